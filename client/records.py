@@ -1,0 +1,78 @@
+"""Tokenised records of ragged length, stored flat: one array of tokens and the offset of every record in it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Records:
+    """A sequence of tokenised records.
+
+    Record `i` is `tokens[offsets[i]:offsets[i + 1]]`. The arrays may be memory maps: nothing is copied until `select`.
+
+    Attributes:
+        tokens: int32, flat, all records one after the other.
+        offsets: int64 `[n + 1]`, non-decreasing, `offsets[0] == 0` is not required (a slice of a larger file is fine).
+        labels: `[n]` int64 class labels, or None where the tokens are their own labels (causal language models).
+        token_weights: float32, flat like `tokens`, weight of the loss at each token; None means 1 everywhere.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray | None = None
+    token_weights: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.offsets.ndim != 1 or len(self.offsets) < 1:
+            raise ValueError(f"offsets must be a vector of n + 1 integers, got shape {self.offsets.shape}")
+        if self.labels is not None and len(self.labels) != len(self):
+            raise ValueError(f"labels must have one entry per record ({len(self)}), got {len(self.labels)}")
+        if self.token_weights is not None and len(self.token_weights) != len(self.tokens):
+            raise ValueError(
+                f"token_weights must have one entry per token ({len(self.tokens)}), got {len(self.token_weights)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens per record, int64 `[n]`."""
+        return np.diff(self.offsets)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> "Records":
+        """The records at `indices` (any order, repeats allowed), copied into memory."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
+            raise ValueError(f"indices must lie in [0, {len(self)}), got {chosen.min()}..{chosen.max()}")
+        starts, lengths = np.asarray(self.offsets)[chosen], self.lengths[chosen]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        # position of every wanted token in the flat array, without a Python loop over records
+        flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Records(
+            tokens=np.asarray(self.tokens[flat], dtype=np.int32),
+            offsets=offsets,
+            labels=None if self.labels is None else np.asarray(self.labels[chosen]),
+            token_weights=None if self.token_weights is None else np.asarray(self.token_weights[flat]),
+        )
+
+    @staticmethod
+    def from_lists(
+        sequences: Iterable[Sequence[int]],
+        labels: Sequence[int] | np.ndarray | None = None,
+        token_weights: Iterable[Sequence[float]] | None = None,
+    ) -> "Records":
+        """Flatten Python lists of token ids (and, if given, of token weights)."""
+        rows = [np.asarray(row, dtype=np.int32) for row in sequences]
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+        weights = None
+        if token_weights is not None:
+            weights = np.concatenate([np.asarray(row, dtype=np.float32) for row in token_weights] or [np.empty(0)])
+        return Records(
+            tokens=np.concatenate(rows) if rows else np.empty(0, dtype=np.int32),
+            offsets=offsets,
+            labels=None if labels is None else np.asarray(labels, dtype=np.int64),
+            token_weights=None if weights is None else weights.astype(np.float32),
+        )
