@@ -1,0 +1,1 @@
+"""The server's room: run configuration, the ServerApp, evaluation, checkpoints and telemetry."""

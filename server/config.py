@@ -1,0 +1,288 @@
+"""The typed configuration of one run: every key, its type, its limits and its default in one place.
+
+A configuration is a tree of tables (TOML) or a flat mapping with dotted keys (Flower's ``run_config``); both forms
+give the same :class:`RunConfig`. Keys are kebab-case. An unknown key, a wrong type or a value out of its range is
+refused with the key, the value, the limit and the nearest known key, before anything starts.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+CountOrAuto = Annotated[int, Field(ge=0)]
+Options = dict[str, str | int | float | bool]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message holds one line for every wrong key."""
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=_kebab, validate_by_alias=True, validate_by_name=False, strict=True
+    )
+
+
+class Privacy(_Table):
+    """The guarantee. ``epsilon`` and ``delta`` hold for the whole run, for one client added or removed."""
+
+    epsilon: Positive = 4.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    noise: Literal["gaussian", "discrete", "insecure-zero"] = "gaussian"
+    mode: Literal["floor", "filter"] = "floor"
+    non_private: bool = False
+    seeded_cohorts: bool = False
+
+    @model_validator(mode="after")
+    def _insecure_needs_flag(self) -> "Privacy":
+        for key, unsafe in (("noise", self.noise == "insecure-zero"), ("seeded-cohorts", self.seeded_cohorts)):
+            if unsafe and not self.non_private:
+                raise ValueError(f"{key} = {getattr(self, key.replace('-', '_'))!r} voids the guarantee; "
+                                 "set privacy.non-private = true to run it, marked as such")
+        return self
+
+
+class Strategy(_Table):
+    """What the server decides. Names come from the tables in ``strategies`` or are ``"package.module:Object"``."""
+
+    controller: str = "dp-lac"
+    controller_options: Options = {}
+    aggregation: str = "plain"
+    aggregation_options: Options = {}
+    optimizer: str = "fedavg"
+    optimizer_options: Options = {}
+    served_average: Fraction = 0.0
+
+
+class Model(_Table):
+    """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n."""
+
+    name: str = "minilm"
+    task: Literal["classification"] = "classification"
+    rank: Count = 4
+    alpha: Positive = 8.0
+    targets: str = "query,value"
+    layers: CountOrAuto = 0
+    max_length: Annotated[int, Field(ge=4, le=4096)] = 128
+
+
+class Data(_Table):
+    """Where records come from and how they become clients, a public validation set and a test set."""
+
+    source: str = "notes"
+    test_source: str = ""
+    text_column: str = "text"
+    text_pair_column: str = ""
+    label_column: str = "label"
+    client_column: str = ""
+    partition: Literal["dirichlet", "iid", "natural"] = "dirichlet"
+    dirichlet_alpha: Positive = 1.0
+    validation_records: Count = 1000
+    test_records: Count = 1000
+    records_per_client: Count = 20
+    cache: str = ""
+
+
+class WarmStart(_Table):
+    """Training on the server's public validation records before round 1; ``epochs = 0`` switches it off."""
+
+    epochs: CountOrAuto = 0
+    learning_rate: Positive = 0.01
+    batch_size: Count = 32
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+
+class Local(_Table):
+    """One client's training in one round. ``balance = "prior"`` adjusts the loss for the client's label skew."""
+
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
+    learning_rate: Positive = 0.1
+    batch_size: Count = 16
+    epochs: Count = 1
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 0.0
+    balance: Literal["none", "prior"] = "none"
+
+
+class Engine(_Table):
+    """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share)."""
+
+    kind: Literal["flower", "inprocess"] = "flower"
+    workers: CountOrAuto = 0
+    sequential: bool = False
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    token_budget: CountOrAuto = 0
+    prefix_cache_mb: CountOrAuto = 2048
+    round_timeout: Positive = 3600.0
+
+
+class Simulation(_Table):
+    """``clients-per-node = 0``: a node is a worker and trains its share of the cohort; ``1``: a node is one client."""
+
+    clients_per_node: Annotated[int, Field(ge=0, le=1)] = 0
+
+
+class Evaluation(_Table):
+    """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``."""
+
+    every: Count = 1
+
+
+class RunConfig(_Table):
+    """Everything that decides a run."""
+
+    name: str = "run"
+    rounds: Count = 40
+    clients: Count = 1000
+    sampling_rate: Rate = 0.05
+    seed: Annotated[int, Field(ge=0)] = 0
+    output: str = "runs"
+    privacy: Privacy = Privacy()
+    strategy: Strategy = Strategy()
+    model: Model = Model()
+    data: Data = Data()
+    warm_start: WarmStart = WarmStart()
+    local: Local = Local()
+    engine: Engine = Engine()
+    simulation: Simulation = Simulation()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "RunConfig":
+        if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
+            raise ValueError(
+                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above it a "
+                "mechanism may publish one client's data whole; lower privacy.delta or raise clients"
+            )
+        if self.sampling_rate * self.clients < 1:
+            raise ValueError(
+                f"sampling-rate x clients = {self.sampling_rate * self.clients:g} expected clients a round must be >= 1; "
+                "raise sampling-rate or clients"
+            )
+        return self
+
+    @property
+    def expected_cohort(self) -> float:
+        """Expected number of clients in a round, q*N."""
+        return self.sampling_rate * self.clients
+
+    def to_table(self) -> dict[str, Any]:
+        """The nested kebab-case form that TOML holds."""
+        return self.model_dump(by_alias=True)
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML text; parsing it gives an equal configuration."""
+        return tomli_w.dumps(self.to_table())
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables to dotted keys; empty option tables vanish."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys to nested tables.
+
+    Raises:
+        ConfigError: if a key is both a value and a table.
+    """
+    table: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        *parents, last = dotted.split(".")
+        here = table
+        for parent in parents:
+            here = here.setdefault(parent, {})
+            if not isinstance(here, dict):
+                raise ConfigError(f"{dotted}: {parent} is a value, not a table")
+        here[last] = value
+    return table
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of a configuration (option tables have free keys and are named with a trailing dot)."""
+    keys: list[str] = []
+
+    def walk(model: type[BaseModel], prefix: str) -> None:
+        for name, field in model.model_fields.items():
+            kind = field.annotation
+            key = prefix + _kebab(name)
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                walk(kind, key + ".")
+            else:
+                keys.append(key + ("." if field.annotation == Options else ""))
+
+    walk(RunConfig, "")
+    return keys
+
+
+def parse(table: Mapping[str, Any]) -> RunConfig:
+    """Check a nested table and return the configuration.
+
+    Raises:
+        ConfigError: naming every wrong key with its value, the limit and, for unknown keys, the nearest known one.
+    """
+    try:
+        return RunConfig.model_validate(_integers_as_floats(RunConfig, table))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a TOML file, apply dotted-key overrides, check.
+
+    Raises:
+        ConfigError: if the file is missing, is not TOML, or holds a wrong setting.
+    """
+    if not path.is_file():
+        raise ConfigError(f"configuration file {path} does not exist")
+    try:
+        table = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return parse(unflatten({**flatten(table), **(overrides or {})}))
+
+
+def _integers_as_floats(model: type[BaseModel], table: Mapping[str, Any]) -> dict[str, Any]:
+    """``epsilon = 4`` means 4.0: strict mode would refuse an integer where a float is wanted by people."""
+    fields = {_kebab(name): field for name, field in model.model_fields.items()}
+    result: dict[str, Any] = {}
+    for key, value in table.items():
+        kind = fields[key].annotation if key in fields else None
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
+            result[key] = _integers_as_floats(kind, value)
+        elif kind is float and type(value) is int:
+            result[key] = float(value)
+        else:
+            result[key] = value
+    return result
+
+
+def _explain(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, [known.rstrip(".") for known in known_keys()], n=1, cutoff=0.5)
+        return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} = {item['input']!r}: {message[0].lower() + message[1:]}"
