@@ -1,0 +1,53 @@
+# Lacquer. `make` lists what there is to make. Needs only python >= 3.11, git and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := privacy client strategies server simulations
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-slow test-all check format bench flwr-defaults clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+install: $(STAMP) ## create .venv and install the pinned dependencies (once)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "lacquer needs Python >= 3.11, $(PYTHON) is $$($(PYTHON) --version 2>&1); run: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[offline,dev]'
+	@touch $@
+
+run: install ## run the main job (make run ARGS="sst2 --set seed=1")
+	$(BIN)/lacquer run $(ARGS)
+
+test: install ## the fast tests, under two minutes on two cores, no network
+	$(BIN)/pytest $(ARGS)
+
+test-slow: install ## the slow tests: whole runs through Flower on Ray, audits
+	$(BIN)/pytest -m slow $(ARGS)
+
+test-all: install ## every test
+	$(BIN)/pytest -m "slow or not slow" $(ARGS)
+
+check: install ## ruff, formatting, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/lint-imports
+
+format: install ## rewrite the sources in the house's format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: install ## measure what the documentation claims; results go to simulations/benchmarks/results
+	$(BIN)/python -m simulations.benchmarks $(ARGS)
+
+flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from the schema
+	$(BIN)/python -m simulations.flwr_defaults
+
+clean: ## remove the environment and the caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

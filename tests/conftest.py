@@ -1,0 +1,14 @@
+"""What every test shares: one torch thread, so that tests do not fight over the machine's cores.
+
+Nothing of ours is imported here: pytest reads this file before jaxtyping's import hook is in place.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+torch.set_num_threads(1)
