@@ -1,0 +1,13 @@
+"""The three failures of the privacy core that a caller may want to catch by name. Everything else is a plain ValueError."""
+
+
+class BudgetExceeded(RuntimeError):
+    """The committed budget cannot pay for this release. Nothing was written and nothing was released."""
+
+
+class UnsupportedEvent(ValueError):
+    """No sound accountant is known for this combination of sampling, adjacency and mechanism."""
+
+
+class CorruptRun(RuntimeError):
+    """What a run left on disk (ledger, cohort secret) was altered, truncated, or belongs to another run."""
