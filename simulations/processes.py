@@ -1,0 +1,120 @@
+"""Processes a run starts: a free port, a tag to know them by, and an end for all of them.
+
+Flower and Ray start trees of processes that detach from their parents. Every process of a run inherits an environment
+variable with the run's tag; together with the family tree seen while the run lives, that finds all of them later, also
+those whose parent is gone. Only processes found so are ever stopped, each by its id and start time.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+import psutil
+
+TAG = "LACQUER_RUN_TAG"
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def exit_with_parent(parent: int) -> None:
+    """Interrupt this process when the process ``parent`` is gone, so that a killed launcher leaves nothing behind."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+class Family:
+    """The processes of one run: those that carry its tag, and all their descendants."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self._seen: set[psutil.Process] = set()  # psutil compares by id and start time: a reused id is another process
+
+    def members(self) -> list[psutil.Process]:
+        """Living processes of the run (zombies are not living). Call it now and then while the run goes on."""
+        me = psutil.Process()
+        found = {process for process in psutil.process_iter() if _environment(process).get(TAG) == self.tag}
+        for process in list(self._seen | found):
+            found.update(_descendants(process))
+        found.discard(me)
+        self._seen = {process for process in self._seen | found if _alive(process)}
+        return sorted(self._seen, key=lambda process: process.pid)
+
+    def stop(self, first: str, grace: float = 3.0) -> list[psutil.Process]:
+        """End every member, and return those that would not die (none, unless the kernel holds them).
+
+        Members whose command line holds ``first`` are killed before anybody else hears of the end: were the workers to
+        go first, the server would take their silence for a cohort that failed, and spend budget on it. A killed server
+        loses nothing, for what it has spent is on disk. The others are asked (SIGTERM), then killed after ``grace``
+        seconds.
+        """
+        drivers = [process for process in self.members() if running([process], first)]
+        for process in drivers:
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(drivers, timeout=grace)
+        members = self.members()
+        for process in members:
+            _signal(process, signal.SIGTERM)
+        psutil.wait_procs(members, timeout=grace)
+        for _ in range(5):
+            if not (members := self.members()):
+                break
+            for process in members:
+                _signal(process, signal.SIGKILL)
+            psutil.wait_procs(members, timeout=grace)
+        return members
+
+
+def running(members: Iterable[psutil.Process], command: str) -> bool:
+    """Whether one of the processes has ``command`` in its command line."""
+    return any(any(command in part for part in _command_line(process)) for process in members)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):  # another user's process, or one that just ended: not ours
+        return {}
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.Error, OSError):
+        return []
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        pass

@@ -1,0 +1,97 @@
+"""The Flower app that the launcher submits: a wrapper of a few lines around the installed packages.
+
+``flwr run`` copies an app's files into ``$FLWR_HOME`` and puts that copy first on the server's path, but not on the
+path of the Ray actors, which look for the modules in the folder where the SuperLink was started. A copied ``client``
+package and an installed one could so both be live in one run. Here nothing is copied: the app has one package of a name
+that nobody else bears, which imports ``server.app`` and ``client.app`` from where they are installed and refuses to run
+any other file of those names.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+PACKAGE = "lacquer_simulation"
+
+
+@dataclass(frozen=True)
+class App:
+    """Dotted modules that hold ``app``: a Flower ServerApp and a ClientApp."""
+
+    server: str = "server.app"
+    client: str = "client.app"
+
+
+def packages_root() -> Path:
+    """The folder that holds our packages: the checkout, or site-packages."""
+    return Path(__file__).resolve().parent.parent
+
+
+def stage(folder: Path, app: App, *, config_file: Path, run_folder: Path, log: Path, plugins: Path) -> Path:
+    """Write the wrapper app into ``folder``.
+
+    Args:
+        app: the modules to run; they are looked for in ``packages_root()`` and then on the path.
+        config_file: the resolved configuration, absolute.
+        run_folder: where the run writes, absolute.
+        log: file that gets everything the server process and the actors print, from the first import on.
+        plugins: folder appended to the path of server and actors: a user's modules are found but shadow nothing.
+
+    Returns:
+        the folder of the app.
+    """
+    package = folder / PACKAGE
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(config_file, run_folder)))
+    (package / "__init__.py").write_text(_INIT.format(root=str(packages_root()), plugins=str(plugins), log=str(log)))
+    for part, module in (("server", app.server), ("client", app.client)):
+        (package / f"{part}.py").write_text(_PART.format(package=PACKAGE, module=module))
+    return folder
+
+
+def _project(config_file: Path, run_folder: Path) -> dict[str, object]:
+    return {
+        "project": {"name": "lacquer-run", "version": "0.0.0", "description": "One run of Lacquer", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "lacquer",
+                    "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
+                    "config": {"config-file": str(config_file), "run-folder": str(run_folder)},
+                }
+            }
+        },
+    }
+
+
+_INIT = '''\
+"""Written by simulations/staging.py for one run."""
+
+import importlib
+import os
+import sys
+
+
+def load(module):
+    # Flower sends what this process prints to the SuperLink only; a file survives whatever ends the run.
+    log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    if {plugins!r} not in sys.path:
+        sys.path.append({plugins!r})
+    found = importlib.import_module(module)
+    own = os.path.join({root!r}, *module.split(".")) + ".py"
+    if os.path.exists(own) and not os.path.samefile(own, found.__file__):
+        raise ImportError(f"{{module}} was found at {{found.__file__}}, but this run belongs to {{own}}")
+    return found.app
+'''
+
+_PART = '''\
+"""Written by simulations/staging.py for one run."""
+
+from {package} import load
+
+app = load({module!r})
+'''
