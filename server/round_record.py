@@ -1,0 +1,174 @@
+"""One release of a run as everyone may see it: a type that has no place for a client's own numbers.
+
+A :class:`RoundRecord` has a fixed set of fields, none of which holds a client's metric, the realised cohort, a count
+of replies or a raw norm, and refuses tensors and arrays, the form in which such things travel. Further values enter
+through :func:`released_values`, whose one argument says what the caller vouches for. Throughput is the *expected*
+cohort over the round's wall time for the same reason.
+
+Wall times are the one exception to look at twice: how long a round takes depends, weakly, on who took part. They are
+kept because an operator needs them; timing is not covered by the guarantee.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+Phase = Literal["histogram", "round"]
+
+
+class ReleasedValues(Mapping[str, float]):
+    """Named numbers that a controller computed from releases and public data. Made by :func:`released_values` only."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, float], *, vouched: object = None) -> None:
+        if vouched is not _VOUCHED:
+            raise TypeError("ReleasedValues is made by released_values(released), which says what may be logged")
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"ReleasedValues({self._values})"
+
+
+_VOUCHED = object()
+
+
+def released_values(released: Mapping[str, float]) -> ReleasedValues:
+    """Vouch that numbers are functions of releases and public data, so that they may be logged.
+
+    Args:
+        released: name to plain Python float, e.g. a controller's noisy quantile estimate.
+
+    Raises:
+        TypeError: if a name is not a string or a value is not a float (tensors, arrays, counts and lists are refused:
+            they are what raw client values come as).
+    """
+    for name, value in released.items():
+        if not isinstance(name, str) or not isinstance(value, float):
+            raise TypeError(
+                f"released value {name!r} must be a float, got {type(value).__name__}; log a released number, "
+                "never what a client sent"
+            )
+    return ReleasedValues(released, vouched=_VOUCHED)
+
+
+NO_VALUES = released_values({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One release, as everyone may see it.
+
+    Attributes:
+        phase: "histogram" for the private histogram before training, "round" for a training round.
+        round: 1..rounds; 0 for the histogram.
+        rounds: rounds planned.
+        clip_bound: L2 threshold of the round (a function of earlier releases); None where there is no one number.
+        noise_multiplier: noise standard deviation on the sum over the unit's joint L2 bound.
+        epsilon_spent: upper bound on epsilon after this release, at the run's delta.
+        epsilon_budget: epsilon the run may not exceed.
+        validation_loss, validation_accuracy: on the public validation set; None where not evaluated.
+        update_norm: L2 norm of the released, noisy update.
+        noise_norm: its part that noise alone explains in expectation, s*sqrt(d) (from the plan: public).
+        signal_estimate: sqrt(max(update_norm^2 - d*s^2, 0)), a post-processing of the release.
+        expected_cohort: q*N, clients; never the realised cohort.
+        seconds: wall time of the round, evaluation included.
+        extra: what a controller wants shown, through :func:`released_values`.
+        not_private: why the run has no guarantee, or None.
+
+    Raises:
+        TypeError: for a value of another type than annotated, a tensor or an array above all.
+        ValueError: for a round outside 0..rounds, a negative or non-finite time or cohort, an accuracy outside [0, 1].
+    """
+
+    phase: Phase
+    round: int
+    rounds: int
+    epsilon_spent: float
+    epsilon_budget: float
+    noise_multiplier: float
+    expected_cohort: float
+    seconds: float
+    clip_bound: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    update_norm: float | None = None
+    noise_norm: float | None = None
+    signal_estimate: float | None = None
+    extra: ReleasedValues = NO_VALUES
+    not_private: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            allowed = _ALLOWED.get(field.name, (float,))
+            if not isinstance(value, allowed) or isinstance(value, bool):
+                names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+                raise TypeError(f"{field.name} must be {names}, got {type(value).__name__}")
+        if self.phase not in get_args(Phase):
+            raise ValueError(f"phase must be one of {', '.join(get_args(Phase))}, got {self.phase!r}")
+        if not 0 <= self.round <= self.rounds:
+            raise ValueError(f"round must lie in 0..rounds = {self.rounds}, got {self.round}")
+        for name in ("expected_cohort", "seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be finite and >= 0, got {value}")
+        if self.validation_accuracy is not None and not 0 <= self.validation_accuracy <= 1:
+            raise ValueError(f"validation_accuracy must lie in [0, 1], got {self.validation_accuracy}")
+
+    @property
+    def clients_per_second(self) -> float:
+        """Expected clients trained per second of the round."""
+        return self.expected_cohort / self.seconds if self.seconds > 0 else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; non-finite numbers become the strings "nan", "inf" and "-inf", which standard JSON can hold."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["extra"] = dict(self.extra)
+        return {name: _plain(value) for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_json`. The values were vouched for when they were written."""
+        restored = dict(values)
+        for name in _NUMBERS:
+            if restored.get(name) is not None:
+                restored[name] = float(restored[name])
+        restored["extra"] = released_values({name: float(value) for name, value in restored.get("extra", {}).items()})
+        return cls(**restored)
+
+
+_OPTIONAL = (float, type(None))
+_ALLOWED: dict[str, tuple[type, ...]] = {
+    "phase": (str,),
+    "round": (int,),
+    "rounds": (int,),
+    "extra": (ReleasedValues,),
+    "not_private": (str, type(None)),
+    **dict.fromkeys(
+        ("clip_bound", "validation_loss", "validation_accuracy", "update_norm", "noise_norm", "signal_estimate"),
+        _OPTIONAL,
+    ),
+}
+_NUMBERS = tuple(field.name for field in fields(RoundRecord) if float in _ALLOWED.get(field.name, (float,)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
