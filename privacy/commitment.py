@@ -1,0 +1,177 @@
+"""What a run promises before it touches any data: the first line of its ledger.
+
+Choosing noise or thresholds from released values while reporting the privacy loss of the path actually taken is no
+valid guarantee (privacy filters for f-DP do not exist in general: arXiv 2602.06756, 2602.15815). Two ways are sound,
+and a run commits to one of them:
+
+- ``floor``: a fixed list of steps, each a sampling and a least noise multiplier. Every release must be dominated by the
+  next unused step of its label, so the whole run is dominated by the list, whatever the controller does, and the
+  list is accounted exactly (Zhu, Dong, Wang 2022, arXiv 2106.08567: adaptive composition of dominating pairs).
+  Noise above the floor is not re-spent.
+- ``filter``: one integer Rényi order and a budget rho. A release is allowed while the sum of Rényi divergences at that
+  order stays within the budget (Feldman, Zrnic 2021, arXiv 2008.11193), so a controller may spend unevenly.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from privacy import checks
+from privacy.events import Json, Sampling, sampling_from_json
+
+WEAKEST_NOISE_MULTIPLIER = 0.3
+"""Below this a single release of a sampled unit has epsilon > 35 at delta 1e-5: it protects no one."""
+
+ADJACENCIES = ("add_remove", "replace_one")
+MODES = ("floor", "filter")
+
+
+@dataclass(frozen=True)
+class FloorStep:
+    """``count`` consecutive releases labelled ``label``, each with at least ``noise_multiplier`` (effective)."""
+
+    label: str
+    sampling: Sampling
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        checks.integer_at_least(1, count=self.count)
+        if not self.label:
+            raise ValueError("label must not be empty, got ''; name the kind of release, e.g. 'round'")
+
+    def to_json(self) -> Json:
+        return {
+            "label": self.label,
+            "sampling": self.sampling.to_json(),
+            "noise_multiplier": self.noise_multiplier,
+            "count": self.count,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "FloorStep":
+        return cls(
+            str(data["label"]),
+            sampling_from_json(data["sampling"]),
+            float(data["noise_multiplier"]),
+            int(data["count"]),
+        )
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """The promise of a run.
+
+    Attributes:
+        unit: what is protected: ``"client"``, ``"record"`` or ``"group:NAME"``.
+        adjacency: ``"add_remove"`` one unit (default everywhere) or ``"replace_one"``.
+        population: number of units that could be sampled, known to everyone.
+        epsilon: the guarantee to keep; may be infinite only if ``not_private`` is set.
+        delta: failure probability of the guarantee, below 1/population.
+        mode: ``"floor"`` or ``"filter"``.
+        floor: the committed steps (floor mode).
+        order: the Rényi order, an integer >= 2 (filter mode).
+        rho: the Rényi budget at that order (filter mode).
+        not_private: why this run gives no guarantee at all (a baseline without noise, a debug run), or None.
+    """
+
+    unit: str
+    adjacency: str
+    population: int
+    epsilon: float
+    delta: float
+    mode: str = "floor"
+    floor: tuple[FloorStep, ...] = ()
+    order: int | None = None
+    rho: float | None = None
+    not_private: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of(ADJACENCIES, adjacency=self.adjacency)
+        checks.one_of(MODES, mode=self.mode)
+        checks.integer_at_least(1, population=self.population)
+        if self.not_private is None:
+            checks.positive(epsilon=self.epsilon)
+            check_delta(self.delta, self.population)
+        elif not self.not_private:
+            raise ValueError("not_private must be None or a reason, got ''; say why the run gives no guarantee")
+        if self.mode == "floor":
+            self._check_floor()
+        else:
+            self._check_filter()
+
+    def _check_floor(self) -> None:
+        if not self.floor or self.order is not None or self.rho is not None:
+            raise ValueError("a floor commitment needs at least one FloorStep and neither order nor rho")
+        for step in self.floor:
+            if step.sampling.unit != self.unit or step.sampling.population != self.population:
+                raise ValueError(
+                    f"floor step {step.label!r} samples {step.sampling.population} units of {step.sampling.unit!r}, "
+                    f"but the commitment protects {self.population} of {self.unit!r}; keep one ledger per unit"
+                )
+            if step.noise_multiplier < WEAKEST_NOISE_MULTIPLIER and self.not_private is None:
+                raise ValueError(
+                    f"noise_multiplier of floor step {step.label!r} must be >= {WEAKEST_NOISE_MULTIPLIER}, got "
+                    f"{step.noise_multiplier:g}; less protects no one: ask for a smaller epsilon, or set not_private"
+                )
+
+    def _check_filter(self) -> None:
+        if self.floor or self.order is None or self.rho is None:
+            raise ValueError("a filter commitment needs order and rho and no floor steps")
+        checks.integer_at_least(2, order=self.order)
+        checks.positive(rho=self.rho)
+
+    def to_json(self) -> Json:
+        return {
+            "unit": self.unit,
+            "adjacency": self.adjacency,
+            "population": self.population,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinite",
+            "delta": self.delta,
+            "mode": self.mode,
+            "floor": [step.to_json() for step in self.floor],
+            "order": self.order,
+            "rho": self.rho,
+            "not_private": self.not_private,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Commitment":
+        return cls(
+            unit=str(data["unit"]),
+            adjacency=str(data["adjacency"]),
+            population=int(data["population"]),
+            epsilon=math.inf if data["epsilon"] == "infinite" else float(data["epsilon"]),
+            delta=float(data["delta"]),
+            mode=str(data["mode"]),
+            floor=tuple(FloorStep.from_json(step) for step in data["floor"]),
+            order=None if data["order"] is None else int(data["order"]),
+            rho=None if data["rho"] is None else float(data["rho"]),
+            not_private=None if data["not_private"] is None else str(data["not_private"]),
+        )
+
+
+def check_delta(delta: float, population: int) -> None:
+    """Refuse a delta that protects no one, warn about a generous one.
+
+    With delta = 1/N a mechanism that publishes one random unit's data in full is (0, delta)-private, so delta must be
+    far below 1/N; N^-1.1 is the field's usual limit.
+
+    Raises:
+        ValueError: delta not in (0, 1) or delta >= 1/population.
+    """
+    checks.positive(delta=delta)
+    checks.integer_at_least(1, population=population)
+    if delta >= 1.0 / population:
+        raise ValueError(
+            f"delta must be < 1/population = {1.0 / population:.3g}, got {delta:g}; at that value publishing one unit "
+            f"whole would count as private: use at most {population**-1.1:.1e}"
+        )
+    if delta > population**-1.1:
+        warnings.warn(
+            f"delta = {delta:g} is above population^-1.1 = {population**-1.1:.3g}; smaller is the custom",
+            stacklevel=2,
+        )

@@ -1,0 +1,118 @@
+"""Privacy loss distributions of a list of releases (dp_accounting), at a discretisation that fits the list.
+
+All values are upper bounds at every interval ("connect the dots", pessimistic), so a coarse interval can only waste
+budget. The waste falls with the square of the interval and grows with the number of releases (measured at rate 0.0005,
+noise multiplier 8, a million rounds: epsilon 1.24 at 1e-3, 0.40 at 1e-4, 0.333 at 2e-5), hence :func:`refine`.
+
+Below delta 1e-12 the rounding of the double-precision FFT is no longer small against delta, and epsilon is reported as
+infinite: it fails safe.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import dp_accounting
+from dp_accounting.pld import privacy_loss_distribution as dp_pld
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from privacy.events import CappedPoisson, Poisson, Sampling
+
+Step: TypeAlias = tuple[Sampling, float, int]
+
+SMALLEST_DELTA = 1e-12
+_FIRST_INTERVAL = 1e-3
+_TOLERANCE = 1e-3
+_MOST_POINTS = 4_000_000
+
+
+def epsilon(steps: Sequence[Step], delta: float, adjacency: str, interval: float | None = None) -> float:
+    """Epsilon of the composition of ``steps``; at the given interval, or refined until it stands still."""
+    if delta < SMALLEST_DELTA:
+        return math.inf
+    if interval is None:
+        return refine(tuple(steps), delta, adjacency)[0]
+    return epsilon_of(compose(steps, adjacency, interval), delta)
+
+
+@lru_cache(maxsize=256)
+def refine(steps: tuple[Step, ...], delta: float, adjacency: str) -> tuple[float, float]:
+    """Epsilon within about 0.1% of its limit, and the interval that gives it.
+
+    The error at interval h is about a third of the change from 2h to h, and a 24th of the change from 5h to h. The
+    refinement ends early where the composition would need more than four million points.
+    """
+    interval = _first_interval(steps)
+    coarse = epsilon_of(compose(steps, adjacency, 2.0 * interval), delta)
+    total = compose(steps, adjacency, interval)
+    value = epsilon_of(total, delta)
+    allowed = 3.0 * _TOLERANCE
+    while abs(coarse - value) > allowed * value and 5 * _points(total) <= _MOST_POINTS:
+        coarse = value
+        interval /= 5.0
+        total = compose(steps, adjacency, interval)
+        value = min(value, epsilon_of(total, delta))
+        allowed = 24.0 * _TOLERANCE
+    return value, interval
+
+
+def compose(steps: Sequence[Step], adjacency: str, interval: float) -> PrivacyLossDistribution:
+    """The loss distribution of all steps together; each step is (sampling, noise multiplier > 0, count >= 1)."""
+    total: PrivacyLossDistribution | None = None
+    for sampling, multiplier, count in steps:
+        part = repeated(sampling, multiplier, count, adjacency, interval)
+        total = part if total is None else total.compose(part)
+    return dp_pld.identity(interval) if total is None else total
+
+
+def repeated(
+    sampling: Sampling, multiplier: float, count: int, adjacency: str, interval: float
+) -> PrivacyLossDistribution:
+    """The loss distribution of ``count`` equal releases."""
+    if isinstance(sampling, Poisson) and sampling.rate == 1.0:
+        # Unsampled Gaussians compose exactly into one of noise multiplier z / sqrt(count).
+        return _single(sampling, multiplier / math.sqrt(count), adjacency, interval)
+    one = _single(sampling, multiplier, adjacency, interval)
+    return one if count == 1 else one.self_compose(count)
+
+
+def epsilon_of(distribution: PrivacyLossDistribution, delta: float) -> float:
+    """Epsilon at ``delta``, at least 0; infinite if no finite one exists."""
+    return max(0.0, float(distribution.get_epsilon_for_delta(delta)))
+
+
+@lru_cache(maxsize=256)
+def _single(sampling: Sampling, multiplier: float, adjacency: str, interval: float) -> PrivacyLossDistribution:
+    relation = dp_accounting.NeighboringRelation
+    match sampling:
+        case Poisson():
+            return dp_pld.from_gaussian_mechanism(
+                multiplier,
+                value_discretization_interval=interval,
+                sampling_prob=sampling.rate,
+                neighboring_relation=relation.REPLACE_ONE if adjacency == "replace_one" else relation.ADD_OR_REMOVE_ONE,
+            )
+        case CappedPoisson() if adjacency == "add_remove":
+            return dp_pld.from_truncated_subsampled_gaussian_mechanism(
+                dataset_size=sampling.population,
+                sampling_probability=sampling.rate,
+                truncated_batch_size=sampling.cap,
+                noise_multiplier=multiplier,
+                value_discretization_interval=interval,
+            )
+        case _:
+            raise ValueError(f"no loss distribution for {sampling} under {adjacency}; accountants.epsilon refuses it")
+
+
+def _first_interval(steps: Sequence[Step]) -> float:
+    # One release of noise multiplier z spreads its losses over about 10/z + 1/(2 z^2) on either side of zero. An
+    # interval of 1e-3 makes that 5e4 points at z = 0.22; weaker noise is discretised more coarsely.
+    least = min(multiplier for _, multiplier, _ in steps)
+    spread = 10.0 / least + 0.5 / least**2
+    return _FIRST_INTERVAL * max(1.0, spread / 50.0)
+
+
+def _points(distribution: PrivacyLossDistribution) -> int:
+    # dp_accounting offers no public size; it bounds memory here, nothing of the guarantee.
+    return int(distribution._pmf_remove.size)
