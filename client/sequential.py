@@ -1,0 +1,187 @@
+"""Plain PEFT, one client after the other: the oracle of the cohort engine, and the way for adapters it cannot stack.
+
+Same interface and same numbers as `client.cohort.CohortEngine`. The adapter of each client is copied in place into one
+resident PEFT model; nothing is rebuilt.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from peft import get_peft_model, get_peft_model_state_dict
+from torch import Tensor, nn
+
+from client.batch import Pool, micro_batches
+from client.cohort import RecordGradients, Updates
+from client.lora import AdapterLayout, Entry, LoraSpec
+from client.peft_files import peft_config
+from client.records import Records
+from client.tasks import Metrics, Task
+from client.training import LocalTraining
+
+
+class SequentialEngine:
+    """PEFT on `model`, which it takes over. Knows DoRA, trained biases, embedding adapters and adapter dropout.
+
+    Dropout needs PEFT's training mode and torch's global generator, so it is refused: results would not be repeatable.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: LoraSpec,
+        task: Task,
+        *,
+        token_budget: int = 2048,
+        precision: str = "fp32",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if spec.dropout:
+            raise ValueError(f"dropout must be 0, got {spec.dropout}: its masks would make results unrepeatable")
+        if precision not in ("auto", "fp32", "fp64"):
+            raise ValueError(f"precision of the sequential engine must be 'fp32' or 'fp64', got {precision!r}")
+        self.device = torch.device(device)
+        self.precision = "fp64" if precision == "fp64" else "fp32"
+        self.task = task
+        self.spec = spec
+        self.token_budget = token_budget
+        self._dtype = torch.float64 if precision == "fp64" else torch.float32
+        self._pad = getattr(model.config, "pad_token_id", None) or 0
+        model.requires_grad_(False)
+        self._model = get_peft_model(model, peft_config(spec), autocast_adapter_dtype=False)
+        self._model.to(self.device, self._dtype).eval()
+        self._tensors = _adapter_tensors(self._model)
+        self.layout = _layout(self._tensors, self._model).training(spec.train)
+        self.switch(spec.train)
+
+    def switch(self, train: str) -> None:
+        """Train `"both"` factors, or only `"a"` or `"b"`, from now on."""
+        self.layout = self.layout.training(train)
+        self._trained = []
+        for entry in self.layout.entries:
+            self._tensors[entry.name].requires_grad_(entry.trainable)
+            if entry.trainable:
+                self._trained.append(self._tensors[entry.name])
+
+    def train(
+        self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
+    ) -> Iterator[Updates]:
+        """As `CohortEngine.train`, one client per chunk."""
+        if len(seeds) != len(clients):
+            raise ValueError(f"seeds must have one entry per client ({len(clients)}), got {len(seeds)}")
+        origin = self.layout.trainable(start.to(self.device, self._dtype))
+        for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
+            self._load(start)
+            pool, optimizer = Pool([records]), _optimizer(local, self._trained)
+            offsets = self._offsets(records)
+            for rows in local.batches(len(records), seed):
+                optimizer.zero_grad()
+                self._losses(pool, rows, offsets).mean().backward()
+                optimizer.step()
+            trained = torch.cat([t.detach().reshape(-1) for t in self._trained])
+            yield Updates(np.array([index]), (trained - origin).cpu()[None])
+
+    def train_all(
+        self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
+    ) -> Float[Tensor, "clients dim"]:
+        """`train`, gathered into one tensor in the order of `clients`."""
+        rows = [updates.deltas for updates in self.train(start, clients, local, seeds)]
+        return torch.cat(rows) if rows else torch.zeros(0, self.layout.dim)
+
+    def losses(self, vector: Tensor, clients: Sequence[Records]) -> Float[Tensor, "clients"]:  # noqa: F821
+        """As `CohortEngine.losses`."""
+        candidates = self.layout.trainable(vector).expand(len(clients), 1, -1)
+        return self.candidate_losses(vector, candidates, clients)[:, 0]
+
+    @torch.no_grad()
+    def candidate_losses(self, base: Tensor, candidates: Tensor, clients: Sequence[Records]) -> Tensor:
+        """As `CohortEngine.candidate_losses`."""
+        if len(candidates) != len(clients):
+            raise ValueError(f"candidates must have one row per client ({len(clients)}), got {len(candidates)}")
+        result = torch.zeros(candidates.shape[:2], dtype=torch.float64)
+        for i, records in enumerate(clients):
+            pool, offsets = Pool([records]), self._offsets(records)
+            for j, candidate in enumerate(candidates[i]):
+                self._load(self.layout.with_trainable(base, candidate))
+                pieces = micro_batches(pool.lengths, pool.client, self.token_budget)
+                total = sum(float(self._losses(pool, rows, offsets).double().sum()) for rows in pieces)
+                result[i, j] = total / max(1, len(records))
+        return result
+
+    @torch.no_grad()
+    def evaluate(self, vector: Tensor, records: Records) -> Metrics:
+        """As `CohortEngine.evaluate`."""
+        self._load(vector)
+        pool, totals = Pool([records]), torch.zeros(3, dtype=torch.float64)
+        for rows in micro_batches(pool.lengths, pool.client, self.token_budget):
+            batch = pool.batch(rows, self._pad, self.device)
+            totals += self.task.totals(self._logits(batch.input_ids, batch.attention_mask), batch).cpu()
+        return self.task.metrics(totals)
+
+    def per_record_gradients(self, vector: Tensor, records: Records) -> Iterator[RecordGradients]:
+        """As `CohortEngine.per_record_gradients`, by autograd one record at a time."""
+        self._load(vector)
+        pool = Pool([records])
+        for row in range(len(records)):
+            loss = self._losses(pool, np.array([row]), None).sum()
+            gradients = torch.autograd.grad(loss, self._trained)
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            yield RecordGradients(np.array([row]), flat[None], loss.detach()[None])
+
+    def _load(self, full: Tensor) -> None:
+        with torch.no_grad():
+            for name, values in self.layout.tensors(full).items():
+                self._tensors[name].copy_(values)
+
+    def _offsets(self, records: Records) -> Tensor | None:
+        labels = None if records.labels is None else torch.from_numpy(np.asarray(records.labels))
+        offsets = self.task.logit_offsets(labels)
+        return None if offsets is None else offsets.to(self.device, self._dtype)
+
+    def _losses(self, pool: Pool, rows: np.ndarray, offsets: Tensor | None) -> Tensor:
+        batch = pool.batch(rows, self._pad, self.device)
+        if offsets is not None:
+            batch = replace(batch, logit_offsets=offsets.expand(len(rows), -1))
+        return self.task.per_record_loss(self._logits(batch.input_ids, batch.attention_mask), batch)
+
+    def _logits(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        output = self._model(input_ids=input_ids, attention_mask=attention_mask)
+        return output if isinstance(output, Tensor) else output.logits
+
+
+def _adapter_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every adapter parameter under its state-dict name, in the model's own order, heads last."""
+    names = {id(tensor): name for name, tensor in _state(model).items()}
+    found = {names[id(p)]: p for p in model.parameters() if id(p) in names}
+    is_head = {name: ".lora_" not in name for name in found}
+    return {name: found[name] for name in sorted(found, key=lambda name: is_head[name])}
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    # keep_vars: the parameters themselves, so that they can be found by identity
+    return get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
+
+
+def _layout(tensors: dict[str, nn.Parameter], model: nn.Module) -> AdapterLayout:
+    entries, offset = [], 0
+    for name, tensor in tensors.items():
+        path = name.removeprefix("base_model.model.")
+        if ".lora_" in path:
+            pair, kind = path.split(".lora_", 1)
+            factor = {"A": "A", "B": "B", "e": "A" if "embedding_A" in kind else "B", "m": "B"}[kind[0]]
+        else:
+            pair, factor = path.rpartition(".")[0], "head"
+        entries.append(Entry(name, tuple(tensor.shape), offset, factor, pair))
+        offset += tensor.numel()
+    return AdapterLayout(tuple(entries))
+
+
+def _optimizer(local: LocalTraining, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if local.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters, lr=local.learning_rate, betas=local.betas, eps=local.eps, weight_decay=local.weight_decay
+        )
+    momentum = local.momentum if local.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=local.learning_rate, momentum=momentum, weight_decay=local.weight_decay)

@@ -1,0 +1,210 @@
+"""Adapters of many clients on one frozen base: the rows of a micro-batch meet the parameters of their own client.
+
+    y = x W^T + b + s (x A_k^T) B_k^T          for the rows of client k
+
+The frozen weight multiplies all rows at once; only the thin adapter products are batched by client. Three products are
+enough, forwards and backwards, because B is kept transposed (`[rank, out]`), like A (`[rank, in]`):
+
+    project(x, F) = x F^T        expand(u, F) = u F        outer(u, x) = u^T x   (added to the client's gradient)
+
+Gradients are written into the stacked buffers at once: no gradient tensor per client, no zeroing pass per module, and
+frozen layers save nothing for the backward pass. The same code gives per-record gradients: there every row owns a
+gradient buffer while all rows share one adapter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from client.precision import FrozenWeight
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whose parameters and whose gradient buffer each row of a micro-batch uses.
+
+    The rows come in `groups` of equal size, one after the other; group `g` belongs to `slots[g]`.
+
+    Attributes:
+        slots: int64 `[groups]`.
+        first: set if the slots are `first, first + 1, ...`: then a slice does, without gathering.
+        segments: `(slot, first row, end row)` of each slot's rows if a slot owns several groups, else None.
+    """
+
+    count: int
+    groups: int
+    slots: Tensor | None = None
+    first: int | None = None
+    segments: tuple[tuple[int, int, int], ...] | None = None
+
+    @staticmethod
+    def shared(count: int) -> "Rows":
+        """All rows use the one shared adapter; no gradients."""
+        return Rows(count, 1)
+
+    @staticmethod
+    def per_record(count: int) -> "Rows":
+        """All rows use the one shared adapter; the gradient of row i goes to buffer i."""
+        return Rows(count, count, first=0)
+
+    @staticmethod
+    def of_slots(slots: Tensor) -> "Rows":
+        """Rows of several slots; `slots` (int64, one per row, on the CPU) must be sorted."""
+        count = len(slots)
+        owners, sizes = torch.unique_consecutive(slots, return_counts=True)
+        if len(owners) == 1 or bool((sizes == sizes[0]).all()):
+            low, high = int(owners[0]), int(owners[-1])
+            return Rows(count, len(owners), owners, low if high - low + 1 == len(owners) else None)
+        ends = torch.cumsum(sizes, 0).tolist()
+        starts = [0, *ends[:-1]]
+        return Rows(count, count, slots, None, tuple(zip(owners.tolist(), starts, ends, strict=True)))
+
+    def to(self, device: torch.device) -> "Rows":
+        if self.slots is None or self.slots.device == device:
+            return self
+        return Rows(self.count, self.groups, self.slots.to(device), self.first, self.segments)
+
+    def pick(self, stacked: Float[Tensor, "slots out in"]) -> Float[Tensor, "groups out in"]:
+        """The factor of each group's client."""
+        if self.first is not None:
+            return stacked[self.first : self.first + self.groups]
+        return stacked.index_select(0, self.slots)
+
+
+def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
+    """`x F^T`; x `[tokens, in]`, F `[out, in]` shared or `[slots, out, in]` stacked -> `[tokens, out]`."""
+    factor = factor.to(x.dtype)
+    if factor.dim() == 2:
+        return x @ factor.t()
+    grouped = x.view(rows.groups, -1, x.shape[-1])
+    return torch.bmm(grouped, rows.pick(factor).transpose(1, 2)).view(-1, factor.shape[1])
+
+
+def add_expansion(y: Tensor, u: Tensor, factor: Tensor, rows: Rows) -> None:
+    """`y += u F`, in place; u `[tokens, out]`, F as in `project`, y `[tokens, in]`."""
+    factor = factor.to(y.dtype)
+    if factor.dim() == 2:
+        y.addmm_(u, factor)
+    else:
+        y.view(rows.groups, -1, y.shape[-1]).baddbmm_(u.view(rows.groups, -1, u.shape[-1]), rows.pick(factor))
+
+
+def add_outer(gradient: Tensor, u: Tensor, x: Tensor, rows: Rows) -> None:
+    """`gradient[k] += u_k^T x_k` over the rows of each slot k; gradient `[slots, out, in]`."""
+    if rows.segments is not None and u.device.type == "cpu":
+        # clients of unequal size: one small product each beats a batched product plus a scatter
+        tokens = len(u) // rows.count
+        for slot, start, end in rows.segments:
+            gradient[slot].addmm_(u[start * tokens : end * tokens].t(), x[start * tokens : end * tokens])
+        return
+    grouped = torch.bmm(u.view(rows.groups, -1, u.shape[-1]).transpose(1, 2), x.view(rows.groups, -1, x.shape[-1])).to(
+        gradient.dtype
+    )
+    if rows.first is not None:
+        gradient[rows.first : rows.first + rows.groups].add_(grouped)
+    else:
+        gradient.index_add_(0, rows.slots, grouped)
+
+
+class Adapted(nn.Module):
+    """A frozen Linear with a stacked adapter. `a`, `b` (transposed B) and their gradients are set by the engine."""
+
+    def __init__(self, weight: FrozenWeight, scale: float, context: "Context") -> None:
+        super().__init__()
+        self.weight_ = weight
+        self.scale = scale
+        self.context = context
+        self.a: Tensor | None = None
+        self.b: Tensor | None = None
+        self.gradient_a: Tensor | None = None
+        self.gradient_b: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _AdaptedFunction.apply(x, self.context.anchor, self, self.context.rows)
+
+
+class TrainedHead(nn.Module):
+    """A Linear trained in full, one copy per client: `weight` `[slots, out, in]`, `bias` `[slots, 1, out]`."""
+
+    def __init__(self, context: "Context") -> None:
+        super().__init__()
+        self.context = context
+        self.weight_: Tensor | None = None
+        self.bias_: Tensor | None = None
+        self.gradient_weight: Tensor | None = None
+        self.gradient_bias: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _HeadFunction.apply(x, self.context.anchor, self, self.context.rows)
+
+
+class Context:
+    """What the engine tells its modules before each forward pass. `anchor` makes autograd run the backward pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.anchor = torch.zeros(0, device=device, requires_grad=True)
+        self.rows = Rows.shared(0)
+
+
+class _AdaptedFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, anchor: Tensor, layer: Adapted, rows: Rows) -> Tensor:
+        y = layer.weight_.forward(x)
+        flat = x.reshape(-1, x.shape[-1])
+        u = project(flat, layer.a, rows).mul_(layer.scale)
+        add_expansion(y.view(-1, y.shape[-1]), u, layer.b, rows)
+        ctx.save_for_backward(flat if layer.gradient_a is not None else None, u)
+        ctx.layer, ctx.rows = layer, rows
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, u = ctx.saved_tensors
+        layer, rows = ctx.layer, ctx.rows
+        flat = dy.reshape(-1, dy.shape[-1])
+        if layer.gradient_b is not None:
+            add_outer(layer.gradient_b, u, flat, rows)
+        needs_dx = ctx.needs_input_grad[0]
+        if not needs_dx and layer.gradient_a is None:
+            return None, None, None, None
+        du = project(flat, layer.b, rows).mul_(layer.scale)
+        if layer.gradient_a is not None:
+            add_outer(layer.gradient_a, du, x, rows)
+        if not needs_dx:
+            return None, None, None, None
+        dx = layer.weight_.backward(dy)
+        add_expansion(dx.view(-1, dx.shape[-1]), du, layer.a, rows)
+        return dx, None, None, None
+
+
+class _HeadFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, anchor: Tensor, head: TrainedHead, rows: Rows) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        y = project(flat, head.weight_, rows)
+        if head.bias_ is not None:
+            bias = head.bias_.to(y.dtype)
+            if bias.dim() == 2:
+                y.add_(bias)
+            else:
+                y.view(rows.groups, -1, y.shape[-1]).add_(rows.pick(bias))
+        ctx.save_for_backward(flat)
+        ctx.head, ctx.rows = head, rows
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (x,) = ctx.saved_tensors
+        head, rows = ctx.head, ctx.rows
+        flat = dy.reshape(-1, dy.shape[-1])
+        if head.gradient_weight is not None:
+            add_outer(head.gradient_weight, flat, x, rows)
+        if head.gradient_bias is not None:
+            add_outer(head.gradient_bias, flat.new_ones(len(flat), 1), flat, rows)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        dx = torch.zeros_like(x)
+        add_expansion(dx, flat, head.weight_, rows)
+        return dx.view(*dy.shape[:-1], -1), None, None, None

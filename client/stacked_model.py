@@ -1,0 +1,158 @@
+"""A frozen Hugging Face model whose targets and heads take the parameters of many clients from one flat buffer.
+
+The buffer has one row per slot. Inside the engine B lies transposed (`[rank, out]`, see `client.stacked`), so the
+columns of a row are a permutation of the public vector; `inward` and `outward` are the two conversions.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from client.lora import (
+    PEFT_PREFIX,
+    Entry,
+    LoraSpec,
+    adapter_layout,
+    head_modules,
+    linear_shape,
+    target_modules,
+)
+from client.precision import FrozenLinear, frozen
+from client.stacked import Adapted, Context, Rows, TrainedHead
+
+log = logging.getLogger(__name__)
+
+
+class UnsupportedAdapter(ValueError):
+    """This adapter needs the sequential engine."""
+
+
+def refuse_unsupported(model: nn.Module, spec: LoraSpec) -> None:
+    """Raise `UnsupportedAdapter`, with the reason, for what cannot be stacked."""
+    if spec.dora:
+        raise UnsupportedAdapter("DoRA couples the adapter with the norm of the frozen weight")
+    if spec.bias != "none":
+        raise UnsupportedAdapter(f"bias={spec.bias!r} trains biases of the frozen model")
+    if spec.dropout:
+        raise UnsupportedAdapter(f"adapter dropout {spec.dropout} draws masks that depend on how rows are batched")
+    for path, module in target_modules(model, spec).items():
+        if linear_shape(module) is None:
+            raise UnsupportedAdapter(f"target {path} is a {type(module).__name__}, not a Linear")
+    for path, head in head_modules(model, spec).items():
+        for name, part in head.named_modules():
+            if next(part.parameters(recurse=False), None) is not None and linear_shape(part) is None:
+                raise UnsupportedAdapter(
+                    f"head {path} holds a {type(part).__name__} ({name}); only Linear can be stacked"
+                )
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise UnsupportedAdapter(f"{path} is a batch norm: it mixes the rows of different clients")
+
+
+class StackedModel:
+    """Takes ownership of `model`: freezes it, and replaces targets, heads and (for bfloat16) other Linears in place."""
+
+    def __init__(self, model: nn.Module, spec: LoraSpec, *, precision: str, device: torch.device) -> None:
+        refuse_unsupported(model, spec)
+        self.layout = adapter_layout(model, spec)
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.device = device
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        if precision == "fp64":
+            model.double()
+        self.context = Context(device)
+        self._forget_generation_cache()
+        self._modules: dict[str, Adapted | TrainedHead] = {}
+        targets, heads = target_modules(model, spec), head_modules(model, spec)
+        linears = {path: module for path, module in model.named_modules() if linear_shape(module)}
+        for path, module in linears.items():
+            if any(path == head or path.startswith(head + ".") for head in heads):
+                self._modules[path] = TrainedHead(self.context)
+                replacement: nn.Module = self._modules[path]
+            elif path in targets:
+                self._modules[path] = Adapted(frozen(module, precision), spec.scale, self.context)
+                replacement = self._modules[path]
+            elif precision == "bf16":
+                replacement = FrozenLinear(frozen(module, precision))
+            else:
+                continue
+            parent = model.get_submodule(path.rpartition(".")[0])
+            setattr(parent, path.rpartition(".")[2], replacement)
+
+    def _forget_generation_cache(self) -> None:
+        for module in self.model.modules():
+            config = getattr(module, "config", None)
+            if getattr(config, "use_cache", False):
+                config.use_cache = False
+
+    @property
+    def pad(self) -> int:
+        return getattr(self.model.config, "pad_token_id", None) or 0
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, rows: Rows) -> Tensor:
+        """Logits of rows that belong to the slots named by `rows`."""
+        self.context.rows = rows.to(self.device)
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return output if isinstance(output, Tensor) else output.logits
+
+    def inward(self, rows: Float[Tensor, "... values"], *, full: bool) -> Tensor:
+        """Public vectors in the engine's order and dtype."""
+        return self._reorder(rows.to(self.device, self.dtype), full, inward=True)
+
+    def outward(self, rows: Float[Tensor, "... dim"]) -> Tensor:
+        """Trainable vectors of the engine in public order."""
+        return self._reorder(rows, False, inward=False)
+
+    def _reorder(self, rows: Tensor, full: bool, *, inward: bool) -> Tensor:
+        result = rows.clone()
+        for entry, offset in self._offsets(full):
+            if entry.factor == "B":
+                shape = entry.shape if inward else entry.shape[::-1]
+                view = rows[..., offset : offset + entry.size].unflatten(-1, shape).transpose(-1, -2)
+                result[..., offset : offset + entry.size].unflatten(-1, shape[::-1]).copy_(view)
+        return result
+
+    def _offsets(self, full: bool) -> Iterator[tuple[Entry, int]]:
+        if full:
+            return ((entry, entry.offset) for entry in self.layout.entries)
+        return self.layout.trainable_entries()
+
+    def bind(
+        self,
+        base: Float[Tensor, "size"],  # noqa: F821
+        stacked: Float[Tensor, "slots dim"] | None = None,
+        gradients: Float[Tensor, "slots dim"] | None = None,
+    ) -> None:
+        """Point every module at its parameters (all in the engine's order).
+
+        Args:
+            base: full vector; gives the frozen factors, and all of them where `stacked` is None.
+            stacked: trainable vectors, one per slot.
+            gradients: where gradients of the trainable factors are added, one row per slot (or per record).
+        """
+        for entry in self.layout.entries:
+            self._set(entry, base[entry.offset : entry.offset + entry.size].view(self._inner_shape(entry)), None)
+        for entry, offset in self.layout.trainable_entries():
+            columns = slice(offset, offset + entry.size)
+            values = None if stacked is None else stacked[:, columns].unflatten(1, self._inner_shape(entry))
+            target = None if gradients is None else gradients[:, columns].unflatten(1, self._inner_shape(entry))
+            self._set(entry, values, target)
+
+    @staticmethod
+    def _inner_shape(entry: Entry) -> tuple[int, ...]:
+        if entry.factor == "B":
+            return entry.shape[::-1]
+        return (1, *entry.shape) if len(entry.shape) == 1 else entry.shape
+
+    def _set(self, entry: Entry, values: Tensor | None, gradient: Tensor | None) -> None:
+        path, _, name = entry.name.removeprefix(PEFT_PREFIX).rpartition(".")
+        if entry.factor != "head":
+            path, name = path.rpartition(".")[0], entry.factor.lower()
+        module = self._modules[path]
+        attribute = name if entry.factor != "head" else name + "_"
+        if values is not None:
+            setattr(module, attribute, values)
+        setattr(module, "gradient_" + name, gradient)
