@@ -1,4 +1,4 @@
-"""One-line validators. Every message names the argument, the limit, the value that was given and, when known, the remedy.
+"""One-line validators. Every message names the argument, the limit, the value given and, when known, the remedy.
 
 Values are passed by keyword so that the message can name them: ``positive(noise_multiplier=z)``. All raise ValueError.
 Never pass a private value (a norm, a loss, a count of units): messages end up in logs.
@@ -6,6 +6,7 @@ Never pass a private value (a norm, a loss, a count of units): messages end up i
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from numbers import Integral, Real
 
 
@@ -15,7 +16,9 @@ def _fail(name: str, requirement: str, value: object, remedy: str) -> None:
 
 def _number(value: object) -> float:
     """The value as a float; NaN for anything that is not a real number, so that every comparison below refuses it."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    return float(value)
 
 
 def finite(*, remedy: str = "", **values: float) -> None:
@@ -60,10 +63,10 @@ def within(low: float, high: float, /, *, remedy: str = "", **values: float) -> 
             _fail(name, f"in [{low!r}, {high!r}]", value, remedy)
 
 
-def integer_at_least(minimum: int, /, *, remedy: str = "", **values: int) -> None:
+def integer_at_least(minimum: int, /, *, remedy: str = "", **values: object) -> None:
     """Every value is an integer (not a bool, not a float that happens to be whole) and >= minimum."""
     for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
             _fail(name, f"an integer >= {minimum}", value, remedy)
 
 
@@ -85,7 +88,7 @@ def increasing(*, remedy: str = "", **values: Sequence[float]) -> None:
     """Every sequence is non-empty, finite and strictly increasing."""
     for name, value in values.items():
         numbers = [_number(item) for item in value]
-        ordered = all(low < high for low, high in zip(numbers, numbers[1:], strict=False))
+        ordered = all(low < high for low, high in pairwise(numbers))
         if not numbers or not ordered or not all(map(math.isfinite, numbers)):
             _fail(name, "non-empty, finite and strictly increasing", value, remedy)
 

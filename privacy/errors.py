@@ -1,4 +1,4 @@
-"""The three failures of the privacy core that a caller may want to catch by name. Everything else is a plain ValueError."""
+"""The failures of the privacy core that a caller may want to catch by name. All others are plain ValueErrors."""
 
 
 class BudgetExceeded(RuntimeError):

@@ -1,0 +1,150 @@
+r"""From private rows to a bounded sum of integers: the half of the mechanism that runs where the data lives.
+
+Every encoded row, and every answer divided by its sensitivity, lies in the unit ball. It is rounded TOWARD ZERO to
+multiples of 2^-40 and stored as int64. Why integers:
+
+- Addition is exact and associative, so neither worker count nor arrival order can change a sum by a bit. With floats
+  the order of summation changes the sensitivity (Casacuberta et al. 2022, arXiv 2207.10635).
+- Noise can be added on the same grid, so that no float arithmetic ever mixes data and noise (Mironov 2012).
+
+The norm cannot grow. Rounding toward zero shrinks every coordinate. Before it, each row's norm is measured again in
+float64, whoever encoded it; with n terms the computed norm is off by a relative n u / 2 + O(u), u = 2^-53, in any
+order of summation, so rows measured above 1 - (n + 16) u are scaled to that. The exact integer norm is therefore at
+most 2^40, with no tolerance. A row with one term needs no slack (sqrt(fl(x^2)) = |x|), so bits and one-hots stay exact.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from privacy import checks
+from privacy.plan import Plan
+from privacy.units import Units, slabs, squared_norms
+
+GRID: Final = 2.0**40
+"""Grid points per unit of sensitivity."""
+
+MAX_UNITS: Final = 2**22 - 1
+"""Most units one sum may hold: 2^22 * 2^40 = 2^62 leaves room in int64 for the noise."""
+
+_ROUNDOFF = 2.0**-53
+# Sums of up to 2^13 grid vectors stay below 2^53, where float64 adds integers without error.
+_EXACT_ROWS = 2**13
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Contribution:
+    """Sum over units of what :func:`contribute` made of them. Bounded, but still private: it carries no noise.
+
+    Attributes:
+        encoded: sum of encoded rows, in multiples of 1 / GRID.
+        answers: per query, sum of answers in multiples of sensitivity / GRID.
+    """
+
+    encoded: Int64[Tensor, " k"]
+    answers: tuple[Int64[Tensor, " m"], ...] = ()
+
+    def __post_init__(self) -> None:
+        for part in (self.encoded, *self.answers):
+            if part.dtype != torch.int64 or part.dim() != 1 or part.device.type != "cpu":
+                raise ValueError(
+                    "parts of a contribution must be int64 vectors on the CPU, "
+                    f"got {part.dtype} of shape {tuple(part.shape)} on {part.device}; make them with contribute()"
+                )
+
+    @classmethod
+    def zero(cls, plan: Plan) -> "Contribution":
+        """What an empty cohort contributes."""
+        return cls(
+            torch.zeros(plan.clip.dim, dtype=torch.int64),
+            tuple(torch.zeros(query.dim, dtype=torch.int64) for query in plan.queries),
+        )
+
+    def __add__(self, other: "Contribution") -> "Contribution":
+        if self._shape() != other._shape():
+            raise ValueError(
+                f"contributions must have one shape to be added, got {self._shape()} and {other._shape()}; "
+                "all shards of a round follow one plan"
+            )
+        answers = tuple(mine + theirs for mine, theirs in zip(self.answers, other.answers, strict=True))
+        return Contribution(self.encoded + other.encoded, answers)
+
+    def __repr__(self) -> str:
+        return f"Contribution(private, shape {self._shape()})"
+
+    def _shape(self) -> tuple[int, ...]:
+        return (len(self.encoded), *map(len, self.answers))
+
+
+def contribute(units: Units, plan: Plan) -> Contribution:
+    """Clip every unit's row, ask it the plan's queries, and return the sums on the grid; ``units`` is left unchanged.
+
+    The L2 norm of what one unit adds is at most GRID, exactly, in the encoded update and in every answer, whatever
+    its row holds. Raises ValueError if the rows do not fit the plan or hold more than MAX_UNITS units.
+    """
+    if len(units) > MAX_UNITS:
+        raise ValueError(f"units must hold at most {MAX_UNITS} rows, got {len(units)}; split the cohort")
+    encoded = torch.zeros(plan.clip.dim, dtype=torch.int64)
+    for part in slabs(len(units), units.rows.shape[1], _EXACT_ROWS):
+        encoded += _grid_sum(plan.clip.encode(units.rows[part]), terms=plan.clip.dim)
+    answers = []
+    for query in plan.queries:
+        total = torch.zeros(query.dim, dtype=torch.int64)
+        answer = query.answer(units) / query.sensitivity
+        for part in slabs(len(units), query.dim, _EXACT_ROWS):
+            total += _grid_sum(answer[part], terms=answer[part].count_nonzero(dim=1))
+        answers.append(total)
+    return Contribution(encoded, tuple(answers))
+
+
+def _grid_sum(rows: Float64[Tensor, "units k"], terms: int | Tensor) -> Int64[Tensor, " k"]:
+    """Sum of the rows after rounding each to the grid so that its exact norm is at most GRID. Overwrites ``rows``.
+
+    ``terms`` is how many entries of a row may differ from zero, for all rows or for each.
+    """
+    norms = squared_norms(rows).sqrt_()
+    lost = ~norms.isfinite()
+    if bool(lost.any()):  # clip maps return finite rows; a plug-in that does not must not break the bound
+        rows[lost] = 0.0
+        norms[lost] = 0.0
+    many = torch.as_tensor(terms, dtype=torch.float64, device=rows.device)
+    largest = 1.0 - torch.where(many > 1, (many + 16) * _ROUNDOFF, 0.0)
+    rows.mul_((GRID * (largest / torch.maximum(norms, largest))).unsqueeze(1)).trunc_()
+    return rows.sum(dim=0).to("cpu", torch.int64)
+
+
+def validate(contribution: Contribution, plan: Plan, max_units: int) -> None:
+    """Raise ValueError unless ``contribution`` can be the sum of at most ``max_units`` honest units under ``plan``.
+
+    For replies from elsewhere. Messages name what is wrong but no value: the values are private.
+    """
+    checks.integer_at_least(0, max_units=max_units)
+    if max_units > MAX_UNITS:
+        raise ValueError(f"max_units must be <= {MAX_UNITS}, got {max_units}; sums are kept in 64-bit integers")
+    expected = (plan.clip.dim, *(query.dim for query in plan.queries))
+    if contribution._shape() != expected:
+        raise ValueError(
+            f"a contribution under this plan must have shape {expected}, got {contribution._shape()}; drop the reply"
+        )
+    _check_sum("encoded", contribution.encoded, max_units)
+    for query, answer in zip(plan.queries, contribution.answers, strict=True):
+        _check_sum(query.name, answer, max_units)
+        if not query.possible(answer.to(torch.float64) * (query.sensitivity / GRID), max_units):
+            raise ValueError(
+                f"answer {query.name!r} must be a possible sum over at most {max_units} units, it is not; drop it"
+            )
+
+
+def _check_sum(name: str, total: Int64[Tensor, " k"], max_units: int) -> None:
+    """No coordinate and no L2 norm beyond what that many vectors of the unit ball can sum to."""
+    limit = max_units * int(GRID)
+    inside = len(total) == 0 or bool(-limit <= int(total.min()) and int(total.max()) <= limit)
+    numbers = total.to(torch.float64).unsqueeze(0)
+    if not inside or float(squared_norms(numbers).sqrt_()) > limit * (1 + 1e-9):
+        raise ValueError(
+            f"{name} of a contribution must have an L2 norm of at most {max_units} units of sensitivity, it has more; "
+            "drop the reply"
+        )

@@ -1,0 +1,147 @@
+"""The mechanism: charge, then noise, then decode. The only place of the project that adds noise.
+
+With rows x_i of the units in the cohort, a plan (clip map e, noise multiplier z, queries f_j with std s_j):
+
+    release = decode( sum_i e(x_i) + z N(0, I) ),  and for every query  sum_i f_j(x_i) + s_j N(0, I)
+
+Guarantee: one Gaussian mechanism of noise multiplier z_eff = (z^-2 + sum_j (S_j/s_j)^2)^(-1/2) on the sampled cohort,
+add or remove one unit (McMahan et al. 2018, arXiv 1710.06963v3, with several statistics in one joint Gaussian).
+The divisor is the expected number of units, so a cohort that is small, partly failed or empty changes neither scale
+nor noise, and is charged like any other.
+"""
+
+from dataclasses import InitVar, dataclass
+from typing import Protocol, TypeVar, final
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from privacy.contribution import GRID, MAX_UNITS, Contribution, contribute, validate
+from privacy.events import CappedPoisson, FixedSize, ReleaseEvent, Sampling
+from privacy.noise import GaussianNoise, InsecureSeededNoise, InsecureZeroNoise, Noise
+from privacy.plan import Plan
+from privacy.units import Units
+
+__all__ = [
+    "Contribution",
+    "GaussianNoise",
+    "InsecureSeededNoise",
+    "InsecureZeroNoise",
+    "Noise",
+    "Plan",
+    "Release",
+    "Units",
+    "charged_release",
+    "contribute",
+    "validate",
+]
+
+_Receipt = TypeVar("_Receipt")
+
+
+class Ledger(Protocol[_Receipt]):
+    """What the mechanism needs of ``privacy.ledger.Ledger``."""
+
+    @property
+    def not_private(self) -> str | None:
+        """Why this run carries no guarantee, if it carries none."""
+
+    def stamp_not_private(self, reason: str) -> None:
+        """Record durably that this run carries no guarantee."""
+
+    def charge(self, event: ReleaseEvent) -> _Receipt:
+        """Debit the event durably before returning; raise BudgetExceeded and write nothing if it cannot be paid."""
+
+    def released(self, receipt: _Receipt) -> None:
+        """Note that the charged event was released."""
+
+
+_SEAL = object()
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Release:
+    """What came out of the mechanism: noise included, free to use, log and publish. Only ``charged_release`` makes one.
+
+    Attributes:
+        plan: what was computed.
+        update: mean update over the expected cohort, float32; empty with ``NoUpdate()``.
+        answers: per query of the plan, the noisy SUM over the cohort.
+        expected_units: the public divisor for means.
+    """
+
+    plan: Plan
+    update: Float32[Tensor, " params"]
+    answers: tuple[Float64[Tensor, " m"], ...]
+    expected_units: float
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("a Release is made by privacy.mechanism.charged_release only; pass sums to it")
+
+    def __repr__(self) -> str:
+        names = ", ".join(query.name for query in self.plan.queries)
+        return f"Release(update of {len(self.update)}, answers ({names}), expected_units {self.expected_units})"
+
+    def answer(self, name: str) -> Float64[Tensor, " m"]:
+        """The noisy sum of the query called ``name``; ValueError if the plan had none."""
+        for query, answer in zip(self.plan.queries, self.answers, strict=True):
+            if query.name == name:
+                return answer
+        raise ValueError(f"name must be one of {[query.name for query in self.plan.queries]}, got {name!r}")
+
+
+def charged_release(
+    total: Contribution,
+    plan: Plan,
+    *,
+    label: str,
+    round: int,
+    sampling: Sampling,
+    ledger: Ledger[_Receipt],
+    noise: Noise | None = None,
+) -> Release:
+    """Charge the ledger, add noise to the cohort's sum, decode.
+
+    Args:
+        total: sum over the cohort; ``Contribution.zero(plan)`` if nobody took part.
+        plan: the plan the contributions were made under; it sets clipping and noise of the same round alike.
+        label, round: name of the release in the ledger.
+        sampling: how the cohort was drawn.
+        ledger: charged, durably, before any noise is drawn. An error after that leaves the charge standing.
+        noise: ``GaussianNoise()`` unless given. An insecure kind stamps the ledger NOT PRIVATE first.
+
+    Raises:
+        ValueError: ``total`` cannot be a sum of honest contributions under ``plan``; nothing was charged.
+        BudgetExceeded: the ledger cannot pay; nothing was charged or released.
+    """
+    noise = GaussianNoise() if noise is None else noise
+    validate(total, plan, _most_units(sampling))
+    event = ReleaseEvent(label, round, sampling, plan.components())
+    if noise.insecure and ledger.not_private is None:
+        ledger.stamp_not_private(f"{type(noise).__name__} in place of noise that protects")
+    receipt = ledger.charge(event)
+    joint = torch.cat([total.encoded, *total.answers])
+    noisy = joint + noise.draw([(part.noise_multiplier, part.dim) for part in event.components])  # the only noise added
+    release = _decode(noisy.to(torch.float64) / GRID, plan, sampling.expected_units)
+    ledger.released(receipt)
+    return release
+
+
+def _decode(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:
+    update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
+    sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))
+    return Release(plan, plan.clip.decode(update, expected_units).to(torch.float32), sums, expected_units, _SEAL)
+
+
+def _most_units(sampling: Sampling) -> int:
+    match sampling:
+        case FixedSize(size=size):
+            return min(size, MAX_UNITS)
+        case CappedPoisson(cap=cap):
+            return min(cap, MAX_UNITS)
+        case _:
+            return min(sampling.population, MAX_UNITS)

@@ -1,0 +1,166 @@
+"""Queries: any other statistic asked of the same units in the same round.
+
+A query answers with one row per unit whose L2 norm is at most ``sensitivity``, so adding or removing one unit moves the
+sum by no more than that; Gaussian noise of std ``noise_std`` goes on the SUM. A unit that does not take part adds 0,
+and so does one that has nothing to say (a row that is not finite, no vote). The update and all queries of a round are
+one joint Gaussian release on one cohort; ``Plan.effective_noise_multiplier`` is what they cost together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from privacy import checks
+from privacy.histograms import LossHistogram, NormHistogram, OneHotVote
+from privacy.units import Units, losses_of
+
+__all__ = [
+    "QUERIES",
+    "BoundedMean",
+    "LossHistogram",
+    "NormBit",
+    "NormHistogram",
+    "OneHotVote",
+    "Query",
+    "query_from_json",
+]
+
+
+class Query(Protocol):
+    """A bounded statistic of one unit; ``privacy/conformance.py`` checks an implementation."""
+
+    @property
+    def name(self) -> str:
+        """Name of the released statistic, unique within a plan; appears in the ledger."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 norm of one unit's answer."""
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on every coordinate of the SUM."""
+
+    @property
+    def dim(self) -> int:
+        """m, the number of coordinates of an answer."""
+
+    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
+        """One row per unit, each of L2 norm <= ``sensitivity`` and computed from that unit alone."""
+
+    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+        """Whether ``total`` can be a sum of answers of at most ``max_units`` units; the server's check of a reply."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values from which :func:`query_from_json` rebuilds the query."""
+
+
+@dataclass(frozen=True)
+class NormBit:
+    """+1/2 where the unit's norm is at most the threshold, else -1/2 (Andrew et al. 2021, arXiv 1905.03871v5).
+
+    Centred, so that the sensitivity is 1/2 under adding or removing a unit (bits in {0, 1} have 1). With S the noisy
+    sum and m the expected number of units, the share of unclipped units is estimated by S/m + 1/2.
+
+    Attributes:
+        threshold: the norm compared with; the clipping threshold of the same round.
+        noise_std: sigma_b of the paper; m/20 is its default.
+    """
+
+    threshold: float
+    noise_std: float
+    name: str = "norm-bit"
+
+    def __post_init__(self) -> None:
+        checks.positive(threshold=self.threshold, noise_std=self.noise_std)
+
+    @property
+    def sensitivity(self) -> float:
+        return 0.5
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
+        bits = (units.norms <= self.threshold).to(torch.float64) - (units.norms > self.threshold).to(torch.float64)
+        return (bits / 2).unsqueeze(1)  # neither comparison holds for NaN: a row that is not finite adds 0
+
+    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
+        return bool((2 * total == (2 * total).round()).all()) and bool((total.abs() <= max_units / 2).all())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "norm-bit", "threshold": self.threshold, "noise_std": self.noise_std, "name": self.name}
+
+
+@dataclass(frozen=True)
+class BoundedMean:
+    """The unit's loss, clamped to [0, bound]: DP-CLAC's noisy mean loss (arXiv 2605.10272).
+
+    The noisy sum is divided by the expected number of units. A loss that is not finite counts as ``bound``: a model
+    that diverged must not look perfect.
+
+    Attributes:
+        bound: largest loss that counts; sensitivity of the sum.
+        noise_std: std of the noise on the sum.
+    """
+
+    bound: float
+    noise_std: float
+    name: str = "bounded-mean"
+
+    def __post_init__(self) -> None:
+        checks.positive(bound=self.bound, noise_std=self.noise_std)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
+        losses = losses_of(units, self.name)
+        return losses.where(losses.isfinite(), losses.new_tensor(self.bound)).clamp(0.0, self.bound).unsqueeze(1)
+
+    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
+        return bool((total >= 0).all() and (total <= max_units * self.bound).all())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "bounded-mean", "bound": self.bound, "noise_std": self.noise_std, "name": self.name}
+
+
+def query_from_json(data: Mapping[str, Any]) -> Query:
+    """Rebuild a query from ``to_json``; ValueError for an unknown kind or impossible values."""
+    noise_std, name = float(data["noise_std"]), str(data["name"])
+    match data["kind"]:
+        case "norm-bit":
+            return NormBit(float(data["threshold"]), noise_std, name)
+        case "norm-histogram":
+            return NormHistogram(tuple(map(float, data["edges"])), noise_std, name)
+        case "loss-histogram":
+            return LossHistogram(tuple(map(float, data["edges"])), noise_std, name)
+        case "one-hot-vote":
+            return OneHotVote(
+                tuple(map(float, data["bins"])),
+                noise_std,
+                candidates=tuple(map(float, data["candidates"])),
+                simulated_noise_std_per_bound=float(data["simulated_noise_std_per_bound"]),
+                name=name,
+            )
+        case "bounded-mean":
+            return BoundedMean(float(data["bound"]), noise_std, name)
+        case other:
+            raise ValueError(
+                "kind of query must be norm-bit, norm-histogram, loss-histogram, one-hot-vote or bounded-mean, "
+                f"got {other!r}; server and client must run the same version"
+            )
+
+
+# Every query, for the property tests that prove them all alike.
+QUERIES: tuple[type[Query], ...] = (NormBit, NormHistogram, LossHistogram, OneHotVote, BoundedMean)
