@@ -1,0 +1,119 @@
+"""Very small models with seeded random weights, one per architecture, and a tokenizer of bytes.
+
+They exist so that every architecture can be tested without a download: two layers, width 32, grouped-query attention
+where the architecture has it. A run on one of them learns little and says nothing about utility.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BitNetConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    RobertaConfig,
+)
+
+PREFIX = "random:"
+_SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_VOCABULARY = len(_SPECIAL) + 256
+_POSITIONS = 130
+
+_ENCODER = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": _POSITIONS,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "pad_token_id": 0,
+}
+_DECODER = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": _POSITIONS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT2 = {
+    "vocab_size": _VOCABULARY,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": _POSITIONS,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ARCHITECTURES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
+    "bert": (BertConfig, _ENCODER),
+    "roberta": (RobertaConfig, {**_ENCODER, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
+    "gpt2": (GPT2Config, _GPT2),
+    "llama": (LlamaConfig, _DECODER),
+    "llama-tied": (LlamaConfig, {**_DECODER, "tie_word_embeddings": True}),
+    "qwen2": (Qwen2Config, _DECODER),
+    "mistral": (MistralConfig, _DECODER),
+    "bitnet": (BitNetConfig, _DECODER),
+}
+
+
+def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
+    """The model `name` (``"random:bert"``), a language model if `causal`. The global random state is left as it was.
+
+    Raises:
+        ValueError: unknown architecture.
+    """
+    architecture = name.removeprefix(PREFIX)
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"unknown random model {name!r}; known: {', '.join(PREFIX + key for key in ARCHITECTURES)}")
+    make, arguments = ARCHITECTURES[architecture]
+    config = make(**arguments)
+    if causal and isinstance(config, BertConfig | RobertaConfig):
+        config.is_decoder = True
+    auto: Any = AutoModelForCausalLM if causal else AutoModel
+    if not causal and isinstance(config, BertConfig | RobertaConfig):
+        options = {**options, "add_pooling_layer": False}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto.from_config(config, **options)
+    model.name_or_path = model.config.name_or_path = name
+    return model
+
+
+@functools.cache
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte of UTF-8, ``<s>`` in front and ``</s>`` behind; reversible on any text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*_SPECIAL.values(), *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=_SPECIAL["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    begin, end = _SPECIAL["bos_token"], _SPECIAL["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {end} $B {end}",
+        special_tokens=[(begin, vocabulary[begin]), (end, vocabulary[end])],
+    )
+    make: Any = PreTrainedTokenizerFast
+    fast: PreTrainedTokenizerFast = make(tokenizer_object=tokenizer, model_max_length=_POSITIONS - 2, **_SPECIAL)
+    return fast
