@@ -32,7 +32,7 @@ METRICS_FILE = "metrics.jsonl"
 STATUS_FILE = "status.json"
 TENSORBOARD_FOLDER = "tensorboard"
 
-State = Literal["preparing", "running", "finished", "stopped", "failed"]
+State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""What a node must know to train, constant over the run: sent as canonical JSON, read once per process."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from client.lora import LoraSpec
+from client.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its nodes see it.
+
+    Attributes:
+        model: name of the base model, see :func:`client.models.load_base`.
+        task: ``"classification"``.
+        num_labels: classes.
+        balance: ``"none"`` or ``"prior"``, see :class:`client.tasks.SequenceClassification`.
+        spec: adapters and heads.
+        local: local training.
+        data: folder of the prepared data set (simulation), see :func:`client.data.prepare`.
+        seed: of the simulation randomness.
+        sequential: train clients one by one with plain PEFT.
+        precision: see :class:`client.cohort.CohortEngine`.
+        token_budget: 0 takes the engine's default.
+        prefix_cache_mb: memory for the prefix cache, 0 for none.
+    """
+
+    model: str
+    task: str
+    num_labels: int
+    balance: str
+    spec: LoraSpec
+    local: LocalTraining
+    data: str
+    seed: int
+    sequential: bool = False
+    precision: str = "auto"
+    token_budget: int = 0
+    prefix_cache_mb: int = 0
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal jobs give equal text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> "Job":
+        """The inverse of :meth:`to_json`; TypeError or ValueError for anything else."""
+        values = json.loads(text)
+        spec, local = values.pop("spec"), values.pop("local")
+        for name in ("targets", "heads", "layers"):
+            spec[name] = None if spec[name] is None else tuple(spec[name])
+        local["betas"] = tuple(local["betas"])
+        return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), **values)

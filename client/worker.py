@@ -1,0 +1,83 @@
+"""One warm process: a base model loaded once, an engine on it, the prepared data; serves request after request."""
+
+import functools
+import logging
+
+import numpy as np
+import torch
+
+from client.cohort import CPU_TOKEN_BUDGET, CohortEngine
+from client.data import PreparedData
+from client.job import Job
+from client.models import load_base
+from client.records import Records
+from client.sequential import SequentialEngine
+from client.tasks import Metrics, SequenceClassification
+from client.votes import clip_votes
+from client.wire import EvaluateRequest, TrainRequest
+from privacy.mechanism import Contribution, Plan, Units, contribute
+from privacy.queries import OneHotVote
+from privacy.rng import simulation_generator
+
+log = logging.getLogger(__name__)
+
+Engine = CohortEngine | SequentialEngine
+
+
+class Worker:
+    """Trains logical clients of a prepared data set and answers with bounded sums."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.data = PreparedData.open(job.data)
+        self.engine = make_engine(job)
+
+    def contribution(self, request: TrainRequest) -> Contribution:
+        """The bounded sum over the requested clients. Rows, norms, losses and votes end here."""
+        self.engine.switch(request.train)
+        start = torch.from_numpy(request.adapter.copy())
+        clients = [self.data.client(int(client)) for client in request.clients]
+        seeds = [local_seed(self.job.seed, request.round, int(client)) for client in request.clients]
+        total = Contribution.zero(request.plan)
+        for updates in self.engine.train(start, clients, self.job.local, seeds):
+            records = [clients[i] for i in updates.clients]
+            units = self._units(start, updates.deltas, records, [seeds[i] for i in updates.clients], request.plan)
+            total = total + contribute(units, request.plan)
+        return total
+
+    def _units(
+        self, start: torch.Tensor, deltas: torch.Tensor, clients: list[Records], seeds: list[int], plan: Plan
+    ) -> Units:
+        votes = None
+        for query in plan.queries:
+            if isinstance(query, OneHotVote):
+                votes = clip_votes(self.engine, start, deltas, clients, query, seeds)
+        return Units(deltas, votes=votes)
+
+    def metrics(self, request: EvaluateRequest) -> Metrics:
+        """Metrics of an adapter on part of a public split."""
+        records = {"validation": self.data.validation, "test": self.data.test}[request.split]
+        part = records.select(np.arange(request.start, request.stop))
+        return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
+
+
+def make_engine(job: Job) -> Engine:
+    """The engine a job asks for, on a freshly loaded base model."""
+    model, _ = load_base(job.model, job.task, job.num_labels)
+    task = SequenceClassification(job.num_labels, job.balance)
+    budget = job.token_budget or CPU_TOKEN_BUDGET
+    if job.sequential:
+        return SequentialEngine(model, job.spec, task, token_budget=budget, precision=job.precision)
+    return CohortEngine(model, job.spec, task, token_budget=budget, precision=job.precision)
+
+
+def local_seed(seed: int, round: int, client: int) -> int:
+    """Seed of one client's local randomness in one round: the same on whichever worker it is trained."""
+    return int(simulation_generator(seed, "local", round, client).integers(2**62))
+
+
+@functools.lru_cache(maxsize=1)
+def warm_worker(job: str) -> Worker:
+    """The worker of this process for a job; kept from message to message, replaced when another job comes."""
+    torch.set_num_threads(1)  # one thread per worker: as many workers as cores are faster than threads within one
+    return Worker(Job.from_json(job))

@@ -1,0 +1,84 @@
+"""What a finished run leaves behind: the adapter as PEFT files, its card, privacy.json, results.json."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from client.peft_files import save_peft
+from client.tasks import Metrics
+from privacy.ledger import Ledger
+from privacy.statement import privacy_statement
+from server.assembly import Assembly
+from strategies.dp_fedavg import ServerState
+
+ADAPTER_FOLDER = "adapter"
+PRIVACY_FILE = "privacy.json"
+RESULTS_FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Utility of the served adapter on public data, and how the run went.
+
+    Attributes:
+        validation: on the public validation records (those a warm start did not use).
+        test: on the test set, which is used for nothing else.
+        rounds_done: rounds released.
+        seconds: wall time from configuration to here.
+        stopped: why the run ended before its last round, or None.
+    """
+
+    validation: Metrics
+    test: Metrics
+    rounds_done: int
+    seconds: float
+    stopped: str | None
+
+
+def write_artefacts(
+    folder: Path, assembly: Assembly, state: ServerState, ledger: Ledger, result: RunResult
+) -> None:
+    """Write adapter/, privacy.json and results.json into the run folder."""
+    statement = privacy_statement(ledger)
+    (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
+    labels = np.asarray(assembly.data.test.labels)
+    results = {
+        "test_accuracy": result.test.accuracy,
+        "test_loss": result.test.loss,
+        "test_records": result.test.count,
+        "validation_accuracy": result.validation.accuracy,
+        "validation_loss": result.validation.loss,
+        "validation_records": result.validation.count,
+        "majority_accuracy": float(np.bincount(labels).max() / len(labels)),
+        "seconds": result.seconds,
+        "rounds_done": result.rounds_done,
+        "stopped": result.stopped,
+        "dimension": assembly.setting.dimension,
+        "model": assembly.config.model.name,
+        "not_private": ledger.not_private,
+    }
+    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
+    save_peft(folder / ADAPTER_FOLDER, state.served, assembly.layout, assembly.spec, base=assembly.config.model.name)
+    card = _card(assembly, statement["sentence"], result)
+    (folder / ADAPTER_FOLDER / "README.md").write_text(card)
+
+
+def _card(assembly: Assembly, sentence: str, result: RunResult) -> str:
+    config = assembly.config
+    return f"""# Adapter of run {config.name}
+
+{sentence}
+
+Base model: `{config.model.name}`; LoRA rank {config.model.rank} on {config.model.targets};
+test accuracy {result.test.accuracy:.4f} on {result.test.count} records.
+
+```python
+from client.models import load_base
+from peft import PeftModel
+
+base, tokenizer = load_base({config.model.name!r}, {config.model.task!r}, {assembly.data.num_labels})
+model = PeftModel.from_pretrained(base, "adapter")
+```
+"""

@@ -1,0 +1,55 @@
+"""From a target (epsilon, delta) to the commitment of a run and the noise of every round."""
+
+from dataclasses import replace
+from typing import Any
+
+from privacy.calibration import filter_commitment, floor_commitment
+from privacy.commitment import Commitment, FloorStep
+from privacy.events import Poisson, ReleaseEvent
+from server.config import ConfigError, RunConfig
+from strategies.controller import Controller
+
+
+def round_sampling(config: RunConfig) -> Poisson:
+    """How the cohort of a round is drawn."""
+    return Poisson(config.sampling_rate, config.clients)
+
+
+def not_private_reason(config: RunConfig) -> str | None:
+    """Why the configured run gives no guarantee, or None."""
+    reasons = []
+    if config.privacy.noise == "insecure-zero":
+        reasons.append("no noise is added (privacy.noise = insecure-zero)")
+    if config.privacy.seeded_cohorts:
+        reasons.append("cohorts can be foretold (privacy.seeded-cohorts = true)")
+    if not reasons and config.privacy.non_private:
+        reasons.append("privacy.non-private = true")
+    return "; ".join(reasons) or None
+
+
+def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, tuple[float, ...]]:
+    """Calibrate, and commit: the commitment, and the effective noise multiplier of rounds 1..T.
+
+    The controller's initial release is part of the target. Nothing is written or sampled here.
+
+    Raises:
+        ConfigError: no noise keeps the target, with the limit in words.
+    """
+    sampling, privacy = round_sampling(config), config.privacy
+    initial = controller.initial(sampling)
+    profile = controller.profile(config.rounds)
+    extra = []
+    if initial is not None:
+        event = ReleaseEvent("histogram", 0, initial.sampling, initial.components)
+        extra.append(FloorStep("histogram", initial.sampling, event.effective_noise_multiplier))
+    try:
+        if privacy.mode == "filter":
+            commitment, z = filter_commitment(privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra)
+        else:
+            commitment, z = floor_commitment(
+                privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra, profile=profile
+            )
+    except ValueError as error:
+        raise ConfigError(f"privacy.epsilon = {privacy.epsilon:g}: {error}") from error
+    commitment = replace(commitment, not_private=not_private_reason(config))
+    return commitment, tuple(z * share for share in profile)

@@ -1,0 +1,62 @@
+"""Metrics of the global adapter on public data, shared out over the workers.
+
+Only the public validation set and the test set are evaluated: both are the server's, so what comes back is no release.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+from jaxtyping import Float
+from torch import Tensor
+
+from client.tasks import Metrics
+from client.wire import EvaluateRequest, read_totals
+from strategies.dp_fedavg import RoundFailed
+
+Evaluate = Callable[[Float[Tensor, " size"], str], Metrics]
+
+
+def on_workers(
+    grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, int]], timeout: float
+) -> Evaluate:
+    """An evaluation that gives every worker a contiguous part of the split.
+
+    Args:
+        grid: connection to the nodes.
+        nodes: workers to use.
+        job: as for training.
+        splits: first record and end of what is evaluated of every public split.
+        timeout: seconds for all replies.
+    """
+
+    def evaluate(adapter: Float[Tensor, " size"], split: str) -> Metrics:
+        cuts = np.linspace(*splits[split], nodes + 1).astype(int)
+        messages = [
+            Message(
+                content=EvaluateRequest(adapter.numpy(), split, int(start), int(stop), job).to_records(),
+                message_type=MessageType.EVALUATE,
+                dst_node_id=node,
+            )
+            for node, start, stop in zip(sorted(grid.get_node_ids()), cuts[:-1], cuts[1:], strict=False)
+            if stop > start
+        ]
+        replies = list(grid.send_and_receive(messages, timeout=timeout))
+        failed = [reply.error.reason for reply in replies if reply.has_error()]
+        if failed or len(replies) < len(messages):
+            raise RoundFailed(
+                f"evaluation on {split}: {len(replies) - len(failed)} of {len(messages)} workers answered"
+                + (f"; the first error: {failed[0]}" if failed else "")
+            )
+        parts = [read_totals(reply.content) for reply in replies]
+        weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
+        count = int(weights.sum())
+        loss, accuracy = (
+            float((torch.tensor([part[i] for part in parts], dtype=torch.float64) * weights).sum() / count)
+            for i in (0, 1)
+        )
+        return Metrics(loss=loss, accuracy=accuracy, count=count)
+
+    return evaluate

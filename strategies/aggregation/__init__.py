@@ -1,0 +1,1 @@
+"""LoRA aggregations: which factors a round trains and how the released sum enters the global adapter."""

@@ -1,0 +1,273 @@
+"""DP-FedAvg as a Flower strategy: plan -> messages -> bounded sums -> one charged release -> server step.
+
+    x_{t+1} = step( x_t, ( sum_{k in cohort} clip(Delta_k) + N(0, z^2 C^2 I) ) / (q N) )
+
+Reference: McMahan, Ramage, Talwar, Zhang, ICLR 2018 (arXiv 1710.06963v3), Algorithm 1 with the fixed denominator.
+Guarantee: each round is one Poisson-sampled Gaussian event, charged to the ledger before noise is drawn; unit: client,
+add or remove one. The divisor is q N whatever the cohort turned out to be; a node that fails contributes zero.
+
+The strategy owns no loop: ``server/loop.py`` drives it (Flower's own ``Strategy.start`` can neither resume, nor stop when
+a budget is spent, nor begin with an initial release).
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from jaxtyping import Float
+from torch import Tensor
+
+from client.lora import AdapterLayout
+from client.wire import BadMessage, TrainRequest, read_contribution
+from privacy.errors import BudgetExceeded
+from privacy.events import Poisson, ReleaseEvent
+from privacy.ledger import Ledger
+from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release
+from privacy.sampling import CohortSampler
+from strategies.aggregation.aggregation import Aggregation
+from strategies.controller import Controller, PublicSignals, Setting
+from strategies.optimizer import Optimizer
+from strategies.shards import split
+
+log = logging.getLogger(__name__)
+
+
+class RoundFailed(RuntimeError):
+    """A round that cannot go on: too few nodes, or too few sound replies. Its charge stands."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that changes from round to round; a checkpoint holds exactly this and the ledger.
+
+    Attributes:
+        round: the last round done; -1 before the initial release, 0 before round 1.
+        adapter: float32 ``[size]``, the global adapter in full (frozen factors included).
+        served: float32 ``[size]``, its exponential moving average; the adapter itself where no average is kept.
+        optimizer: named tensors of the server optimizer.
+        controller: the controller's state.
+    """
+
+    round: int
+    adapter: Float[Tensor, " size"]
+    served: Float[Tensor, " size"]
+    optimizer: dict[str, Tensor]
+    controller: Any
+
+
+class DpFedAvg(Strategy):
+    """Differentially private federated averaging of LoRA adapters.
+
+    Args:
+        controller: plans every release.
+        optimizer: takes the released mean update as a pseudo-gradient.
+        aggregation: names the factors each round trains.
+        setting: what the run told the controller.
+        layout: where each adapter value lies.
+        ledger: pays for every release.
+        sampler: draws the cohorts.
+        job: canonical JSON every node needs, see :class:`client.wire.TrainRequest`.
+        nodes: nodes that must be connected before a round starts.
+        clients_per_node: None splits the cohort over the nodes; 1 sends every client's work as a message of its own.
+        served_average: factor of the exponential moving average of the served adapter, in [0, 1).
+        work: expected work of each client, for balancing; None counts all alike.
+        noise: noise of the mechanism; None is the default.
+        patience: seconds to wait for the nodes.
+    """
+
+    def __init__(
+        self,
+        *,
+        controller: Controller[Any],
+        optimizer: Optimizer,
+        aggregation: Aggregation,
+        setting: Setting,
+        layout: AdapterLayout,
+        ledger: Ledger,
+        sampler: CohortSampler,
+        job: str,
+        nodes: int,
+        clients_per_node: int | None = None,
+        served_average: float = 0.0,
+        work: Sequence[float] | np.ndarray | None = None,
+        noise: Noise | None = None,
+        patience: float = 600.0,
+    ) -> None:
+        self.controller = controller
+        self.optimizer = optimizer
+        self.aggregation = aggregation
+        self.setting = setting
+        self.layout = layout
+        self.ledger = ledger
+        self.sampler = sampler
+        self.job = job
+        self.nodes = nodes
+        self.clients_per_node = clients_per_node
+        self.served_average = served_average
+        self.work = work
+        self.noise = noise
+        self.patience = patience
+        self.state: ServerState | None = None
+        self.release: Release | None = None
+        self._sent: dict[int, list[int]] = {}
+
+    def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
+        """Start from a full adapter vector; ``public`` describes the model it makes."""
+        factors = self.layout.training(self.aggregation.train(1))
+        optimizer = self.optimizer.init(factors.trainable(adapter))
+        first = 0 if self.initial() is None else -1
+        self.state = ServerState(first, adapter, adapter, optimizer, self.controller.init(self.setting, public))
+
+    def initial(self) -> Poisson | None:
+        """How the cohort of the initial release is drawn; None if the controller has none."""
+        initial = self.controller.initial(self.setting.sampling)
+        return None if initial is None else initial.sampling
+
+    def next_plan(self) -> tuple[int, Plan, Poisson]:
+        """Number, plan and sampling of the next release."""
+        state = self._state()
+        round = state.round + 1
+        sampling = self.setting.sampling if round else self.initial()
+        assert sampling is not None
+        return round, self.controller.plan(state.controller, round), sampling
+
+    def refusal(self) -> str | None:
+        """Why the ledger does not pay for the next release, or None. Asked before anyone is sampled."""
+        round, plan, sampling = self.next_plan()
+        return self.ledger.would_exceed(ReleaseEvent(_label(round), round, sampling, plan.components()))
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per node with the ids of the clients it is to train. ``arrays`` and ``config`` are not used."""
+        round, plan, sampling = self.next_plan()
+        if round != server_round:
+            raise ValueError(f"server_round must be {round}, the round after the state, got {server_round}")
+        if (refusal := self.refusal()) is not None:
+            raise BudgetExceeded(refusal)
+        nodes = self._wait_for_nodes(grid)
+        attempt = sum(event.round == round and event.label == _label(round) for event in self.ledger.events)
+        cohort = self.sampler.poisson(sampling.population, sampling.rate, round, attempt)
+        if self.clients_per_node is None:
+            shares = list(zip(nodes, split(cohort, len(nodes), self.work), strict=True))
+        else:
+            shares = [(nodes[i % len(nodes)], cohort[i : i + 1]) for i in range(len(cohort))]
+        self._sent = {}
+        messages = []
+        for node, clients in shares:
+            if len(clients) == 0:
+                continue
+            self._sent.setdefault(node, []).append(len(clients))
+            request = TrainRequest(
+                round, self._state().adapter.numpy(), plan, self.aggregation.train(max(round, 1)), clients, self.job
+            )
+            messages.append(Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Sum what came back, release it, take the server's step. A failed node contributes zero; noise stays whole."""
+        state = self._state()
+        round, plan, sampling = self.next_plan()
+        total = self._total(plan, round, replies, sampling)
+        self.release = charged_release(
+            total, plan, label=_label(round), round=round, sampling=sampling, ledger=self.ledger, noise=self.noise
+        )
+        if round > 0:
+            state = self._step(state, self.release.update, round)
+        self.state = replace(state, round=round)
+        return ArrayRecord({"adapter": Array(self.state.served.numpy())}), None
+
+    def observe(self, public: PublicSignals) -> None:
+        """Tell the controller of the last release and of what everyone may know after it."""
+        state = self._state()
+        if self.release is None:
+            raise ValueError("observe needs a release; call it after aggregate_train")
+        self.state = replace(state, controller=self.controller.update(state.controller, self.release, public))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Clients are not evaluated: their metrics would be releases that nobody paid for."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing was asked."""
+        return None
+
+    def summary(self) -> None:
+        """Log what this strategy is."""
+        log.info(
+            "DP-FedAvg: %s, %s, %s; %d values, expected cohort %g",
+            type(self.controller).__name__,
+            type(self.optimizer).__name__,
+            type(self.aggregation).__name__,
+            self.setting.dimension,
+            self.setting.sampling.expected_units,
+        )
+
+    def _step(self, state: ServerState, update: Float[Tensor, " d"], round: int) -> ServerState:
+        factors = self.layout.training(self.aggregation.train(round))
+        optimizer, parameters = self.optimizer.step(
+            state.optimizer, factors.trainable(state.adapter), update, round
+        )
+        adapter = factors.with_trainable(state.adapter, parameters)
+        served = adapter
+        if self.served_average:
+            # Debiased, so that the first rounds are not dragged towards the starting point.
+            share = (1 - self.served_average) / (1 - self.served_average**round)
+            served = torch.lerp(state.served, adapter, share)
+        return replace(state, adapter=adapter, served=served, optimizer=optimizer)
+
+    def _total(self, plan: Plan, round: int, replies: Iterable[Message], sampling: Poisson) -> Contribution:
+        """The sum of all sound replies. Sums are integers, so their order of arrival does not matter."""
+        expected = {node: list(sizes) for node, sizes in self._sent.items()}
+        sent = sum(map(len, expected.values()))
+        total, sound = Contribution.zero(plan), 0
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if not expected.get(node):
+                log.warning("round %d: node %d sent a reply it was not asked for; dropped", round, node)
+                continue
+            if reply.has_error():
+                log.warning("round %d: node %d failed: %s", round, node, reply.error.reason)
+                continue
+            try:
+                total = total + read_contribution(reply.content, plan, round, expected[node].pop())
+                sound += 1
+            except BadMessage as error:
+                log.warning("round %d: reply of node %d refused: %s", round, node, error)
+        if 2 * sound < sent:
+            self.ledger.charge(ReleaseEvent(_label(round), round, sampling, plan.components()))
+            raise RoundFailed(
+                f"round {round}: {sound} of {sent} messages were answered soundly, at least half must be; "
+                "the round is charged and nothing was released; see the log for each node's reason"
+            )
+        return total
+
+    def _wait_for_nodes(self, grid: Grid) -> list[int]:
+        """All nodes, sorted. The ServerApp may start before they are registered; sampling needs none of them."""
+        deadline = time.monotonic() + self.patience
+        while len(nodes := sorted(grid.get_node_ids())) < self.nodes:
+            if time.monotonic() > deadline:
+                raise RoundFailed(f"{len(nodes)} of {self.nodes} nodes connected within {self.patience:g} s")
+            time.sleep(0.1)
+        return nodes[: self.nodes]
+
+    def _state(self) -> ServerState:
+        if self.state is None:
+            raise ValueError("the strategy has no state; call begin() or restore a checkpoint first")
+        return self.state
+
+
+def _label(round: int) -> str:
+    return "round" if round else "histogram"
+

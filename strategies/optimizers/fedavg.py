@@ -1,0 +1,73 @@
+"""Federated averaging and its momentum form: the released mean update as a pseudo-gradient.
+
+    FedAvg:   x_{t+1} = x_t + eta_t u_t
+    FedAvgM:  m_t = beta m_{t-1} + u_t,   x_{t+1} = x_t + eta_t m_t            eta_t = eta * decay^(t-1)
+
+References: McMahan et al. 2017 (arXiv 1602.05629v4), Algorithm 1; Reddi et al. 2021, "Adaptive Federated Optimization"
+(arXiv 2003.00295v5), the server form with momentum. Guarantee: post-processing of the release.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from privacy import checks
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Plain averaging.
+
+    Attributes:
+        learning_rate: eta, 1 adds the mean update as it is.
+        decay: factor on eta after each round, in (0, 1].
+    """
+
+    learning_rate: float = 1.0
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(learning_rate=self.learning_rate)
+        checks.probability(decay=self.decay)
+
+    def init(self, parameters: Float[Tensor, " d"]) -> dict[str, Tensor]:
+        """State before the first step: none."""
+        return {}
+
+    def step(
+        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], update: Float[Tensor, " d"], round: int
+    ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
+        """New state and parameters after round ``round`` (1..T) released ``update``."""
+        return state, parameters + self.learning_rate * self.decay ** (round - 1) * update
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    """Averaging with heavy-ball momentum.
+
+    Attributes:
+        learning_rate: eta.
+        decay: factor on eta after each round, in (0, 1].
+        momentum: beta, in [0, 1); the sum of a constant update grows to 1 / (1 - beta) times it.
+    """
+
+    learning_rate: float = 1.0
+    decay: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks.positive(learning_rate=self.learning_rate, one_minus_momentum=1 - self.momentum)
+        checks.probability(decay=self.decay)
+        checks.non_negative(momentum=self.momentum)
+
+    def init(self, parameters: Float[Tensor, " d"]) -> dict[str, Tensor]:
+        """The momentum, zero."""
+        return {"momentum": parameters.new_zeros(parameters.shape)}
+
+    def step(
+        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], update: Float[Tensor, " d"], round: int
+    ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
+        """New state and parameters after round ``round`` (1..T) released ``update``."""
+        momentum = self.momentum * state["momentum"] + update
+        return {"momentum": momentum}, parameters + self.learning_rate * self.decay ** (round - 1) * momentum
