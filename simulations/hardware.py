@@ -79,3 +79,8 @@ def resources(config: RunConfig, cores: int | None = None, gpus: int | None = No
         workers = max(1, min(gpus or cores, math.ceil(config.expected_cohort)))
     processes = 1 if config.engine.kind == "inprocess" else workers
     return Resources(workers, max(1, cores // processes), gpus, gpu_share(workers, gpus))
+
+
+def with_workers(config: RunConfig, workers: int) -> RunConfig:
+    """The configuration with ``engine.workers`` settled, as the ServerApp wants it: it waits for that many nodes."""
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"workers": workers})})
