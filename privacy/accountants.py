@@ -28,22 +28,17 @@ chosen on the way, except through the floor.
 """
 
 import importlib.metadata
-import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-import dp_accounting
 import numpy as np
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, RdpAccountant, compute_epsilon
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from privacy import checks, loss_distributions, renyi
-from privacy.commitment import ADJACENCIES, FloorStep
+from privacy.commitment import ADJACENCIES, ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
 from privacy.events import CappedPoisson, FixedSize, Poisson, ReleaseEvent, Sampling
 
@@ -52,7 +47,6 @@ Step: TypeAlias = tuple[Sampling, float, int]
 
 ACCOUNTANTS = ("pld", "rdp", "prv", "gdp-approx")
 BOUNDS = ("pld", "rdp", "prv")
-_ROUNDING = 1e-9
 
 
 def epsilon(
@@ -91,7 +85,7 @@ def epsilon(
         case "pld":
             return loss_distributions.epsilon(steps, delta, adjacency, interval)
         case "rdp":
-            return _rdp(steps, delta, adjacency)
+            return renyi.epsilon(steps, delta, adjacency)
         case "prv":
             return _prv(steps, delta, adjacency)
         case _:
@@ -118,6 +112,29 @@ def tightest_bound(
     return min(found)
 
 
+def curve(
+    events: Sequence[Step | FloorStep | ReleaseEvent], deltas: Sequence[float], *, adjacency: str = "add_remove"
+) -> list[tuple[float, float]]:
+    """Pairs (delta, epsilon) that hold all at once: by PLD where it bounds the events, else by RDP.
+
+    The discretisation is the one that suits the middle delta; all values are upper bounds.
+
+    Raises:
+        UnsupportedEvent: neither accountant can account the events.
+    """
+    for delta in deltas:
+        checks.probability(delta=delta)
+    steps = merged(events)
+    try:
+        for sampling, _, _ in steps:
+            _refuse_by_pld(sampling, adjacency)
+    except UnsupportedEvent:
+        return [(delta, renyi.epsilon(steps, delta, adjacency)) for delta in deltas]
+    _, interval = loss_distributions.refine(steps, sorted(deltas)[len(deltas) // 2], adjacency)
+    distribution = loss_distributions.compose(steps, adjacency, interval)
+    return [(delta, loss_distributions.epsilon_of(distribution, delta)) for delta in deltas]
+
+
 def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:
     """Equal steps counted together, in order of first appearance, at the noise multiplier that is accounted."""
     counts: dict[tuple[Sampling, float], int] = {}
@@ -125,7 +142,7 @@ def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...
         sampling, multiplier, count = _as_step(event)
         checks.non_negative(noise_multiplier=multiplier)
         checks.integer_at_least(1, count=count)
-        key = (sampling, multiplier * (1.0 - _ROUNDING))
+        key = (sampling, multiplier * (1.0 - ROUNDING))
         counts[key] = counts.get(key, 0) + count
     units = {(sampling.unit, sampling.population) for sampling, _ in counts}
     if len(units) > 1:
@@ -163,58 +180,6 @@ def _refuse_by_pld(sampling: Sampling, adjacency: str) -> None:
         raise UnsupportedEvent(f"the pld accountant takes {sampling} under add_remove only, got {adjacency!r}")
 
 
-def rho_of(sampling: Sampling, noise_multiplier: float, order: int, adjacency: str = "add_remove") -> float:
-    """Rényi divergence of one release at one integer order: what the filter charges. Upper bound.
-
-    Raises:
-        UnsupportedEvent: no bound is known for this sampling under this adjacency.
-    """
-    checks.one_of(ADJACENCIES, adjacency=adjacency)
-    if noise_multiplier == 0.0:
-        return math.inf
-    multiplier = noise_multiplier * (1.0 - _ROUNDING)
-    if isinstance(sampling, Poisson) and adjacency == "add_remove":
-        return renyi.subsampled_gaussian_rdp(sampling.rate, multiplier, order)
-    return float(_divergences(sampling, multiplier, adjacency, (order,))[0])
-
-
-def _rdp(steps: Sequence[Step], delta: float, adjacency: str) -> float:
-    total = np.zeros(len(DEFAULT_RDP_ORDERS))
-    for sampling, multiplier, count in steps:
-        total += count * _divergences(sampling, multiplier, adjacency, tuple(DEFAULT_RDP_ORDERS))
-    return float(compute_epsilon(DEFAULT_RDP_ORDERS, total, delta)[0])
-
-
-@lru_cache(maxsize=1024)
-def _divergences(
-    sampling: Sampling, multiplier: float, adjacency: str, orders: tuple[float, ...]
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Rényi divergences of one release at all orders; infinite where dp_accounting's series does not converge."""
-    replace = adjacency == "replace_one"
-    relation = dp_accounting.NeighboringRelation
-    accountant = RdpAccountant(orders, relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE)
-    with _without_excluded_orders():
-        accountant.compose(_rdp_event(sampling, multiplier, replace))
-    return np.asarray(accountant.rdp, dtype=np.float64)
-
-
-def _rdp_event(sampling: Sampling, multiplier: float, replace: bool) -> dp_accounting.DpEvent:
-    match sampling:
-        case Poisson(rate=1.0):
-            return dp_accounting.GaussianDpEvent(multiplier / 2.0 if replace else multiplier)
-        case Poisson() if not replace:
-            return dp_accounting.PoissonSampledDpEvent(sampling.rate, dp_accounting.GaussianDpEvent(multiplier))
-        case FixedSize() if replace:
-            gaussian = dp_accounting.GaussianDpEvent(multiplier / 2.0)
-            return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.size, gaussian)
-        case FixedSize():
-            remedy = "use adjacency 'replace_one', or sample by Poisson"
-        case _:
-            remedy = "use accountant 'pld'"
-    adjacency = "replace_one" if replace else "add_remove"
-    raise UnsupportedEvent(f"the rdp accountant has no bound for {sampling} under {adjacency}; {remedy}")
-
-
 def _prv(steps: Sequence[Step], delta: float, adjacency: str) -> float:
     _only_poisson_add_remove("prv", steps, adjacency)
     from opacus.accountants import PRVAccountant  # a cross-check only: not worth its import time elsewhere
@@ -250,21 +215,3 @@ def _only_poisson_add_remove(accountant: str, steps: Sequence[Step], adjacency: 
                 f"the {accountant} accountant takes Poisson sampling under add_remove only, got {sampling} under "
                 f"{adjacency}; use accountant 'pld' or 'rdp'"
             )
-
-
-@contextmanager
-def _without_excluded_orders() -> Iterator[None]:
-    """Silence dp_accounting's notes that a fractional order did not converge.
-
-    Such an order gets divergence infinity and falls out of the minimum over orders, so the bound stays a bound.
-    """
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "failed to converge" not in record.getMessage()
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)

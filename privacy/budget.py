@@ -7,13 +7,11 @@ A budget is a value in memory; ``ledger.py`` makes it durable. :meth:`price` dec
 from dataclasses import dataclass
 from typing import Protocol
 
-from privacy import accountants, renyi
-from privacy.commitment import Commitment, FloorStep
+from privacy import renyi
+from privacy.commitment import ROUNDING, Commitment, FloorStep
 from privacy.errors import BudgetExceeded
 from privacy.events import CappedPoisson, FixedSize, Poisson, ReleaseEvent, Sampling
 from privacy.odometer import FloorOdometer
-
-_ROUNDING = 1e-9  # the accountants reduce every noise multiplier by as much, so this slack is paid for
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class FloorBudget:
             raise BudgetExceeded(
                 f"the event samples {event.sampling}, more than the committed {step.sampling}; sample as committed"
             )
-        if event.effective_noise_multiplier < step.noise_multiplier * (1.0 - _ROUNDING):
+        if event.effective_noise_multiplier < step.noise_multiplier * (1.0 - ROUNDING):
             raise BudgetExceeded(
                 f"effective noise multiplier {event.effective_noise_multiplier:.6g} of {event.label!r} is below the "
                 f"committed floor {step.noise_multiplier:.6g}; add noise or drop a query"
@@ -115,9 +113,7 @@ class FilterBudget:
 
     def price(self, event: ReleaseEvent) -> Price:
         _check_population(event, self._commitment)
-        rho = accountants.rho_of(
-            event.sampling, event.effective_noise_multiplier, self._order, self._commitment.adjacency
-        )
+        rho = renyi.rho_of(event.sampling, event.effective_noise_multiplier, self._order, self._commitment.adjacency)
         if not self.rho_spent + rho <= self._budget:
             raise BudgetExceeded(
                 f"Rényi divergence {rho:.6g} of {event.label!r} exceeds the "

@@ -24,6 +24,10 @@ from privacy.events import Json, Sampling, sampling_from_json
 WEAKEST_NOISE_MULTIPLIER = 0.3
 """Below this a single release of a sampled unit has epsilon > 35 at delta 1e-5: it protects no one."""
 
+ROUNDING = 1e-9
+"""Relative slack of a noise multiplier against its committed floor. Accounting reduces every multiplier by as much, so
+rounding of the last digits of a standard deviation is paid for and can never make a reported epsilon too small."""
+
 ADJACENCIES = ("add_remove", "replace_one")
 MODES = ("floor", "filter")
 
@@ -47,8 +51,8 @@ class FloorStep:
         return {
             "label": self.label,
             "sampling": self.sampling.to_json(),
-            "noise_multiplier": self.noise_multiplier,
-            "count": self.count,
+            "noise_multiplier": float(self.noise_multiplier),
+            "count": int(self.count),
         }
 
     @classmethod

@@ -50,7 +50,12 @@ class Component:
         return self.noise_std / self.sensitivity
 
     def to_json(self) -> Json:
-        return {"name": self.name, "sensitivity": self.sensitivity, "noise_std": self.noise_std, "dim": self.dim}
+        return {
+            "name": self.name,
+            "sensitivity": float(self.sensitivity),
+            "noise_std": float(self.noise_std),
+            "dim": int(self.dim),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Component":
@@ -80,7 +85,12 @@ class Poisson:
         return self.rate * self.population
 
     def to_json(self) -> Json:
-        return {"kind": "poisson", "rate": self.rate, "population": self.population, "unit": self.unit}
+        return {
+            "kind": "poisson",
+            "rate": float(self.rate),
+            "population": int(self.population),
+            "unit": self.unit,
+        }
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,12 @@ class FixedSize:
         return float(self.size)
 
     def to_json(self) -> Json:
-        return {"kind": "fixed-size", "size": self.size, "population": self.population, "unit": self.unit}
+        return {
+            "kind": "fixed-size",
+            "size": int(self.size),
+            "population": int(self.population),
+            "unit": self.unit,
+        }
 
 
 @dataclass(frozen=True)
@@ -145,9 +160,9 @@ class CappedPoisson:
     def to_json(self) -> Json:
         return {
             "kind": "capped-poisson",
-            "rate": self.rate,
-            "population": self.population,
-            "cap": self.cap,
+            "rate": float(self.rate),
+            "population": int(self.population),
+            "cap": int(self.cap),
             "unit": self.unit,
         }
 
@@ -196,7 +211,7 @@ class ReleaseEvent:
     def to_json(self) -> Json:
         return {
             "label": self.label,
-            "round": self.round,
+            "round": int(self.round),
             "sampling": self.sampling.to_json(),
             "components": [component.to_json() for component in self.components],
         }

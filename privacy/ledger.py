@@ -12,7 +12,7 @@ import math
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,37 +22,9 @@ from privacy.commitment import Commitment, FloorStep
 from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import ReleaseEvent
 from privacy.journal import Entry, Journal
+from privacy.receipts import Charge, Receipt
 
 __all__ = ["Charge", "Commitment", "FloorStep", "Ledger", "Receipt"]
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """Proof that a release is paid for. ``charge`` counts the charges of the ledger from 0."""
-
-    charge: int
-    event: ReleaseEvent
-
-
-@dataclass(frozen=True)
-class Charge:
-    """One paid release, as the ledger remembers it.
-
-    Attributes:
-        event: what was paid for.
-        noise_multiplier: its effective noise multiplier.
-        step: index of the floor step it consumed (floor mode), else None.
-        rho: Rényi divergence it spent (filter mode), else None.
-        debited_at: time of the charge, ISO 8601, UTC.
-        released_at: time of the release; None if the run died in between.
-    """
-
-    event: ReleaseEvent
-    noise_multiplier: float
-    step: int | None
-    rho: float | None
-    debited_at: str
-    released_at: str | None = None
 
 
 class Ledger:
@@ -203,6 +175,13 @@ class Ledger:
         the guarantee is the committed epsilon.
         """
         return math.inf if self._not_private else self._budget.spent()
+
+    def guaranteed(self) -> float:
+        """Epsilon of the whole commitment at its delta: what holds whenever and why ever the run stops.
+
+        Infinite if the run is not private. In floor mode the PLD of the committed floor.
+        """
+        return math.inf if self._not_private else self._budget.worst_case()
 
     @property
     def rho_spent(self) -> float:

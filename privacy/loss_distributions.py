@@ -22,7 +22,6 @@ from privacy.events import CappedPoisson, Poisson, Sampling
 Step: TypeAlias = tuple[Sampling, float, int]
 
 SMALLEST_DELTA = 1e-12
-_FIRST_INTERVAL = 1e-3
 _TOLERANCE = 1e-3
 _MOST_POINTS = 4_000_000
 
@@ -43,7 +42,7 @@ def refine(steps: tuple[Step, ...], delta: float, adjacency: str) -> tuple[float
     The error at interval h is about a third of the change from 2h to h, and a 24th of the change from 5h to h. The
     refinement ends early where the composition would need more than four million points.
     """
-    interval = _first_interval(steps)
+    interval = first_interval(steps)
     coarse = epsilon_of(compose(steps, adjacency, 2.0 * interval), delta)
     total = compose(steps, adjacency, interval)
     value = epsilon_of(total, delta)
@@ -82,7 +81,7 @@ def epsilon_of(distribution: PrivacyLossDistribution, delta: float) -> float:
     return max(0.0, float(distribution.get_epsilon_for_delta(delta)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _single(sampling: Sampling, multiplier: float, adjacency: str, interval: float) -> PrivacyLossDistribution:
     relation = dp_accounting.NeighboringRelation
     match sampling:
@@ -105,12 +104,16 @@ def _single(sampling: Sampling, multiplier: float, adjacency: str, interval: flo
             raise ValueError(f"no loss distribution for {sampling} under {adjacency}; accountants.epsilon refuses it")
 
 
-def _first_interval(steps: Sequence[Step]) -> float:
-    # One release of noise multiplier z spreads its losses over about 10/z + 1/(2 z^2) on either side of zero. An
-    # interval of 1e-3 makes that 5e4 points at z = 0.22; weaker noise is discretised more coarsely.
+def first_interval(steps: Sequence[Step]) -> float:
+    """A discretisation that is fine enough for most runs and costs at most seconds.
+
+    One release of noise multiplier z spreads its losses over about 10/z + 1/(2 z^2) on either side of zero. An interval
+    of 1e-3 makes that 5e4 points at z = 0.22; weaker noise is discretised more coarsely, and so is a schedule of more
+    than 20 different steps, each of which is discretised by itself.
+    """
     least = min(multiplier for _, multiplier, _ in steps)
     spread = 10.0 / least + 0.5 / least**2
-    return _FIRST_INTERVAL * max(1.0, spread / 50.0)
+    return 1e-3 * max(1.0, spread / 50.0) * min(5.0, max(1.0, len(steps) / 20.0))
 
 
 def _points(distribution: PrivacyLossDistribution) -> int:

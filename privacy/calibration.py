@@ -1,0 +1,254 @@
+"""The least noise for a promised epsilon, and the commitments that promise it.
+
+Noise multipliers are rounded UP to four decimals, and the value returned has been accounted as it stands: its epsilon
+is at most the target. The search works on log z against epsilon, where the curve is nearly straight: an integer-order
+Rényi bound gives a first guess that is a few percent too large, and a handful of loss distributions find the rest.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from scipy.optimize import brentq
+
+from privacy import accountants, checks, loss_distributions, renyi
+from privacy.accountants import Step
+from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
+from privacy.events import FixedSize, ReleaseEvent, Sampling
+
+_GRID = 1e-4
+_LARGEST = 1e6
+_BRACKET_ORDERS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 24, 32, 64, 128)
+_FILTER_ORDERS = range(2, 257)
+
+Extra = Sequence[Step | FloorStep | ReleaseEvent]
+Queries = Sequence[float] | Callable[[float], float]
+
+
+def calibrate(
+    epsilon: float,
+    delta: float,
+    sampling: Sampling | Sequence[Sampling],
+    rounds: int,
+    *,
+    extra: Extra = (),
+    queries: Queries = (),
+    profile: Sequence[float] | None = None,
+    adjacency: str = "add_remove",
+    accountant: str | None = None,
+    force: bool = False,
+) -> float:
+    """Least noise multiplier of the update, rounded up to 1e-4, for which the whole run costs at most ``epsilon``.
+
+    Args:
+        epsilon: the target, > 0.
+        delta: in (0, 1).
+        sampling: how each round draws its cohort; one for all rounds, or one per round.
+        rounds: number of rounds, >= 1.
+        extra: other releases of the run (an initial histogram), as events, floor steps or (sampling, z, count).
+        queries: what is released beside the update on the same cohort: noise multipliers ``s_j/S_j`` of the further
+            components of the joint Gaussian, or a function from the update's multiplier to the effective one.
+        profile: relative noise of each round, > 0: round t has multiplier ``z * profile[t]``, its queries unchanged.
+        adjacency: ``"add_remove"`` or ``"replace_one"``.
+        accountant: a bound, ``"pld"``, ``"rdp"`` or ``"prv"``; None takes PLD, or RDP for fixed-size sampling.
+        force: return a multiplier below 0.3 too, although one release at that noise protects no one.
+
+    Raises:
+        ValueError: a bad argument; the extra releases and queries alone exceed the target; or the target is so large
+            that less noise than 0.3 would do.
+        UnsupportedEvent: the accountant cannot bound this sampling under this adjacency.
+    """
+    checks.positive(epsilon=epsilon, delta=delta)
+    checks.integer_at_least(1, rounds=rounds)
+    run = _Run(epsilon, delta, _per_round(sampling, rounds), tuple(extra), queries, _shape(profile, rounds), adjacency)
+    if accountant is None:
+        accountant = "rdp" if any(isinstance(one, FixedSize) for one in run.samplings) else "pld"
+    checks.one_of(accountants.BOUNDS, accountant=accountant, remedy="only a bound can calibrate noise")
+    run.refuse_impossible(accountant)
+    if not force:
+        run.refuse_weak(accountant)
+    z = _GRID * math.ceil(run.root(accountant) / _GRID * (1.0 - 1e-9))
+    while run.epsilon(z, accountant) > epsilon:
+        z += _GRID
+    return round(z, 4)
+
+
+def floor_commitment(
+    epsilon: float,
+    delta: float,
+    sampling: Sampling | Sequence[Sampling],
+    rounds: int,
+    *,
+    label: str = "round",
+    extra: Sequence[FloorStep] = (),
+    queries: Queries = (),
+    profile: Sequence[float] | None = None,
+    adjacency: str = "add_remove",
+) -> tuple[Commitment, float]:
+    """Calibrate, and commit to the result: the commitment in floor mode and the multiplier of the update.
+
+    The committed steps are those of ``extra`` and then one per run of equal rounds, at the effective multiplier.
+    Arguments and errors as for :func:`calibrate`.
+    """
+    z = calibrate(epsilon, delta, sampling, rounds, extra=extra, queries=queries, profile=profile, adjacency=adjacency)
+    samplings = _per_round(sampling, rounds)
+    steps = [
+        (one, _effective(z * share, queries)) for one, share in zip(samplings, _shape(profile, rounds), strict=True)
+    ]
+    floor = [FloorStep(label, one, multiplier, len(list(same))) for (one, multiplier), same in groupby(steps)]
+    unit, population = samplings[0].unit, samplings[0].population
+    return Commitment(unit, adjacency, population, epsilon, delta, "floor", (*extra, *floor)), z
+
+
+def filter_commitment(
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    rounds: int,
+    *,
+    extra: Extra = (),
+    adjacency: str = "add_remove",
+) -> tuple[Commitment, float]:
+    """Commit to a Rényi filter: the integer order at which even spending needs the least noise.
+
+    Returns:
+        The commitment in filter mode, and the effective noise multiplier (rounded up to 1e-4) at which ``rounds``
+        equal rounds after ``extra`` just fit. A controller may spend otherwise; the filter holds whatever it does.
+
+    Raises:
+        ValueError: no order can pay for ``extra``.
+        UnsupportedEvent: no Rényi bound is known for this sampling under this adjacency.
+    """
+    checks.positive(epsilon=epsilon, delta=delta)
+    checks.integer_at_least(1, rounds=rounds)
+    fixed = accountants.merged(extra)
+    best: tuple[float, int, float] | None = None
+    for order in _FILTER_ORDERS:
+        rho = renyi.rho_budget(epsilon, order, delta)
+        left = rho - sum(count * renyi.rho_of(one, z, order, adjacency) for one, z, count in fixed)
+        if left <= 0.0:
+            continue
+
+        def excess(log_z: float, order: int = order, left: float = left) -> float:
+            return math.log(rounds * renyi.rho_of(sampling, math.exp(log_z), order, adjacency) / left)
+
+        # Once an order needs more than the best, so do all larger ones: the needed noise is unimodal in the order.
+        if best is not None and excess(math.log(best[0])) > 0.0:
+            break
+        z = math.exp(float(brentq(excess, math.log(1e-2), math.log(_LARGEST), xtol=1e-9)))
+        best = (z, order, rho)
+    if best is None:
+        raise ValueError(f"epsilon must be large enough to pay for {len(fixed)} extra releases, got {epsilon:g}")
+    commitment = Commitment(
+        sampling.unit, adjacency, sampling.population, epsilon, delta, "filter", order=best[1], rho=best[2]
+    )
+    return commitment, round(_GRID * math.ceil(best[0] / _GRID), 4)
+
+
+class _Run:
+    """All releases of a run as a function of the update's noise multiplier."""
+
+    def __init__(
+        self,
+        target: float,
+        delta: float,
+        samplings: Sequence[Sampling],
+        extra: tuple[Step | FloorStep | ReleaseEvent, ...],
+        queries: Queries,
+        profile: Sequence[float],
+        adjacency: str,
+    ) -> None:
+        self.target = target
+        self.delta = delta
+        self.samplings = samplings
+        self._extra = extra
+        self._queries = queries
+        self._profile = profile
+        self._adjacency = adjacency
+
+    def steps(self, z: float) -> list[Step | FloorStep | ReleaseEvent]:
+        rounds = zip(self.samplings, self._profile, strict=True)
+        return [*self._extra, *((one, _effective(z * share, self._queries), 1) for one, share in rounds)]
+
+    def epsilon(self, z: float, accountant: str, interval: float | None = None) -> float:
+        return accountants.epsilon(self.steps(z), self.delta, accountant, adjacency=self._adjacency, interval=interval)
+
+    def refuse_impossible(self, accountant: str) -> None:
+        limit = self.epsilon(_LARGEST, accountant) if self._extra or self._queries else 0.0
+        if limit >= self.target:
+            raise ValueError(
+                f"epsilon must be > {limit:.4g}, which the extra releases and queries cost without any update, got "
+                f"{self.target:g}; give them more noise"
+            )
+
+    def refuse_weak(self, accountant: str) -> None:
+        if self.guess() > 1.5 * WEAKEST_NOISE_MULTIPLIER:
+            return
+        reached = self.epsilon(WEAKEST_NOISE_MULTIPLIER / min(self._profile), accountant)
+        if reached < self.target:
+            raise ValueError(
+                f"epsilon must be <= {reached:.4g}, got {self.target:g}, for which less noise than a multiplier of "
+                f"{WEAKEST_NOISE_MULTIPLIER} would do: that protects no one; lower epsilon, or sample or train less"
+            )
+
+    def root(self, accountant: str) -> float:
+        high = math.log(self.guess())
+        steps = accountants.merged(self.steps(math.exp(high)))
+        # A schedule of many different steps takes seconds to account; the search then makes do with a coarser
+        # discretisation, whose answer is at most a few tenths of a percent too large.
+        interval = 2.0 * loss_distributions.first_interval(steps) if len(steps) > 20 else None
+
+        def excess(log_z: float) -> float:
+            return min(self.epsilon(math.exp(log_z), accountant, interval) / self.target, 1e6) - 1.0
+
+        step = 0.1
+        while excess(high) > 0.0:
+            high += step
+            step *= 2.0
+        low, step = high - 0.1, 0.1
+        while excess(low) < 0.0:
+            high, low = low, low - step
+            step *= 2.0
+        return math.exp(float(brentq(excess, low, high, xtol=2e-5)))
+
+    def guess(self) -> float:
+        """Slightly too much noise, by integer-order Rényi divergences of the rounds under Poisson sampling."""
+        squeezed = (len(self._profile) / sum(share**-2 for share in self._profile)) ** 0.5
+        rate = max(one.expected_units / one.population for one in self.samplings)
+
+        def excess(log_z: float) -> float:
+            rho = [
+                len(self.samplings) * renyi.subsampled_gaussian_rdp(rate, math.exp(log_z), a) for a in _BRACKET_ORDERS
+            ]
+            found = [renyi.epsilon_of(r, a, self.delta) for r, a in zip(rho, _BRACKET_ORDERS, strict=True)]
+            return min(found) - self.target
+
+        lowest, highest = math.log(0.05), math.log(_LARGEST)
+        if excess(lowest) <= 0.0 or excess(highest) >= 0.0:
+            return 1.0 / squeezed
+        return math.exp(float(brentq(excess, lowest, highest, xtol=1e-3))) / squeezed
+
+
+def _effective(z: float, queries: Queries) -> float:
+    """Noise multiplier of the joint Gaussian of an update at ``z`` and its queries."""
+    if isinstance(queries, Sequence):
+        return 1.0 / math.hypot(1.0 / z, *(1.0 / other for other in queries))
+    return queries(z)
+
+
+def _per_round(sampling: Sampling | Sequence[Sampling], rounds: int) -> Sequence[Sampling]:
+    if not isinstance(sampling, Sequence):
+        return [sampling] * rounds
+    if len(sampling) != rounds:
+        raise ValueError(f"sampling must be one, or one per round ({rounds}), got {len(sampling)}")
+    return sampling
+
+
+def _shape(profile: Sequence[float] | None, rounds: int) -> Sequence[float]:
+    if profile is None:
+        return [1.0] * rounds
+    if len(profile) != rounds:
+        raise ValueError(f"profile must hold one relative multiplier per round ({rounds}), got {len(profile)}")
+    for share in profile:
+        checks.positive(profile=share)
+    return profile

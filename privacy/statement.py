@@ -1,0 +1,193 @@
+"""What a run guarantees, as data (``privacy.json``) and as one sentence: every epsilon rounded UP.
+
+The guarantee is that of the COMMITMENT, which holds whenever and why ever the run stopped. ``epsilon_spent`` is what
+the releases made so far account for; as a guarantee it is good only if the moment of stopping was not chosen from
+released values. In floor mode the guarantee is the smaller of the PLD and the RDP epsilon of the committed floor, in
+filter mode the conversion of the committed Rényi budget and nothing else: the loss distribution of the path actually
+taken is no bound there, so it is not even computed.
+"""
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
+from itertools import groupby
+from typing import Any
+
+from privacy import accountants, checks, renyi
+from privacy.commitment import Commitment, check_delta
+from privacy.errors import UnsupportedEvent
+from privacy.events import CappedPoisson, FixedSize, Json, Sampling
+from privacy.ledger import Ledger
+
+__all__ = ["check_delta", "privacy_statement", "rounded_up", "sentence"]
+
+TRUSTED_AGGREGATOR = (
+    "trusted aggregator: the server adds the noise, and until then sees who takes part and the sums of their clipped "
+    "contributions; the guarantee is against everyone who sees only what the run releases"
+)
+NOT_COVERED = (
+    "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
+    "every such run spends an epsilon of its own, and they add up",
+    "what the server sees before noise is added, and what a network observer sees: who takes part, when, and the size "
+    "and timing of messages",
+    "the public validation and test data: they are taken to hold nothing of the protected units",
+    "one person behind several units: k units together are protected by a k-fold group guarantee only",
+    "anything computed on the data outside this ledger, such as logs and files on the clients' own machines",
+)
+_DELTAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+
+
+def privacy_statement(
+    ledger: Ledger,
+    *,
+    trust_model: str = TRUSTED_AGGREGATOR,
+    not_covered: Sequence[str] = NOT_COVERED,
+    cross_checks: Sequence[str] = ("rdp",),
+) -> Json:
+    """The content of ``privacy.json``: plain JSON values only.
+
+    Args:
+        ledger: of the run, open or read-only.
+        trust_model: who is trusted with what.
+        not_covered: what the guarantee does not speak about, one sentence each.
+        cross_checks: further accountants whose epsilon of the committed floor is stated beside the guarantee, of
+            ``"pld"``, ``"rdp"``, ``"prv"``; unused in filter mode.
+
+    Raises:
+        ValueError: a cross-check that is no upper bound (``gdp-approx``), or an unknown one.
+    """
+    remedy = "an approximation that can lie below the truth must not be reported as a guarantee"
+    for name in cross_checks:
+        checks.one_of(accountants.BOUNDS, cross_checks=name, remedy=remedy)
+    commitment = ledger.commitment
+    released = sum(charge.released_at is not None for charge in ledger.charges)
+    committed = {"committed": sum(step.count for step in commitment.floor)} if commitment.floor else {}
+    statement: Json = {
+        "format": 1,
+        "private": ledger.not_private is None,
+        "not_private": ledger.not_private,
+        "unit": commitment.unit,
+        "adjacency": commitment.adjacency,
+        "population": commitment.population,
+        "delta": commitment.delta,
+        "mode": commitment.mode,
+        "mechanism": "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release",
+        "sampling": {charge.event.label: _sampling_text(charge.event.sampling) for charge in ledger.charges},
+        "rounds": {**committed, "charged": len(ledger.charges), "released": released},
+        "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
+        "releases": _releases(ledger),
+        "trust_model": trust_model,
+        "covered": _covered(ledger),
+        "not_covered": list(not_covered),
+        "ledger": {"run_id": ledger.run_id, "head": ledger.head},
+    }
+    if ledger.not_private is None:
+        statement |= _numbers(ledger, cross_checks)
+    return {"sentence": sentence(statement), **statement}
+
+
+def sentence(statement: Json) -> str:
+    """The guarantee of a :func:`privacy_statement` in one plain sentence."""
+    if not statement["private"]:
+        return f"This run is NOT PRIVATE: {statement['not_private']}."
+    unit, population = _unit_text(str(statement["unit"])), f"{statement['population']:,}"
+    change = (
+        f"replacing any one {unit}" if statement["adjacency"] == "replace_one" else f"adding or removing one {unit}"
+    )
+    trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
+    return (
+        f"With respect to {change} of a population of {population}, everything this run releases is differentially "
+        f"private with epsilon at most {rounded_up(statement['epsilon'], 2)} at delta {statement['delta']:g}, against "
+        f"anyone{trusted}; other runs on the same data are not included and add to it."
+    )
+
+
+def rounded_up(epsilon: float, digits: int) -> float:
+    """Epsilon with ``digits`` decimals, never less than it was; infinite stays infinite."""
+    if not math.isfinite(epsilon):
+        return epsilon
+    return float(Decimal(repr(float(epsilon))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+
+
+def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
+    commitment = ledger.commitment
+    numbers: Json = {
+        "epsilon_target": rounded_up(commitment.epsilon, 4),
+        "epsilon_spent": rounded_up(ledger.spent(), 4),
+    }
+    if commitment.order is not None and commitment.rho is not None:
+        return numbers | {
+            "epsilon": rounded_up(ledger.guaranteed(), 4),
+            "accountant": f"Rényi filter at order {commitment.order}, in closed form",
+            "order": commitment.order,
+            "rho": commitment.rho,
+            "rho_spent": ledger.rho_spent,
+            "cross_checks": {},
+            "curve": _curve(commitment),
+        }
+    epsilon, name = accountants.tightest_bound(commitment.floor, commitment.delta, adjacency=commitment.adjacency)
+    others: dict[str, Any] = {}
+    for other in cross_checks:
+        try:
+            value = accountants.epsilon(commitment.floor, commitment.delta, other, adjacency=commitment.adjacency)
+            others[other] = rounded_up(value, 4)
+        except UnsupportedEvent as error:
+            others[other] = str(error)
+    return numbers | {
+        "epsilon": rounded_up(epsilon, 4),
+        "accountant": accountants.version(name),
+        "cross_checks": others,
+        "curve": _curve(commitment),
+    }
+
+
+def _curve(commitment: Commitment) -> list[Json]:
+    """Pairs (delta, epsilon) that the committed run satisfies all at once."""
+    deltas = sorted({commitment.delta, *(delta for delta in _DELTAS if delta < 1.0 / commitment.population)})
+    if commitment.order is not None and commitment.rho is not None:
+        pairs = [(delta, renyi.epsilon_of(commitment.rho, commitment.order, delta)) for delta in deltas]
+    else:
+        pairs = accountants.curve(commitment.floor, deltas, adjacency=commitment.adjacency)
+    return [{"delta": delta, "epsilon": rounded_up(value, 4)} for delta, value in pairs if math.isfinite(value)]
+
+
+def _releases(ledger: Ledger) -> list[Json]:
+    """Consecutive charges that differ in their round only, as one entry."""
+    rows: list[Json] = []
+    for key, group in groupby(ledger.charges, key=lambda c: (c.event.label, c.event.sampling, c.event.components)):
+        same = list(group)
+        rows.append(
+            {
+                "label": key[0],
+                "first_round": same[0].event.round,
+                "last_round": same[-1].event.round,
+                "count": len(same),
+                "noise_multiplier": same[0].noise_multiplier,
+                "sampling": key[1].to_json(),
+                "components": [component.to_json() for component in key[2]],
+            }
+        )
+    return rows
+
+
+def _covered(ledger: Ledger) -> list[str]:
+    parts: dict[tuple[str, tuple[str, ...]], int] = {}
+    for event in ledger.events:
+        key = (event.label, tuple(component.name for component in event.components))
+        parts[key] = parts.get(key, 0) + 1
+    return [f"{label}: {', '.join(names)} ({count} charged)" for (label, names), count in parts.items()]
+
+
+def _sampling_text(sampling: Sampling) -> str:
+    units = f"{sampling.population:,} {_unit_text(sampling.unit)}s"
+    match sampling:
+        case FixedSize():
+            return f"{sampling.size:,} of {units}, uniformly without replacement"
+        case CappedPoisson():
+            return f"Poisson with rate {sampling.rate:g} from {units}, at most {sampling.cap:,}"
+        case _:
+            return f"all {units}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {units}"
+
+
+def _unit_text(unit: str) -> str:
+    return unit.removeprefix("group:")
