@@ -19,12 +19,13 @@ from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, contribute, validate
 from privacy.events import CappedPoisson, FixedSize, ReleaseEvent, Sampling
-from privacy.noise import GaussianNoise, InsecureSeededNoise, InsecureZeroNoise, Noise
+from privacy.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise, Noise
 from privacy.plan import Plan
 from privacy.units import Units
 
 __all__ = [
     "Contribution",
+    "DiscreteGaussianNoise",
     "GaussianNoise",
     "InsecureSeededNoise",
     "InsecureZeroNoise",

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float64, Int, Real
 from torch import Tensor
 
-# Rows are read in slabs of this many float64 numbers (2 MiB), so that the passes over a slab stay in the cache.
-_SLAB = 1 << 18
+# Rows are read in slabs of this many float64 numbers (4 MiB), so that the passes over a slab stay in the cache.
+_SLAB = 1 << 19
 
 
 def slabs(units: int, width: int, most: int) -> list[slice]:

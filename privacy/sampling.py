@@ -1,0 +1,174 @@
+"""Who takes part: cohorts of clients, batches of records, drawn by a keyed generator that nobody outside can predict.
+
+Amplification by sampling holds only against somebody who does not know the cohort, so cohorts come from ChaCha20 under
+a 32-byte secret, not from a seed. The secret belongs to the run: kept in a file that only its owner can read, it lets
+a resumed run draw the SAME cohort for a round that was sampled but not yet charged. Drawing afresh instead would give
+whoever can interrupt a run a choice between cohorts.
+
+Poisson sampling is exact: id i joins if its own 64-bit word is less than rate * 2^64, so all inclusions are
+independent and of probability ``rate`` to the last bit of the float (rates below 2^-11 may lose less than 2^-64, to the
+safe side). Geometric gaps would touch only the drawn ids, but they need a logarithm, hence a rounded probability;
+a million words take milliseconds.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from jaxtyping import Int64
+
+from privacy import checks
+from privacy.errors import CorruptRun
+from privacy.events import CappedPoisson, FixedSize, Poisson, Sampling
+
+_SECRET_BYTES = 32
+_WORDS_AT_ONCE = 1 << 17
+_HEADER = "lacquer cohort secret 1"
+
+
+class CohortSampler:
+    """Draws cohorts. Equal secret, sampling, round, attempt and label give equal cohorts; else independent ones.
+
+    The label is that of the release (as in the ledger): two releases of one round are accounted as two samplings only
+    if they are, so they need two labels, or one joint release. Make a sampler with :meth:`fresh` or :meth:`load`. It
+    cannot be pickled: the secret leaves a process by :meth:`save` only.
+
+    Attributes:
+        insecure: True if made from a seed; the run must then be stamped NOT PRIVATE.
+    """
+
+    __slots__ = ("_secret", "insecure")
+
+    def __init__(self, secret: bytes, insecure: bool) -> None:
+        if len(secret) != _SECRET_BYTES:
+            raise ValueError(f"secret must have {_SECRET_BYTES} bytes, got {len(secret)}; use CohortSampler.fresh()")
+        self._secret = secret
+        self.insecure = insecure
+
+    @classmethod
+    def fresh(cls) -> "CohortSampler":
+        """A sampler with a new secret from the operating system."""
+        return cls(secrets.token_bytes(_SECRET_BYTES), insecure=False)
+
+    @classmethod
+    def insecure_from_seed(cls, seed: int) -> "CohortSampler":
+        """A sampler that anyone with the seed can predict: for tests. No amplification may be claimed with it."""
+        checks.integer_at_least(0, seed=seed)
+        return cls(hashlib.sha256(f"insecure cohort seed {int(seed)}".encode()).digest(), insecure=True)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "CohortSampler":
+        """The sampler whose secret :meth:`save` wrote.
+
+        Raises:
+            ValueError: others can read the file.
+            CorruptRun: the file holds no secret of this kind.
+        """
+        path = Path(path)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise ValueError(
+                f"mode of {path} must give no right to group or others, got {mode:o}; chmod 600 it, and start a new "
+                "run if others may have read it"
+            )
+        header, _, secret = path.read_text(encoding="ascii", errors="replace").strip().partition("\n")
+        with contextlib.suppress(ValueError):
+            if header == _HEADER and len(decoded := bytes.fromhex(secret)) == _SECRET_BYTES:
+                return cls(decoded, insecure=False)
+        raise CorruptRun(f"{path} holds no cohort secret; restore it, or start a new run")
+
+    def save(self, path: Path | str) -> None:
+        """Write the secret to ``path``, readable by its owner only; atomic, and on the disk when this returns."""
+        if self.insecure:
+            raise ValueError("insecure samplers must not be saved as secrets, got one made from a seed; keep the seed")
+        path = Path(path)
+        scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(f"{_HEADER}\n{self._secret.hex()}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            scratch.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def draw(
+        self, sampling: Sampling, round: int, attempt: int = 0, *, label: str = "round"
+    ) -> Int64[np.ndarray, " cohort"]:
+        """Sorted ids in [0, population) of one cohort drawn as ``sampling`` says."""
+        match sampling:
+            case Poisson(rate=rate, population=population):
+                return self.poisson(population, rate, round, attempt, label=label)
+            case FixedSize(size=size, population=population):
+                return self.fixed_size(population, size, round, attempt, label=label)
+            case CappedPoisson(rate=rate, population=population, cap=cap):
+                cohort = self.poisson(population, rate, round, attempt, label=label)
+                if len(cohort) <= cap:
+                    return cohort
+                kept: Int64[np.ndarray, " cohort"] = cohort[
+                    self.fixed_size(len(cohort), cap, round, attempt, label=label)
+                ]
+                return kept
+
+    def poisson(
+        self, n: int, rate: float, round: int, attempt: int = 0, *, label: str = "round"
+    ) -> Int64[np.ndarray, " cohort"]:
+        """Sorted ids; each of 0..n-1 joins with probability ``rate``, independently of all others and all rounds."""
+        checks.integer_at_least(1, n=n)
+        checks.probability(rate=rate)
+        if rate == 1.0:
+            return np.arange(n, dtype=np.int64)
+        threshold = np.uint64(int(rate * 2.0**64))  # exact but for the floor: a power of two only moves the exponent
+        stream = self._words(f"poisson {n} {float(rate).hex()}", round, attempt, label, min(n, _WORDS_AT_ONCE))
+        drawn = [np.flatnonzero(next(stream)[: n - start] < threshold) + start for start in range(0, n, _WORDS_AT_ONCE)]
+        return np.concatenate(drawn).astype(np.int64, copy=False)
+
+    def fixed_size(
+        self, n: int, size: int, round: int, attempt: int = 0, *, label: str = "round"
+    ) -> Int64[np.ndarray, " size"]:
+        """Sorted ids; every subset of ``size`` of 0..n-1 is equally likely (Floyd's algorithm)."""
+        checks.integer_at_least(1, n=n)
+        checks.integer_at_least(0, size=size)
+        if size > n:
+            raise ValueError(f"size must be <= n ({n}), got {size}; sampling is without replacement")
+        blocks = self._words(f"fixed-size {n} {size}", round, attempt, label, min(size + 1, _WORDS_AT_ONCE))
+        words = (int(word) for block in blocks for word in block)
+        chosen: set[int] = set()
+        for top in range(n - size, n):
+            limit = (1 << 64) // (top + 1) * (top + 1)
+            pick = next(word for word in words if word < limit) % (top + 1)
+            chosen.add(top if pick in chosen else pick)
+        return np.array(sorted(chosen), dtype=np.int64)
+
+    def _words(
+        self, purpose: str, round: int, attempt: int, label: str, block: int
+    ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.uint64]]]:
+        """Uniform words under a key of their own, ``block`` at a time; the same on every machine."""
+        checks.integer_at_least(0, round=round, attempt=attempt)
+        name = f"{purpose} round {int(round)} attempt {int(attempt)} label {label}".encode()
+        key = hmac.new(self._secret, name, hashlib.sha256).digest()
+        stream = Cipher(ChaCha20(key, nonce=bytes(16)), mode=None).encryptor()
+        while True:
+            yield np.frombuffer(stream.update(bytes(8 * block)), dtype="<u8").astype(np.uint64, copy=False)
+
+    def __repr__(self) -> str:
+        return f"CohortSampler({'INSECURE' if self.insecure else 'secret withheld'})"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("CohortSampler cannot be pickled or copied, it holds the cohort secret; save() it")
