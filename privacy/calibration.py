@@ -213,7 +213,7 @@ class _Run:
 
     def guess(self) -> float:
         """Slightly too much noise, by integer-order Rényi divergences of the rounds under Poisson sampling."""
-        squeezed = (len(self._profile) / sum(share**-2 for share in self._profile)) ** 0.5
+        squeezed = math.sqrt(len(self._profile) / sum(share**-2 for share in self._profile))
         rate = max(one.expected_units / one.population for one in self.samplings)
 
         def excess(log_z: float) -> float:
@@ -232,8 +232,8 @@ class _Run:
 def _effective(z: float, queries: Queries) -> float:
     """Noise multiplier of the joint Gaussian of an update at ``z`` and its queries."""
     if isinstance(queries, Sequence):
-        return 1.0 / math.hypot(1.0 / z, *(1.0 / other for other in queries))
-    return queries(z)
+        return 1.0 / math.hypot(1.0 / z, *(1.0 / float(other) for other in queries))
+    return float(queries(z))
 
 
 def _per_round(sampling: Sampling | Sequence[Sampling], rounds: int) -> Sequence[Sampling]:

@@ -121,7 +121,9 @@ def _divergences(
     with _without_excluded_orders():
         accountant.compose(_rdp_event(sampling, multiplier, replace))
     # Where log A nearly cancels, dp_accounting may come out low, even negative, and its conversion then says epsilon 0.
-    divergences = np.maximum(accountant.rdp, 0.0) + _LOG_ROUNDING / (np.asarray(orders) - 1.0)
+    divergences: Float64[np.ndarray, " orders"] = np.maximum(accountant.rdp, 0.0) + _LOG_ROUNDING / (
+        np.asarray(orders) - 1.0
+    )
     divergences.flags.writeable = False
     return divergences
 

@@ -72,7 +72,7 @@ def privacy_statement(
         "delta": commitment.delta,
         "mode": commitment.mode,
         "mechanism": "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release",
-        "sampling": {charge.event.label: _sampling_text(charge.event.sampling) for charge in ledger.charges},
+        "sampling": {label: _sampling_text(sampling) for label, sampling in _samplings(ledger)},
         "rounds": {**committed, "charged": len(ledger.charges), "released": released},
         "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
         "releases": _releases(ledger),
@@ -95,9 +95,11 @@ def sentence(statement: Json) -> str:
         f"replacing any one {unit}" if statement["adjacency"] == "replace_one" else f"adding or removing one {unit}"
     )
     trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
+    mantissa, exponent = f"{statement['delta']:.6e}".split("e")
+    delta = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return (
         f"With respect to {change} of a population of {population}, everything this run releases is differentially "
-        f"private with epsilon at most {rounded_up(statement['epsilon'], 2)} at delta {statement['delta']:g}, against "
+        f"private with epsilon at most {rounded_up(statement['epsilon'], 2):.2f} at delta {delta}, against "
         f"anyone{trusted}; other runs on the same data are not included and add to it."
     )
 
@@ -168,6 +170,11 @@ def _releases(ledger: Ledger) -> list[Json]:
             }
         )
     return rows
+
+
+def _samplings(ledger: Ledger) -> list[tuple[str, Sampling]]:
+    committed = [(step.label, step.sampling) for step in ledger.commitment.floor]
+    return committed + [(event.label, event.sampling) for event in ledger.events]
 
 
 def _covered(ledger: Ledger) -> list[str]:
