@@ -7,7 +7,9 @@
 """
 
 import hashlib
+import json
 import os
+from numbers import Integral
 from typing import NoReturn
 
 import numpy as np
@@ -29,8 +31,17 @@ _NORMALS_AT_ONCE = 1 << 15
 
 def _stream_entropy(seed: int, stream: tuple[int | str, ...]) -> int:
     checks.integer_at_least(0, seed=seed)
-    parts = "\x1f".join(f"{type(part).__name__}:{part}" for part in (int(seed), *stream))
-    return int.from_bytes(hashlib.sha256(parts.encode()).digest(), "big")
+    # JSON tells 1 from "1" and ["a", "b"] from ["ab"]; a numpy integer is the same name as Python's.
+    name = json.dumps([int(seed), *map(_json_name, stream)])
+    return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big")
+
+
+def _json_name(part: object) -> int | str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, bool) or not isinstance(part, Integral):
+        raise ValueError(f"stream must be made of integers and strings, got {part!r}; name it by role and id")
+    return int(part)
 
 
 def simulation_generator(seed: int, *stream: int | str) -> np.random.Generator:
