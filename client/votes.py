@@ -1,8 +1,8 @@
 """A client's vote for the first clipping threshold (DP-LAC, arXiv 2605.10272, initial round).
 
 The client has trained and knows its own update Delta. For each candidate threshold c in {1/4, 1/2, 1} x ||Delta|| it
-simulates what the server would make of Delta, clip(Delta, c) + N(0, (s c)^2) per coordinate with s the noise per unit of
-threshold, and takes its own mean loss there, averaged over a few draws. It votes for the candidate whose loss is
+simulates what the server would make of Delta, clip(Delta, c) + N(0, (s c)^2) per coordinate with s the noise per unit
+of threshold, and takes its own mean loss there, averaged over a few draws. It votes for the candidate whose loss is
 closest to the loss of Delta itself. The simulated noise protects nobody and is seeded; privacy comes from the noise on
 the histogram of votes. The number of draws and s = z / (q N) are our reconstruction: the paper gives neither.
 """

@@ -37,9 +37,7 @@ class RunResult:
     stopped: str | None
 
 
-def write_artefacts(
-    folder: Path, assembly: Assembly, state: ServerState, ledger: Ledger, result: RunResult
-) -> None:
+def write_artefacts(folder: Path, assembly: Assembly, state: ServerState, ledger: Ledger, result: RunResult) -> None:
     """Write adapter/, privacy.json and results.json into the run folder."""
     statement = privacy_statement(ledger)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")

@@ -84,9 +84,7 @@ def _plain(controller: Any) -> dict[str, Any]:
 
 
 def _restored(fresh: Any, values: dict[str, Any]) -> Any:
-    typed = {
-        name: tuple(value) if isinstance(getattr(fresh, name), tuple) else value for name, value in values.items()
-    }
+    typed = {name: tuple(value) if isinstance(getattr(fresh, name), tuple) else value for name, value in values.items()}
     return dataclasses.replace(fresh, **typed)
 
 

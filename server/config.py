@@ -51,8 +51,10 @@ class Privacy(_Table):
     def _insecure_needs_flag(self) -> "Privacy":
         for key, unsafe in (("noise", self.noise == "insecure-zero"), ("seeded-cohorts", self.seeded_cohorts)):
             if unsafe and not self.non_private:
-                raise ValueError(f"{key} = {getattr(self, key.replace('-', '_'))!r} voids the guarantee; "
-                                 "set privacy.non-private = true to run it, marked as such")
+                raise ValueError(
+                    f"{key} = {getattr(self, key.replace('-', '_'))!r} voids the guarantee; "
+                    "set privacy.non-private = true to run it, marked as such"
+                )
         return self
 
 
@@ -165,13 +167,13 @@ class RunConfig(_Table):
     def _sensible(self) -> "RunConfig":
         if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
             raise ValueError(
-                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above it a "
-                "mechanism may publish one client's data whole; lower privacy.delta or raise clients"
+                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above it "
+                "a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
             )
         if self.sampling_rate * self.clients < 1:
             raise ValueError(
-                f"sampling-rate x clients = {self.sampling_rate * self.clients:g} expected clients a round must be >= 1; "
-                "raise sampling-rate or clients"
+                f"sampling-rate x clients = {self.sampling_rate * self.clients:g} clients expected in a round must be "
+                ">= 1; raise sampling-rate or clients"
             )
         return self
 

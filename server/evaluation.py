@@ -19,9 +19,7 @@ from strategies.dp_fedavg import RoundFailed
 Evaluate = Callable[[Float[Tensor, " size"], str], Metrics]
 
 
-def on_workers(
-    grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, int]], timeout: float
-) -> Evaluate:
+def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, int]], timeout: float) -> Evaluate:
     """An evaluation that gives every worker a contiguous part of the split.
 
     Args:

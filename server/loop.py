@@ -38,7 +38,8 @@ def run_rounds(
         replies = list(grid.send_and_receive(messages, timeout=config.engine.round_timeout)) if messages else []
         strategy.aggregate_train(round, replies)
         state, release = strategy.state, strategy.release
-        assert state is not None and release is not None
+        assert state is not None
+        assert release is not None
         metrics = None
         if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
             metrics = evaluate(state.served, "validation")

@@ -1,8 +1,8 @@
 """What a controller is: it plans the next release from earlier releases and public data, and from nothing else.
 
-That it sees no private value is a matter of types: ``update`` is given a :class:`~privacy.mechanism.Release`, which only
-the mechanism can make, and :class:`PublicSignals`. So whatever a controller computes is post-processing, and a new one
-needs no proof, only to plan releases at least as noisy as the committed floor (the ledger refuses others).
+That it sees no private value is a matter of types: ``update`` is given a :class:`~privacy.mechanism.Release`, which
+only the mechanism can make, and :class:`PublicSignals`. So whatever a controller computes is post-processing, and a new
+one needs no proof, only to plan releases at least as noisy as the committed floor (the ledger refuses others).
 """
 
 from dataclasses import dataclass

@@ -6,8 +6,8 @@ Reference: McMahan, Ramage, Talwar, Zhang, ICLR 2018 (arXiv 1710.06963v3), Algor
 Guarantee: each round is one Poisson-sampled Gaussian event, charged to the ledger before noise is drawn; unit: client,
 add or remove one. The divisor is q N whatever the cohort turned out to be; a node that fails contributes zero.
 
-The strategy owns no loop: ``server/loop.py`` drives it (Flower's own ``Strategy.start`` can neither resume, nor stop when
-a budget is spent, nor begin with an initial release).
+The strategy owns no loop: ``server/loop.py`` drives it (Flower's own ``Strategy.start`` can neither resume, nor stop
+when a budget is spent, nor begin with an initial release).
 """
 
 import logging
@@ -216,9 +216,7 @@ class DpFedAvg(Strategy):
 
     def _step(self, state: ServerState, update: Float[Tensor, " d"], round: int) -> ServerState:
         factors = self.layout.training(self.aggregation.train(round))
-        optimizer, parameters = self.optimizer.step(
-            state.optimizer, factors.trainable(state.adapter), update, round
-        )
+        optimizer, parameters = self.optimizer.step(state.optimizer, factors.trainable(state.adapter), update, round)
         adapter = factors.with_trainable(state.adapter, parameters)
         served = adapter
         if self.served_average:
@@ -270,4 +268,3 @@ class DpFedAvg(Strategy):
 
 def _label(round: int) -> str:
     return "round" if round else "histogram"
-
