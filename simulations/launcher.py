@@ -23,7 +23,7 @@ from server.config import RunConfig
 from server.telemetry import read_status
 from simulations.hardware import resources, with_workers
 from simulations.private_flower import DRIVER, PrivateFlower, RunFailed, environment, federation, tail
-from simulations.processes import Family
+from simulations.processes import Family, deaf
 from simulations.staging import App, stage
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,8 @@ def _private_processes() -> Iterator[tuple[Path, Family]]:
     try:
         yield root, family
     finally:
-        left = family.stop(first=DRIVER)
+        with deaf():
+            left = family.stop(first=DRIVER)
         if left:
             log.error("these processes of the run would not end: %s", ", ".join(str(process.pid) for process in left))
         shutil.rmtree(root, ignore_errors=True)

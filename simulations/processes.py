@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import psutil
 
@@ -78,6 +79,19 @@ class Family:
                 _signal(process, signal.SIGKILL)
             psutil.wait_procs(members, timeout=grace)
         return members
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Ignore Ctrl-C and requests to end within the block: an impatient second one must not interrupt the stopping."""
+    names = (signal.SIGINT, signal.SIGTERM)
+    main = threading.current_thread() is threading.main_thread()
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in names} if main else {}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def running(members: Iterable[psutil.Process], command: str) -> bool:

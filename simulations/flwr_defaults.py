@@ -1,0 +1,34 @@
+"""``python -m simulations.flwr_defaults``: writes the schema's defaults into ``[tool.flwr.app.config]``.
+
+Plain ``flwr run .`` knows the keys and defaults of pyproject.toml only, and they must be those of server/config.py. A
+test holds the two against each other.
+"""
+
+import re
+from pathlib import Path
+
+import tomli_w
+
+from server.config import RunConfig, flatten
+
+PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+HEADER = "[tool.flwr.app.config]"
+
+
+def flwr_defaults() -> dict[str, str | int | float | bool]:
+    """Every key of a run with its default, flat, and the two keys with which a launcher says where things are."""
+    return {"config-file": "", "run-folder": "", **flatten(RunConfig().to_table())}
+
+
+def rewritten(pyproject: str) -> str:
+    """The text of pyproject.toml with its table of defaults replaced."""
+    table = f"{HEADER}\n{tomli_w.dumps(flwr_defaults())}"
+    pattern = re.compile(rf"^{re.escape(HEADER)}\n(?:(?!\[).*\n)*?(?=\n*(?:\[|\Z))", re.MULTILINE)
+    text, count = pattern.subn(lambda _: table, pyproject)
+    if count != 1:
+        raise ValueError(f"{HEADER} must stand in pyproject.toml once, found {count} times")
+    return text
+
+
+if __name__ == "__main__":
+    PYPROJECT.write_text(rewritten(PYPROJECT.read_text(encoding="utf-8")), encoding="utf-8")
