@@ -1,0 +1,32 @@
+import tomllib
+
+import pytest
+
+from server.config import RunConfig, parse, unflatten
+from simulations.flwr_defaults import HEADER, PYPROJECT, flwr_defaults, rewritten
+
+
+def test_pyproject_holds_the_defaults_of_the_schema():
+    config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
+    assert config == flwr_defaults(), "run `make flwr-defaults`"
+
+
+def test_the_flat_defaults_are_the_default_configuration():
+    flat = {key: value for key, value in flwr_defaults().items() if key not in ("config-file", "run-folder")}
+    assert parse(unflatten(flat)) == RunConfig()
+
+
+def test_rewriting_replaces_the_table_and_nothing_else():
+    before, after = "[a]\nb = 1\n\n", '\n[c]\n"d.e" = 2\n'
+    text = f"{before}{HEADER}\nstale = 1\nstaler = 2\n{after}"
+    new = rewritten(text)
+    assert new.startswith(before + HEADER)
+    assert new.endswith(after)
+    assert "stale" not in new
+    assert rewritten(new) == new
+    assert tomllib.loads(new)["c"] == {"d.e": 2}
+
+
+def test_a_pyproject_without_the_table_is_refused():
+    with pytest.raises(ValueError, match="once"):
+        rewritten("[a]\n")

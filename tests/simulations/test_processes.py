@@ -1,0 +1,132 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+import pytest
+
+from simulations.processes import TAG, Family, deaf, free_port, running
+
+
+def spawn(code, tag, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, TAG: tag}, stdout=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.fixture
+def tag():
+    return uuid.uuid4().hex
+
+
+STUBBORN_ORPHAN = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"],
+    start_new_session=True)
+print(child.pid, flush=True)
+"""
+
+
+def test_an_orphan_that_ignores_sigterm_is_found_and_ended(tag):
+    parent = spawn(STUBBORN_ORPHAN, tag)
+    lines = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
+    orphan = psutil.Process(int((lines - {"up"}).pop()))
+    parent.wait(10)
+    assert orphan.is_running()
+    family = Family(tag)
+    assert [member.pid for member in family.members()] == [orphan.pid]
+    assert family.stop(first="nobody", grace=0.5) == []
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+    parent.stdout.close()
+
+
+def test_a_member_seen_once_is_known_even_if_it_lost_the_tag(tag):
+    """Ray's workers overwrite their environment when they set their title."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'], env={})"
+    parent = spawn(code, tag)
+    family = Family(tag)
+    deadline = time.monotonic() + 20
+    while len(family.members()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = next(member for member in family.members() if member.pid != parent.pid)
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    assert [member.pid for member in family.members()] == [child.pid]
+    assert family.stop(first="nobody", grace=2) == []
+
+
+def test_strangers_are_left_alone(tag):
+    stranger = spawn("import time; time.sleep(600)", "another")
+    family = Family(tag)
+    assert family.members() == []
+    family.stop(first="nobody")
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait(10)
+    stranger.stdout.close()
+
+
+def test_the_driver_is_killed_before_the_others_hear_of_the_end(tag, tmp_path):
+    witness = tmp_path / "witness"
+    driver = spawn("import time; 'the-driver'; time.sleep(600)", tag)
+    other = spawn(
+        f"""
+import psutil, signal, sys, time
+def ended(*_):
+    open({str(witness)!r}, "w").write(str(psutil.pid_exists({driver.pid})))
+    sys.exit()
+signal.signal(signal.SIGTERM, ended)
+print("ready", flush=True)
+time.sleep(600)
+""",
+        tag,
+    )
+    other.stdout.readline()
+    family = Family(tag)
+    assert running(family.members(), "the-driver")
+    family.stop(first="the-driver")
+    assert not running(family.members(), "the-driver")
+    driver.wait(10)
+    other.wait(10)
+    for process in (driver, other):
+        process.stdout.close()
+    assert witness.read_text() == "False", "the driver was gone when the other was asked to end"
+
+
+def test_a_second_interrupt_does_not_break_the_stopping():
+    before = signal.getsignal(signal.SIGINT)
+    with deaf():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_child_ends_when_its_launcher_is_killed():
+    child = (
+        "import os, time; from simulations.processes import exit_with_parent; exit_with_parent(os.getppid()); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
+         "print(p.pid, flush=True); p.wait()"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    lines = {launcher.stdout.readline().strip(), launcher.stdout.readline().strip()}
+    orphan = psutil.Process(int((lines - {"up"}).pop()))
+    launcher.kill()
+    launcher.wait(10)
+    launcher.stdout.close()
+    orphan.wait(20)
+
+
+def test_a_free_port_is_free():
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port()))
