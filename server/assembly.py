@@ -22,25 +22,14 @@ from privacy.sampling import CohortSampler
 from server.budget import commit, round_sampling
 from server.config import ConfigError, RunConfig
 from server.data_spec import data_spec
-from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
+from server.methods import Methods, methods
 from strategies.aggregation.aggregation import Aggregation
-from strategies.controller import Controller, Setting
+from strategies.controller import Setting
 from strategies.dp_fedavg import DpFedAvg, RoundFailed
-from strategies.optimizer import Optimizer
-from strategies.plugins import build
 
 LEDGER_FILE = "ledger.jsonl"
 SAMPLING_SECRET = "sampling.key"
 HEADS = ("classifier",)
-
-
-@dataclass(frozen=True)
-class Methods:
-    """The strategy's parts, named by the configuration."""
-
-    controller: Controller[object]
-    optimizer: Optimizer
-    aggregation: Aggregation
 
 
 @dataclass(frozen=True)
@@ -56,19 +45,6 @@ class Assembly:
     job: Job
     commitment: Commitment
     setting: Setting
-
-
-def methods(config: RunConfig) -> Methods:
-    """Controller, optimizer and aggregation; ConfigError names a wrong name or option."""
-    chosen = config.strategy
-    try:
-        return Methods(
-            build("strategy.controller", CONTROLLERS, chosen.controller, chosen.controller_options),
-            build("strategy.optimizer", OPTIMIZERS, chosen.optimizer, chosen.optimizer_options),
-            build("strategy.aggregation", AGGREGATIONS, chosen.aggregation, chosen.aggregation_options),
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def assemble(config: RunConfig) -> Assembly:

@@ -1,0 +1,40 @@
+"""What can be known to fail is refused before anything starts: methods, budget, model, data.
+
+Each check is the function that the run itself will call, so a run that passes here does not fail there for a setting.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from server.config import ConfigError, RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Check all that can be checked without training or sampling; prepares the data set, which the run then opens.
+
+    Raises:
+        ConfigError: one line for every setting that cannot work.
+    """
+    # Imported here: torch, scipy and the data readers take seconds, and `lacquer --help` needs none of them.
+    from client.data import prepare
+    from client.model_files import locate
+    from server.budget import commit
+    from server.data_spec import data_spec
+    from server.methods import methods
+
+    problems: list[str] = []
+
+    @contextmanager
+    def collected() -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # ConfigError is one
+            problems.append(str(error))
+
+    with collected():
+        commit(config, methods(config).controller)
+    with collected():
+        locate(config.model.name)
+        prepare(data_spec(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
