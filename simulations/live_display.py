@@ -66,20 +66,18 @@ class Snapshot:
 def display(snapshot: Snapshot, width: int, spinner: Spinner | None = None) -> RenderableType:
     """The live display of one moment, as wide as the terminal but never wider than suits the eye."""
     width = min(width, WIDEST)
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True, min_width=len("accuracy"))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    bar_width = max(10, min(36, width - 44))
-    for row in (*_progress_rows(snapshot, bar_width), *_trend_rows(snapshot, bar_width), *_time_rows(snapshot)):
-        grid.add_row(*row)
+    bar_width = max(6, min(36, width - 40))
     page = Table.grid()
     page.add_column(width=width)
     page.add_row(_heading(snapshot, width))
     if snapshot.not_private:
-        page.add_row(Text(f" NOT PRIVATE: {snapshot.not_private}", style="bold white on red", overflow="ellipsis"))
-    page.add_row(Padding(grid, (1, 0, 1, 2)))
-    page.add_row(Padding(_now(snapshot, spinner), (0, 0, 1, 2)))
+        page.add_row(
+            Text(f" NOT PRIVATE: {snapshot.not_private}", style="bold white on red", no_wrap=True, overflow="ellipsis")
+        )
+    measured = [*_progress_rows(snapshot, bar_width), *_trend_rows(snapshot, bar_width)]
+    for part in (_grid(measured), _grid(_time_rows(snapshot)), _now(snapshot, spinner)):
+        page.add_row(Padding(part, (1, 0, 0, 2)))
+    page.add_row("")
     return page
 
 
@@ -94,8 +92,19 @@ def _heading(snapshot: Snapshot, width: int) -> RenderableType:
     return Rule(title, align="left", style="dim", characters="─")
 
 
-_Row = tuple[RenderableType, RenderableType, RenderableType]
+_Row = tuple[RenderableType, ...]
 _EMPTY: _Row = ("", "", "")
+
+
+def _grid(rows: Sequence[_Row]) -> Table:
+    """Label, picture and number in columns that stay where they are from one moment to the next."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True, min_width=len("accuracy"))
+    for _ in rows[0][1:]:
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def _progress_rows(snapshot: Snapshot, bar_width: int) -> list[_Row]:
@@ -103,7 +112,6 @@ def _progress_rows(snapshot: Snapshot, bar_width: int) -> list[_Row]:
     return [
         ("round", _bar(done, rounds, bar_width, "cyan"), Text(f"{done} of {rounds}", "bold")),
         ("epsilon", *_epsilon_cells(snapshot, bar_width)),
-        _EMPTY,
     ]
 
 
@@ -120,13 +128,13 @@ def _trend_rows(snapshot: Snapshot, bar_width: int) -> list[_Row]:
         if values:
             trend = sparkline(values, max(1, round(bar_width * done / rounds)))
             rows.append((label, Text(trend, "cyan"), Text(form(values[-1]), "bold")))
-    return [*rows, _EMPTY] if rows else rows
+    return [_EMPTY, *rows] if rows else rows
 
 
 def _time_rows(snapshot: Snapshot) -> list[_Row]:
     left, latest = snapshot.seconds_left, snapshot.latest
     remaining = f", {duration_text(left)} left" if left else ""
-    rows: list[_Row] = [("time", Text(duration_text(snapshot.elapsed) + remaining), "")]
+    rows: list[_Row] = [("time", Text(duration_text(snapshot.elapsed) + remaining))]
     if latest:
         rows.append(
             (
@@ -139,11 +147,15 @@ def _time_rows(snapshot: Snapshot) -> list[_Row]:
 
 
 def _now(snapshot: Snapshot, spinner: Spinner | None) -> RenderableType:
-    text = Text(snapshot.status.message if snapshot.status else "waiting for the run to start", overflow="ellipsis")
+    message = snapshot.status.message if snapshot.status else "waiting for the run to start"
+    text = Text(message.partition("\n")[0], no_wrap=True, overflow="ellipsis")
     if spinner is None:
         return text
-    spinner.update(text=text)
-    return spinner
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column()
+    line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_row(spinner, text)
+    return line
 
 
 def _epsilon_cells(snapshot: Snapshot, bar_width: int) -> tuple[RenderableType, RenderableType]:

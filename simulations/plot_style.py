@@ -60,7 +60,7 @@ def _style(palette: Palette) -> Any:  # matplotlib types its settings as 300 lit
         "figure.constrained_layout.w_pad": 0.06,
         "figure.facecolor": "none",
         "font.family": "DejaVu Sans",
-        "font.size": 9.5,
+        "font.size": 10.0,
         "grid.color": palette.grid,
         "grid.linewidth": 0.8,
         "legend.frameon": False,

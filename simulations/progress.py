@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 
 from server.config import RunConfig
 from server.round_record import RoundRecord
-from server.telemetry import read_metrics, read_status
+from server.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
 from simulations.live_display import Snapshot, display, rate_text
 from simulations.notation import epsilon_text, number_text
 
@@ -44,8 +44,11 @@ def follow(
     console = console or Console()
     start = time.monotonic()
 
+    files = _Files(run_folder)
+
     def look() -> Snapshot:
-        return Snapshot(config, read_status(run_folder), read_metrics(run_folder), time.monotonic() - start)
+        files.refresh()
+        return Snapshot(config, files.status, files.metrics, time.monotonic() - start)
 
     drawable = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
     if not drawable:
@@ -56,11 +59,37 @@ def follow(
         lines.show(look())
         return
     spinner = Spinner("dots", style="cyan")
-    with Live(console=console, refresh_per_second=8, transient=False) as live:
+    with Live(console=console, refresh_per_second=4) as live:
         while is_alive():
             live.update(display(look(), console.width, spinner))
             time.sleep(interval)
         live.update(display(look(), console.width))
+
+
+class _Files:
+    """What the run has written, read again only when a file has changed: the run needs the cores more than we do."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.status: Status | None = None
+        self.metrics: list[RoundRecord] = []
+        self._folder = run_folder
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def refresh(self) -> None:
+        if self._changed(STATUS_FILE):
+            self.status = read_status(self._folder)
+        if self._changed(METRICS_FILE):
+            self.metrics = read_metrics(self._folder)
+
+    def _changed(self, name: str) -> bool:
+        try:
+            stat = (self._folder / name).stat()
+        except FileNotFoundError:
+            return False
+        mark = (stat.st_mtime_ns, stat.st_size)
+        changed = self._seen.get(name) != mark
+        self._seen[name] = mark
+        return changed
 
 
 class PlainLines:

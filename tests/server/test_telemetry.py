@@ -149,10 +149,10 @@ def test_status_is_replaced_whole(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
     telemetry = Telemetry(tmp_path, tensorboard=False)
     telemetry.status("preparing", "starting Ray")
-    telemetry.status("finished", "all rounds done")
+    telemetry.status("completed", "all rounds done")
     status = read_status(tmp_path)
     assert status is not None
-    assert (status.state, status.message) == ("finished", "all rounds done")
+    assert (status.state, status.message) == ("completed", "all rounds done")
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
     with pytest.raises(ValueError, match="state must be one of"):
         telemetry.status("done", "")  # type: ignore[arg-type]

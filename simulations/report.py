@@ -1,0 +1,143 @@
+"""The report of a run: one HTML page that needs nothing else, made from what is in the run's folder.
+
+It shows released and public values only, because the folder's files hold no others. A run that failed on its way gets
+its page too, which says how far it came and what it has spent.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from simulations.loading import loading_code
+from simulations.notation import delta_text, epsilon_text, number_text, percent_text
+from simulations.outcome import guarantee_sentence, guaranteed, spent_text, state_text, training_time
+from simulations.report_figures import report_figures
+from simulations.report_tables import environment_rows, facts_rows, ledger_table, settings_rows
+from simulations.run_folder import Run, read_run
+
+REPORT_FILE = "report.html"
+
+_FILES = {
+    "config.toml": "the resolved settings; they repeat the run",
+    "ledger.jsonl": "every privacy charge, hash-chained, written before its noise was drawn",
+    "privacy.json": "the guarantee, for programs",
+    "metrics.jsonl": "one line per release",
+    "results.json": "the final numbers",
+    "environment.json": "versions and machine",
+    "adapter": "the released adapter, loads with PEFT",
+    "checkpoint": "what a resumed run continues from",
+    "tensorboard": "the metrics as TensorBoard scalars",
+    "flower.log": "what Flower and its workers printed",
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One headline number."""
+
+    label: str
+    value: str
+    aside: str = ""
+    bad: bool = False
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into a run's folder and return its path. Files that are missing leave their part out.
+
+    Raises:
+        ValueError: if the folder is no run folder.
+    """
+    run = read_run(run_folder)
+    target = run.path / REPORT_FILE
+    draft = target.with_suffix(".html.tmp")
+    draft.write_text(render(run), encoding="utf-8")
+    draft.replace(target)
+    return target
+
+
+def render(run: Run) -> str:
+    """The report of a run as HTML text."""
+    pages = Environment(
+        loader=PackageLoader("simulations"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    guarantee = {} if run.not_private else run.guarantee or {}
+    settings = settings_rows(run.config) if run.config else []
+    return pages.get_template(REPORT_FILE).render(
+        name=run.name,
+        state=run.state,
+        state_text=state_text(run),
+        about=_about(run),
+        not_private=run.not_private,
+        ending=_ending(run),
+        problems=run.problems,
+        tiles=_tiles(run),
+        sentence=guarantee_sentence(run),
+        facts=facts_rows(guarantee),
+        covers=guarantee.get("covered", []),
+        does_not_cover=guarantee.get("not_covered", []),
+        figures=report_figures(run),
+        adapter_code=loading_code(run),
+        ledger=ledger_table(run.account.charges) if run.account else None,
+        settings=settings,
+        changed=[row for row in settings if row["value"] != row["default"]],
+        environment=environment_rows(run.environment or {}),
+        files=[(name, text) for name, text in _FILES.items() if (run.path / name).exists()],
+    )
+
+
+def _about(run: Run) -> list[str]:
+    if run.config is None:
+        return []
+    config = run.config
+    return [config.model.name, config.strategy.controller, f"{config.clients:,} clients"]
+
+
+def _ending(run: Run) -> dict[str, str] | None:
+    """What to say above all numbers when the run did not complete."""
+    if run.state == "completed":
+        return None
+    done = run.rounds[-1].round if run.rounds else 0
+    planned = run.config.rounds if run.config else "an unknown number of"
+    title = state_text(run) + "."
+    text = f"It did {done} of {planned} rounds; what they released and cost is below."
+    return {"title": title, "text": text, "message": run.status.message if run.status else ""}
+
+
+def _tiles(run: Run) -> list[Tile]:
+    tiles = [_quality_tile(run), _epsilon_tile(run)]
+    done = run.rounds[-1].round if run.rounds else 0
+    planned = f"of {run.config.rounds}" if run.config else ""
+    cohort = f"{number_text(run.rounds[-1].expected_cohort)} clients expected in each" if run.rounds else ""
+    tiles.append(Tile("Rounds", f"{done} {planned}".strip(), cohort))
+    time = training_time(run)
+    if time is not None:
+        dimension = run.result("dimension")
+        trained = f"{number_text(dimension)} values trained" if dimension is not None else ""
+        tiles.append(Tile("Time", time, trained))
+    return tiles
+
+
+def _quality_tile(run: Run) -> Tile:
+    majority = run.result("majority_accuracy")
+    aside = f"most frequent class: {percent_text(majority)}" if majority is not None else ""
+    accuracy, loss = run.result("test_accuracy"), run.result("test_loss")
+    if accuracy is not None:
+        return Tile("Test accuracy", percent_text(accuracy), aside)
+    if loss is not None:
+        return Tile("Test loss", number_text(loss), "")
+    validation = [record.validation_accuracy for record in run.rounds if record.validation_accuracy is not None]
+    if validation:
+        return Tile("Validation accuracy", percent_text(validation[-1]), "public; not tested")
+    return Tile("Test accuracy", "none", "the run was not tested")
+
+
+def _epsilon_tile(run: Run) -> Tile:
+    if run.not_private:
+        return Tile("Privacy", "none", "no guarantee", bad=True)
+    pair = guaranteed(run)
+    if pair is None:
+        return Tile("Privacy", "unknown", "no readable ledger")
+    used = spent_text(run)
+    aside = f"at δ = {delta_text(pair[1])}" + (f"; {used}" if used else "")
+    return Tile("Privacy", f"ε ≤ {epsilon_text(pair[0])}", aside)

@@ -1,0 +1,100 @@
+"""Which pictures a run has to show, with what they mean in words: for those who read them and those who hear them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from simulations import plots
+from simulations.notation import delta_text, epsilon_text, number_text, percent_text
+from simulations.run_folder import Run
+from simulations.svg import inline_svg
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure as a page shows it. `meaning` says how to read it, `description` what it shows in this run."""
+
+    name: str
+    title: str
+    meaning: str
+    description: str
+    svg: str
+
+
+def report_figures(run: Run) -> list[ReportFigure]:
+    """The figures for which the run has values, in the order of a report."""
+    figures: list[ReportFigure] = []
+
+    def add(name: str, title: str, meaning: str, description: str, figure: Figure) -> None:
+        svg = inline_svg(figure, name, f"{title}. {description}")
+        figures.append(ReportFigure(name, title, meaning, description, svg))
+
+    test, majority = run.result("test_accuracy"), run.result("majority_accuracy")
+    if values := _known(run, "validation_accuracy"):
+        add(
+            "accuracy",
+            "Accuracy",
+            "On the server's public validation records, after every round. The test set was used once, at the end.",
+            f"From {percent_text(values[0])} to {percent_text(values[-1])}, best {percent_text(max(values))}."
+            + (f" Test: {percent_text(test)}." if test is not None else ""),
+            plots.accuracy(run.metrics, test_accuracy=test, majority_accuracy=majority),
+        )
+    if values := _known(run, "validation_loss"):
+        add(
+            "loss",
+            "Loss",
+            "Mean cross-entropy on the same records, in nats.",
+            f"From {number_text(values[0])} to {number_text(values[-1])}, lowest {number_text(min(values))}.",
+            plots.loss(run.metrics),
+        )
+    if run.rounds and not run.not_private and math.isfinite(run.metrics[-1].epsilon_spent):
+        last = run.metrics[-1]
+        add(
+            "epsilon",
+            "Privacy spent",
+            "An upper bound after every release; the run stops before it would pass the budget.",
+            f"{epsilon_text(last.epsilon_spent)} of {number_text(last.epsilon_budget)} after round {last.round}.",
+            plots.epsilon_spent(run.metrics),
+        )
+    if values := _known(run, "clip_bound"):
+        add(
+            "clip",
+            "Clip threshold",
+            "The largest L2 norm one client's update may have; longer ones are scaled down to it. The noise is "
+            "proportional to it.",
+            f"From {number_text(values[0])} to {number_text(values[-1])}.",
+            plots.clip_threshold(run.metrics),
+        )
+    if values := _known(run, "update_norm"):
+        add(
+            "norms",
+            "Signal and noise",
+            "Norm of the released update, and what of it noise alone explains. Learning is possible with a signal far "
+            "below the noise, because the noise points elsewhere every round.",
+            f"The released norm goes from {number_text(values[0])} to {number_text(values[-1])}.",
+            plots.update_norm(run.metrics),
+        )
+    curve = _curve(run)
+    if curve:
+        delta = float((run.guarantee or {}).get("delta", math.nan))
+        add(
+            "curve",
+            "The same guarantee at other deltas",
+            "One run satisfies all of these pairs at once.",
+            "; ".join(f"epsilon {epsilon_text(e)} at delta {delta_text(d)}" for d, e in curve[:: len(curve) // 4 or 1]),
+            plots.privacy_curve(curve, delta),
+        )
+    return figures
+
+
+def _known(run: Run, name: str) -> list[float]:
+    values: Sequence[float | None] = [getattr(record, name) for record in run.rounds]
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _curve(run: Run) -> list[tuple[float, float]]:
+    """(delta, epsilon) pairs of the guarantee."""
+    points = (run.guarantee or {}).get("curve", []) if not run.not_private else []
+    return [(float(point["delta"]), float(point["epsilon"])) for point in points]

@@ -1,0 +1,93 @@
+"""What `lacquer run` says last: how good, how private, how long, where it lies, what to do next."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from simulations.live_display import WIDEST
+from simulations.loading import loading_code
+from simulations.notation import number_text, percent_text
+from simulations.outcome import guarantee_sentence, privacy_text, state_text, training_time
+from simulations.report import REPORT_FILE
+from simulations.run_folder import Run, read_run
+
+_STYLES = {"completed": "green", "stopped-budget": "yellow"}
+
+
+def print_summary(run_folder: Path, console: Console | None = None) -> None:
+    """Print the summary of a run; plain text where colours and boxes have no place.
+
+    Raises:
+        ValueError: if the folder is no run folder.
+    """
+    console = console or Console()
+    run = read_run(run_folder)
+    if console.is_terminal and not console.options.ascii_only:
+        console.print(summary_panel(run, console.width))
+        console.print(Padding(_next_steps(run), (1, 0, 1, 2)))
+        return
+    for label, value in _facts(run):
+        console.print(f"{label}: {value}", markup=False, highlight=False, soft_wrap=True)
+    console.print(guarantee_sentence(run), markup=False, highlight=False, soft_wrap=True)
+    console.print(_next_steps(run), soft_wrap=True)
+
+
+def summary_panel(run: Run, width: int) -> RenderableType:
+    """The numbers of a run and its guarantee, in a frame."""
+    color = "red" if run.not_private else _STYLES.get(run.state, "red")
+    facts = Table.grid(padding=(0, 3, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(style="bold")
+    for label, value in _facts(run):
+        facts.add_row(label, Text(value, "bold red") if label == "privacy" and run.not_private else value)
+    parts: list[RenderableType] = [facts, Text(), Text(guarantee_sentence(run))]
+    if run.not_private:
+        parts.insert(0, Padding(Text(f"NOT PRIVATE: {run.not_private}", "bold red"), (0, 0, 1, 0)))
+    if run.state not in _STYLES and run.status:
+        parts += [Text(), Text(run.status.message, "red")]
+    return Panel(
+        Group(*parts),
+        title=Text.assemble((run.name, "bold"), f" {state_text(run).lower()}"),
+        title_align="left",
+        border_style=color,
+        padding=(1, 2),
+        width=min(width, WIDEST),
+    )
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    majority = run.result("majority_accuracy")
+    baseline = f" (most frequent class {percent_text(majority)})" if majority is not None else ""
+    for key, label, form in (
+        ("test_accuracy", "test accuracy", lambda value: percent_text(value) + baseline),
+        ("test_loss", "test loss", number_text),
+        ("validation_accuracy", "validation accuracy", percent_text),
+    ):
+        value = run.result(key)
+        if value is not None:
+            yield label, form(value)
+    yield "privacy", privacy_text(run)
+    done = run.rounds[-1].round if run.rounds else 0
+    yield "rounds", f"{done} of {run.config.rounds}" if run.config else str(done)
+    time = training_time(run)
+    if time is not None:
+        yield "time", time
+    yield "run folder", str(run.shown_path)
+
+
+def _next_steps(run: Run) -> RenderableType:
+    steps = Table.grid(padding=(0, 2, 0, 0))
+    steps.add_column(style="dim", no_wrap=True)
+    steps.add_column(overflow="fold")
+    steps.add_row("Report", Text(str(run.shown_path / REPORT_FILE)))
+    code = loading_code(run)
+    if code is not None:
+        steps.add_row("Load", Text(code))
+    else:
+        steps.add_row("Again", Text(f"lacquer report {run.shown_path}"))
+    return steps

@@ -1,0 +1,189 @@
+"""The report: valid, self-contained, complete where the run is, honest where it is not."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from simulations.notation import epsilon_text
+from simulations.report import write_report
+from simulations.run_folder import read_run
+
+VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
+
+
+class Page(HTMLParser):
+    """Parses strictly: every element that is opened is closed, in order; collects what the tests ask about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(record_run: Callable[..., Path]) -> None:
+    folder = record_run()
+    page = page_of(folder)
+    guarantee = json.loads((folder / "privacy.json").read_text())
+    assert guarantee["sentence"] in page.text
+    for sentence in (*guarantee["not_covered"], *guarantee["covered"]):
+        assert sentence in page.text
+    assert "Test accuracy 81.2 %" in page.text
+    assert f"Privacy ε ≤ {epsilon_text(guarantee['epsilon'])} at δ = 1e-5" in page.text
+    assert "5 of 5" in page.text
+    assert "2:05" in page.text
+    assert 'load_base("minilm", "classification", num_labels=7)' in page.text
+    assert "Poisson 0.05 of 1,000 clients" in page.text
+    assert "update (9,000)" in page.text
+    assert "model.rank 8 4" in page.text
+    assert json.loads((folder / "environment.json").read_text())["packages"]["torch"] in page.text
+    assert "Not private" not in page.text
+    assert not any((attributes.get("class") or "").startswith("banner") for _, attributes in page.elements)
+
+
+def test_the_page_asks_nobody_for_anything(record_run: Callable[..., Path]) -> None:
+    path = write_report(record_run())
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert "http:" not in text
+    assert "https:" not in text
+    assert not re.search(r"@import|url\((?!#)", text)
+    for tag in ("script", "link", "iframe", "object", "embed"):
+        assert page.all(tag) == []
+    for _, attributes in page.elements:
+        for name in ("src", "href", "xlink:href", "srcset"):
+            assert (attributes.get(name) or "#").startswith("#")
+
+
+def test_ids_are_unique_and_references_lead_somewhere(record_run: Callable[..., Path]) -> None:
+    page = page_of(record_run())
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    wanted = {(attributes["href"] or "")[1:] for attributes in page.all("use")}
+    wanted |= {
+        attributes["aria-labelledby"] or "" for _, attributes in page.elements if "aria-labelledby" in attributes
+    }
+    assert wanted <= set(ids)
+
+
+def test_it_can_be_read_without_seeing_it(record_run: Callable[..., Path]) -> None:
+    page = page_of(record_run())
+    assert page.all("html")[0]["lang"] == "en"
+    assert len(page.all("h1")) == 1
+    figures, pictures = page.all("figure"), page.all("svg")
+    assert len(figures) == len(pictures) == len(page.all("figcaption")) == 6
+    assert all(picture["role"] == "img" and picture["aria-labelledby"] for picture in pictures)
+    assert "From 51.0 % to 55.0 %, best 55.0 %. Test: 81.2 %." in page.text
+    assert all(header.get("scope") in ("row", "col") for header in page.all("th"))
+
+
+def test_colours_follow_the_theme_of_the_page(record_run: Callable[..., Path]) -> None:
+    text = write_report(record_run()).read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text
+    for figure in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        assert "var(--plot-first" in figure
+        assert "DejaVu" not in figure
+        assert set(re.findall(r"(?<!, )#[0-9a-fA-F]{6}\b", figure)) == set()
+
+
+def test_what_a_person_typed_cannot_become_markup(record_run: Callable[..., Path]) -> None:
+    folder = record_run(done=1, state="failed", ledger=False)
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "message": "<script>alert(1)</script>"}))
+    page = page_of(folder)
+    assert page.all("script") == []
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_a_run_that_failed_midway_gets_a_report_that_says_so(record_run: Callable[..., Path]) -> None:
+    page = page_of(record_run(done=2, state="failed"))
+    assert "Failed. It did 2 of 5 rounds" in page.text
+    assert "worker 2 did not answer" in page.text
+    assert "Validation accuracy 52.0 % public; not tested" in page.text
+    assert "differentially private with epsilon at most" in page.text  # from the ledger: privacy.json was not written
+    assert re.search(r"at δ = 1e-5; [0-9.]+ spent", page.text)
+    assert "load_base" not in page.text
+
+
+def test_a_run_without_a_guarantee_says_so_in_red_and_states_no_epsilon(record_run: Callable[..., Path]) -> None:
+    page = page_of(record_run(not_private="noise is off"))
+    banners = [attributes["class"] for tag, attributes in page.elements if attributes.get("role") == "alert"]
+    assert banners == ["banner bad"]
+    assert "Not private. This run gives no guarantee of any kind: noise is off." in page.text
+    assert "This run is NOT PRIVATE: noise is off." in page.text
+    assert "ε ≤" not in page.text
+    assert "Privacy spent" not in page.text
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "privacy.json", "results.json", "environment.json"])
+def test_any_file_may_be_missing(record_run: Callable[..., Path], name: str) -> None:
+    folder = record_run()
+    (folder / name).unlink()
+    assert "Lacquer run report" in page_of(folder).text
+
+
+def test_a_folder_with_a_status_alone_is_a_report_too(record_run: Callable[..., Path]) -> None:
+    folder = record_run(done=0, state="failed", ledger=False)
+    for name in ("config.toml", "metrics.jsonl", "environment.json"):
+        (folder / name).unlink()
+    page = page_of(folder)
+    assert "worker 2 did not answer" in page.text
+    assert "There is no readable ledger" in page.text
+    assert "nothing to draw" in page.text
+
+
+def test_a_tampered_ledger_is_named_and_guarantees_nothing(record_run: Callable[..., Path]) -> None:
+    folder = record_run(done=2, state="failed")
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"noise_std":1.5', '"noise_std":2.5', 1))
+    page = page_of(folder)
+    assert "Damaged file. ledger.jsonl cannot be read" in page.text
+    assert "Privacy unknown" in page.text
+    assert "differentially private with" not in page.text
+
+
+def test_a_statement_of_another_ledger_is_noticed(record_run: Callable[..., Path]) -> None:
+    folder = record_run()
+    statement = json.loads((folder / "privacy.json").read_text())
+    statement["ledger"]["head"] = "3:" + "0" * 64
+    (folder / "privacy.json").write_text(json.dumps(statement))
+    assert "privacy.json was not made from ledger.jsonl as it is now" in page_of(folder).text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no run folder: it holds none of config.toml"):
+        read_run(tmp_path)
