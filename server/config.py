@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -20,7 +20,15 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrAuto = Annotated[int, Field(ge=0)]
-Options = dict[str, str | int | float | bool]
+
+
+def _scalar(value: object) -> object:
+    if not isinstance(value, str | int | float | bool):
+        raise ValueError(f"must be a text, a number or a boolean, got {value!r}")
+    return value
+
+
+Options = dict[str, Annotated[str | int | float | bool, PlainValidator(_scalar)]]
 
 
 class ConfigError(ValueError):
@@ -165,16 +173,19 @@ class RunConfig(_Table):
 
     @model_validator(mode="after")
     def _sensible(self) -> "RunConfig":
+        wrong = []
         if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
-            raise ValueError(
-                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above it "
-                "a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
+            wrong.append(
+                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above "
+                "it a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
             )
-        if self.sampling_rate * self.clients < 1:
-            raise ValueError(
-                f"sampling-rate x clients = {self.sampling_rate * self.clients:g} clients expected in a round must be "
-                ">= 1; raise sampling-rate or clients"
+        if self.expected_cohort < 1:
+            wrong.append(
+                f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
+                "raise sampling-rate or clients"
             )
+        if wrong:
+            raise ValueError("\n".join(wrong))
         return self
 
     @property
@@ -216,6 +227,8 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
             here = here.setdefault(parent, {})
             if not isinstance(here, dict):
                 raise ConfigError(f"{dotted}: {parent} is a value, not a table")
+        if isinstance(here.get(last), dict):
+            raise ConfigError(f"{dotted} = {value!r}: {last} is a table, not a value")
         here[last] = value
     return table
 
@@ -244,7 +257,7 @@ def parse(table: Mapping[str, Any]) -> RunConfig:
         ConfigError: naming every wrong key with its value, the limit and, for unknown keys, the nearest known one.
     """
     try:
-        return RunConfig.model_validate(_integers_as_floats(RunConfig, table))
+        return RunConfig.model_validate(table)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
@@ -258,32 +271,29 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist")
     try:
-        table = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return parse(unflatten({**flatten(table), **(overrides or {})}))
+    return parse(_with(table, unflatten(overrides or {})))
 
 
-def _integers_as_floats(model: type[BaseModel], table: Mapping[str, Any]) -> dict[str, Any]:
-    """``epsilon = 4`` means 4.0: strict mode would refuse an integer where a float is wanted by people."""
-    fields = {_kebab(name): field for name, field in model.model_fields.items()}
-    result: dict[str, Any] = {}
-    for key, value in table.items():
-        kind = fields[key].annotation if key in fields else None
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
-            result[key] = _integers_as_floats(kind, value)
-        elif kind is float and type(value) is int:
-            result[key] = float(value)
-        else:
-            result[key] = value
+def _with(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(table)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = _with(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
 
 
 def _explain(item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, [known.rstrip(".") for known in known_keys()], n=1, cutoff=0.5)
+        known = [name.rstrip(".") for name in known_keys()]
+        tables = {name.rpartition(".")[0] for name in known} - {""}
+        near = difflib.get_close_matches(key, [*known, *sorted(tables)], n=1, cutoff=0.5)
         return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    if item["type"] in ("model_type", "dict_type"):
+        return f"{key} = {item['input']!r}: must be a table of settings"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"{key}: {message}" if key else message

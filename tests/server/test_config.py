@@ -1,0 +1,250 @@
+"""The configuration: both forms give the same run, and whatever is wrong is refused by name."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import ConfigError, RunConfig, flatten, known_keys, load, parse, unflatten
+
+
+def refusal(table: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse(table)
+    return str(error.value)
+
+
+# Another legal value for every key, so that a key lost on the way shows.
+OTHER: dict[str, Any] = {
+    "name": 'a "quoted" näme\n',
+    "rounds": 7,
+    "clients": 321,
+    "sampling-rate": 0.25,
+    "seed": 2**63,
+    "output": "elsewhere/runs",
+    "privacy.epsilon": 0.1,
+    "privacy.delta": 1e-9,
+    "privacy.noise": "insecure-zero",
+    "privacy.mode": "filter",
+    "privacy.non-private": True,
+    "privacy.seeded-cohorts": True,
+    "strategy.controller": "my.module:Thing",
+    "strategy.controller-options.clip-norm": 0.5,
+    "strategy.controller-options.smooth": True,
+    "strategy.controller-options.count": 3,
+    "strategy.controller-options.word": "x",
+    "strategy.aggregation": "ffa",
+    "strategy.aggregation-options.a": 1,
+    "strategy.optimizer": "fedavgm",
+    "strategy.optimizer-options.momentum": 0.8,
+    "strategy.served-average": 0.9,
+    "model.name": "random:bert",
+    "model.task": "classification",
+    "model.rank": 8,
+    "model.alpha": 16.0,
+    "model.targets": "query",
+    "model.layers": 1,
+    "model.max-length": 64,
+    "data.source": "csv:x.csv",
+    "data.test-source": "csv:y.csv",
+    "data.text-column": "t",
+    "data.text-pair-column": "u",
+    "data.label-column": "l",
+    "data.client-column": "c",
+    "data.partition": "natural",
+    "data.dirichlet-alpha": 0.3,
+    "data.validation-records": 10,
+    "data.test-records": 11,
+    "data.records-per-client": 5,
+    "data.cache": "cache",
+    "warm-start.epochs": 2,
+    "warm-start.learning-rate": 0.02,
+    "warm-start.batch-size": 8,
+    "warm-start.fraction": 0.25,
+    "local.optimizer": "adamw",
+    "local.learning-rate": 0.001,
+    "local.batch-size": 4,
+    "local.epochs": 3,
+    "local.momentum": 0.5,
+    "local.weight-decay": 0.01,
+    "local.balance": "prior",
+    "engine.kind": "inprocess",
+    "engine.workers": 3,
+    "engine.sequential": True,
+    "engine.precision": "bf16",
+    "engine.token-budget": 512,
+    "engine.prefix-cache-mb": 0,
+    "engine.round-timeout": 5.5,
+    "simulation.clients-per-node": 1,
+    "evaluation.every": 2,
+}
+
+
+def test_other_values_cover_every_key() -> None:
+    given = set(OTHER)
+    for key in known_keys():
+        assert any(name.startswith(key) for name in given) if key.endswith(".") else key in given, key
+
+
+@pytest.mark.parametrize("flat", [{}, OTHER], ids=["defaults", "everything-changed"])
+def test_toml_and_flat_forms_give_the_same_configuration(flat: dict[str, Any], tmp_path: Path) -> None:
+    config = parse(unflatten(flat))
+    assert parse(tomllib.loads(config.to_toml())) == config
+    assert parse(unflatten(flatten(config.to_table()))) == config
+    assert {key: value for key, value in flatten(config.to_table()).items() if key in flat} == flat
+    file = tmp_path / "config.toml"
+    file.write_text(config.to_toml(), encoding="utf-8")
+    assert load(file) == config
+    assert load(file, {"rounds": 9}).rounds == 9
+
+
+def test_defaults_are_those_of_no_settings_at_all() -> None:
+    assert parse({}) == RunConfig()
+    assert set(flatten(RunConfig().to_table())) == {key for key in known_keys() if not key.endswith(".")}
+
+
+def test_an_integer_serves_where_a_number_is_wanted() -> None:
+    config = parse({"privacy": {"epsilon": 4}, "sampling-rate": 1, "model": {"alpha": 8}})
+    assert type(config.privacy.epsilon) is type(config.sampling_rate) is type(config.model.alpha) is float
+
+
+def test_options_keep_their_types() -> None:
+    options = {"a": 1, "b": 1.0, "c": True, "d": "x"}
+    kept = parse({"strategy": {"controller-options": options}}).strategy.controller_options
+    assert kept == options
+    assert [type(value) for value in kept.values()] == [int, float, bool, str]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("rounds", True, "rounds = True: input should be a valid integer"),
+        ("rounds", 2.0, "rounds = 2.0: input should be a valid integer"),
+        ("rounds", "2", "rounds = '2': input should be a valid integer"),
+        ("rounds", 0, "rounds = 0: input should be greater than or equal to 1"),
+        ("privacy.epsilon", 0, "privacy.epsilon = 0: input should be greater than 0"),
+        ("privacy.epsilon", -1.5, "privacy.epsilon = -1.5: input should be greater than 0"),
+        ("privacy.epsilon", True, "privacy.epsilon = True: input should be a valid number"),
+        ("privacy.epsilon", float("nan"), "privacy.epsilon = nan: input should be"),
+        ("privacy.epsilon", float("inf"), "privacy.epsilon = inf: input should be a finite number"),
+        ("privacy.epsilon", 10**400, "privacy.epsilon = 1000"),
+        ("privacy.delta", 0, "privacy.delta = 0: input should be greater than 0"),
+        ("privacy.delta", 1.0, "privacy.delta = 1.0: input should be less than 1"),
+        ("privacy.delta", 1e-3, "privacy.delta = 0.001 must be below 1/clients = 0.001"),
+        ("privacy.noise", "gauss", "privacy.noise = 'gauss': input should be 'gaussian', 'discrete' or"),
+        ("sampling-rate", 1.01, "sampling-rate = 1.01: input should be less than or equal to 1"),
+        ("sampling-rate", 0, "sampling-rate = 0: input should be greater than 0"),
+        ("sampling-rate", float("nan"), "sampling-rate = nan"),
+        ("sampling-rate", 0.0009, "sampling-rate x clients = 0.9 "),
+        ("clients", 19, "sampling-rate x clients = 0.95 "),
+        ("seed", -1, "seed = -1: input should be greater than or equal to 0"),
+        ("strategy.served-average", 1.0, "strategy.served-average = 1.0: input should be less than 1"),
+        ("warm-start.fraction", 1, "warm-start.fraction = 1"),
+        ("simulation.clients-per-node", 2, "simulation.clients-per-node = 2"),
+        ("strategy.controller-options", 3, "strategy.controller-options = 3: must be a table of settings"),
+        ("strategy.controller-options.a", [1], "strategy.controller-options.a: must be a text, a number or a boolean"),
+        ("strategy.controller-options.a", {"b": 1}, "strategy.controller-options.a: must be a text, a number"),
+        ("privacy", 4, "privacy = 4: must be a table of settings"),
+        ("name", None, "name = None: input should be a valid string"),
+    ],
+)
+def test_a_bad_value_is_refused_with_key_value_and_limit(key: str, value: Any, words: str) -> None:
+    text = refusal(unflatten({key: value}))
+    assert words in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("round", "rounds"),
+        ("sampling_rate", "sampling-rate"),
+        ("privacy.epsilom", "privacy.epsilon"),
+        ("epsilon", "privacy.epsilon"),
+        ("engine.worker", "engine.workers"),
+        ("strategi", "strategy"),
+        ("strategy.controller-option", "strategy.controller-options"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, nearest: str) -> None:
+    assert refusal(unflatten({key: 1})) == f"{key}: unknown key; did you mean {nearest}?"
+
+
+def test_a_key_like_no_other_is_refused_without_a_guess() -> None:
+    assert refusal({"zzzzqqqq": 1}) == "zzzzqqqq: unknown key"
+
+
+def test_every_wrong_key_is_listed() -> None:
+    text = refusal(
+        {
+            "roundz": 3,
+            "rounds": "many",
+            "privacy": {"epsilon": -1, "delta": 2.0, "colour": "red"},
+            "strategy": {"optimizer-options": {"a": []}},
+        }
+    )
+    lines = text.splitlines()
+    assert len(lines) == 6
+    for key in ("roundz", "rounds", "privacy.epsilon", "privacy.delta", "privacy.colour", "strategy.optimizer-opt"):
+        assert sum(line.startswith(key) for line in lines) == 1, key
+
+
+def test_both_limits_that_concern_two_keys_are_reported() -> None:
+    text = refusal({"clients": 10, "sampling-rate": 0.05, "privacy": {"delta": 0.2}})
+    assert len(text.splitlines()) == 2
+    assert "privacy.delta = 0.2" in text
+    assert "sampling-rate x clients = 0.5" in text
+
+
+def test_what_voids_the_guarantee_needs_to_be_asked_for() -> None:
+    for table in ({"noise": "insecure-zero"}, {"seeded-cohorts": True}):
+        assert "privacy.non-private = true" in refusal({"privacy": table})
+        assert parse({"privacy": {**table, "non-private": True}}).privacy.non_private
+    assert parse({"clients": 20, "privacy": {"delta": 0.5, "non-private": True}}).clients == 20
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [{"rounds": 3, "rounds.x": 1}, {"rounds.x": 1, "rounds": 3}],
+    ids=["value-first", "table-first"],
+)
+def test_a_key_cannot_be_value_and_table(flat: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="rounds"):
+        unflatten(flat)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.toml does not exist"):
+        load(tmp_path / "gone.toml")
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(tmp_path)
+    file = tmp_path / "bad.toml"
+    for content in (b"rounds = ", b"rounds = 1\nrounds = 2\n", b"\xff\xfe\x00", 'name = "ä"'.encode("latin-1")):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
+            load(file)
+
+
+def test_an_empty_unknown_table_in_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[privaci]\n")
+    with pytest.raises(ConfigError, match="privaci: unknown key; did you mean privacy"):
+        load(file)
+
+
+def test_overrides_go_over_the_file_key_by_key(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[strategy]\ncontroller = "fixed"\n[strategy.controller-options]\nclip-norm = 2\n')
+    config = load(file, {"strategy.controller-options.extra": True, "privacy.epsilon": 2})
+    assert config.strategy.controller_options == {"clip-norm": 2, "extra": True}
+    assert (config.strategy.controller, config.privacy.epsilon) == ("fixed", 2.0)
+    with pytest.raises(ConfigError, match="strategy = 3: must be a table"):
+        load(file, {"strategy": 3})
+
+
+def test_a_configuration_does_not_change() -> None:
+    config = RunConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.rounds = 3  # type: ignore[misc]
+    assert config.expected_cohort == 50.0
