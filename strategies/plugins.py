@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 Option = str | int | float | bool
 
@@ -22,16 +22,17 @@ def build(key: str, table: Mapping[str, str], name: str, options: Mapping[str, O
         ValueError: unknown name or option, a value of the wrong type, or one the object itself refuses.
     """
     kind = _find(key, table, name)
-    fields = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
+    types = _option_types(kind)
     arguments: dict[str, Option] = {}
     for option, value in options.items():
-        argument = option.replace("-", "_")
-        if fields is not None and argument not in fields:
-            near = difflib.get_close_matches(argument, fields, n=1)
-            known = ", ".join(sorted(field.replace("_", "-") for field in fields)) or "none"
-            hint = f"did you mean {near[0].replace('_', '-')}?" if near else f"its options are: {known}"
+        if types is None:
+            arguments[option.replace("-", "_")] = value
+            continue
+        if option not in types:
+            near = difflib.get_close_matches(option, types, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its options are: {', '.join(sorted(types)) or 'none'}"
             raise ValueError(f"{key}-options.{option}: {name} has no such option; {hint}")
-        arguments[argument] = value if fields is None else _typed(f"{key}-options.{option}", fields[argument], value)
+        arguments[option.replace("-", "_")] = _typed(f"{key}-options.{option}", types[option], value)
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
@@ -39,24 +40,36 @@ def build(key: str, table: Mapping[str, str], name: str, options: Mapping[str, O
 
 
 def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:
-    if name not in table and ":" not in name:
+    module, _, attribute = table.get(name, name).partition(":")
+    if name not in table and not (module and attribute):
         near = difflib.get_close_matches(name, table, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(table))}"
         raise ValueError(f"{key} = {name!r}: unknown; {hint} (or 'package.module:Object' for one of your own)")
-    module, _, attribute = table.get(name, name).partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a relative name, ".module:Object"
         raise ValueError(f"{key} = {name!r}: cannot import it: {error}; is its folder on PYTHONPATH?") from error
     if not isinstance(found, type):
         raise ValueError(f"{key} = {name!r}: must name a class, found {type(found).__name__}")
     return found
 
 
-def _typed(key: str, field: "dataclasses.Field[Any]", value: Option) -> Option:
-    wanted = field.type
+def _option_types(kind: type[Any]) -> dict[str, Any] | None:
+    """The kebab-case options of a dataclass and their types; None for another class, which checks its own arguments."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    try:
+        hints = get_type_hints(kind)  # field.type is a string where annotations are postponed
+    except NameError:  # a type imported for type checkers only: its class still checks its own values
+        hints = {}
+    return {
+        field.name.replace("_", "-"): hints.get(field.name, Any) for field in dataclasses.fields(kind) if field.init
+    }
+
+
+def _typed(key: str, wanted: Any, value: Option) -> Option:
     if wanted is float and type(value) is int:
         return float(value)
-    if isinstance(wanted, type) and type(value) is not wanted:
-        raise ValueError(f"{key} must be a {wanted.__name__}, got {value!r}")
+    if wanted in (str, int, float, bool) and type(value) is not wanted:
+        raise ValueError(f"{key} must be of type {wanted.__name__}, got {value!r}")
     return value
