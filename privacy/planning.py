@@ -6,8 +6,10 @@ signal adds up like T and the noise like sqrt(T); :attr:`Option.noise_over_run` 
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from privacy import accountants, checks
 from privacy.calibration import calibrate
@@ -49,6 +51,10 @@ class Setting:
         checks.probability(rate=self.rate)
         checks.one_of(("poisson", "fixed-size", "capped-poisson"), sampling=self.sampling)
         check_delta(self.delta, self.clients)
+        if self.histogram is not None:
+            checks.positive(histogram=self.histogram)
+        for query in self.queries:
+            checks.positive(query=query)
         if (self.cap is not None) != (self.sampling == "capped-poisson"):
             raise ValueError(f"cap belongs to capped-poisson sampling, got cap={self.cap!r} with {self.sampling!r}")
 
@@ -91,14 +97,12 @@ class Option:
     Attributes:
         name: what was changed, in words.
         setting: the setting.
-        noise_multiplier: the calibrated z, or None if the target cannot be met.
-        refusal: why not.
+        noise_multiplier: the calibrated z.
     """
 
     name: str
     setting: Setting
-    noise_multiplier: float | None
-    refusal: str = ""
+    noise_multiplier: float
 
     @property
     def cohort(self) -> float:
@@ -106,42 +110,56 @@ class Option:
         return self.setting.cohort.expected_units
 
     @property
-    def noise_on_mean(self) -> float | None:
+    def noise_on_mean(self) -> float:
         """Standard deviation of each coordinate of the mean, in units of the clip bound: z / m."""
-        return None if self.noise_multiplier is None else self.noise_multiplier / self.cohort
+        return self.noise_multiplier / self.cohort
 
     @property
-    def noise_over_run(self) -> float | None:
+    def noise_over_run(self) -> float:
         """Noise against signal in one coordinate when all rounds are added up: z / (m sqrt(T))."""
-        noise = self.noise_on_mean
-        return None if noise is None else noise / math.sqrt(self.setting.rounds)
+        return self.noise_on_mean / math.sqrt(self.setting.rounds)
 
     @property
-    def break_even_dimension(self) -> float | None:
+    def break_even_dimension(self) -> float:
         """Number of coordinates at which the noise of one round is as long as the clip bound: (m / z)^2."""
-        noise = self.noise_on_mean
-        return None if noise is None else noise**-2
+        return self.noise_on_mean**-2
 
 
-def option(name: str, setting: Setting) -> Option:
-    """Price a setting."""
-    try:
-        return Option(name, setting, setting.noise_multiplier())
-    except ValueError as error:
-        return Option(name, setting, None, str(error))
+@dataclass(frozen=True)
+class Refusal:
+    """A change that is impossible, or whose target cannot be met, and why."""
+
+    name: str
+    reason: str
 
 
-def alternatives(setting: Setting) -> tuple[Option, ...]:
+def price(name: str, setting: Setting) -> Option:
+    """Calibrate a setting; errors as for :func:`calibration.calibrate`."""
+    return Option(name, setting, setting.noise_multiplier())
+
+
+def alternatives(setting: Setting) -> tuple[Option | Refusal, ...]:
     """The setting changed in one respect at a time, each priced for the same epsilon and delta."""
-    changes: list[tuple[str, Setting]] = [
-        ("2 x clients", replace(setting, clients=2 * setting.clients, cap=_times(setting.cap, 2))),
-        ("4 x clients", replace(setting, clients=4 * setting.clients, cap=_times(setting.cap, 4))),
-        ("4 x clients, same cohort", replace(setting, clients=4 * setting.clients, rate=setting.rate / 4.0)),
-        ("2 x rate", replace(setting, rate=min(1.0, 2.0 * setting.rate), cap=_times(setting.cap, 2))),
-        ("rounds / 2", replace(setting, rounds=max(1, setting.rounds // 2))),
-        ("2 x rounds", replace(setting, rounds=2 * setting.rounds)),
-    ]
-    return tuple(option(name, changed) for name, changed in changes if changed != setting)
+    clients, rate, rounds, cap = setting.clients, setting.rate, setting.rounds, setting.cap
+    changes: dict[str, dict[str, Any]] = {
+        "2 x clients": {"clients": 2 * clients, "cap": _times(cap, 2)},
+        "4 x clients": {"clients": 4 * clients, "cap": _times(cap, 4)},
+        "4 x clients, rate/4": {"clients": 4 * clients, "rate": rate / 4.0},
+        "2 x rate": {"rate": min(1.0, 2.0 * rate), "cap": _times(cap, 2)},
+        "rounds/2": {"rounds": max(1, rounds // 2)},
+        "2 x rounds": {"rounds": 2 * rounds},
+    }
+    found: list[Option | Refusal] = []
+    for name, change in changes.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a generous delta was said of the setting itself
+                changed = replace(setting, **change)
+            if changed != setting:
+                found.append(price(name, changed))
+        except ValueError as error:
+            found.append(Refusal(name, str(error)))
+    return tuple(found)
 
 
 def by_accountant(
