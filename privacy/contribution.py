@@ -134,7 +134,7 @@ def validate(contribution: Contribution, plan: Plan, max_units: int) -> None:
         _check_sum(query.name, answer, max_units)
         if not query.possible(answer.to(torch.float64) * (query.sensitivity / GRID), max_units):
             raise ValueError(
-                f"answer {query.name!r} must be a possible sum over at most {max_units} units, it is not; drop it"
+                f"{query.name!r} must be a possible sum over at most {max_units} units, it is not; drop the reply"
             )
 
 

@@ -24,15 +24,14 @@ def slabs(units: int, width: int, most: int) -> list[slice]:
 def squared_norms(rows: Float64[Tensor, "units width"]) -> Float64[Tensor, " units"]:
     """Sum of squares of every row, in float64.
 
-    A row's value depends on that row alone, to the last bit: it is summed in one fixed order by one thread (einsum on
-    the CPU; torch splits long sums over however many threads there are). So a unit's contribution does not depend on
-    which other units happen to be computed beside it.
+    A row's value depends on that row alone, to the last bit: each is summed by itself, in one fixed order, by one
+    thread. (torch splits long sums over however many threads there are, and einsum over a matrix sums long rows in
+    another order than over a vector.) So a unit's contribution does not depend on who is computed beside it.
     """
-    if rows.device.type == "cpu":
-        array = rows.numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            return torch.from_numpy(np.einsum("ij,ij->i", array, array))
-    return torch.stack([torch.dot(row, row) for row in rows]) if len(rows) else rows.new_zeros(0)
+    if rows.device.type != "cpu":
+        return torch.stack([torch.dot(row, row) for row in rows]) if len(rows) else rows.new_zeros(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return torch.tensor([np.einsum("i,i->", row, row) for row in rows.numpy()], dtype=torch.float64)
 
 
 def float64_copy(rows: Real[Tensor, "units width"]) -> Float64[Tensor, "units width"]:

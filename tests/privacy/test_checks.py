@@ -37,7 +37,7 @@ def test_message_names_argument_limit_value_and_remedy():
 
 
 def test_the_offending_one_of_several_is_named():
-    with pytest.raises(ValueError, match="^beta must be"):
+    with pytest.raises(ValueError, match=r"^beta must be"):
         checks.positive(alpha=1.0, beta=0.0)
 
 
