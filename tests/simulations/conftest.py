@@ -1,5 +1,6 @@
 """Small recorded runs, as the server leaves them."""
 
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -58,31 +59,43 @@ def recorded_metrics(
     return [first, *training] if histogram else training
 
 
+CONFIG = parse({"name": "small", "rounds": 5, "privacy": {"epsilon": 2.0}, "model": {"rank": 8}})
+
+
+def record_run_in(
+    parent: Path, done: int = 5, state: State = "completed", not_private: str | None = None, ledger: bool = True
+) -> Path:
+    """Write a run folder below `parent` and return it."""
+    folder = parent / "small-1"
+    folder.mkdir()
+    (folder / "config.toml").write_text(CONFIG.to_toml())
+    write_environment(folder)
+    with Telemetry(folder, tensorboard=False) as telemetry:
+        for item in recorded_metrics(done, 5, not_private=not_private):
+            telemetry.round(item)
+        telemetry.status(state, "worker 2 did not answer" if state == "failed" else "all done")
+    if ledger:
+        _write_ledger(folder / "ledger.jsonl", done, state, not_private)
+    if state == "completed":
+        _write_outcome(folder)
+    return folder
+
+
 @pytest.fixture
 def run_config() -> RunConfig:
-    return parse({"name": "small", "rounds": 5, "privacy": {"epsilon": 2.0}, "model": {"rank": 8}})
+    return CONFIG
 
 
 @pytest.fixture
-def record_run(tmp_path: Path, run_config: RunConfig) -> Callable[..., Path]:
-    """A function that writes a run folder and returns it."""
+def record_run(tmp_path: Path) -> Callable[..., Path]:
+    """:func:`record_run_in` a fresh folder."""
+    return functools.partial(record_run_in, tmp_path)
 
-    def record(done: int = 5, state: State = "completed", not_private: str | None = None, ledger: bool = True) -> Path:
-        folder = tmp_path / "small-1"
-        folder.mkdir()
-        (folder / "config.toml").write_text(run_config.to_toml())
-        write_environment(folder)
-        with Telemetry(folder, tensorboard=False) as telemetry:
-            for item in recorded_metrics(done, 5, not_private=not_private):
-                telemetry.round(item)
-            telemetry.status(state, "worker 2 did not answer" if state == "failed" else "all done")
-        if ledger:
-            _write_ledger(folder / "ledger.jsonl", done, state, not_private)
-        if state == "completed":
-            _write_outcome(folder)
-        return folder
 
-    return record
+@pytest.fixture(scope="session")
+def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that completed; tests read it and change nothing."""
+    return record_run_in(tmp_path_factory.mktemp("complete"))
 
 
 def _write_ledger(path: Path, done: int, state: State, not_private: str | None) -> None:

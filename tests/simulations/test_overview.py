@@ -9,14 +9,13 @@ from simulations.overview import write_overview
 from simulations.plot_style import DARK, LIGHT
 
 
-def test_one_picture_per_theme_the_same_every_time(record_run: Callable[..., Path], tmp_path: Path) -> None:
-    folder = record_run(ledger=False)
-    first = write_overview(folder, tmp_path / "docs" / "quickstart")
+def test_one_picture_per_theme_the_same_every_time(complete_run: Path, tmp_path: Path) -> None:
+    first = write_overview(complete_run, tmp_path / "docs" / "quickstart")
     assert [path.name for path in first] == ["quickstart-light.svg", "quickstart-dark.svg"]
     light, dark = (path.read_bytes() for path in first)
     assert LIGHT.first.encode() in light
     assert DARK.first.encode() in dark
-    again = write_overview(folder, tmp_path / "again")
+    again = write_overview(complete_run, tmp_path / "again")
     assert [path.read_bytes() for path in again] == [light, dark]
 
 

@@ -154,11 +154,10 @@ def test_sparkline(values: list[float], cells: int, text: str) -> None:
     assert sparkline(values, cells) == text
 
 
-def test_the_summary_states_quality_privacy_time_folder_and_next_steps(record_run: Callable[..., Path]) -> None:
-    folder = record_run()
+def test_the_summary_states_quality_privacy_time_folder_and_next_steps(complete_run: Path) -> None:
     for make in (plain, terminal):
         console, stream = make(100)
-        print_summary(folder, console)
+        print_summary(complete_run, console)
         text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
         for expected in ("81.2\u00a0%", "epsilon at most 0.", "at delta 1e-5", "5 of 5", "2:05", "report.html"):
             assert expected in text

@@ -51,14 +51,22 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+@pytest.fixture(scope="module")
+def html(complete_run: Path) -> str:
+    return write_report(complete_run).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
 def page_of(folder: Path) -> Page:
     return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
-def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(record_run: Callable[..., Path]) -> None:
-    folder = record_run()
-    page = page_of(folder)
-    guarantee = json.loads((folder / "privacy.json").read_text())
+def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(page: Page, complete_run: Path) -> None:
+    guarantee = json.loads((complete_run / "privacy.json").read_text())
     assert guarantee["sentence"] in page.text
     for sentence in (*guarantee["not_covered"], *guarantee["covered"]):
         assert sentence in page.text
@@ -70,18 +78,15 @@ def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(record_run: Ca
     assert "Poisson 0.05 of 1,000 clients" in page.text
     assert "update (9,000)" in page.text
     assert "model.rank 8 4" in page.text
-    assert json.loads((folder / "environment.json").read_text())["packages"]["torch"] in page.text
+    assert json.loads((complete_run / "environment.json").read_text())["packages"]["torch"] in page.text
     assert "Not private" not in page.text
     assert not any((attributes.get("class") or "").startswith("banner") for _, attributes in page.elements)
 
 
-def test_the_page_asks_nobody_for_anything(record_run: Callable[..., Path]) -> None:
-    path = write_report(record_run())
-    text = path.read_text(encoding="utf-8")
-    page = Page(text)
-    assert "http:" not in text
-    assert "https:" not in text
-    assert not re.search(r"@import|url\((?!#)", text)
+def test_the_page_asks_nobody_for_anything(html: str, page: Page) -> None:
+    assert "http:" not in html
+    assert "https:" not in html
+    assert not re.search(r"@import|url\((?!#)", html)
     for tag in ("script", "link", "iframe", "object", "embed"):
         assert page.all(tag) == []
     for _, attributes in page.elements:
@@ -89,8 +94,7 @@ def test_the_page_asks_nobody_for_anything(record_run: Callable[..., Path]) -> N
             assert (attributes.get(name) or "#").startswith("#")
 
 
-def test_ids_are_unique_and_references_lead_somewhere(record_run: Callable[..., Path]) -> None:
-    page = page_of(record_run())
+def test_ids_are_unique_and_references_lead_somewhere(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     wanted = {(attributes["href"] or "")[1:] for attributes in page.all("use")}
@@ -100,8 +104,7 @@ def test_ids_are_unique_and_references_lead_somewhere(record_run: Callable[..., 
     assert wanted <= set(ids)
 
 
-def test_it_can_be_read_without_seeing_it(record_run: Callable[..., Path]) -> None:
-    page = page_of(record_run())
+def test_it_can_be_read_without_seeing_it(page: Page) -> None:
     assert page.all("html")[0]["lang"] == "en"
     assert len(page.all("h1")) == 1
     figures, pictures = page.all("figure"), page.all("svg")
@@ -111,10 +114,9 @@ def test_it_can_be_read_without_seeing_it(record_run: Callable[..., Path]) -> No
     assert all(header.get("scope") in ("row", "col") for header in page.all("th"))
 
 
-def test_colours_follow_the_theme_of_the_page(record_run: Callable[..., Path]) -> None:
-    text = write_report(record_run()).read_text(encoding="utf-8")
-    assert "prefers-color-scheme: dark" in text
-    for figure in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+def test_colours_follow_the_theme_of_the_page(html: str) -> None:
+    assert "prefers-color-scheme: dark" in html
+    for figure in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL):
         assert "var(--plot-first" in figure
         assert "DejaVu" not in figure
         assert set(re.findall(r"(?<!, )#[0-9a-fA-F]{6}\b", figure)) == set()
