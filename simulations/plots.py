@@ -100,7 +100,7 @@ def _draw_accuracy(
     axes.plot(rounds, values, color=palette.first, **_few(rounds))
     if majority_accuracy is not None:
         axes.axhline(majority_accuracy, color=palette.muted, linestyle=":", linewidth=1.2)
-        _label_line(axes, majority_accuracy, "always the most frequent class", palette.muted)
+        _label_line(axes, majority_accuracy, "always the most frequent class", palette.muted, right=True)
     if test_accuracy is not None:
         _point(axes, rounds[-1], test_accuracy, f"test {percent_text(test_accuracy)}", palette.second)
     axes.set(ylabel="accuracy, public validation")
@@ -154,7 +154,13 @@ def _draw_update_norm(axes: Axes, metrics: Sequence[RoundRecord], palette: Palet
         if rounds:
             axes.plot(rounds, values, color=color, linestyle=dash, label=label, **_few(rounds))
     axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.1, handlelength=1.6, handletextpad=0.5
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=3,
+        columnspacing=1.1,
+        handlelength=1.6,
+        handletextpad=0.5,
+        fontsize=9,
     )
     axes.set(ylabel="L2 norm of the update", ylim=(0, None))
     _rounds_axis(axes, metrics)
@@ -178,14 +184,15 @@ def _rounds_axis(axes: Axes, metrics: Sequence[RoundRecord]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
-def _label_line(axes: Axes, height: float, text: str, color: str) -> None:
+def _label_line(axes: Axes, height: float, text: str, color: str, *, right: bool = False) -> None:
     axes.annotate(
         text,
-        (0.0, height),
+        (1.0 if right else 0.0, height),
         xycoords=("axes fraction", "data"),
-        xytext=(4, 3),
+        xytext=(-4 if right else 4, 3),
         textcoords="offset points",
         color=color,
+        ha="right" if right else "left",
         va="bottom",
     )
 
