@@ -1,0 +1,188 @@
+"""The prepared data set of a run: tokenised once, then memory-mapped by every process within milliseconds."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.records import Records
+from privacy import checks
+
+META_FILE = "meta.json"
+FORMAT = 1
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Everything that decides the content of a prepared data set.
+
+    Attributes:
+        tokenizer: name of the base model whose tokenizer is used, see :func:`client.models.load_base`.
+        clients: logical clients.
+        seed: of the generated notes, the held-out rows and the partition.
+        source: ``notes``, ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id, see :mod:`client.sources`.
+        test_source: where the test set is, same syntax; empty carves it out of `source`.
+        text_column, text_pair_column, label_column, client_column: columns of `source`; empty for none.
+        task: ``"classification"`` or ``"causal-lm"`` (no labels).
+        partition: one of :data:`client.partition.SCHEMES`.
+        dirichlet_alpha: concentration of the label skew.
+        validation_records, test_records: sizes of the public validation set and of a test set carved out.
+        records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
+        max_length: tokens of a record beyond this are cut off (and counted).
+        cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
+    """
+
+    tokenizer: str
+    clients: int
+    seed: int = 0
+    source: str = "notes"
+    test_source: str = ""
+    text_column: str = "text"
+    text_pair_column: str = ""
+    label_column: str = "label"
+    client_column: str = ""
+    task: Literal["classification", "causal-lm"] = "classification"
+    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
+    dirichlet_alpha: float = 1.0
+    validation_records: int = 1000
+    test_records: int = 1000
+    records_per_client: int = 20
+    max_length: int = 128
+    cache: str = ""
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is read.
+
+        Raises:
+            ValueError: naming the setting, its value and what to do.
+        """
+        checks.integer_at_least(1, clients=self.clients, records_per_client=self.records_per_client)
+        checks.integer_at_least(0, seed=self.seed)
+        checks.integer_at_least(1, validation_records=self.validation_records, test_records=self.test_records)
+        checks.integer_at_least(4, max_length=self.max_length)
+        checks.positive(dirichlet_alpha=self.dirichlet_alpha)
+        checks.one_of(("classification", "causal-lm"), task=self.task)
+        checks.one_of(("dirichlet", "iid", "natural", "repeated"), partition=self.partition)
+        checks.not_empty(source=self.source, text_column=self.text_column, tokenizer=self.tokenizer)
+        if self.task == "classification" and not self.label_column:
+            raise ValueError("data.label-column must be set for classification, got ''")
+        if self.partition == "natural" and not self.client_column and self.source != "notes":
+            raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
+        if self.partition == "dirichlet" and self.task == "causal-lm":
+            raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where prepared data sets are kept."""
+        if self.cache:
+            return Path(self.cache).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings that decide the content, without where it is kept."""
+        return {key: value for key, value in asdict(self).items() if key != "cache"}
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Clients, public validation records and test records of one data set, memory-mapped.
+
+    Attributes:
+        folder: where it is.
+        meta: counts, label names, the settings and SHA-256 of every file.
+        train: all training records in client order.
+        starts, stops: int64 ``[clients]``: client `i` owns rows ``starts[i]:stops[i]`` of `train`.
+        client_tokens: int64 ``[clients]``, tokens per client; balances the work of the nodes.
+        validation: public; hyper-parameters and thresholds may be chosen on it.
+        test: used for reporting only.
+    """
+
+    folder: Path
+    meta: dict[str, Any]
+    train: Records
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    client_tokens: NDArray[np.int64]
+    validation: Records
+    test: Records
+
+    @staticmethod
+    def open(folder: str | Path, *, verify: bool = False) -> "PreparedData":
+        """Map a prepared data set; with `verify` every file is read and checked against its SHA-256.
+
+        Raises:
+            ValueError: not a prepared data set, another format, or a damaged file.
+        """
+        folder = Path(folder)
+        if not (folder / META_FILE).is_file():
+            raise ValueError(f"{folder} is not a prepared data set: it has no {META_FILE}; prepare the data first")
+        meta = json.loads((folder / META_FILE).read_text())
+        if meta["format"] != FORMAT:
+            raise ValueError(f"{folder} has format {meta['format']}, this version reads {FORMAT}; delete the folder")
+        if verify:
+            for name, expected in meta["files"].items():
+                if sha256(folder / name) != expected:
+                    raise ValueError(f"{folder / name} is damaged (its SHA-256 is not {expected}); delete the folder")
+
+        def array(name: str) -> NDArray[Any]:
+            mapped: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            return mapped
+
+        train, validation, test = (
+            Records(
+                tokens=array(f"{part}_tokens"),
+                offsets=array(f"{part}_offsets"),
+                labels=array(f"{part}_labels") if meta["num_labels"] else None,
+            )
+            for part in PARTS
+        )
+        starts, stops, tokens = (array(f"client_{name}") for name in ("starts", "stops", "tokens"))
+        return PreparedData(folder, meta, train, starts, stops, tokens, validation, test)
+
+    @property
+    def num_clients(self) -> int:
+        """Logical clients, empty ones included."""
+        return len(self.starts)
+
+    @property
+    def num_labels(self) -> int:
+        """Classes; 0 for a language model."""
+        return int(self.meta["num_labels"])
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Name of every class as the source has it."""
+        return tuple(self.meta["label_names"])
+
+    def client(self, index: int) -> Records:
+        """The records of one client, not copied."""
+        if not 0 <= index < self.num_clients:
+            raise ValueError(f"client must be in [0, {self.num_clients}), got {index}")
+        first, last = int(self.starts[index]), int(self.stops[index])
+        labels = None if self.train.labels is None else self.train.labels[first:last]
+        return replace(self.train, offsets=self.train.offsets[first : last + 1], labels=labels)
+
+
+def prepare(spec: DataSpec) -> PreparedData:
+    """The data set of `spec`, from the cache or built now. Safe to call from several processes at once.
+
+    Raises:
+        ValueError: a setting, a file or a column that cannot work, with the remedy.
+    """
+    spec.check()
+    # reading and partitioning import datasets and pyarrow, which takes seconds; processes that only open never pay
+    from client.prepare import build
+
+    return build(spec)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,233 @@
+"""Prepared data: what goes in comes out, parts never meet, the cache is safe to share."""
+
+import dataclasses
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from client.data import DataSpec, PreparedData, prepare
+from client.models import load_tokenizer
+from client.notes import split
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return DataSpec(
+        tokenizer="random:bert",
+        clients=12,
+        seed=5,
+        validation_records=30,
+        test_records=30,
+        records_per_client=10,
+        cache=str(tmp_path / "cache"),
+    )
+
+
+def _texts(records, tokenizer):
+    rows = np.split(np.asarray(records.tokens), np.asarray(records.offsets)[1:-1])
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def test_notes_round_trip(spec):
+    data = prepare(spec)
+    tokenizer = load_tokenizer(spec.tokenizer)
+    train, validation, test = split(120, 30, 30, seed=5)
+    for records, notes in ((data.validation, validation), (data.test, test)):
+        assert [text[:60] for text in _texts(records, tokenizer)] == [note.text[:60] for note in notes]
+        assert records.labels.tolist() == [note.label for note in notes]
+    assert (data.num_clients, data.num_labels, data.label_names) == (12, 2, ("0", "1"))
+    clients = [data.client(i) for i in range(12)]
+    owned = [pair for c in clients if len(c) for pair in zip(_texts(_copy(c), tokenizer), c.labels, strict=True)]
+    assert sorted((text[:60], label) for text, label in owned) == sorted((n.text[:60], n.label) for n in train)
+    assert data.client_tokens.tolist() == [int(c.lengths.sum()) for c in clients]
+    assert data.meta["records"] == {"train": 120, "validation": 30, "test": 30}
+    assert data.meta["truncated"]["train"] == sum(len(note.text.encode()) > 126 for note in train) > 0
+
+
+def _copy(records):
+    return records.select(np.arange(len(records)))
+
+
+def test_client_records_are_views_of_the_file(spec):
+    data = prepare(spec)
+    biggest = int(np.argmax(data.client_tokens))
+    records = data.client(biggest)
+    assert np.shares_memory(records.tokens, data.train.tokens)
+    assert isinstance(data.train.tokens, np.memmap)
+    with pytest.raises(ValueError, match=r"client must be in \[0, 12\), got 12"):
+        data.client(12)
+
+
+def test_second_call_opens_and_other_settings_build_anew(spec):
+    first = prepare(spec)
+    stamp = (first.folder / "meta.json").stat().st_mtime_ns
+    assert prepare(spec).folder == first.folder
+    assert (first.folder / "meta.json").stat().st_mtime_ns == stamp
+    for change in ({"seed": 6}, {"max_length": 64}, {"clients": 11}, {"dirichlet_alpha": 2.0}):
+        assert prepare(dataclasses.replace(spec, **change)).folder != first.folder
+    assert [entry.name for entry in first.folder.parent.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_two_processes_may_build_at_once(spec):
+    spec = dataclasses.replace(spec, partition="iid", records_per_client=40)
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+
+    def build():
+        barrier.wait(60)
+        results.put(str(prepare(spec).folder))
+
+    running = [context.Process(target=build) for _ in range(2)]
+    for process in running:
+        process.start()
+    folders = {results.get(timeout=60) for _ in running}
+    for process in running:
+        process.join(60)
+    assert [process.exitcode for process in running] == [0, 0]
+    assert len(folders) == 1
+    assert PreparedData.open(folders.pop(), verify=True).num_clients == 12
+    assert len(list(Path(spec.cache).iterdir())) == 1
+
+
+def test_losing_the_race_to_build_takes_the_winners_data(spec, monkeypatch):
+    from client import prepare as preparing
+
+    write = preparing._write
+
+    def slower(folder, spec, tokenizer):
+        monkeypatch.setattr(preparing, "_write", write)
+        prepare(spec)  # another process finishes in between
+        write(folder, spec, tokenizer)
+
+    monkeypatch.setattr(preparing, "_write", slower)
+    assert prepare(spec).num_clients == 12
+    assert len(list(Path(spec.cache).iterdir())) == 1
+
+
+def test_damaged_cache_is_refused(spec):
+    folder = prepare(spec).folder
+    with (folder / "train_tokens.npy").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x7f")
+    with pytest.raises(ValueError, match=r"train_tokens\.npy is damaged .*delete the folder"):
+        prepare(spec)
+    with pytest.raises(ValueError, match="not a prepared data set"):
+        PreparedData.open(folder.parent)
+
+
+@pytest.fixture
+def table(tmp_path):
+    words = [f"record number {i}" for i in range(300)]
+    frame = pandas.DataFrame(
+        {"words": [*words, *words[:20]], "y": ["no", "yes"] * 160, "who": [f"p{i % 25}" for i in range(320)]}
+    )
+    frame.to_parquet(tmp_path / "train.parquet")
+    official = pandas.DataFrame({"words": [*words[:5], "never seen"], "y": ["no", "yes"] * 3})
+    official.to_parquet(tmp_path / "official.parquet")
+    return tmp_path
+
+
+def _file_spec(spec, table, **change):
+    settings = {"source": f"parquet:{table / 'train.parquet'}", "text_column": "words", "label_column": "y", **change}
+    return dataclasses.replace(spec, **settings)
+
+
+def test_carved_parts_never_meet(spec, table):
+    data = prepare(_file_spec(spec, table))
+    tokenizer = load_tokenizer(spec.tokenizer)
+    train, validation, test = (set(_texts(part, tokenizer)) for part in (data.train, data.validation, data.test))
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
+    assert len(data.test) == 30
+    assert len(data.validation) == 30 - data.meta["removed"]["validation"]
+    assert len(data.train) == 260 - data.meta["removed"]["train"]
+    assert data.label_names == ("no", "yes")
+
+
+def test_official_test_file_is_only_the_test_set(spec, table):
+    data = prepare(_file_spec(spec, table, test_source=f"parquet:{table / 'official.parquet'}"))
+    tokenizer = load_tokenizer(spec.tokenizer)
+    assert _texts(data.test, tokenizer) == [*(f"record number {i}" for i in range(5)), "never seen"]
+    others = {*_texts(data.train, tokenizer), *_texts(data.validation, tokenizer)}
+    assert not others & set(_texts(data.test, tokenizer))
+    assert data.meta["removed"]["train"] + data.meta["removed"]["validation"] >= 10
+
+
+def test_natural_clients_are_held_out_whole(spec, table):
+    with pytest.raises(ValueError, match=r"clients = 12, but .* names (\d+) clients .*set clients = \1"):
+        prepare(_file_spec(spec, table, partition="natural", client_column="who"))
+    data = prepare(_file_spec(spec, table, partition="natural", client_column="who", clients=19))
+    tokenizer = load_tokenizer(spec.tokenizer)
+    frame = pandas.read_parquet(table / "train.parquet")
+    owner = frame.groupby("words")["who"].agg(set)
+    people = [
+        {who for text in set(_texts(part, tokenizer)) for who in owner[text]} for part in (data.validation, data.test)
+    ]
+    assert len(people[0]) + len(people[1]) == 6  # 3 clients of 12 or 13 records each reach 30 records
+    sizes = frame[~frame["who"].isin(people[0] | people[1])].groupby("who").size()
+    assert [len(data.client(i)) for i in range(19)] == (sizes.sort_index() - _repeats(frame, people)).tolist()
+
+
+def _repeats(frame, people):
+    """Per remaining client, records whose text a held-out client has too."""
+    held = set(frame[frame["who"].isin(people[0] | people[1])]["words"])
+    rest = frame[~frame["who"].isin(people[0] | people[1])]
+    return rest["words"].isin(held).groupby(rest["who"]).sum().sort_index()
+
+
+def test_language_model_data_has_no_labels_and_ends_every_record(spec, table):
+    lm = _file_spec(spec, table, task="causal-lm", partition="iid", tokenizer="random:llama", max_length=12)
+    data = prepare(lm)
+    assert data.num_labels == 0
+    assert data.train.labels is None
+    assert data.client(3).labels is None
+    end = load_tokenizer("random:llama").eos_token_id
+    assert set(np.asarray(data.train.tokens)[np.asarray(data.train.offsets)[1:] - 1]) == {end}
+    assert data.train.lengths.max() == 12
+    assert data.meta["truncated"]["train"] == len(data.train)
+
+
+def test_pairs_share_one_record(spec, table):
+    frame = pandas.read_parquet(table / "train.parquet")
+    frame["second"] = "premise of " + frame["words"]
+    frame.to_parquet(table / "train.parquet")
+    data = prepare(_file_spec(spec, table, text_pair_column="second"))
+    first = _texts(_copy(data.test), load_tokenizer(spec.tokenizer))[0]
+    assert "premise of record number" in first
+
+
+def test_a_million_overlapping_clients_for_speed_tests(spec):
+    data = prepare(dataclasses.replace(spec, partition="repeated", clients=1_000_000, records_per_client=2))
+    assert data.num_clients == 1_000_000
+    assert len(data.train) == 2000
+    assert len(data.client(999_999)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clients": 0}, "clients must be an integer >= 1, got 0"),
+        ({"dirichlet_alpha": 0.0}, "dirichlet_alpha must be > 0"),
+        ({"max_length": 3}, "max_length must be an integer >= 4"),
+        ({"partition": "shards"}, "partition must be one of"),
+        ({"label_column": ""}, r"data\.label-column must be set"),
+        ({"source": "csv:x.csv", "partition": "natural"}, r"needs data\.client-column"),
+        ({"task": "causal-lm"}, "a language model has none; take 'iid'"),
+        ({"source": "csv:/no/such.csv"}, r"there is no file /no/such\.csv"),
+    ],
+)
+def test_bad_settings_are_refused(spec, change, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(dataclasses.replace(spec, **change))
+
+
+def test_more_held_out_records_than_there_are(spec, table):
+    with pytest.raises(
+        ValueError, match=r"has 320 records and validation \+ test would take 330 of them; lower data\.val"
+    ):
+        prepare(_file_spec(spec, table, validation_records=300))

@@ -1,0 +1,98 @@
+"""Partitions: every record has one owner, the skew is Dirichlet's, arithmetic agrees with flwr-datasets."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
+
+from client.partition import dirichlet, iid, natural, repeated
+from privacy.rng import simulation_generator
+
+
+def _labels(count, classes=2):
+    return np.random.default_rng(0).integers(0, classes, count)
+
+
+def _owners_are_exact(parts, records):
+    assert parts.sizes.sum() == records
+    np.testing.assert_array_equal(np.sort(np.concatenate([parts.client(i) for i in range(len(parts))])), range(records))
+
+
+def test_dirichlet_covers_all_records_once_and_is_repeatable():
+    labels = _labels(6000)
+    parts = dirichlet(labels, 100, 1.0, seed=3)
+    _owners_are_exact(parts, 6000)
+    again, other = dirichlet(labels, 100, 1.0, seed=3), dirichlet(labels, 100, 1.0, seed=4)
+    np.testing.assert_array_equal(parts.order, again.order)
+    assert not np.array_equal(parts.order, other.order)
+
+
+def test_dirichlet_takes_the_partitioners_own_clients():
+    """The indices behind the partitioner are what its public ``load_partition`` returns."""
+    labels = _labels(300)
+    parts = dirichlet(labels, 10, 0.5, seed=1)
+    seed = int(simulation_generator(1, "partition").integers(2**31))
+    partitioner = DirichletPartitioner(10, "label", 0.5, min_partition_size=0, self_balancing=False, seed=seed)
+    partitioner.dataset = Dataset.from_dict({"label": labels, "row": np.arange(300)})
+    for client in range(10):
+        assert partitioner.load_partition(client)["row"][:] == parts.client(client).tolist()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+def test_dirichlet_skew_is_that_of_the_distribution(alpha):
+    """A class's share at one client is Beta(alpha, (K-1) alpha): its standard deviation tells alpha."""
+    labels, clients = _labels(30_000), 100
+    parts = dirichlet(labels, clients, alpha, seed=0)
+    share = np.array([(labels[parts.client(i)] == 1).sum() for i in range(clients)]) / (labels == 1).sum()
+    expected = np.sqrt((1 / clients) * (1 - 1 / clients) / (clients * alpha + 1))
+    assert share.std() == pytest.approx(expected, rel=0.35)
+
+
+def test_reference_setting_has_small_and_empty_clients_and_keeps_them():
+    parts = dirichlet(_labels(5000), 1000, 1.0, seed=0)
+    _owners_are_exact(parts, 5000)
+    assert len(parts) == 1000
+    assert parts.sizes.min() == 0
+    assert parts.sizes.max() > 15
+
+
+def test_iid_agrees_with_flwr_datasets_and_scales():
+    parts = iid(103, 10, seed=2)
+    _owners_are_exact(parts, 103)
+    partitioner = IidPartitioner(10)
+    partitioner.dataset = Dataset.from_dict({"row": parts.order})
+    for client in range(10):
+        assert partitioner.load_partition(client)["row"][:] == parts.client(client).tolist()
+    many = iid(1_000_000, 300_000, seed=0)
+    assert (many.sizes.min(), many.sizes.max(), many.sizes.sum()) == (3, 4, 1_000_000)
+
+
+def test_natural_clients_in_sorted_order():
+    ids = ["b", "a", "b", "c", "a", "b"]
+    parts = natural(ids)
+    assert parts.names == ("a", "b", "c")
+    assert [parts.client(i).tolist() for i in range(3)] == [[1, 4], [0, 2, 5], [3]]
+    partitioner = NaturalIdPartitioner("client")
+    partitioner.dataset = Dataset.from_dict({"client": ids, "row": range(6)})
+    for client in range(3):
+        assert partitioner.load_partition(client)["row"][:] == parts.client(client).tolist()
+
+
+def test_repeated_windows_for_a_million_clients():
+    parts = repeated(1003, 1_000_000, size=20, seed=0)
+    assert len(parts) == 1_000_000
+    assert set(parts.sizes.tolist()) == {20}
+    np.testing.assert_array_equal(parts.client(0), parts.client(50))
+    assert not set(parts.client(0)) & set(parts.client(1))
+    assert parts.stops.max() <= 1003
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="clients must be <= 10, the number of training records, got 11"):
+        iid(10, 11, 0)
+    with pytest.raises(ValueError, match="clients must be <= 10"):
+        dirichlet(_labels(10), 11, 1.0, 0)
+    with pytest.raises(ValueError, match="dirichlet_alpha must be > 0"):
+        dirichlet(_labels(10), 2, 0.0, 0)
+    with pytest.raises(ValueError, match="records_per_client must be <= 10"):
+        repeated(10, 5, 11, 0)

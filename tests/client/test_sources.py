@@ -1,0 +1,123 @@
+"""Sources: every format reads the same records, and what cannot work says why and what to do."""
+
+import json
+
+import pandas
+import pytest
+
+from client.sources import Columns, encode_labels, fingerprint, read
+
+ROWS = {
+    "sentence": ["good, film", "bad\nfilm", "  ", "it's fine", None],
+    "other": ["a", "b", "c", "d", "e"],
+    "label": [1, 0, 1, 1, 0],
+    "author": ["x", "y", "x", "y", "x"],
+}
+COLUMNS = Columns(text="sentence", label="label", client="author")
+
+
+@pytest.fixture
+def files(tmp_path):
+    frame = pandas.DataFrame(ROWS)
+    frame.to_parquet(tmp_path / "d.parquet")
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    frame.to_csv(tmp_path / "d.tsv", index=False, sep="\t")
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()))
+    return tmp_path
+
+
+def _rows():
+    return [dict(zip(ROWS, values, strict=True)) for values in zip(*ROWS.values(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("parquet", "d.parquet"), ("csv", "d.csv"), ("csv", "d.tsv"), ("jsonl", "d.jsonl")]
+)
+def test_every_format_reads_the_same_records(files, kind, name):
+    records = read(f"{kind}:{files / name}", COLUMNS)
+    assert records.texts == ["good, film", "bad\nfilm", "it's fine"]
+    assert records.labels == [1, 0, 1]
+    assert records.clients == ["x", "y", "y"]
+    assert records.pairs is None
+    assert records.skipped == 2
+
+
+def test_pairs_and_selection(files):
+    records = read(f"parquet:{files / 'd.parquet'}", Columns(text="other", pair="sentence"))
+    assert records.pairs == ["good, film", "bad\nfilm", "it's fine"]
+    chosen = records.select([2, 0])
+    assert (chosen.texts, chosen.pairs) == (["d", "a"], ["it's fine", "good, film"])
+    assert chosen.keys() == [("d", "it's fine"), ("a", "good, film")]
+
+
+def test_fingerprint_follows_the_content(files):
+    before = fingerprint(f"csv:{files / 'd.csv'}", COLUMNS)
+    assert before == fingerprint(f"csv:{files / 'd.csv'}", COLUMNS)
+    (files / "d.csv").write_text((files / "d.csv").read_text().replace("good", "fair"))
+    assert before != fingerprint(f"csv:{files / 'd.csv'}", COLUMNS)
+
+
+def test_labels_become_sorted_ids():
+    train, (test,), names = encode_labels(["no", "yes", "no"], [["yes"]], "here")
+    assert (train.tolist(), test.tolist(), names) == ([0, 1, 0], [1], ["no", "yes"])
+    numbers, _, names = encode_labels([10, 2, 2.0], [], "here")
+    assert (numbers.tolist(), names) == ([1, 0, 0], ["2", "10"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "others", "message"),
+    [
+        ([0, None], [], "1 of 2 rows have no label"),
+        ([0.0, float("nan")], [], "1 of 2 rows have no label"),
+        ([0, -1], [], "label -1 is negative; this looks like an unlabelled test file"),
+        ([0.5, 1.0], [], "must be integers or strings, got float"),
+        ([["a"], ["b"]], [], "must be integers or strings, got list"),
+        ([1, 1], [], "there are 1 different labels"),
+        (["a", "b"], [["c"]], r"labels \['c'\] never occur in the training data"),
+    ],
+)
+def test_bad_labels_are_refused(labels, others, message):
+    with pytest.raises(ValueError, match=message):
+        encode_labels(labels, others, "data.source = 'x'")
+
+
+def test_absent_column_lists_the_columns_and_the_nearest(files):
+    with pytest.raises(
+        ValueError, match=r"no column 'sentense' \(data\.text-column\); it has sentence, other, .*'sentence'\?"
+    ):
+        read(f"csv:{files / 'd.csv'}", Columns(text="sentense"))
+    with pytest.raises(ValueError, match=r"no column 'target' \(data\.label-column\)"):
+        read(f"csv:{files / 'd.csv'}", Columns(text="sentence", label="target"))
+    with pytest.raises(ValueError, match=r"'label' holds int64, not text; columns of text: sentence, other, author"):
+        read(f"parquet:{files / 'd.parquet'}", Columns(text="label"))
+
+
+def test_missing_broken_and_empty_files_are_refused(files):
+    with pytest.raises(ValueError, match=r"data\.test-source = .*there is no file .*did you mean .*d\.parquet\?"):
+        read(f"parquet:{files / 'f.parquet'}", COLUMNS, "data.test-source")
+    with pytest.raises(ValueError, match=r"is a folder; name one file of it \(d\.csv, "):
+        read(f"parquet:{files}", COLUMNS)
+    with pytest.raises(ValueError, match="not a readable parquet file"):
+        read(f"parquet:{files / 'd.csv'}", COLUMNS)
+    with pytest.raises(ValueError, match="not a readable jsonl file"):
+        read(f"jsonl:{files / 'd.csv'}", COLUMNS)
+    (files / "empty.csv").write_text("sentence,label,author\n")
+    with pytest.raises(ValueError, match="'sentence' holds null, not text"):
+        read(f"csv:{files / 'empty.csv'}", COLUMNS)
+    (files / "nothing.csv").write_text("")
+    with pytest.raises(ValueError, match="not a readable csv file"):
+        read(f"csv:{files / 'nothing.csv'}", COLUMNS)
+    pandas.DataFrame({"sentence": [" ", ""], "label": [0, 1], "author": ["a", "b"]}).to_parquet(files / "blank.parquet")
+    with pytest.raises(ValueError, match="all texts are empty"):
+        read(f"parquet:{files / 'blank.parquet'}", COLUMNS)
+
+
+def test_rows_without_client_are_refused(files):
+    pandas.DataFrame({"sentence": ["a", "b"], "author": ["x", None]}).to_parquet(files / "orphans.parquet")
+    with pytest.raises(ValueError, match="1 rows have no client in column 'author'"):
+        read(f"parquet:{files / 'orphans.parquet'}", Columns(text="sentence", client="author"))
+
+
+def test_hub_out_of_reach_names_the_other_sources():
+    with pytest.raises(ValueError, match=r"data\.source = 'some/corpus:sub@train': cannot load it .*parquet:PATH"):
+        read("some/corpus:sub@train", COLUMNS)
