@@ -1,13 +1,15 @@
 """The strategy's parts that a configuration names; light to import, so `lacquer run` checks them before it starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from server.config import ConfigError, RunConfig
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
 from strategies.aggregation.aggregation import Aggregation
 from strategies.controller import Controller
 from strategies.optimizer import Optimizer
-from strategies.plugins import build
+from strategies.plugins import Option, build
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,28 @@ class Methods:
 
 
 def methods(config: RunConfig) -> Methods:
-    """Controller, optimizer and aggregation; ConfigError names a wrong name or option."""
-    chosen = config.strategy
-    try:
-        return Methods(
-            build("strategy.controller", CONTROLLERS, chosen.controller, chosen.controller_options),
-            build("strategy.optimizer", OPTIMIZERS, chosen.optimizer, chosen.optimizer_options),
-            build("strategy.aggregation", AGGREGATIONS, chosen.aggregation, chosen.aggregation_options),
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    """Controller, optimizer and aggregation; ConfigError names every wrong name or option."""
+    chosen, wrong = config.strategy, []
+
+    def part(role: type, table: Mapping[str, str], name: str, options: Mapping[str, Option]) -> Any:
+        key = f"strategy.{role.__name__.lower()}"
+        try:
+            made = build(key, table, name, options)
+        except ValueError as error:
+            wrong.append(str(error))
+            return None
+        missing = [member for member in vars(role) if not member.startswith("_") and not hasattr(made, member)]
+        if missing:
+            wrong.append(f"{key} = {name!r}: is no {role.__name__}, it has no {', '.join(missing)}")
+            return None
+        return made
+
+    controller = part(Controller, CONTROLLERS, chosen.controller, chosen.controller_options)
+    optimizer = part(Optimizer, OPTIMIZERS, chosen.optimizer, chosen.optimizer_options)
+    aggregation = part(Aggregation, AGGREGATIONS, chosen.aggregation, chosen.aggregation_options)
+    every = config.evaluation.every
+    if controller is not None and controller.reads_validation and every > 1:
+        wrong.append(f"evaluation.every = {every}: {chosen.controller} reads the validation loss of every round; set 1")
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return Methods(controller, optimizer, aggregation)

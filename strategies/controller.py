@@ -65,6 +65,11 @@ S = TypeVar("S")
 class Controller(Protocol[S]):
     """Parameters are the object's frozen fields; state is a frozen dataclass of plain numbers that goes in and out."""
 
+    @property
+    def reads_validation(self) -> bool:
+        """Whether ``update`` needs the public validation loss of every round, so that it must be evaluated then."""
+        ...
+
     def initial(self, sampling: Poisson) -> InitialRelease | None:
         """What is released before round 1, for calibration and the ledger; None if nothing is."""
         ...

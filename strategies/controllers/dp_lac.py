@@ -21,6 +21,7 @@ the exponential moving average (0.9) of v, which does not ratchet down on noise 
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar, TypeGuard
 
 from privacy import checks
 from privacy.clipping import FlatClip, NoUpdate
@@ -57,6 +58,7 @@ class DpLac:
         floor: C never falls below this share of C_0.
     """
 
+    reads_validation: ClassVar[bool] = True
     clip_norm: float = 0.0
     histogram_noise: float = 2.0
     histogram_rate: float = 0.0
@@ -65,7 +67,8 @@ class DpLac:
 
     def __post_init__(self) -> None:
         checks.non_negative(clip_norm=self.clip_norm)
-        checks.positive(histogram_noise=self.histogram_noise, floor=self.floor)
+        checks.positive(histogram_noise=self.histogram_noise)
+        checks.probability(floor=self.floor)
         checks.fraction(histogram_rate=self.histogram_rate)
 
     def initial(self, sampling: Poisson) -> InitialRelease | None:
@@ -79,7 +82,7 @@ class DpLac:
         return constant_profile(rounds)
 
     def init(self, setting: Setting, public: PublicSignals) -> LacState:
-        loss = math.nan if public.validation_loss is None else public.validation_loss
+        loss = public.validation_loss if _usable(public.validation_loss) else math.nan
         return LacState(setting, self.clip_norm, self.clip_norm, loss, loss)
 
     def plan(self, state: LacState, round: int) -> Plan:
@@ -100,9 +103,9 @@ class DpLac:
         if public.validation_loss is None:
             raise ValueError("dp-lac needs the validation loss of every round; set evaluation.every = 1")
         loss = public.validation_loss
-        if not (math.isfinite(loss) and loss > 0):
+        if not _usable(loss):
             return state
-        if not state.loss > 0:  # the first loss worth remembering
+        if math.isnan(state.loss):  # the first loss worth remembering
             return replace(state, loss=loss, first_loss=loss)
         return self._smooth(state, loss) if self.smooth else self._ratio(state, loss)
 
@@ -117,3 +120,8 @@ class DpLac:
 
     def released_values(self, state: LacState) -> dict[str, float]:
         return {"clip-bound": state.bound}
+
+
+def _usable(loss: float | None) -> TypeGuard[float]:
+    """Whether a ratio of losses may be taken with it."""
+    return loss is not None and math.isfinite(loss) and loss > 0

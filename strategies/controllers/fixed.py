@@ -8,6 +8,7 @@ Guarantee: each round is one Poisson-sampled Gaussian with multiplier z; C is a 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping import FlatClip
@@ -31,6 +32,7 @@ class Fixed:
         clip_norm: C, L2 threshold of a client's whole update, > 0.
     """
 
+    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
