@@ -72,7 +72,7 @@ class _Coins:
         return taken
 
     def words_below(self, limit: int, count: int) -> NDArray[np.uint64]:
-        """Uniform 64-bit words in [0, limit), limit <= 2^64."""
+        """Uniform 64-bit words in [0, limit), 2^63 < limit <= 2^64, so that at most half are drawn again."""
         words, last = self.words(count), np.uint64(limit - 1)
         while (again := np.flatnonzero(words > last)).size:
             words[again] = self.words(again.size)

@@ -1,0 +1,230 @@
+"""Cohorts: exactly Poisson, repeatable by the run alone, secret to everyone else."""
+
+import copy
+import math
+import os
+import pickle
+import stat
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from privacy.errors import CorruptRun
+from privacy.events import CappedPoisson, FixedSize, Poisson
+from privacy.sampling import CohortSampler
+
+
+def test_cohort_sizes_are_binomial():
+    sampler, n, rate, rounds = CohortSampler.fresh(), 1000, 0.1, 4000
+    sizes = np.array([len(sampler.poisson(n, rate, round)) for round in range(rounds)])
+    variance = n * rate * (1 - rate)
+    assert abs(sizes.mean() - n * rate) < 5 * math.sqrt(variance / rounds)
+    assert abs(sizes.var() / variance - 1) < 5 * math.sqrt(2 / rounds)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.013, 1 - 2**-20])
+def test_every_id_has_the_same_chance(rate):
+    sampler, n, rounds = CohortSampler.fresh(), 200, 2000
+    joined = np.zeros((rounds, n))
+    for round in range(rounds):
+        joined[round, sampler.poisson(n, rate, round)] = 1
+    spread = math.sqrt(rate * (1 - rate) / rounds)
+    assert np.abs(joined.mean(axis=0) - rate).max() < 6 * spread + 1 / rounds
+
+
+def test_joining_is_independent_between_ids_and_between_rounds():
+    """Pairs of ids in one round, and one id in successive rounds: correlations of 0/1 indicators."""
+    sampler, n, rate, rounds = CohortSampler.fresh(), 300, 0.2, 3000
+    joined = np.zeros((rounds, n))
+    for round in range(rounds):
+        joined[round, sampler.poisson(n, rate, round)] = 1
+    pairs = np.corrcoef(joined.T)[np.triu_indices(n, 1)]
+    assert np.abs(pairs).max() < 6 / math.sqrt(rounds)
+    assert abs(pairs.std() * math.sqrt(rounds) - 1) < 0.05  # as spread out as independent ones, no less
+    centred = joined - rate
+    for lag in (1, 2):
+        between = (centred[:-lag] * centred[lag:]).mean() / (rate * (1 - rate))
+        assert abs(between) < 5 / math.sqrt((rounds - lag) * n)
+
+
+def test_the_probability_is_exact_to_the_last_bit():
+    """The threshold on a 64-bit word is rate * 2^64 itself for every rate of 2^-11 or more."""
+    from fractions import Fraction
+
+    for rate in (0.1, 1 / 3, 0.02, 2**-11, 1 - 2**-53):
+        assert Fraction(int(rate * 2.0**64), 2**64) == Fraction(rate)
+    for rate in (1e-6, 1e-12, 2**-70):
+        assert 0 <= Fraction(rate) - Fraction(int(rate * 2.0**64), 2**64) < Fraction(1, 2**64)
+
+
+def test_ids_are_sorted_distinct_and_in_range():
+    sampler = CohortSampler.fresh()
+    for n, rate in ((1, 0.5), (10, 1.0), (200_000, 0.3), (1_000_000, 1e-4)):
+        cohort = sampler.poisson(n, rate, 3)
+        assert cohort.dtype == np.int64
+        assert (np.diff(cohort) > 0).all()
+        assert len(cohort) == 0 or (cohort[0] >= 0 and cohort[-1] < n)
+    assert sampler.poisson(10, 1.0, 0).tolist() == list(range(10))
+
+
+def test_equal_names_give_equal_cohorts_and_different_ones_do_not():
+    secret = CohortSampler.fresh()._secret
+    one, same = CohortSampler(secret, insecure=False), CohortSampler(secret, insecure=False)
+    base = one.poisson(1000, 0.1, 7)
+    assert base.tolist() == same.poisson(1000, 0.1, 7).tolist() == one.poisson(1000, 0.1, 7, 0, label="round").tolist()
+    others = [
+        one.poisson(1000, 0.1, 8),
+        one.poisson(1000, 0.1, 7, attempt=1),
+        one.poisson(1000, 0.1, 7, label="histogram"),
+        one.poisson(1001, 0.1, 7),
+        CohortSampler.fresh().poisson(1000, 0.1, 7),
+    ]
+    for other in others:  # of about 100 ids two independent cohorts share about 10
+        assert len(np.intersect1d(base, other)) < 45
+
+
+def test_a_rate_that_changed_draws_anew():
+    """Else raising the rate would only add ids: the two cohorts would tell on each other."""
+    sampler = CohortSampler.fresh()
+    low, high = sampler.poisson(2000, 0.1, 7), sampler.poisson(2000, 0.2, 7)
+    assert not set(low.tolist()) <= set(high.tolist())
+
+
+def test_the_stream_is_the_same_on_every_machine():
+    assert CohortSampler.insecure_from_seed(1).poisson(40, 0.2, 0).tolist() == [4, 5, 15, 20, 36]
+    long = CohortSampler.insecure_from_seed(1).poisson(300_000, 0.0001, 0)  # more than one block of words
+    assert long.tolist() == [
+        3477,
+        14091,
+        17508,
+        28561,
+        79582,
+        106096,
+        108666,
+        118229,
+        127929,
+        136822,
+        171417,
+        191519,
+        195689,
+        207651,
+        209906,
+        219022,
+        239887,
+        256935,
+        270104,
+        280185,
+        285168,
+        294627,
+    ]
+
+
+def test_subsets_of_fixed_size_are_uniform():
+    sampler, rounds = CohortSampler.fresh(), 6000
+    draws = [tuple(sampler.fixed_size(5, 2, round).tolist()) for round in range(rounds)]
+    subsets, counts = np.unique(draws, axis=0, return_counts=True)
+    assert len(subsets) == 10
+    assert stats.chisquare(counts).pvalue > 1e-6
+    assert sampler.fixed_size(5, 5, 0).tolist() == [0, 1, 2, 3, 4]
+    assert sampler.fixed_size(5, 0, 0).tolist() == []
+    with pytest.raises(ValueError, match=r"size must be <= n \(5\), got 6"):
+        sampler.fixed_size(5, 6, 0)
+
+
+def test_draw_follows_the_event():
+    sampler = CohortSampler.fresh()
+    assert sampler.draw(Poisson(0.1, 1000), 3, 1).tolist() == sampler.poisson(1000, 0.1, 3, 1).tolist()
+    assert sampler.draw(FixedSize(17, 1000), 3).tolist() == sampler.fixed_size(1000, 17, 3).tolist()
+    wide = sampler.draw(CappedPoisson(0.1, 1000, 500), 3)
+    assert wide.tolist() == sampler.poisson(1000, 0.1, 3).tolist()
+    capped = sampler.draw(CappedPoisson(0.1, 1000, 60), 3)
+    assert len(capped) == 60
+    assert (np.diff(capped) > 0).all()
+    assert set(capped.tolist()) < set(wide.tolist())
+
+
+def test_a_capped_cohort_is_a_uniform_part_of_the_cohort():
+    """Cutting off the highest ids instead would give low ids a better chance."""
+    sampler, counts = CohortSampler.fresh(), np.zeros(20)
+    for round in range(4000):
+        counts[sampler.draw(CappedPoisson(0.5, 20, 5), round)] += 1
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+class TestSecret:
+    def test_a_resumed_run_draws_the_same_cohort(self, tmp_path):
+        sampler = CohortSampler.fresh()
+        sampler.save(tmp_path / "cohort.secret")
+        resumed = CohortSampler.load(tmp_path / "cohort.secret")
+        assert resumed.poisson(1000, 0.1, 4, 2).tolist() == sampler.poisson(1000, 0.1, 4, 2).tolist()
+        assert not resumed.insecure
+
+    def test_only_the_owner_can_read_the_file(self, tmp_path):
+        path = tmp_path / "cohort.secret"
+        before = os.umask(0)
+        try:
+            CohortSampler.fresh().save(path)
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert os.listdir(tmp_path) == ["cohort.secret"], "no scratch file may stay"
+        path.chmod(0o640)
+        with pytest.raises(ValueError, match="must give no right to group or others, got 640; chmod 600"):
+            CohortSampler.load(path)
+
+    def test_saving_is_all_or_nothing(self, tmp_path, monkeypatch):
+        path = tmp_path / "cohort.secret"
+        first = CohortSampler.fresh()
+        first.save(path)
+
+        def full(*args):
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            CohortSampler.fresh().save(path)
+        monkeypatch.undo()
+        assert CohortSampler.load(path).poisson(99, 0.5, 0).tolist() == first.poisson(99, 0.5, 0).tolist()
+        assert os.listdir(tmp_path) == ["cohort.secret"]
+
+    @pytest.mark.parametrize("damage", ["", "x", "lacquer cohort secret 1\nzz", "lacquer cohort secret 1\n00ff", "é\n"])
+    def test_damaged_files_are_corrupt_runs(self, tmp_path, damage):
+        path = tmp_path / "cohort.secret"
+        path.write_text(damage, encoding="utf-8")
+        path.chmod(0o600)
+        with pytest.raises(CorruptRun, match="holds no cohort secret"):
+            CohortSampler.load(path)
+
+    def test_the_secret_does_not_show_or_travel(self):
+        sampler = CohortSampler.fresh()
+        assert repr(sampler) == "CohortSampler(secret withheld)"
+        assert not hasattr(sampler, "__dict__")
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="holds the cohort secret"):
+                attempt(sampler)
+
+    def test_a_seeded_sampler_is_marked_and_cannot_pass_for_a_secret(self, tmp_path):
+        seeded = CohortSampler.insecure_from_seed(3)
+        assert seeded.insecure
+        assert not CohortSampler.fresh().insecure
+        assert repr(seeded) == "CohortSampler(INSECURE)"
+        with pytest.raises(ValueError, match="insecure samplers must not be saved"):
+            seeded.save(tmp_path / "cohort.secret")
+        assert not (tmp_path / "cohort.secret").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0.1, 0), "n must be"),
+        ((10, 0.0, 0), "rate must be"),
+        ((10, 1.1, 0), "rate must be"),
+        ((10, 0.1, -1), "round must be"),
+        ((10, 0.1, 1.0), "round must be"),
+        ((10, 0.1, 1, -1), "attempt must be"),
+    ],
+)
+def test_impossible_draws_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CohortSampler.fresh().poisson(*arguments)
