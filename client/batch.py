@@ -36,8 +36,8 @@ class Pool:
 
     @staticmethod
     def _joined(parts: list[np.ndarray | None], sizes: np.ndarray, what: str) -> np.ndarray | None:
-        given = [part is not None for part, size in zip(parts, sizes, strict=True) if size]
-        if not any(given):
+        given = [part is not None for part, size in zip(parts, sizes, strict=True) if size]  # an empty client fits any
+        if not given or not any(given):
             return None
         if not all(given):
             raise ValueError(f"either all clients or none must have {what}")

@@ -117,9 +117,9 @@ class CohortEngine:
         # most steps first, so that the last waves are not run for one straggler
         queue = sorted((i for i, plan in enumerate(plans) if plan), key=lambda i: -len(plans[i]))
         queue.reverse()
-        slots = min(len(queue), self._slots(pool, local))
-        if not slots:
+        if not queue:
             return
+        slots = min(len(queue), self._slots(pool, local))
         base = self._stacked.inward(start, full=True)
         origin = self.layout.trainable(base)
         parameters = torch.empty(slots, self.layout.dim, dtype=base.dtype, device=self.device)

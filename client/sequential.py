@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from client.batch import Pool, micro_batches
 from client.cohort import RecordGradients, Updates
-from client.lora import AdapterLayout, Entry, LoraSpec
+from client.lora import PEFT_PREFIX, AdapterLayout, Entry, LoraSpec, matches
 from client.peft_files import peft_config
 from client.records import Records
 from client.tasks import Metrics, Task
@@ -53,7 +53,7 @@ class SequentialEngine:
         self._model = get_peft_model(model, peft_config(spec), autocast_adapter_dtype=False)
         self._model.to(self.device, self._dtype).eval()
         self._tensors = _adapter_tensors(self._model)
-        self.layout = _layout(self._tensors, self._model).training(spec.train)
+        self.layout = _layout(self._tensors, spec)
         self.switch(spec.train)
 
     def switch(self, train: str) -> None:
@@ -164,18 +164,25 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
 
 
-def _layout(tensors: dict[str, nn.Parameter], model: nn.Module) -> AdapterLayout:
+def _layout(tensors: dict[str, nn.Parameter], spec: LoraSpec) -> AdapterLayout:
     entries, offset = [], 0
     for name, tensor in tensors.items():
-        path = name.removeprefix("base_model.model.")
+        path = name.removeprefix(PEFT_PREFIX)
         if ".lora_" in path:
             pair, kind = path.split(".lora_", 1)
             factor = {"A": "A", "B": "B", "e": "A" if "embedding_A" in kind else "B", "m": "B"}[kind[0]]
         else:
-            pair, factor = path.rpartition(".")[0], "head"
+            pair, factor = _head_of(path, spec), "head"
         entries.append(Entry(name, tuple(tensor.shape), offset, factor, pair))
         offset += tensor.numel()
     return AdapterLayout(tuple(entries))
+
+
+def _head_of(path: str, spec: LoraSpec) -> str:
+    """The head module a parameter belongs to; its own module if it is a trained bias of the base."""
+    parts = path.split(".")[:-1]
+    prefixes = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return next((prefix for prefix in prefixes if matches(prefix, spec.heads)), prefixes[-1])
 
 
 def _optimizer(local: LocalTraining, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

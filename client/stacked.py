@@ -174,7 +174,7 @@ class _AdaptedFunction(torch.autograd.Function):
             add_outer(layer.gradient_a, du, x, rows)
         if not needs_dx:
             return None, None, None, None
-        dx = layer.weight_.backward(dy)
+        dx = layer.weight_.backward(dy).to(dy.dtype)
         add_expansion(dx.view(-1, dx.shape[-1]), du, layer.a, rows)
         return dx, None, None, None
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from client.attention import use_short_attention
 from client.lora import (
     PEFT_PREFIX,
     Entry,
@@ -20,6 +21,7 @@ from client.lora import (
     linear_shape,
     target_modules,
 )
+from client.memory import keep_freed_memory
 from client.precision import FrozenLinear, frozen
 from client.stacked import Adapted, Context, Rows, TrainedHead
 
@@ -65,6 +67,10 @@ class StackedModel:
             model.double()
         self.context = Context(device)
         self._forget_generation_cache()
+        if device.type == "cpu":
+            keep_freed_memory()
+            if precision != "fp64":
+                use_short_attention(model)
         self._modules: dict[str, Adapted | TrainedHead] = {}
         targets, heads = target_modules(model, spec), head_modules(model, spec)
         linears = {path: module for path, module in model.named_modules() if linear_shape(module)}
@@ -73,12 +79,10 @@ class StackedModel:
                 self._modules[path] = TrainedHead(self.context)
                 replacement: nn.Module = self._modules[path]
             elif path in targets:
-                self._modules[path] = Adapted(frozen(module, precision), spec.scale, self.context)
+                self._modules[path] = Adapted(frozen(path, module, precision, device), spec.scale, self.context)
                 replacement = self._modules[path]
-            elif precision == "bf16":
-                replacement = FrozenLinear(frozen(module, precision))
             else:
-                continue
+                replacement = FrozenLinear(frozen(path, module, precision, device))
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, path.rpartition(".")[2], replacement)
 
@@ -107,6 +111,11 @@ class StackedModel:
         return self._reorder(rows, False, inward=False)
 
     def _reorder(self, rows: Tensor, full: bool, *, inward: bool) -> Tensor:
+        size = self.layout.size if full else self.layout.dim
+        if rows.shape[-1] != size:
+            raise ValueError(
+                f"{'full adapter' if full else 'trainable'} vector must have {size} values, got {rows.shape[-1]}"
+            )
         result = rows.clone()
         for entry, offset in self._offsets(full):
             if entry.factor == "B":

@@ -114,12 +114,12 @@ class SequenceClassification:
     def per_record_loss(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, " n"]:
         """Cross-entropy of every record, with the batch's logit offsets where it has them."""
         adjusted = logits if batch.logit_offsets is None else logits + batch.logit_offsets
-        return F.cross_entropy(adjusted.float(), _labels(batch), reduction="none")
+        return F.cross_entropy(_wide(adjusted), _labels(batch), reduction="none")
 
     def totals(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, "3"]:
         """Summed loss on the plain logits, right answers, records."""
         labels = _labels(batch)
-        loss = F.cross_entropy(logits.float(), labels, reduction="none").double().sum()
+        loss = F.cross_entropy(_wide(logits), labels, reduction="none").double().sum()
         hits = (logits.argmax(dim=-1) == labels).double().sum()
         return torch.stack([loss, hits, torch.tensor(float(len(labels)), dtype=torch.float64, device=loss.device)])
 
@@ -177,9 +177,14 @@ def _next_token(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     real = batch.attention_mask[:, 1:].bool()
     targets = batch.input_ids[:, 1:].masked_fill(~real, IGNORED_LABEL)
     predictions = logits[:, :-1]
-    flat = predictions.flatten(0, 1).float()
+    flat = _wide(predictions.flatten(0, 1))
     losses = F.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=IGNORED_LABEL)
     return losses.view(targets.shape), real.to(losses.dtype), predictions.argmax(dim=-1) == targets
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Losses are computed in float32 at least: bfloat16 logits are widened, float64 ones stay exact."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _averages(totals: Tensor) -> tuple[float, float, int]:
