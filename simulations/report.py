@@ -28,7 +28,9 @@ _FILES = {
     "adapter": "the released adapter, loads with PEFT",
     "checkpoint": "what a resumed run continues from",
     "tensorboard": "the metrics as TensorBoard scalars",
+    "sampling.key": "the secret that draws the cohorts: whoever has it knows who took part, so never share it",
     "flower.log": "what Flower and its workers printed",
+    "inprocess.log": "what the run printed",
 }
 
 

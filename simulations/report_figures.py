@@ -36,7 +36,8 @@ def report_figures(run: Run) -> list[ReportFigure]:
         add(
             "accuracy",
             "Accuracy",
-            "On the server's public validation records, after every round. The test set was used once, at the end.",
+            "On the server's public validation records, after every round."
+            + (" The test set was used once, at the end." if test is not None else ""),
             f"From {percent_text(values[0])} to {percent_text(values[-1])}, best {percent_text(max(values))}."
             + (f" Test: {percent_text(test)}." if test is not None else ""),
             plots.accuracy(run.metrics, test_accuracy=test, majority_accuracy=majority),

@@ -29,12 +29,17 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
     run = read_run(run_folder)
     if console.is_terminal and not console.options.ascii_only:
         console.print(summary_panel(run, console.width))
-        console.print(Padding(_next_steps(run), (1, 0, 1, 2)))
+        steps = Table.grid(padding=(0, 2, 0, 0))
+        steps.add_column(style="dim", no_wrap=True)
+        steps.add_column(overflow="fold")
+        for label, text in _next_steps(run):
+            steps.add_row(label, Text(text))
+        console.print(Padding(steps, (1, 0, 1, 2)))
         return
-    for label, value in _facts(run):
-        console.print(f"{label}: {value}", markup=False, highlight=False, soft_wrap=True)
-    console.print(guarantee_sentence(run), markup=False, highlight=False, soft_wrap=True)
-    console.print(_next_steps(run), soft_wrap=True)
+    facts = [f"{label}: {value}" for label, value in _facts(run)]
+    further = [f"{label.lower()}: {text}" for label, text in _next_steps(run) if "\n" not in text]
+    for line in (*facts, guarantee_sentence(run), *further):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary_panel(run: Run, width: int) -> RenderableType:
@@ -80,14 +85,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "run folder", str(run.shown_path)
 
 
-def _next_steps(run: Run) -> RenderableType:
-    steps = Table.grid(padding=(0, 2, 0, 0))
-    steps.add_column(style="dim", no_wrap=True)
-    steps.add_column(overflow="fold")
-    steps.add_row("Report", Text(str(run.shown_path / REPORT_FILE)))
+def _next_steps(run: Run) -> Iterator[tuple[str, str]]:
+    yield "Report", str(run.shown_path / REPORT_FILE)
     code = loading_code(run)
     if code is not None:
-        steps.add_row("Load", Text(code))
+        yield "Load", code
     else:
-        steps.add_row("Again", Text(f"lacquer report {run.shown_path}"))
-    return steps
+        yield "Again", f"lacquer report {run.shown_path}"

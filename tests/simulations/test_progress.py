@@ -162,7 +162,7 @@ def test_the_summary_states_quality_privacy_time_folder_and_next_steps(complete_
         for expected in ("81.2\u00a0%", "epsilon at most 0.", "at delta 1e-5", "5 of 5", "2:05", "report.html"):
             assert expected in text
         assert "adding or removing one client" in text
-        assert 'load_base("minilm", "classification", num_labels=7)' in text
+    assert 'load_base("minilm", "classification", num_labels=7)' in text  # of the terminal, the last one
 
 
 def test_the_summary_of_a_failed_run_says_why_and_what_is_spent(record_run: Callable[..., Path]) -> None:
