@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from server.round_record import RoundRecord
 from simulations.notation import delta_text, epsilon_text, number_text, percent_text
@@ -104,7 +104,7 @@ def _draw_accuracy(
     if test_accuracy is not None:
         _point(axes, rounds[-1], test_accuracy, f"test {percent_text(test_accuracy)}", palette.second)
     axes.set(ylabel="accuracy, public validation")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 2):g} %"))
     axes.margins(y=0.12)
     _rounds_axis(axes, metrics)
 
