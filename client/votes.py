@@ -2,9 +2,10 @@
 
 The client has trained and knows its own update Delta. For each candidate threshold c in {1/4, 1/2, 1} x ||Delta|| it
 simulates what the server would make of Delta, clip(Delta, c) + N(0, (s c)^2) per coordinate with s the noise per unit
-of threshold, and takes its own mean loss there, averaged over a few draws. It votes for the candidate whose loss is
-closest to the loss of Delta itself. The simulated noise protects nobody and is seeded; privacy comes from the noise on
-the histogram of votes. The number of draws and s = z / (q N) are our reconstruction: the paper gives neither.
+of threshold, and takes its own mean loss there. It votes for the candidate whose loss is closest to the loss of Delta
+itself. The simulated noise protects nobody and is seeded; privacy comes from the noise on the histogram of votes. One
+draw per candidate (the histogram averages over the cohort) and s = z / (q N) are our reconstruction: the paper gives
+neither.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from client.records import Records
 from privacy.queries import OneHotVote
 from privacy.rng import simulation_generator
 
-DRAWS = 2
+CANDIDATE_MEMORY = 256 * 2**20
+"""Bytes of simulated updates that are held at a time."""
 
 
 def clip_votes(
@@ -40,23 +42,26 @@ def clip_votes(
         seeds: one per client, for the simulated noise.
     """
     origin = engine.layout.trainable(start)
-    votes = torch.full((len(clients),), -1, dtype=torch.int64)
     norms = deltas.double().norm(dim=1)
-    for i, (delta, records, seed) in enumerate(zip(deltas, clients, seeds, strict=True)):
-        norm = float(norms[i])
-        if not 0 < norm < float("inf") or not len(records):
-            continue
-        rows = [origin + delta]
-        for share in query.candidates:
-            threshold = share * norm
-            for draw in range(DRAWS):
-                generator = simulation_generator(seed, "vote", draw)
-                noise = torch.from_numpy(generator.standard_normal(len(delta), dtype="float32"))
-                simulated = min(1.0, threshold / norm) * delta
-                rows.append(origin + simulated + query.simulated_noise_std_per_bound * threshold * noise)
-        losses = engine.candidate_losses(start, torch.stack(rows)[None], [records])[0]
-        simulated_losses = losses[1:].view(len(query.candidates), DRAWS).mean(dim=1)
-        distance = (simulated_losses - losses[0]).abs()
-        if bool(distance.isfinite().all()):
-            votes[i] = query.nearest_bin(query.candidates[int(distance.argmin())] * norm)
+    votes = torch.full((len(clients),), -1, dtype=torch.int64)
+    voters = [i for i, records in enumerate(clients) if len(records) and 0 < float(norms[i]) < float("inf")]
+    group = max(1, CANDIDATE_MEMORY // (4 * max(1, len(origin)) * (1 + len(query.candidates))))
+    for first in range(0, len(voters), group):
+        members = voters[first : first + group]
+        trials = torch.stack([_trials(deltas[i], float(norms[i]), query, seeds[i]) for i in members]).add_(origin)
+        losses = engine.candidate_losses(start, trials, [clients[i] for i in members])
+        distances = (losses[:, 1:] - losses[:, :1]).abs()
+        for i, distance in zip(members, distances, strict=True):
+            if bool(distance.isfinite().all()):
+                votes[i] = query.nearest_bin(query.candidates[int(distance.argmin())] * float(norms[i]))
     return votes
+
+
+def _trials(delta: Float[Tensor, " dim"], norm: float, query: OneHotVote, seed: int) -> Float[Tensor, "trials dim"]:
+    """The update itself, then for each candidate threshold the update as the server would see it on average."""
+    rows = [delta]
+    for share in query.candidates:
+        draw = simulation_generator(seed, "vote", str(share)).standard_normal(len(delta), dtype="float32")
+        scale = query.simulated_noise_std_per_bound * share * norm
+        rows.append(min(1.0, share) * delta + scale * torch.from_numpy(draw))
+    return torch.stack(rows)
