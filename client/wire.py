@@ -20,8 +20,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 import privacy
 from privacy.mechanism import Contribution, Plan, validate
 
-_NPY_HEADER = 4096
-
 
 class BadMessage(ValueError):
     """A message that does not have the form it must have."""
@@ -62,12 +60,20 @@ class TrainRequest:
     @staticmethod
     def from_records(records: RecordDict) -> "TrainRequest":
         config = _config(records)
+        clients = _array(records, "clients", "int64")
+        if not bool(np.all(np.diff(clients) > 0)):  # a client listed twice would count twice: sensitivity 2
+            raise BadMessage("clients must be listed once each, in increasing order")
+        text = _typed(config, "plan", str)
+        try:
+            plan = Plan.from_json(json.loads(text))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadMessage(f"plan cannot be read: {type(error).__name__}: {error}") from None
         return TrainRequest(
             round=_typed(config, "round", int),
             adapter=_array(records, "adapter", "float32"),
-            plan=Plan.from_json(json.loads(_typed(config, "plan", str))),
+            plan=plan,
             train=_typed(config, "train", str),
-            clients=_array(records, "clients", "int64"),
+            clients=clients,
             job=_typed(config, "job", str),
         )
 
@@ -83,11 +89,10 @@ class EvaluateRequest:
     job: str
 
     def to_records(self) -> RecordDict:
-        settings = {"split": self.split, "start": self.start, "stop": self.stop, "job": self.job}
         return RecordDict(
             {
                 "arrays": ArrayRecord({"adapter": Array(self.adapter.astype(np.float32))}),
-                "config": ConfigRecord(settings),
+                "config": ConfigRecord({"split": self.split, "start": self.start, "stop": self.stop, "job": self.job}),
             }
         )
 
@@ -149,8 +154,8 @@ def read_totals(records: RecordDict) -> tuple[float, float, int]:
     if metrics is None or {"loss", "accuracy", "count"} - set(metrics):
         raise BadMessage("evaluation reply must hold loss, accuracy and count")
     loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
-    if not isinstance(loss, float) or not isinstance(accuracy, float) or not isinstance(count, int):
-        raise BadMessage("evaluation reply must hold two floats and a count")
+    if not isinstance(loss, float) or not isinstance(accuracy, float) or not isinstance(count, int) or count < 1:
+        raise BadMessage("evaluation reply must hold two floats and a count of at least 1")
     return loss, accuracy, count
 
 
@@ -189,19 +194,25 @@ def _typed(config: ConfigRecord, name: str, kind: type) -> Any:
 
 
 def _array(records: RecordDict, name: str, dtype: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A vector that says of itself what it is: the bytes are compared with the one header it can have, not parsed."""
     array = _arrays(records).get(name)
     if array is None:
         raise BadMessage(f"message has no array {name!r}")
-    if array.dtype != dtype or array.stype != "numpy.ndarray" or len(array.shape) != 1:
+    if array.dtype != dtype or array.stype != "numpy.ndarray" or len(array.shape) != 1 or array.shape[0] < 0:
         raise BadMessage(f"array {name!r} must be a vector of {dtype}")
     if shape is not None and tuple(array.shape) != shape:
         raise BadMessage(f"array {name!r} must have shape {shape}, got {tuple(array.shape)}")
-    if len(array.data) > _NPY_HEADER + int(np.prod(array.shape)) * np.dtype(dtype).itemsize:
-        raise BadMessage(f"array {name!r} holds more bytes than its shape")
-    try:
-        values = np.load(io.BytesIO(array.data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise BadMessage(f"array {name!r} cannot be read: {type(error).__name__}") from None
-    if not isinstance(values, np.ndarray) or values.dtype != np.dtype(dtype) or values.shape != tuple(array.shape):
+    header = _npy_header(int(array.shape[0]), dtype)
+    if len(array.data) != len(header) + int(array.shape[0]) * np.dtype(dtype).itemsize:
+        raise BadMessage(f"array {name!r} does not hold as many bytes as its shape says")
+    if not array.data.startswith(header):
         raise BadMessage(f"array {name!r} is not what its header says")
-    return values
+    return np.frombuffer(array.data, dtype, offset=len(header)).copy()
+
+
+def _npy_header(length: int, dtype: str) -> bytes:
+    """What numpy writes before the values of a vector (format 1.0; Flower's arrays are .npy files)."""
+    header = io.BytesIO()
+    description = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(header, description)
+    return header.getvalue()
