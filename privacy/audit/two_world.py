@@ -7,7 +7,7 @@
 
 The path is a black box ``rows -> released vector``, so the test covers everything in it: clipping, weighting,
 summation, noise scale, divisor, and whatever a caller wrapped around it. With R = 1000 runs per world and alpha = 1e-3
-a correct path fails at most once in a thousand tests. The power depends on the z that is audited (``detectable_mu``): at
+a correct path fails at most once in a thousand tests. The power depends on the audited z (``detectable_mu``): at
 z = 1/2 a path with 0.83 of its noise is found half the time, at z = 1 with 0.75, at z = 4 with 0.45. The code under
 test is the same for every z, so audit at a small one.
 
