@@ -81,9 +81,11 @@ def _run(config: RunConfig, folder: Path, plugins: Path, quiet: bool) -> None:
     try:
         launch(config, folder, follow=watch, plugins=plugins)
     except RunFailed as failure:
-        _fail(f"The run failed: {failure}\n\nRun folder: {folder}", FAILED)
+        page = write_report(folder)
+        _fail(f"The run failed: {failure}\n\nRun folder: {folder}\nReport: {page}", FAILED)
     except KeyboardInterrupt:
         _say_interrupted(folder)
+        write_report(folder)
         _fail(f"Interrupted; everything that was started is stopped.\nRun folder: {folder}", INTERRUPTED)
     write_report(folder)
     if quiet:
@@ -107,9 +109,12 @@ def report(
 ) -> None:
     """Write (again) the report of a run: one page that needs nothing else."""
     from simulations.report import write_report
+    from simulations.run_folder import NoRunFolder
 
-    with _refusals():
+    try:
         typer.echo(write_report(run_folder))
+    except NoRunFolder as error:
+        _fail(str(error), MISUSED)
 
 
 def new_run_folder(config: RunConfig) -> Path:

@@ -22,7 +22,7 @@ def write_overview(run_folder: Path, stem: Path) -> list[Path]:
     """Write one picture per theme and return their paths.
 
     Raises:
-        ValueError: if the folder is no run folder, or the run has no training round to show.
+        ValueError: if the folder is no run folder (NoRunFolder), or the run has no training round to show.
     """
     run = read_run(run_folder)
     if not run.rounds:

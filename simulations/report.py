@@ -48,7 +48,7 @@ def write_report(run_folder: Path) -> Path:
     """Write `report.html` into a run's folder and return its path. Files that are missing leave their part out.
 
     Raises:
-        ValueError: if the folder is no run folder.
+        NoRunFolder: if the folder is none.
     """
     run = read_run(run_folder)
     target = run.path / REPORT_FILE

@@ -28,6 +28,10 @@ _T = TypeVar("_T")
 Json = dict[str, Any]
 
 
+class NoRunFolder(ValueError):
+    """A folder that no run has written to."""
+
+
 @dataclass(frozen=True)
 class Account:
     """A verified ledger: its charges, the statement they amount to, and the mark of its last line."""
@@ -102,11 +106,11 @@ def read_run(path: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        ValueError: if it is none: it does not exist, or holds not one of the files a run starts with.
+        NoRunFolder: if it is none: it does not exist, or holds not one of the files a run starts with.
     """
     path = Path(path)
     if not any((path / name).is_file() for name in (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE)):
-        raise ValueError(
+        raise NoRunFolder(
             f"{path} is no run folder: it holds none of {CONFIG_FILE}, {STATUS_FILE}, {METRICS_FILE}, {LEDGER_FILE}; "
             "give the folder that `lacquer run` named at its end"
         )

@@ -23,7 +23,7 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
     """Print the summary of a run; plain text where colours and boxes have no place.
 
     Raises:
-        ValueError: if the folder is no run folder.
+        NoRunFolder: if the folder is none.
     """
     console = console or Console()
     run = read_run(run_folder)
