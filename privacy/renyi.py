@@ -37,7 +37,8 @@ from privacy.events import FixedSize, Poisson, Sampling
 Step: TypeAlias = tuple[Sampling, float, int]
 
 _CLOSED_FORM = 1e-12  # relative rounding of the closed form
-_LOG_ROUNDING = 1e-12  # absolute rounding of log A in dp_accounting's sums of log-gamma values
+_SUM_ROUNDING = 1e-10  # relative rounding of dp_accounting's divergences (sums of up to a thousand terms)
+_LOG_ROUNDING = 1e-12  # absolute rounding of its log A (differences of log-gamma values)
 
 
 def subsampled_gaussian_rdp(rate: float, noise_multiplier: float, order: int) -> float:
@@ -121,9 +122,8 @@ def _divergences(
     with _without_excluded_orders():
         accountant.compose(_rdp_event(sampling, multiplier, replace))
     # Where log A nearly cancels, dp_accounting may come out low, even negative, and its conversion then says epsilon 0.
-    divergences: Float64[np.ndarray, " orders"] = np.maximum(accountant.rdp, 0.0) + _LOG_ROUNDING / (
-        np.asarray(orders) - 1.0
-    )
+    slack = _LOG_ROUNDING / (np.asarray(orders) - 1.0)
+    divergences: Float64[np.ndarray, " orders"] = np.maximum(accountant.rdp, 0.0) * (1.0 + _SUM_ROUNDING) + slack
     divergences.flags.writeable = False
     return divergences
 

@@ -1,0 +1,295 @@
+"""Epsilon by every accountant against golden numbers, exact formulas, and each other."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from privacy import accountants
+from privacy.accountants import epsilon, tightest_bound
+from privacy.errors import UnsupportedEvent
+from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent
+from privacy.ledger import FloorStep
+
+N = 100_000
+
+# rate, noise multiplier, rounds, delta, PLD at 1e-4, PLD at 1e-3, RDP, PRV, GDP approximation (None: useless)
+GOLDEN = [
+    (1.0, 1.0, 1, 1e-5, 4.3772, 4.3772, 4.7285, 4.3874, 6.007),
+    (1.0, 10.0, 100, 1e-5, 4.3772, 4.3772, 4.7285, 4.3874, 4.390),
+    (0.01, 1.0, 1000, 1e-5, 1.8282, 1.8289, 2.1014, 1.8384, 1.618),
+    (0.01, 0.5, 1000, 1e-5, 13.3608, 13.3610, 15.4721, 13.3718, 11.99),
+    (256 / 60000, 1.1, 14063, 1e-5, 2.3818, 2.3906, 2.5967, 2.3918, 2.324),
+    (0.02, 0.6, 200, 1e-5, 7.2602, 7.2602, 8.6162, 7.2708, 4.882),
+    (0.05, 1.0, 200, 1e-5, 4.7659, 4.7660, 5.3679, 4.7762, 4.010),
+    (0.1, 1.0, 200, 1e-5, 9.9713, 9.9713, 11.0631, 9.9818, 9.108),
+    (0.1, 2.0, 200, 1e-5, 3.3597, 3.3598, 3.6797, 3.3699, 3.164),
+    (0.1, 0.3, 10, 1e-5, 35.6614, 35.6614, 41.1715, 35.6742, None),
+    (0.001, 0.6, 100_000, 1e-6, 6.9612, 6.9861, 7.7564, 6.9712, 6.185),
+    (0.2, 2.0, 10, 1e-5, 1.6177, 1.6177, 1.8416, 1.6278, 1.287),
+    (0.05, 1.0, 200, 1e-10, 8.1010, 8.1011, 8.7393, 8.1112, 6.026),
+    (0.05, 1.0, 200, 1e-2, 2.2031, 2.2032, 2.7851, 2.2136, 2.093),
+    (0.01, 0.2, 100, 1e-5, 75.097, 75.097, 87.988, 75.111, None),
+    (0.0005, 8.0, 1_000_000, 1e-9, 0.396, 1.2408, 0.3693, 0.3383, 0.3295),
+]
+
+
+@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine", "coarse", "rdp", "prv", "gdp"), GOLDEN)
+def test_golden_numbers(
+    rate: float,
+    z: float,
+    rounds: int,
+    delta: float,
+    fine: float,
+    coarse: float,
+    rdp: float,
+    prv: float,
+    gdp: float | None,
+) -> None:
+    run = [(Poisson(rate, N), z, rounds)]
+    assert epsilon(run, delta, "pld", interval=1e-3) == pytest.approx(coarse, abs=1e-3)
+    assert epsilon(run, delta, "rdp") == pytest.approx(rdp, abs=1e-3)
+    if gdp is not None:
+        assert epsilon(run, delta, "gdp-approx") == pytest.approx(gdp, abs=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine"), [row[:5] for row in GOLDEN])
+def test_golden_numbers_at_the_finer_interval(rate: float, z: float, rounds: int, delta: float, fine: float) -> None:
+    assert epsilon([(Poisson(rate, N), z, rounds)], delta, interval=1e-4) == pytest.approx(fine, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "prv"), [(*row[:4], row[7]) for row in GOLDEN])
+def test_opacus_agrees(rate: float, z: float, rounds: int, delta: float, prv: float) -> None:
+    """Another library, other mathematics, other hands: about its own error bound of 0.01 above."""
+    run = [(Poisson(rate, N), z, rounds)]
+    assert epsilon(run, delta, "prv") == pytest.approx(prv, abs=2e-3)
+    assert epsilon(run, delta, "prv") == pytest.approx(epsilon(run, delta) + 0.01, abs=5e-3)
+
+
+@pytest.mark.slow
+def test_opacus_agrees_on_a_schedule() -> None:
+    steps = [(Poisson(0.05, N), 1.5, 50), (Poisson(0.1, N), 2.5, 50), (Poisson(1.0, N), 20.0, 1)]
+    assert epsilon(steps, 1e-5, "prv") == pytest.approx(epsilon(steps, 1e-5) + 0.01, abs=5e-3)
+
+
+@pytest.mark.parametrize("row", [2, 4])
+def test_refinement_comes_within_a_thousandth_of_the_finer_interval(row: int) -> None:
+    rate, z, rounds, delta, fine, *_ = GOLDEN[row]
+    assert epsilon([(Poisson(rate, N), z, rounds)], delta) == pytest.approx(fine, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_refinement_reaches_a_million_rounds() -> None:
+    assert epsilon([(Poisson(0.0005, N), 8.0, 1_000_000)], 1e-9) == pytest.approx(0.329, abs=2e-3)
+
+
+def exact_delta(rate: float, z: float, eps: float) -> float:
+    """Hockey-stick divergence of (1-q) N(0, z^2) + q N(1, z^2) and N(0, z^2), the larger of both directions."""
+    bound = (math.exp(eps) - 1.0 + rate) / rate
+    cut = z * z * math.log(bound) + 0.5
+    remove = (1 - rate) * norm.sf(cut, scale=z) + rate * norm.sf(cut, 1, z) - math.exp(eps) * norm.sf(cut, scale=z)
+    add = 0.0
+    if math.exp(-eps) > 1.0 - rate:
+        cut = z * z * math.log((math.exp(-eps) - 1.0 + rate) / rate) + 0.5
+        mixture = (1 - rate) * norm.cdf(cut, scale=z) + rate * norm.cdf(cut, 1, z)
+        add = norm.cdf(cut, scale=z) - math.exp(eps) * mixture
+    return float(max(remove, add))
+
+
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(st.floats(0.01, 0.99), st.floats(0.6, 5.0), st.sampled_from([1e-3, 1e-5, 1e-7]))
+def test_one_release_is_the_exact_hockey_stick(rate: float, z: float, delta: float) -> None:
+    eps = epsilon([(Poisson(rate, N), z, 1)], delta, interval=1e-3)
+    assert exact_delta(rate, z, eps) <= delta * (1 + 1e-6), "an upper bound"
+    assert eps == 0.0 or exact_delta(rate, z, eps * (1 - 2e-3)) >= delta, "and a tight one"
+
+
+runs = st.lists(
+    st.tuples(st.sampled_from([0.01, 0.05, 0.3, 1.0]), st.floats(0.7, 12.0), st.integers(1, 300)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(derandomize=True, max_examples=8, deadline=None)
+@given(runs, st.sampled_from([1e-3, 1e-5, 1e-8]))
+def test_pld_is_never_above_rdp(run: list[tuple[float, float, int]], delta: float) -> None:
+    steps = [(Poisson(rate, N), z, count) for rate, z, count in run]
+    pld, rdp = epsilon(steps, delta), epsilon(steps, delta, "rdp")
+    # A conversion of RDP may reach epsilon 0 where the discretised loss distribution stops just above it.
+    assert pld <= rdp + 2e-3
+    assert tightest_bound(steps, delta) == min((pld, "pld"), (rdp, "rdp"))
+
+
+@settings(derandomize=True, max_examples=6, deadline=None)
+@given(st.floats(0.01, 0.5), st.floats(0.8, 4.0), st.integers(1, 100))
+def test_epsilon_grows_with_rate_and_rounds_and_falls_with_noise(rate: float, z: float, rounds: int) -> None:
+    def at(rate: float, z: float, rounds: int) -> float:
+        return epsilon([(Poisson(rate, N), z, rounds)], 1e-5, interval=1e-3)
+
+    here = at(rate, z, rounds)
+    assert at(rate * 1.1, z, rounds) >= here
+    assert at(rate, z, rounds + 10) >= here
+    assert at(rate, z * 1.1, rounds) <= here
+
+
+def test_a_joint_release_is_one_event_and_not_two() -> None:
+    """Two looks at one cohort, accounted as two subsampled events, under-report: 4.263 against the true 4.384."""
+    sampling = Poisson(0.1, 1000)
+    update, z = 1.85, 1.7618
+    query = (z**-2 - update**-2) ** -0.5
+    joint = ReleaseEvent(
+        "round", 0, sampling, (Component("update", 1.0, update, 5), Component("loss", 2.0, 2.0 * query, 1))
+    )
+    assert joint.effective_noise_multiplier == pytest.approx(z, rel=1e-12)
+    true = epsilon([joint] * 200, 1e-5, "rdp")
+    split = epsilon([(sampling, update, 200), (sampling, query, 200)], 1e-5, "rdp")
+    assert true == pytest.approx(4.384, abs=1e-3)
+    assert split == pytest.approx(4.263, abs=1e-3)
+
+
+def test_metrics_in_the_joint_event_cost_what_they_should() -> None:
+    assert epsilon([(Poisson(0.1, 1000), 1 / math.hypot(1 / 1.7618, 1 / 10), 200)], 1e-5) == pytest.approx(
+        4.09, abs=4e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [(5.0, (2.166, 4.099, 8.061)), (10.0, (2.042, 4.025, 8.015)), (20.0, (2.011, 4.006, 8.003))],
+)
+def test_cost_of_the_initial_histogram(noise: float, expected: tuple[float, ...]) -> None:
+    for z, value in zip((3.0046, 1.7618, 1.1298), expected, strict=True):
+        run = [(Poisson(1.0, 1000), noise, 1), (Poisson(0.1, 1000), z, 200)]
+        assert epsilon(run, 1e-5) == pytest.approx(value, abs=1e-3)
+
+
+@pytest.mark.parametrize(("z", "expected"), [(3.0046, 2.002), (1.7618, 4.001), (1.1298, 8.000)])
+def test_cost_of_a_histogram_of_the_first_cohort(z: float, expected: float) -> None:
+    assert epsilon([(Poisson(0.1, 1000), 5.0, 1), (Poisson(0.1, 1000), z, 200)], 1e-5) == pytest.approx(
+        expected, abs=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "cap", "z", "expected"),
+    [(0.1, 130, 1.7618, 4.085), (0.1, 110, 1.7618, 7.845), (0.05, 80, 1.0944, 4.027)],
+)
+def test_capped_poisson_pays_for_its_cap(rate: float, cap: int, z: float, expected: float) -> None:
+    run = [(CappedPoisson(rate, 1000, cap), z, 200)]
+    assert epsilon(run, 1e-5) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_cap_that_is_never_reached_is_free() -> None:
+    capped = epsilon([(CappedPoisson(0.1, 1000, 1000), 2.0, 50)], 1e-5)
+    assert capped == pytest.approx(epsilon([(Poisson(0.1, 1000), 2.0, 50)], 1e-5), abs=1e-6)
+
+
+def test_replacing_moves_a_sum_twice_as_far() -> None:
+    everyone = [(Poisson(1.0, N), 2.0, 1)]
+    assert epsilon(everyone, 1e-5) == pytest.approx(1.993, abs=1e-3)
+    assert epsilon(everyone, 1e-5, adjacency="replace_one") == pytest.approx(4.3772, abs=1e-3)
+    assert epsilon(everyone, 1e-5, "rdp", adjacency="replace_one") == pytest.approx(4.7285, abs=1e-3)
+
+
+def test_fixed_size_sampling_is_accounted_at_half_the_multiplier() -> None:
+    sampling = FixedSize(100, 1000)
+    assert epsilon([(sampling, 2.0, 200)], 1e-5, "rdp", adjacency="replace_one") == pytest.approx(20.7, abs=0.05)
+    assert epsilon([(sampling, 4.0, 200)], 1e-5, "rdp", adjacency="replace_one") == pytest.approx(7.95, abs=0.01)
+    all_of_them = epsilon([(FixedSize(50, 50), 2.0, 1)], 1e-5, "rdp", adjacency="replace_one")
+    assert all_of_them == pytest.approx(4.7285, abs=1e-3)
+    assert tightest_bound([(sampling, 4.0, 200)], 1e-5, adjacency="replace_one")[1] == "rdp"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "accountant", "adjacency", "remedy"),
+    [
+        (FixedSize(10, 100), "pld", "add_remove", "or sample by Poisson"),
+        (FixedSize(10, 100), "pld", "replace_one", "use accountant 'rdp'"),
+        (FixedSize(10, 100), "rdp", "add_remove", "use adjacency 'replace_one'"),
+        (FixedSize(10, 100), "prv", "add_remove", "use accountant 'pld' or 'rdp'"),
+        (CappedPoisson(0.1, 100, 20), "rdp", "add_remove", "use accountant 'pld'"),
+        (CappedPoisson(0.1, 100, 20), "pld", "replace_one", "under add_remove only"),
+        (Poisson(0.1, 100), "rdp", "replace_one", "use accountant 'pld'"),
+        (Poisson(0.1, 100), "prv", "replace_one", "under add_remove only"),
+        (CappedPoisson(0.1, 100, 20), "gdp-approx", "add_remove", "takes Poisson sampling"),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused_with_a_remedy(
+    sampling: Poisson | FixedSize | CappedPoisson, accountant: str, adjacency: str, remedy: str
+) -> None:
+    with pytest.raises(UnsupportedEvent, match=remedy) as refusal:
+        epsilon([(sampling, 1.0, 1)], 1e-5, accountant, adjacency=adjacency)
+    assert type(sampling).__name__ in str(refusal.value)
+
+
+def test_no_bound_at_all_is_said_for_both() -> None:
+    with pytest.raises(UnsupportedEvent, match=r"pld accountant .* rdp accountant"):
+        tightest_bound([(FixedSize(10, 100), 1.0, 1)], 1e-5)
+
+
+def test_bad_arguments_are_refused() -> None:
+    run = [(Poisson(0.1, 100), 1.0, 1)]
+    with pytest.raises(ValueError, match="accountant must be one of"):
+        epsilon(run, 1e-5, "moments")
+    with pytest.raises(ValueError, match="adjacency must be one of"):
+        epsilon(run, 1e-5, adjacency="swap")
+    with pytest.raises(ValueError, match="delta must be in"):
+        epsilon(run, 0.0)
+    with pytest.raises(ValueError, match="noise_multiplier must be >= 0"):
+        epsilon([(Poisson(0.1, 100), -1.0, 1)], 1e-5)
+    with pytest.raises(ValueError, match="count must be an integer"):
+        epsilon([(Poisson(0.1, 100), 1.0, 0)], 1e-5)
+    with pytest.raises(ValueError, match="one unit of one population"):
+        epsilon([*run, (Poisson(0.1, 100, "record"), 1.0, 1)], 1e-5)
+
+
+def test_limits_fail_safe() -> None:
+    run = [(Poisson(0.1, 1000), 1.0, 10)]
+    assert epsilon([], 1e-5) == 0.0
+    assert epsilon([(Poisson(0.1, 1000), 0.0, 1)], 1e-5) == math.inf
+    assert epsilon([(Poisson(0.1, 1000), 0.0, 1)], 1e-5, "rdp") == math.inf
+    assert epsilon(run, 1e-15) == math.inf
+    assert epsilon(run, 1e-15, "rdp") < math.inf
+    assert epsilon(run, 0.5) == 0.0
+    assert tightest_bound(run, 1e-15)[1] == "rdp"
+
+
+def test_events_steps_and_floor_steps_are_the_same_run() -> None:
+    sampling = Poisson(0.1, 1000)
+    events = [ReleaseEvent("round", t, sampling, (Component("update", 1.0, 2.0, 5),)) for t in range(20)]
+    steps = [(sampling, 2.0, 20)]
+    assert epsilon(events, 1e-5) == epsilon(steps, 1e-5) == epsilon([FloorStep("round", sampling, 2.0, 20)], 1e-5)
+    assert accountants.merged(events) == accountants.merged(steps)
+
+
+def test_different_steps_compose_like_one_list() -> None:
+    """A schedule of rates and multipliers, whose order does not matter."""
+    steps = [(Poisson(0.05, N), 1.5, 50), (Poisson(0.1, N), 2.5, 50), (Poisson(1.0, N), 20.0, 1)]
+    assert epsilon(steps, 1e-5) == pytest.approx(epsilon(steps[::-1], 1e-5), rel=1e-6)
+    assert epsilon(steps, 1e-5) > max(epsilon([step], 1e-5) for step in steps)
+
+
+def test_the_curve_holds_at_every_delta() -> None:
+    steps = [(Poisson(0.1, 1000), 2.0, 50)]
+    deltas = (1e-9, 1e-5, 1e-4)
+    curve = accountants.curve(steps, deltas)
+    assert [delta for delta, _ in curve] == list(deltas)
+    assert np.all(np.diff([value for _, value in curve]) < 0)
+    for delta, value in curve:
+        assert value == pytest.approx(epsilon(steps, delta), rel=2e-3)
+    fixed = [(FixedSize(10, 100), 5.0, 3)]
+    assert accountants.curve(fixed, (1e-5,), adjacency="replace_one") == [
+        (1e-5, epsilon(fixed, 1e-5, "rdp", adjacency="replace_one"))
+    ]
+
+
+def test_versions_name_the_library() -> None:
+    assert accountants.version("pld").startswith("dp_accounting 0.6")
+    assert accountants.version("prv").startswith("opacus 1.6")
+    assert "not a bound" in accountants.version("gdp-approx")

@@ -1,0 +1,234 @@
+"""Calibrated noise against the table of the specification, and the commitments made with it."""
+
+import math
+
+import pytest
+
+from privacy.accountants import epsilon
+from privacy.calibration import calibrate, filter_commitment, floor_commitment
+from privacy.errors import UnsupportedEvent
+from privacy.events import CappedPoisson, FixedSize, Poisson
+from privacy.ledger import FloorStep
+from privacy.renyi import epsilon_of
+
+DELTA, ROUNDS = 1e-5, 200
+TABLE = [
+    (0.02, 2.0, 0.9682),
+    (0.02, 4.0, 0.7425),
+    (0.02, 8.0, 0.5799),
+    (0.05, 2.0, 1.6721),
+    (0.05, 4.0, 1.0944),
+    (0.05, 8.0, 0.7870),
+    (0.1, 2.0, 3.0046),
+    (0.1, 4.0, 1.7618),
+    (0.1, 8.0, 1.1298),
+]
+CHEAP = [row for row in TABLE if row[0] > 0.02]
+
+
+def poisson(rate: float) -> Poisson:
+    return Poisson(rate, 1000)
+
+
+def check_against_table(rate: float, target: float, expected: float) -> None:
+    z = calibrate(target, DELTA, poisson(rate), ROUNDS)
+    assert z == pytest.approx(expected, abs=5e-4)
+    assert z == round(z, 4)
+    assert epsilon([(poisson(rate), z, ROUNDS)], DELTA) <= target, "never less noise than the target needs"
+    assert epsilon([(poisson(rate), z - 2e-4, ROUNDS)], DELTA) > target, "and hardly more"
+
+
+@pytest.mark.parametrize(("rate", "target", "expected"), CHEAP)
+def test_the_table(rate: float, target: float, expected: float) -> None:
+    check_against_table(rate, target, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "target", "expected"), [row for row in TABLE if row not in CHEAP])
+def test_the_table_at_the_lowest_rate(rate: float, target: float, expected: float) -> None:
+    check_against_table(rate, target, expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (2.0, 3.2372),
+        pytest.param(4.0, 1.8815, marks=pytest.mark.slow),
+        pytest.param(8.0, 1.1958, marks=pytest.mark.slow),
+    ],
+)
+def test_the_table_by_rdp(target: float, expected: float) -> None:
+    assert calibrate(target, DELTA, poisson(0.1), ROUNDS, accountant="rdp") == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "target", "expected"),
+    [
+        (0.1, 2.0, 5.634),
+        (0.1, 4.0, 3.049),
+        pytest.param(0.1, 8.0, 1.690, marks=pytest.mark.slow),
+        pytest.param(0.05, 2.0, 2.819, marks=pytest.mark.slow),
+        pytest.param(0.05, 4.0, 1.542, marks=pytest.mark.slow),
+        pytest.param(0.05, 8.0, 0.927, marks=pytest.mark.slow),
+        pytest.param(0.02, 2.0, 1.188, marks=pytest.mark.slow),
+        pytest.param(0.02, 4.0, 0.800, marks=pytest.mark.slow),
+        pytest.param(0.02, 8.0, 0.604, marks=pytest.mark.slow),
+    ],
+)
+def test_replacing_one_of_a_poisson_sample(rate: float, target: float, expected: float) -> None:
+    z = calibrate(target, DELTA, poisson(rate), ROUNDS, adjacency="replace_one")
+    assert z == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "expected"), [(2.0, 12.58), (4.0, 6.88), (8.0, 3.98)])
+def test_sampling_without_replacement(target: float, expected: float) -> None:
+    z = calibrate(target, DELTA, FixedSize(100, 1000), ROUNDS, adjacency="replace_one")
+    assert z == pytest.approx(expected, abs=5e-3)
+
+
+@pytest.mark.parametrize(("target", "expected"), [(2.0, 28.2), (4.0, 15.3), (8.0, 8.49)])
+def test_without_amplification(target: float, expected: float) -> None:
+    assert calibrate(target, DELTA, Poisson(1.0, 1000), ROUNDS) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize(("target", "expected"), [(2.0, 3.059), (4.0, 1.770), (8.0, 1.131)])
+def test_the_histogram_is_absorbed(target: float, expected: float) -> None:
+    z = calibrate(target, DELTA, poisson(0.1), ROUNDS, extra=[FloorStep("histogram", Poisson(1.0, 1000), 10.0)])
+    assert z == pytest.approx(expected, abs=1e-3)
+
+
+def joint(*multipliers: float) -> float:
+    return 1.0 / math.hypot(*(1.0 / z for z in multipliers))
+
+
+@pytest.mark.parametrize(("target", "expected"), [(2.0, 3.067), (4.0, 1.798)])
+def test_a_loss_query_at_five_times_the_noise(target: float, expected: float) -> None:
+    """DP-CLAC's loss beside the update, as one joint event."""
+    z = calibrate(target, DELTA, poisson(0.1), ROUNDS, queries=lambda z: joint(z, 5 * z))
+    assert z == pytest.approx(expected, abs=4e-3)
+    assert epsilon([(poisson(0.1), joint(z, 5 * z), ROUNDS)], DELTA) <= target
+
+
+def test_queries_with_noise_of_their_own() -> None:
+    z = calibrate(4.0, DELTA, poisson(0.1), ROUNDS, queries=(10.0, 20.0))
+    assert joint(z, 10.0, 20.0) == pytest.approx(1.7618, abs=5e-4)
+    assert epsilon([(poisson(0.1), joint(z, 10.0, 20.0), ROUNDS)], DELTA) <= 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "target", "update", "loss", "true"),
+    [
+        (0.1, 4.0, 2.432, 4.483, 3.08),
+        (0.1, 2.0, 4.323, 8.312, 1.49),
+        (0.02, 2.0, 1.186, 1.897, 1.83),
+        (0.02, 4.0, 0.875, 1.219, 4.51),
+        (0.02, 8.0, 0.678, 0.895, 9.79),
+        (0.05, 4.0, 1.406, 2.384, 3.33),
+    ],
+)
+def test_splitting_the_budget_by_basic_composition(
+    rate: float, target: float, update: float, loss: float, true: float
+) -> None:
+    """DP-CLAC splits epsilon and delta 2/3 and 1/3: wasteful at large rates, and UNSOUND at small ones."""
+    z_update = calibrate(2 * target / 3, 2 * DELTA / 3, poisson(rate), ROUNDS)
+    z_loss = calibrate(target / 3, DELTA / 3, poisson(rate), ROUNDS)
+    assert (z_update, z_loss) == (pytest.approx(update, abs=2e-3), pytest.approx(loss, abs=2e-3))
+    assert epsilon([(poisson(rate), joint(z_update, z_loss), ROUNDS)], DELTA) == pytest.approx(true, abs=6e-3)
+
+
+def test_a_short_schedule_of_noise_and_rates() -> None:
+    profile = [2.0] * 10 + [1.0] * 10
+    samplings = [Poisson(0.2, 1000)] * 15 + [Poisson(0.4, 1000)] * 5
+    z = calibrate(2.0, DELTA, samplings, 20, profile=profile)
+    run = [(one, z * share, 1) for one, share in zip(samplings, profile, strict=True)]
+    assert 1.99 < epsilon(run, DELTA) <= 2.0
+
+
+@pytest.mark.slow
+def test_a_long_schedule_of_different_steps() -> None:
+    profile = [1.5 - t / 40 for t in range(40)]
+    z = calibrate(2.0, DELTA, poisson(0.05), 40, profile=profile)
+    assert 1.98 < epsilon([(poisson(0.05), z * share, 1) for share in profile], DELTA) <= 2.0
+
+
+@pytest.mark.slow
+def test_capped_poisson_needs_more() -> None:
+    capped = calibrate(4.0, DELTA, CappedPoisson(0.1, 1000, 130), ROUNDS)
+    assert 1.7618 < capped < 1.85
+    assert epsilon([(CappedPoisson(0.1, 1000, 130), capped, ROUNDS)], DELTA) <= 4.0
+
+
+def test_floor_commitment_holds_what_was_calibrated() -> None:
+    histogram = FloorStep("histogram", Poisson(1.0, 1000), 10.0)
+    commitment, z = floor_commitment(4.0, DELTA, poisson(0.1), 200, extra=[histogram], queries=(20.0,))
+    assert commitment.floor[0] == histogram
+    assert [step.count for step in commitment.floor] == [1, 200]
+    assert commitment.floor[1].noise_multiplier == pytest.approx(joint(z, 20.0), rel=1e-12)
+    assert 3.99 < epsilon(commitment.floor, DELTA) <= 4.0
+    assert (commitment.unit, commitment.population, commitment.mode) == ("client", 1000, "floor")
+
+
+def test_floor_commitment_of_a_schedule_has_one_step_per_stretch() -> None:
+    commitment, z = floor_commitment(2.0, DELTA, poisson(0.5), 6, profile=[1, 1, 2, 2, 2, 1])
+    assert [step.count for step in commitment.floor] == [2, 3, 1]
+    assert [step.noise_multiplier for step in commitment.floor] == pytest.approx([z, 2 * z, z])
+
+
+@pytest.mark.parametrize(
+    ("rate", "target", "order", "z", "rho"),
+    [
+        (0.02, 2.0, 7, 1.0535, 0.5596),
+        (0.05, 4.0, 5, 1.1640, 1.7473),
+        (0.1, 2.0, 10, 3.2379, 1.0820),
+        (0.1, 4.0, 6, 1.8856, 2.2381),
+        (0.1, 8.0, 4, 1.2159, 4.9121),
+    ],
+)
+def test_filter_commitment_is_the_table(rate: float, target: float, order: int, z: float, rho: float) -> None:
+    commitment, even = filter_commitment(target, DELTA, poisson(rate), ROUNDS)
+    assert commitment.order == order
+    assert even == pytest.approx(z, abs=2e-4)
+    assert commitment.rho == pytest.approx(rho, abs=1e-4)
+    assert epsilon_of(rho, order, DELTA) == pytest.approx(target, abs=1e-3)
+
+
+def test_filter_commitment_leaves_room_for_a_histogram() -> None:
+    plain, even = filter_commitment(4.0, DELTA, poisson(0.1), ROUNDS)
+    with_histogram, needed = filter_commitment(
+        4.0, DELTA, poisson(0.1), ROUNDS, extra=[FloorStep("histogram", Poisson(1.0, 1000), 10.0)]
+    )
+    assert needed > even
+    assert plain.rho == with_histogram.rho or plain.order != with_histogram.order
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: calibrate(0.0, DELTA, poisson(0.1), 10), "epsilon must be > 0"),
+        (lambda: calibrate(1.0, 2.0, poisson(0.1), 10), "delta must be in"),
+        (lambda: calibrate(1.0, DELTA, poisson(0.1), 0), "rounds must be an integer >= 1"),
+        (lambda: calibrate(1.0, DELTA, [poisson(0.1)], 2), "sampling must be one, or one per round"),
+        (lambda: calibrate(1.0, DELTA, poisson(0.1), 2, profile=[1.0]), "one relative multiplier per round"),
+        (lambda: calibrate(1.0, DELTA, poisson(0.1), 2, profile=[1.0, 0.0]), "profile must be > 0"),
+        (lambda: calibrate(1.0, DELTA, poisson(0.1), 200, queries=(2.0,)), r"epsilon must be > 3\.36, which the extra"),
+        (lambda: calibrate(300.0, DELTA, poisson(0.1), 2), r"a multiplier of 0\.3 would do: that protects no one"),
+        (lambda: calibrate(1.0, DELTA, poisson(0.1), 2, accountant="gdp-approx"), "only a bound can calibrate"),
+        (lambda: filter_commitment(1e-3, DELTA, poisson(0.1), 2, extra=[(Poisson(1.0, 1000), 1.0, 1)]), "pay for 1"),
+    ],
+)
+def test_impossible_targets_are_refused(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]
+
+
+def test_weak_noise_can_be_forced() -> None:
+    z = calibrate(50.0, DELTA, Poisson(1.0, 1000), 1, force=True)
+    assert z < 0.3
+    assert epsilon([(Poisson(1.0, 1000), z, 1)], DELTA) <= 50.0
+
+
+def test_unsupported_sampling_is_refused_before_the_search() -> None:
+    with pytest.raises(UnsupportedEvent, match="use adjacency 'replace_one'"):
+        calibrate(4.0, DELTA, FixedSize(10, 100), 10)
