@@ -4,7 +4,7 @@
 and a client that raises becomes the error reply that Flower's engine makes of it. Contributions are integers, so the
 sums of a round are those of any other engine, whatever the number of nodes.
 
-``python -m simulations.inprocess PARENT RUN_FOLDER PLUGINS`` is what ``lacquer run --engine inprocess`` starts.
+``lacquer run --engine inprocess`` starts this module as a process.
 """
 
 import logging
@@ -24,7 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from server.config import RunConfig, load
 from simulations.hardware import resources, with_workers
-from simulations.processes import exit_with_parent
+from simulations.processes import end_with_launcher
 
 log = logging.getLogger(__name__)
 
@@ -178,8 +178,8 @@ def run_inprocess(
 
 
 if __name__ == "__main__":
-    exit_with_parent(int(sys.argv[1]))
+    launcher, private, folder, plugins = sys.argv[1:]
+    end_with_launcher(int(launcher), "nobody else", Path(private))
+    sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    folder = Path(sys.argv[2])
-    sys.path.append(sys.argv[3])  # a user's own modules are found there, and shadow nothing
-    run_inprocess(load(folder / "config.toml"), folder)
+    run_inprocess(load(Path(folder) / "config.toml"), Path(folder))

@@ -100,7 +100,7 @@ def run_child(
     (run_folder / "config.toml").write_text(with_workers(config, plan.workers).to_toml(), encoding="utf-8")
     with _private_processes() as (root, family), output.open("ab") as sink:
         child = subprocess.Popen(
-            [sys.executable, "-m", "simulations.inprocess", str(os.getpid()), str(run_folder),
+            [sys.executable, "-m", "simulations.inprocess", str(os.getpid()), str(root), str(run_folder),
              str((plugins or Path.cwd()).resolve())],
             cwd=root, env=environment(root, family.tag, plan), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,

@@ -34,7 +34,8 @@ def check(config: RunConfig) -> None:
     with collected():
         commit(config, methods(config).controller)
     with collected():
-        locate(config.model.name)
+        if not config.model.name.startswith("random:"):  # weights that are made, not found
+            locate(config.model.name)
         prepare(data_spec(config))
     if problems:
         raise ConfigError("\n".join(problems))

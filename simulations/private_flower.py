@@ -29,6 +29,7 @@ class PrivateFlower:
     """One private SuperLink and the run submitted to it."""
 
     def __init__(self, root: Path, environment: Mapping[str, str], family: Family, output: Path) -> None:
+        self._root = root
         self._home = root / "home"
         self._neutral = root / "cwd"
         self._log = root / "superlink.log"
@@ -53,7 +54,7 @@ class PrivateFlower:
             with self._log.open("ab") as sink:
                 self._superlink = subprocess.Popen(
                     [
-                        sys.executable, "-m", "simulations.superlink", str(os.getpid()),
+                        sys.executable, "-m", "simulations.superlink", str(os.getpid()), DRIVER, str(self._root),
                         "--insecure", "--simulation", "--isolation", "subprocess",
                         "--disable-runtime-dependency-installation",
                         "--host", "127.0.0.1", "--port", str(port),

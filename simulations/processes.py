@@ -6,12 +6,14 @@ those whose parent is gone. Only processes found so are ever stopped, each by it
 """
 
 import os
+import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -24,19 +26,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def exit_with_parent(parent: int) -> None:
-    """Interrupt this process when the process ``parent`` is gone, so that a killed launcher leaves nothing behind."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
 
 
 class Family:
@@ -79,6 +68,24 @@ class Family:
                 _signal(process, signal.SIGKILL)
             psutil.wait_procs(members, timeout=grace)
         return members
+
+
+def end_with_launcher(launcher: int, first: str, folder: Path) -> None:
+    """Watch the process ``launcher``, the parent; when it is gone, end the whole run and remove its private folder.
+
+    A launcher stops its run itself, unless it is killed (by hand, or for want of memory). Then this process, which it
+    started, does it: Ray's daemons outlive a driver that had no time to shut them down.
+    """
+    tag = os.environ[TAG]
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.5)
+        Family(tag).stop(first)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-launcher", daemon=True).start()
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Flower's SuperLink as a child of the launcher: it ends when the launcher ends, however that happens."""
+"""Flower's SuperLink as a child of the launcher: it ends with the launcher, however that ends, and takes all along."""
 
 import sys
+from pathlib import Path
 
 from flwr.superlink.cli import flower_superlink
 
-from simulations.processes import exit_with_parent
+from simulations.processes import end_with_launcher
 
 if __name__ == "__main__":
-    exit_with_parent(int(sys.argv.pop(1)))
-    sys.argv[0] = "flower-superlink"
+    launcher, driver, folder = sys.argv[1:4]
+    end_with_launcher(int(launcher), driver, Path(folder))
+    sys.argv[:4] = ["flower-superlink"]
     flower_superlink()

@@ -107,22 +107,31 @@ def test_a_second_interrupt_does_not_break_the_stopping():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_child_ends_when_its_launcher_is_killed():
-    child = (
-        "import os, time; from simulations.processes import exit_with_parent; exit_with_parent(os.getppid()); "
-        "print('up', flush=True); time.sleep(600)"
+def test_a_killed_launcher_takes_its_run_with_it(tag, tmp_path):
+    """Also what the guard, the launcher's child, did not start itself, such as Ray's daemons."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    guard = f"""
+import pathlib, time
+from simulations.processes import end_with_launcher
+end_with_launcher(__import__("os").getppid(), "nobody", pathlib.Path({str(folder)!r}))
+print("up", flush=True)
+time.sleep(600)
+"""
+    launcher = spawn(
+        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {guard!r}]); "
+        "q = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); "
+        "print(p.pid, q.pid, flush=True); p.wait()",
+        tag,
     )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
-         "print(p.pid, flush=True); p.wait()"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
     lines = {launcher.stdout.readline().strip(), launcher.stdout.readline().strip()}
-    orphan = psutil.Process(int((lines - {"up"}).pop()))
+    run = [psutil.Process(int(pid)) for pid in (lines - {"up"}).pop().split()]
     launcher.kill()
     launcher.wait(10)
     launcher.stdout.close()
-    orphan.wait(20)
+    _, alive = psutil.wait_procs(run, timeout=30)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not folder.exists()
 
 
 def test_a_free_port_is_free():
