@@ -45,10 +45,13 @@ class Job:
 
     @staticmethod
     def from_json(text: str) -> "Job":
-        """The inverse of :meth:`to_json`; TypeError or ValueError for anything else."""
-        values = json.loads(text)
-        spec, local = values.pop("spec"), values.pop("local")
-        for name in ("targets", "heads", "layers"):
-            spec[name] = None if spec[name] is None else tuple(spec[name])
-        local["betas"] = tuple(local["betas"])
-        return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), **values)
+        """The inverse of :meth:`to_json`; ValueError for anything else."""
+        try:
+            values = json.loads(text)
+            spec, local = values.pop("spec"), values.pop("local")
+            for name in ("targets", "heads", "layers"):
+                spec[name] = None if spec[name] is None else tuple(spec[name])
+            local["betas"] = tuple(local["betas"])
+            return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), **values)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"job is not one of this version ({type(error).__name__}: {error})") from error

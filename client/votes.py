@@ -4,8 +4,8 @@ The client has trained and knows its own update Delta. For each candidate thresh
 simulates what the server would make of Delta, clip(Delta, c) + N(0, (s c)^2) per coordinate with s the noise per unit
 of threshold, and takes its own mean loss there. It votes for the candidate whose loss is closest to the loss of Delta
 itself. The simulated noise protects nobody and is seeded; privacy comes from the noise on the histogram of votes. One
-draw per candidate (the histogram averages over the cohort) and s = z / (q N) are our reconstruction: the paper gives
-neither.
+draw per client (the histogram averages over the cohort), shared by its candidates so that they differ by threshold and
+not by luck, and s = z / (q N) are our reconstruction: the paper gives neither.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,7 @@ def clip_votes(
 
 def _trials(delta: Float[Tensor, " dim"], norm: float, query: OneHotVote, seed: int) -> Float[Tensor, "trials dim"]:
     """The update itself, then for each candidate threshold the update as the server would see it on average."""
-    rows = [delta]
-    for share in query.candidates:
-        draw = simulation_generator(seed, "vote", str(share)).standard_normal(len(delta), dtype="float32")
-        scale = query.simulated_noise_std_per_bound * share * norm
-        rows.append(min(1.0, share) * delta + scale * torch.from_numpy(draw))
-    return torch.stack(rows)
+    noise = torch.from_numpy(simulation_generator(seed, "vote").standard_normal(len(delta), dtype="float32"))
+    scale = query.simulated_noise_std_per_bound * norm
+    seen = [min(1.0, share) * delta + scale * share * noise for share in query.candidates]
+    return torch.stack([delta, *seen])
