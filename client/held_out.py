@@ -63,6 +63,8 @@ def hold_out(spec: DataSpec) -> Held:
     known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
     where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
     _, encoded, names = sources.encode_labels(known, [raw[part] for part in PARTS], where)
+    if spec.source == sources.NOTES:
+        names = list(notes.LABELS)
     return Held(texts, dict(zip(PARTS, encoded, strict=True)), names, removed)
 
 

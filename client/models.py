@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from client import random_models
 from client.model_files import MINILM_HUB_ID, cannot_load, locate
+from privacy import checks
 
 TaskName = Literal["classification", "causal-lm"]
 Pooling = Literal["mean", "last"]
@@ -110,10 +111,9 @@ def load_base(
     Raises:
         ValueError: unknown name, files that do not match their hash, no safetensors, no fast tokenizer.
     """
-    if task not in ("classification", "causal-lm"):
-        raise ValueError(f'task must be "classification" or "causal-lm", got {task!r}')
-    if task == "classification" and (num_labels is None or num_labels < 2):
-        raise ValueError(f"num_labels must be >= 2 for classification, got {num_labels}")
+    checks.one_of(("classification", "causal-lm"), task=task)
+    if task == "classification":
+        checks.integer_at_least(2, num_labels=num_labels)
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": dtype}
     if name.startswith(random_models.PREFIX):
         model = random_models.build(name, causal=task == "causal-lm", **options)

@@ -36,7 +36,7 @@ Status = Literal["present", "denied", "resolved", "relative", "conditional"]
 _NOT_NOW: tuple[Status, ...] = ("denied", "denied", "resolved", "relative", "conditional")
 _THREE_FINDINGS = 0.15
 _SECOND_RED_FLAG = 0.2
-_RED_BUT_NOT_NOW = 0.3
+_RED_BUT_NOT_NOW = 0.12
 _BENIGN_DENIED = 0.25
 _FOOTER = 0.2
 

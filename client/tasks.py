@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from privacy import checks
+
 IGNORED_LABEL = -100
 
 
@@ -104,12 +106,9 @@ class SequenceClassification:
     smoothing: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.num_labels < 2:
-            raise ValueError(f"num_labels must be >= 2, got {self.num_labels}; a classifier needs two classes")
-        if self.balance not in ("none", "prior"):
-            raise ValueError(f'balance must be "none" or "prior", got {self.balance!r}')
-        if not self.smoothing > 0:
-            raise ValueError(f"smoothing must be > 0, got {self.smoothing}; an absent class would get log 0")
+        checks.integer_at_least(2, num_labels=self.num_labels)
+        checks.one_of(("none", "prior"), balance=self.balance)
+        checks.positive(smoothing=self.smoothing, remedy="an absent class would get log 0")
 
     def per_record_loss(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, " n"]:
         """Cross-entropy of every record, with the batch's logit offsets where it has them."""

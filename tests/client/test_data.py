@@ -39,7 +39,7 @@ def test_notes_round_trip(spec):
     for records, notes in ((data.validation, validation), (data.test, test)):
         assert [text[:60] for text in _texts(records, tokenizer)] == [note.text[:60] for note in notes]
         assert records.labels.tolist() == [note.label for note in notes]
-    assert (data.num_clients, data.num_labels, data.label_names) == (12, 2, ("0", "1"))
+    assert (data.num_clients, data.num_labels, data.label_names) == (12, 2, ("routine", "urgent"))
     clients = [data.client(i) for i in range(12)]
     owned = [pair for c in clients if len(c) for pair in zip(_texts(_copy(c), tokenizer), c.labels, strict=True)]
     assert sorted((text[:60], label) for text, label in owned) == sorted((n.text[:60], n.label) for n in train)

@@ -146,7 +146,7 @@ def test_hub_model_without_network_is_refused_at_once(monkeypatch):
     ("name", "task", "labels", "message"),
     [
         ("random:bert", "regression", 2, "task must be"),
-        ("random:bert", "classification", None, "num_labels must be >= 2"),
+        ("random:bert", "classification", None, "num_labels must be an integer >= 2"),
         ("random:elman", "classification", 2, "known: random:bert"),
         ("./no/such/folder", "classification", 2, "no such folder"),
         ("a//b", "classification", 2, "cannot load"),
