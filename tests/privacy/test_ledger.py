@@ -1,0 +1,451 @@
+"""The ledger keeps its commitment: floor and filter refuse in time, replay equals memory, forgeries are named."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privacy import renyi
+from privacy.accountants import epsilon
+from privacy.budget import FilterBudget, FloorBudget, budget_of
+from privacy.calibration import filter_commitment
+from privacy.errors import BudgetExceeded, CorruptRun
+from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent, Sampling
+from privacy.journal import canonical
+from privacy.ledger import Commitment, FloorStep, Ledger, Receipt
+
+N, DELTA = 1000, 1e-5
+SAMPLING = Poisson(0.1, N)
+EVERYONE = Poisson(1.0, N)
+
+
+def event(z: float, label: str = "round", round: int = 0, sampling: Sampling = SAMPLING) -> ReleaseEvent:
+    return ReleaseEvent(label, round, sampling, (Component("update", 1.0, z, 10),))
+
+
+def floor(*steps: FloorStep, target: float = 4.0, **other: object) -> Commitment:
+    return Commitment("client", "add_remove", N, target, DELTA, floor=steps, **other)  # type: ignore[arg-type]
+
+
+RUN = floor(FloorStep("histogram", EVERYONE, 10.0), FloorStep("round", SAMPLING, 2.0, 5))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def spend(ledger: Ledger, *events: ReleaseEvent) -> None:
+    for one in events:
+        ledger.released(ledger.charge(one))
+
+
+# -- floor mode ------------------------------------------------------------------------------------------------------
+
+
+def test_a_floor_run_to_its_end(path: Path) -> None:
+    ledger = Ledger.create(path, RUN)
+    assert ledger.spent() == 0.0
+    spent = []
+    for one in (event(10.0, "histogram", sampling=EVERYONE), *(event(2.0, round=t) for t in range(5))):
+        assert ledger.would_exceed(one) is None
+        spend(ledger, one)
+        spent.append(ledger.spent())
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(epsilon(RUN.floor, DELTA), rel=1e-6)
+    assert spent[-1] <= ledger.guaranteed() <= RUN.epsilon
+    assert spent[2] == pytest.approx(epsilon([(EVERYONE, 10.0, 1), (SAMPLING, 2.0, 2)], DELTA), rel=2e-3)
+    before = path.read_bytes()
+    assert "are used" in str(ledger.would_exceed(event(2.0)))
+    with pytest.raises(BudgetExceeded, match="all committed releases labelled 'round' are used"):
+        ledger.charge(event(2.0))
+    assert path.read_bytes() == before, "a refusal writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (event(1.99), "below the committed floor 2"),
+        (event(5.0, "encore"), "labelled 'encore' are used"),
+        (event(2.0, sampling=Poisson(0.11, N)), "more than the committed"),
+        (event(2.0, sampling=FixedSize(50, N)), "more than the committed"),
+        (event(2.0, sampling=CappedPoisson(0.1, N, 130)), "more than the committed"),
+        (event(2.0, sampling=Poisson(0.1, N, "record")), "charge it to the ledger of that unit"),
+        (event(2.0, sampling=Poisson(0.1, N - 1)), "protects 1000 of unit 'client'"),
+    ],
+)
+def test_what_the_floor_does_not_dominate_is_refused(path: Path, refused: ReleaseEvent, reason: str) -> None:
+    ledger = Ledger.create(path, RUN)
+    assert reason in str(ledger.would_exceed(refused))
+    with pytest.raises(BudgetExceeded, match=reason):
+        ledger.charge(refused)
+    assert ledger.events == ()
+
+
+def test_more_noise_and_smaller_rates_are_dominated(path: Path) -> None:
+    ledger = Ledger.create(path, RUN)
+    spend(ledger, event(7.0, sampling=Poisson(0.02, N)), event(2.0 * (1 - 1e-10)))
+    assert ledger.steps_left("round") == 3
+    assert ledger.spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 2)], DELTA), rel=2e-3), "noise is not re-spent"
+
+
+def test_joint_components_count_together(path: Path) -> None:
+    parts = (Component("update", 1.0, 2.0, 10), Component("bit", 0.5, 5.0, 1))
+    ledger = Ledger.create(path, RUN)
+    assert "1.96116" in str(ledger.would_exceed(ReleaseEvent("round", 0, SAMPLING, parts)))
+
+
+def test_steps_of_a_label_are_consumed_in_order(path: Path) -> None:
+    ledger = Ledger.create(path, floor(FloorStep("round", SAMPLING, 5.0), FloorStep("round", SAMPLING, 2.0, 2)))
+    assert ledger.next_step("round") == FloorStep("round", SAMPLING, 5.0)
+    assert ledger.would_exceed(event(2.0)) is not None
+    spend(ledger, event(5.0), event(2.0), event(2.0))
+    assert ledger.next_step("round") is None
+    assert [charge.step for charge in ledger.charges] == [0, 1, 1]
+
+
+def test_labels_may_interleave(path: Path) -> None:
+    ledger = Ledger.create(path, RUN)
+    spend(ledger, event(2.0), event(10.0, "histogram", sampling=EVERYONE), event(2.0))
+    assert ledger.spent() == pytest.approx(epsilon([(EVERYONE, 10.0, 1), (SAMPLING, 2.0, 2)], DELTA), rel=2e-3)
+
+
+def test_a_floor_that_costs_too_much_is_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cost epsilon .* more than the promised 4"):
+        Ledger.create(path, floor(FloorStep("round", SAMPLING, 1.0, 200)))
+    assert not path.exists()
+
+
+def test_fixed_size_floors_are_accounted_by_rdp(path: Path) -> None:
+    step = FloorStep("round", FixedSize(100, N), 12.59, 200)
+    ledger = Ledger.create(path, Commitment("client", "replace_one", N, 2.0, DELTA, floor=(step,)))
+    spend(ledger, event(12.59, sampling=FixedSize(100, N)), event(12.59, sampling=FixedSize(90, N)))
+    assert "more than the committed" in str(ledger.would_exceed(event(12.59, sampling=FixedSize(101, N))))
+    expected = epsilon([(FixedSize(100, N), 12.59, 2)], DELTA, "rdp", adjacency="replace_one")
+    assert ledger.spent() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_tiny_delta_is_accounted_by_rdp(path: Path) -> None:
+    commitment = Commitment("client", "add_remove", N, 9.0, 1e-14, floor=(FloorStep("round", SAMPLING, 2.0, 5),))
+    ledger = Ledger.create(path, commitment)
+    spend(ledger, event(2.0))
+    assert ledger.spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 1)], 1e-14, "rdp"))
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([0.05, 0.1]), st.floats(1.0, 6.0), st.integers(1, 3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(derandomize=True, max_examples=8, deadline=None)
+@given(steps, st.data())
+def test_whatever_is_accepted_costs_at_most_the_floor(
+    made: list[tuple[str, float, float, int]], data: st.DataObject
+) -> None:
+    """A controller that tries what it likes, in any order: the releases it got cost no more than the commitment."""
+    committed = tuple(FloorStep(label, Poisson(rate, N), z, count) for label, rate, z, count in made)
+    budget = budget_of(Commitment("client", "add_remove", N, 100.0, DELTA, floor=committed))
+    accepted = []
+    for _ in range(12):
+        label, rate = data.draw(st.sampled_from(["a", "b"])), data.draw(st.sampled_from([0.02, 0.05, 0.1]))
+        tried = event(data.draw(st.floats(0.5, 8.0)), label, sampling=Poisson(rate, N))
+        try:
+            budget.take(budget.price(tried))
+        except BudgetExceeded:
+            continue
+        accepted.append(tried)
+    if accepted:
+        true = epsilon(accepted, DELTA, interval=1e-3)
+        assert true <= budget.spent() * (1 + 2e-3) + 1e-6
+        assert budget.spent() <= budget.worst_case()
+
+
+# -- filter mode -----------------------------------------------------------------------------------------------------
+
+
+def test_a_filter_run_stops_in_time(path: Path) -> None:
+    commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    ledger = Ledger.create(path, commitment)
+    spend(ledger, *(event(even, round=t) for t in range(20)))
+    assert ledger.spent() <= 4.0 <= ledger.spent() + 0.01
+    assert ledger.guaranteed() == pytest.approx(4.0, rel=1e-9)
+    assert "add noise or stop" in str(ledger.would_exceed(event(even)))
+    before = path.read_bytes()
+    with pytest.raises(BudgetExceeded, match="exceeds the"):
+        ledger.charge(event(even))
+    assert path.read_bytes() == before
+    assert (ledger.steps_left("round"), ledger.next_step("round")) == (0, None)
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.4, 8.0), st.floats(0.01, 1.0)), min_size=1, max_size=60))
+def test_t7_no_controller_gets_past_the_filter(tried: list[tuple[float, float]]) -> None:
+    """Random noise and rates, chosen as badly as hypothesis can: the divergences taken never exceed the budget."""
+    commitment, _ = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    budget = budget_of(commitment)
+    assert isinstance(budget, FilterBudget)
+    assert commitment.order is not None
+    assert commitment.rho is not None
+    true = 0.0
+    for z, rate in tried:
+        one = event(z, sampling=Poisson(rate, N))
+        rho = renyi.subsampled_gaussian_rdp(rate, z, commitment.order)
+        try:
+            budget.take(budget.price(one))
+        except BudgetExceeded:
+            assert true + rho > commitment.rho * (1 - 1e-6), "nothing affordable is refused"
+        else:
+            true += rho
+        assert true <= budget.rho_spent <= commitment.rho
+        assert renyi.epsilon_of(true, commitment.order, DELTA) <= 4.0 + 1e-9
+
+
+def test_a_filter_refuses_no_noise_at_all(path: Path) -> None:
+    commitment, _ = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    ledger = Ledger.create(path, commitment)
+    assert ledger.would_exceed(event(0.0)) is not None
+
+
+def test_a_filter_that_converts_to_more_than_promised_is_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="more than the promised 4"):
+        Ledger.create(path, Commitment("client", "add_remove", N, 4.0, DELTA, "filter", order=6, rho=2.3))
+
+
+# -- durability, replay, forgeries -----------------------------------------------------------------------------------
+
+
+def test_replay_equals_memory(path: Path) -> None:
+    ledger = Ledger.create(path, RUN, run_id="run-7")
+    spend(ledger, event(10.0, "histogram", sampling=EVERYONE), event(2.0), event(3.0, round=1))
+    ledger.charge(event(2.5, round=2))
+    ledger.stamp_not_private("a test double made the noise")
+    memory = (ledger.charges, ledger.events, ledger.not_private, ledger.head, ledger.steps_left("round"))
+    head = ledger.head
+    ledger.close()
+    with Ledger.open(path, head) as again:
+        found = (again.charges, again.events, again.not_private, again.head, again.steps_left("round"))
+        assert found == memory
+        assert again.commitment == RUN
+        assert again.run_id == "run-7"
+        assert [charge.released_at is None for charge in again.charges] == [False, False, False, True]
+        spend(again, event(2.0, round=3))
+
+
+def test_replay_equals_memory_in_filter_mode(path: Path) -> None:
+    commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    ledger = Ledger.create(path, commitment)
+    spend(ledger, event(even), event(2 * even), event(3 * even))
+    memory = (ledger.rho_spent, ledger.spent(), ledger.charges)
+    ledger.close()
+    again = Ledger.open(path)
+    assert (again.rho_spent, again.spent(), again.charges) == memory
+    assert again.commitment == commitment
+
+
+def test_a_charge_without_release_stays_spent(path: Path) -> None:
+    ledger = Ledger.create(path, RUN)
+    ledger.charge(event(2.0))
+    spent = ledger.spent()
+    ledger.close()
+    again = Ledger.open(path)
+    assert again.spent() == pytest.approx(spent)
+    assert again.steps_left("round") == 4
+
+
+def test_a_failing_disk_counts_as_spent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger.create(path, RUN)
+
+    def fail(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="no space left"):
+            ledger.charge(event(2.0))
+    with pytest.raises(RuntimeError, match="failed to write before"):
+        ledger.charge(event(2.0))
+    ledger.close()
+    assert Ledger.open(path).steps_left("round") == 4
+
+
+def test_receipts_work_once_and_at_home(path: Path, tmp_path: Path) -> None:
+    ledger = Ledger.create(path, RUN)
+    receipt = ledger.charge(event(2.0))
+    ledger.released(receipt)
+    with pytest.raises(ValueError, match="released already"):
+        ledger.released(receipt)
+    for foreign in (Receipt(1, event(2.0)), Receipt(-1, event(2.0)), Receipt(0, event(2.1))):
+        with pytest.raises(ValueError, match="is not of"):
+            ledger.released(foreign)
+
+
+def test_stamps_are_durable_and_final(path: Path) -> None:
+    ledger = Ledger.create(path, RUN)
+    ledger.stamp_not_private("no noise")
+    ledger.stamp_not_private("no noise")
+    ledger.stamp_not_private("known cohorts")
+    with pytest.raises(ValueError, match="reason must not be empty"):
+        ledger.stamp_not_private("")
+    assert (ledger.spent(), ledger.guaranteed()) == (math.inf, math.inf)
+    ledger.close()
+    assert Ledger.open(path).not_private == "no noise; known cohorts"
+    assert path.read_text().count("no noise") == 1
+
+
+def test_a_run_without_noise_is_committed_as_such(path: Path) -> None:
+    baseline = floor(FloorStep("round", SAMPLING, 0.0, 2), target=math.inf, not_private="a baseline without noise")
+    ledger = Ledger.create(path, baseline)
+    spend(ledger, event(0.0), event(1e-6))
+    assert ledger.would_exceed(event(0.0)) is not None
+    assert ledger.spent() == math.inf
+    ledger.close()
+    assert Ledger.open(path).commitment == baseline
+
+
+def rewritten(path: Path, change: Callable[[list[dict]], None]) -> None:  # type: ignore[type-arg]
+    """A forger who knows the format: change the bodies, then make the chain fit again."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    change(records)
+    previous = "0" * 64
+    lines = []
+    for number, record in enumerate(records, 1):
+        record.pop("hash", None)
+        record |= {"line": number, "previous": previous}
+        previous = hashlib.sha256(canonical(record).encode()).hexdigest()
+        lines.append(canonical({**record, "hash": previous}))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def less_noise(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records[1]["body"]["event"]["components"][0]["noise_std"] = 0.5
+
+
+def twice(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records.insert(2, records[1])
+
+
+def other_step(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records[1]["body"]["step"] = 0
+
+
+def early_release(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records[1], records[2] = records[2], records[1]
+
+
+def second_release(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records.append(records[2])
+
+
+def gibberish(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records[1]["body"] = {"charge": "many"}
+
+
+def unknown_kind(records: list[dict]) -> None:  # type: ignore[type-arg]
+    records[2]["kind"] = "refund"
+
+
+@pytest.mark.parametrize(
+    ("forgery", "line"),
+    [
+        (less_noise, 2),
+        (twice, 3),
+        (other_step, 2),
+        (early_release, 2),
+        (second_release, 4),
+        (gibberish, 2),
+        (unknown_kind, 3),
+    ],
+)
+def test_a_chain_that_fits_but_breaks_the_rules_is_named(
+    path: Path,
+    forgery: Callable[[list[dict]], None],
+    line: int,  # type: ignore[type-arg]
+) -> None:
+    ledger = Ledger.create(path, RUN)
+    spend(ledger, event(2.0))
+    head = ledger.head
+    ledger.close()
+    rewritten(path, forgery)
+    with pytest.raises(CorruptRun, match=rf"line {line} is not allowed here"):
+        Ledger.open(path)
+    with pytest.raises(CorruptRun):
+        Ledger.open(path, head)
+
+
+def test_an_understated_rho_is_named(path: Path) -> None:
+    commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    with Ledger.create(path, commitment) as ledger:
+        spend(ledger, event(even))
+
+    def cheaper(records: list[dict]) -> None:  # type: ignore[type-arg]
+        records[1]["body"]["rho"] *= 0.9
+
+    rewritten(path, cheaper)
+    with pytest.raises(CorruptRun, match="line 2 is not allowed here: charge 0 states"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize("content", ["", '{"line":1}\n', "not json\n"])
+def test_a_file_without_commitment_is_no_ledger(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(CorruptRun, match="line 1"):
+        Ledger.open(path)
+
+
+def test_a_commitment_that_is_none_is_named(path: Path) -> None:
+    with Ledger.create(path, RUN):
+        pass
+
+    def endless(records: list[dict]) -> None:  # type: ignore[type-arg]
+        records[0]["body"]["commitment"]["delta"] = 2.0
+
+    rewritten(path, endless)
+    with pytest.raises(CorruptRun, match="line 1 holds no valid commitment"):
+        Ledger.open(path)
+
+
+# -- commitments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: floor(), "at least one FloorStep"),
+        (lambda: floor(FloorStep("round", SAMPLING, 0.2)), r"noise_multiplier of floor step 'round' must be >= 0\.3"),
+        (lambda: floor(FloorStep("round", Poisson(0.1, N, "record"), 2.0)), "keep one ledger per unit"),
+        (lambda: floor(FloorStep("round", Poisson(0.1, 10), 2.0)), "keep one ledger per unit"),
+        (lambda: floor(FloorStep("round", SAMPLING, 2.0), target=0.0), "epsilon must be > 0"),
+        (lambda: floor(FloorStep("round", SAMPLING, 2.0), target=math.inf), "epsilon must be > 0 and finite"),
+        (lambda: floor(FloorStep("round", SAMPLING, 2.0), not_private=""), "say why"),
+        (lambda: floor(FloorStep("round", SAMPLING, 2.0), order=3), "neither order nor rho"),
+        (lambda: FloorStep("round", SAMPLING, -1.0), "noise_multiplier must be >= 0"),
+        (lambda: FloorStep("round", SAMPLING, 1.0, 0), "count must be an integer >= 1"),
+        (lambda: FloorStep("", SAMPLING, 1.0), "label must not be empty"),
+        (lambda: Commitment("client", "swap", N, 4.0, DELTA), "adjacency must be one of"),
+        (lambda: Commitment("client", "add_remove", N, 4.0, DELTA, "odometer"), "mode must be one of"),
+        (lambda: Commitment("client", "add_remove", N, 4.0, DELTA, "filter", order=6), "needs order and rho"),
+        (lambda: Commitment("client", "add_remove", N, 4.0, DELTA, "filter", order=1, rho=1.0), "order must be an int"),
+        (lambda: Commitment("client", "add_remove", N, 4.0, DELTA, "filter", order=6, rho=0.0), "rho must be > 0"),
+        (lambda: Commitment("client", "add_remove", N, 4.0, 1e-3, floor=RUN.floor), "delta must be < 1/population"),
+    ],
+)
+def test_impossible_commitments_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_generous_delta_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"delta = 0\.0006 is above population\^-1\.1"):
+        Commitment("client", "add_remove", N, 4.0, 6e-4, floor=RUN.floor)
+
+
+def test_modes_have_their_budgets() -> None:
+    assert isinstance(budget_of(RUN), FloorBudget)
+    assert isinstance(budget_of(filter_commitment(4.0, DELTA, SAMPLING, 20)[0]), FilterBudget)
