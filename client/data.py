@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,8 @@ class DataSpec:
     text_pair_column: str = ""
     label_column: str = "label"
     client_column: str = ""
-    task: Literal["classification", "causal-lm"] = "classification"
-    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
+    task: str = "classification"
+    partition: str = "dirichlet"
     dirichlet_alpha: float = 1.0
     validation_records: int = 1000
     test_records: int = 1000

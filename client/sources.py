@@ -203,9 +203,7 @@ def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
     pairs = None if columns.pair is None else _strings(table, columns.pair, where)
     labels = None if columns.label is None else table.column(columns.label).to_pylist()
     clients = None if columns.client is None else _client_ids(table, columns.client, where)
-    kept = [
-        row for row, text in enumerate(texts) if text and text.strip() and (pairs is None or (pairs[row] or "").strip())
-    ]
+    kept = [row for row, text in enumerate(texts) if text.strip() and (pairs is None or pairs[row].strip())]
     if not kept:
         raise ValueError(f"{where}: {'all texts are empty' if texts else 'it has no rows'}; nothing to train on")
     records = Texts(texts, pairs, labels, clients, skipped=len(texts) - len(kept))
@@ -220,6 +218,7 @@ def _client_ids(table: pyarrow.Table, name: str, where: str) -> list[str]:
 
 
 def _strings(table: pyarrow.Table, name: str, where: str) -> list[str]:
+    """A column of text; a missing text becomes an empty one."""
     column = table.column(name)
     if not (pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)):
         others = [
@@ -228,5 +227,4 @@ def _strings(table: pyarrow.Table, name: str, where: str) -> list[str]:
         raise ValueError(
             f"{where}: column {name!r} holds {column.type}, not text; columns of text: {', '.join(others) or 'none'}"
         )
-    values: list[str] = column.to_pylist()
-    return values
+    return [value or "" for value in column.to_pylist()]

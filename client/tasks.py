@@ -16,7 +16,7 @@ privacy it couples the records of a client and must not be used.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -97,12 +97,13 @@ class SequenceClassification:
 
     Attributes:
         num_labels: classes.
-        balance: ``"prior"`` adds the log of the client's own smoothed label frequencies to the logits in the loss.
+        balance: ``"none"``, or ``"prior"``: add the log of the client's own smoothed label frequencies to the logits in
+            the loss.
         smoothing: pseudo-count per class in those frequencies; larger means a weaker adjustment.
     """
 
     num_labels: int
-    balance: Literal["none", "prior"] = "none"
+    balance: str = "none"
     smoothing: float = 1.0
 
     def __post_init__(self) -> None:
