@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from jaxtyping import Float
@@ -116,7 +116,8 @@ class DpFedAvg(Strategy):
         self.patience = patience
         self.state: ServerState | None = None
         self.release: Release | None = None
-        self._sent: dict[int, list[int]] = {}
+        self._sent: list[tuple[Metadata, int]] = []
+        self._next: tuple[ServerState, int, Plan, Poisson] | None = None
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """Start from a full adapter vector; ``public`` describes the model it makes."""
@@ -131,12 +132,14 @@ class DpFedAvg(Strategy):
         return None if initial is None else initial.sampling
 
     def next_plan(self) -> tuple[int, Plan, Poisson]:
-        """Number, plan and sampling of the next release."""
+        """Number, plan and sampling of the next release; planned once, so that one plan clips and sets the noise."""
         state = self._state()
-        round = state.round + 1
-        sampling = self.setting.sampling if round else self.initial()
-        assert sampling is not None
-        return round, self.controller.plan(state.controller, round), sampling
+        if self._next is None or self._next[0] is not state:
+            round = state.round + 1
+            sampling = self.setting.sampling if round else self.initial()
+            assert sampling is not None
+            self._next = (state, round, self.controller.plan(state.controller, round), sampling)
+        return self._next[1:]
 
     def refusal(self) -> str | None:
         """Why the ledger does not pay for the next release, or None. Asked before anyone is sampled."""
@@ -147,28 +150,28 @@ class DpFedAvg(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per node with the ids of the clients it is to train. ``arrays`` and ``config`` are not used."""
-        round, plan, sampling = self.next_plan()
-        if round != server_round:
-            raise ValueError(f"server_round must be {round}, the round after the state, got {server_round}")
+        round, plan, sampling = self._planned(server_round)
         if (refusal := self.refusal()) is not None:
             raise BudgetExceeded(refusal)
         nodes = self._wait_for_nodes(grid)
+        if self.sampler.insecure and self.ledger.not_private is None:
+            self.ledger.stamp_not_private("cohorts are drawn from a seed")
         attempt = sum(event.round == round and event.label == _label(round) for event in self.ledger.events)
-        cohort = self.sampler.poisson(sampling.population, sampling.rate, round, attempt)
+        cohort = self.sampler.draw(sampling, round, attempt, label=_label(round))
         if self.clients_per_node is None:
             shares = list(zip(nodes, split(cohort, len(nodes), self.work), strict=True))
         else:
-            shares = [(nodes[i % len(nodes)], cohort[i : i + 1]) for i in range(len(cohort))]
-        self._sent = {}
-        messages = []
+            shares = [(nodes[client % len(nodes)], cohort[i : i + 1]) for i, client in enumerate(cohort.tolist())]
+        self._sent, messages = [], []
         for node, clients in shares:
             if len(clients) == 0:
                 continue
-            self._sent.setdefault(node, []).append(len(clients))
             request = TrainRequest(
                 round, self._state().adapter.numpy(), plan, self.aggregation.train(max(round, 1)), clients, self.job
             )
-            messages.append(Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node))
+            message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
+            self._sent.append((message.metadata, len(clients)))
+            messages.append(message)
         return messages
 
     def aggregate_train(
@@ -176,7 +179,7 @@ class DpFedAvg(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Sum what came back, release it, take the server's step. A failed node contributes zero; noise stays whole."""
         state = self._state()
-        round, plan, sampling = self.next_plan()
+        round, plan, sampling = self._planned(server_round)
         total = self._total(plan, round, replies, sampling)
         self.release = charged_release(
             total, plan, label=_label(round), round=round, sampling=sampling, ledger=self.ledger, noise=self.noise
@@ -226,20 +229,21 @@ class DpFedAvg(Strategy):
         return replace(state, adapter=adapter, served=served, optimizer=optimizer)
 
     def _total(self, plan: Plan, round: int, replies: Iterable[Message], sampling: Poisson) -> Contribution:
-        """The sum of all sound replies. Sums are integers, so their order of arrival does not matter."""
-        expected = {node: list(sizes) for node, sizes in self._sent.items()}
-        sent = sum(map(len, expected.values()))
-        total, sound = Contribution.zero(plan), 0
+        """The sum of all sound replies, one for each message. Sums are integers: order of arrival does not matter."""
+        # The grid names a message when it sends it. A second reply to one would count its clients twice.
+        waiting = {metadata.message_id: (metadata.dst_node_id, clients) for metadata, clients in self._sent}
+        sent, sound, total = len(self._sent), 0, Contribution.zero(plan)
         for reply in replies:
-            node = reply.metadata.src_node_id
-            if not expected.get(node):
-                log.warning("round %d: node %d sent a reply it was not asked for; dropped", round, node)
+            asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if asked is None:
+                log.warning("round %d: a reply that was not asked for was dropped", round)
                 continue
+            node, clients = asked
             if reply.has_error():
                 log.warning("round %d: node %d failed: %s", round, node, reply.error.reason)
                 continue
             try:
-                total = total + read_contribution(reply.content, plan, round, expected[node].pop())
+                total = total + read_contribution(reply.content, plan, round, clients)
                 sound += 1
             except BadMessage as error:
                 log.warning("round %d: reply of node %d refused: %s", round, node, error)
@@ -250,6 +254,12 @@ class DpFedAvg(Strategy):
                 "the round is charged and nothing was released; see the log for each node's reason"
             )
         return total
+
+    def _planned(self, server_round: int) -> tuple[int, Plan, Poisson]:
+        round, plan, sampling = self.next_plan()
+        if round != server_round:
+            raise ValueError(f"server_round must be {round}, the round after the state, got {server_round}")
+        return round, plan, sampling
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
         """All nodes, sorted. The ServerApp may start before they are registered; sampling needs none of them."""
