@@ -1,7 +1,7 @@
 """Checkpoints: the server's state after a round, written whole or not at all, and the position of the ledger.
 
     checkpoint/state.safetensors    adapter, served adapter, optimizer tensors (names prefixed ``optimizer.``)
-    checkpoint/state.json           round, controller state, ledger head, configuration fingerprint
+    checkpoint/state.json           round, controller state, ledger head
 
 Nothing is pickled. The folder is made beside the old one and renamed over it, so that a reader finds the old or the new
 one. The ledger's head is in it, so that a ledger restored from an older backup is noticed.
@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from privacy.errors import CorruptRun
@@ -33,10 +34,10 @@ def save_checkpoint(run_folder: Path, state: ServerState, ledger_head: str) -> N
     save_file(tensors, draft / "state.safetensors")
     document = {"round": state.round, "controller": _plain(state.controller), "ledger_head": ledger_head}
     (draft / "state.json").write_text(json.dumps(document, indent=1))
-    for file in draft.iterdir():
-        _sync(file)
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
+    for path in (*draft.iterdir(), draft):
+        _sync(path)
+    if target.exists():  # else the only checkpoint may be the old one: a crash fell between the two renames
+        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     draft.rename(target)
     _sync(run_folder)
@@ -60,17 +61,17 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> tuple[ServerState, 
         tensors = load_file(folder / "state.safetensors")
         document = json.loads((folder / "state.json").read_text())
         state = ServerState(
-            round=int(document["round"]),
+            round=_integer(document["round"]),
             adapter=tensors["adapter"],
             served=tensors["served"],
             optimizer={n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)},
             controller=_restored(fresh.controller, document["controller"]),
         )
         head = str(document["ledger_head"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptRun(f"{folder} is not a checkpoint of this run: {error}") from error
-    if state.adapter.shape != fresh.adapter.shape or state.optimizer.keys() != fresh.optimizer.keys():
-        raise CorruptRun(f"{folder} holds {len(state.adapter)} adapter values, this run has {len(fresh.adapter)}")
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptRun(f"{folder} is not a checkpoint of this run: {type(error).__name__}: {error}") from error
+    if (found := _shapes(state)) != (expected := _shapes(fresh)):
+        raise CorruptRun(f"{folder} is of another run: it holds {found}, this run has {expected}")
     return state, head
 
 
@@ -83,9 +84,22 @@ def _plain(controller: Any) -> dict[str, Any]:
     }
 
 
+def _shapes(state: ServerState) -> dict[str, str]:
+    tensors = {"adapter": state.adapter, "served": state.served, **state.optimizer}
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in sorted(tensors.items())}
+
+
 def _restored(fresh: Any, values: dict[str, Any]) -> Any:
+    if values.keys() != _plain(fresh).keys():
+        raise ValueError(f"the controller's state has {sorted(values)}, this run's has {sorted(_plain(fresh))}")
     typed = {name: tuple(value) if isinstance(getattr(fresh, name), tuple) else value for name, value in values.items()}
     return dataclasses.replace(fresh, **typed)
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"round must be an integer, got {value!r}")
+    return value
 
 
 def _sync(path: Path) -> None:
