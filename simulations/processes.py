@@ -102,8 +102,11 @@ def deaf() -> Iterator[None]:
 
 
 def running(members: Iterable[psutil.Process], command: str) -> bool:
-    """Whether one of the processes has ``command`` in its command line."""
-    return any(any(command in part for part in _command_line(process)) for process in members)
+    """Whether one of the processes runs the program ``command``, directly or as a script of an interpreter.
+
+    Only the first two words count: the SuperLink of a run is told the name of the driver as an argument.
+    """
+    return any(any(Path(part).name == command for part in _command_line(process)[:2]) for process in members)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
