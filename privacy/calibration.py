@@ -193,10 +193,7 @@ class _Run:
 
     def root(self, accountant: str) -> float:
         high = math.log(self.guess())
-        steps = accountants.merged(self.steps(math.exp(high)))
-        # A schedule of many different steps takes seconds to account; the search then makes do with a coarser
-        # discretisation, whose answer is at most a few tenths of a percent too large.
-        interval = 2.0 * loss_distributions.first_interval(steps) if len(steps) > 20 else None
+        interval = self._search_interval(math.exp(high)) if accountant == "pld" else None
 
         def excess(log_z: float) -> float:
             return min(self.epsilon(math.exp(log_z), accountant, interval) / self.target, 1e6) - 1.0
@@ -210,6 +207,17 @@ class _Run:
             high, low = low, low - step
             step *= 2.0
         return math.exp(float(brentq(excess, low, high, xtol=2e-5)))
+
+    def _search_interval(self, z: float) -> float:
+        """The discretisation that accounting would choose near the answer, chosen once.
+
+        A schedule of many different steps takes seconds to account; the search then makes do with a coarser one,
+        whose answer is at most a few tenths of a percent too large.
+        """
+        steps = accountants.merged(self.steps(z))
+        if len(steps) > 20 or self.delta < loss_distributions.SMALLEST_DELTA:
+            return 2.0 * loss_distributions.first_interval(steps)
+        return loss_distributions.refine(steps, self.delta, self._adjacency)[1]
 
     def guess(self) -> float:
         """Slightly too much noise, by integer-order Rényi divergences of the rounds under Poisson sampling."""

@@ -108,12 +108,14 @@ def first_interval(steps: Sequence[Step]) -> float:
     """A discretisation that is fine enough for most runs and costs at most seconds.
 
     One release of noise multiplier z spreads its losses over about 10/z + 1/(2 z^2) on either side of zero. An interval
-    of 1e-3 makes that 5e4 points at z = 0.22; weaker noise is discretised more coarsely, and so is a schedule of more
-    than 20 different steps, each of which is discretised by itself.
+    of 1e-3 makes that 5e4 points at z = 0.22. Weaker noise is discretised more coarsely, and so are capped sampling
+    (three distributions each, one of them at half the multiplier) and a schedule of more than 20 different steps, each
+    of which is discretised by itself.
     """
     least = min(multiplier for _, multiplier, _ in steps)
     spread = 10.0 / least + 0.5 / least**2
-    return 1e-3 * max(1.0, spread / 50.0) * min(5.0, max(1.0, len(steps) / 20.0))
+    capped = any(isinstance(sampling, CappedPoisson) for sampling, _, _ in steps)
+    return 1e-3 * max(1.0, spread / 50.0) * min(5.0, max(3.0 if capped else 1.0, len(steps) / 20.0))
 
 
 def _points(distribution: PrivacyLossDistribution) -> int:

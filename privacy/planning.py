@@ -138,8 +138,9 @@ def price(name: str, setting: Setting) -> Option:
     return Option(name, setting, setting.noise_multiplier())
 
 
-def alternatives(setting: Setting) -> tuple[Option | Refusal, ...]:
-    """The setting changed in one respect at a time, each priced for the same epsilon and delta."""
+def alternatives(now: Option) -> tuple[Option | Refusal, ...]:
+    """The setting of a priced option changed in one respect at a time, each priced for the same epsilon and delta."""
+    setting = now.setting
     clients, rate, rounds, cap = setting.clients, setting.rate, setting.rounds, setting.cap
     changes: dict[str, dict[str, Any]] = {
         "2 x clients": {"clients": 2 * clients, "cap": _times(cap, 2)},
@@ -155,7 +156,13 @@ def alternatives(setting: Setting) -> tuple[Option | Refusal, ...]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # a generous delta was said of the setting itself
                 changed = replace(setting, **change)
-            if changed != setting:
+                same_price = setting.sampling == "poisson" and changed == replace(setting, clients=changed.clients)
+            if changed == setting:
+                continue
+            if same_price:
+                # The cost of Poisson sampling depends on the rate, not on the population.
+                found.append(Option(name, changed, now.noise_multiplier))
+            else:
                 found.append(price(name, changed))
         except ValueError as error:
             found.append(Refusal(name, str(error)))

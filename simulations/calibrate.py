@@ -80,7 +80,7 @@ def calibrate_command(
 
 def advice(now: "Option", dimension: int | None, width: int) -> RenderableType:
     """Everything there is to say about a priced setting, to be printed; takes some seconds of accounting."""
-    from privacy.planning import alternatives, by_accountant
+    from privacy.planning import Refusal, alternatives, by_accountant
 
     accounts = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", title_justify="left")
     accounts.add_column("Accountant")
@@ -94,12 +94,15 @@ def advice(now: "Option", dimension: int | None, width: int) -> RenderableType:
         else:
             used = "; calibrated with it" if name == calibrated_with else ""
             accounts.add_row(name, epsilon_text(value, 4), _ACCOUNTANTS[name] + used, style=style)
+    others = alternatives(now)
+    refusals = [Text(f"{other.name}: {other.reason}", style="dim") for other in others if isinstance(other, Refusal)]
     return Group(
         Text(_headline(now.setting), style="bold"),
         Padding(_facts(now, dimension), (1, 0, 1, 2)),
         Padding(accounts, (0, 0, 1, 2)),
         Text("What a change would buy, at the same epsilon and delta", style="bold"),
-        Padding(_choices(now, alternatives(now.setting), dimension, 2 if width >= 90 else 1), (0, 0, 0, 2)),
+        Padding(_choices(now, others, dimension, 2 if width >= 90 else 1), (0, 0, 0, 2)),
+        *(Padding(text, (1, 0, 0, 2)) for text in refusals),
         Padding(Text(_LEGEND, style="dim"), (1, 0, 0, 2)),
     )
 

@@ -1,0 +1,148 @@
+"""privacy.json says what was committed, spent and not covered, rounds up, and refuses approximations."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from privacy.accountants import epsilon
+from privacy.calibration import filter_commitment, floor_commitment
+from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent, Sampling
+from privacy.ledger import Commitment, FloorStep, Ledger
+from privacy.statement import NOT_COVERED, check_delta, privacy_statement, rounded_up, sentence
+
+N, DELTA = 1000, 1e-5
+SAMPLING, EVERYONE = Poisson(0.1, N), Poisson(1.0, N)
+
+
+def event(label: str, sampling: Sampling, round: int = 0, **multipliers: float) -> ReleaseEvent:
+    return ReleaseEvent(label, round, sampling, tuple(Component(name, 1.0, z, 3) for name, z in multipliers.items()))
+
+
+@pytest.fixture
+def floor_ledger(tmp_path: Path) -> Ledger:
+    commitment, z = floor_commitment(
+        2.0, DELTA, SAMPLING, 5, extra=[FloorStep("histogram", EVERYONE, 10.0)], queries=(10.0,)
+    )
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment, "run-1")
+    ledger.released(ledger.charge(event("histogram", EVERYONE, votes=10.0)))
+    for t in range(3):
+        ledger.released(ledger.charge(event("round", SAMPLING, t, update=z, bit=10.0)))
+    ledger.charge(event("round", SAMPLING, 3, update=z, bit=10.0))
+    return ledger
+
+
+def test_a_floor_run_in_full(floor_ledger: Ledger) -> None:
+    found = privacy_statement(floor_ledger)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found, "plain JSON"
+    floor = floor_ledger.commitment.floor
+    assert found["private"] is True
+    assert found["not_private"] is None
+    assert (found["unit"], found["adjacency"], found["population"]) == ("client", "add_remove", N)
+    assert (found["delta"], found["epsilon_target"], found["mode"]) == (DELTA, 2.0, "floor")
+    assert epsilon(floor, DELTA) <= found["epsilon"] < epsilon(floor, DELTA) + 1e-4
+    assert floor_ledger.spent() <= found["epsilon_spent"] <= found["epsilon"]
+    assert found["cross_checks"] == {"rdp": rounded_up(epsilon(floor, DELTA, "rdp"), 4)}
+    assert found["accountant"].startswith("dp_accounting 0.6")
+    assert found["rounds"] == {"committed": 6, "charged": 5, "released": 4}
+    assert found["sampling"] == {"histogram": "all 1,000 clients", "round": "Poisson with rate 0.1 from 1,000 clients"}
+    assert found["noise_multipliers"] == [charge.noise_multiplier for charge in floor_ledger.charges]
+    assert [(row["label"], row["count"], row["last_round"]) for row in found["releases"]] == [
+        ("histogram", 1, 0),
+        ("round", 4, 3),
+    ]
+    assert found["releases"][1]["components"][1] == {"name": "bit", "sensitivity": 1.0, "noise_std": 10.0, "dim": 3}
+    assert found["covered"] == ["histogram: votes (1 charged)", "round: update, bit (4 charged)"]
+    assert found["not_covered"] == list(NOT_COVERED)
+    assert found["ledger"] == {"run_id": "run-1", "head": floor_ledger.head}
+    pairs = {point["delta"]: point["epsilon"] for point in found["curve"]}
+    assert pairs[DELTA] == pytest.approx(found["epsilon"], rel=2e-3)
+    assert list(pairs.values()) == sorted(pairs.values(), reverse=True)
+
+
+def test_the_sentence_is_plain_and_rounded_up(floor_ledger: Ledger) -> None:
+    found = privacy_statement(floor_ledger)
+    assert found["sentence"] == (
+        "With respect to adding or removing one client of a population of 1,000, everything this run releases is "
+        f"differentially private with epsilon at most {rounded_up(found['epsilon'], 2):.2f} at delta 1e-5, against "
+        "anyone but the trusted server; other runs on the same data are not included and add to it."
+    )
+    replaced = sentence({**found, "adjacency": "replace_one", "unit": "group:household", "trust_model": "secure sums"})
+    assert "replacing any one household of" in replaced
+    assert "against anyone;" in replaced
+
+
+def test_a_filter_run_reports_its_filter_and_nothing_else(tmp_path: Path) -> None:
+    commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 10)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment)
+    for t in range(3):
+        ledger.released(ledger.charge(event("round", SAMPLING, t, update=even + t)))
+    found = privacy_statement(ledger, cross_checks=("rdp", "pld"))
+    assert found["epsilon"] == 4.0
+    assert found["cross_checks"] == {}, "the loss distribution of the realised path is no bound"
+    assert found["epsilon_spent"] == rounded_up(ledger.spent(), 4)
+    assert f"order {commitment.order}" in found["accountant"]
+    assert found["rounds"] == {"charged": 3, "released": 3}
+    assert {point["delta"]: point["epsilon"] for point in found["curve"]}[DELTA] == 4.0
+
+
+@pytest.mark.parametrize("name", ["gdp-approx", "moments"])
+def test_what_is_no_bound_is_refused(floor_ledger: Ledger, name: str) -> None:
+    with pytest.raises(ValueError, match=r"cross_checks must be one of .* must not be reported as a guarantee"):
+        privacy_statement(floor_ledger, cross_checks=("rdp", name))
+
+
+def test_what_a_cross_check_cannot_account_is_said(tmp_path: Path) -> None:
+    sampling = CappedPoisson(0.1, N, 200)
+    commitment, z = floor_commitment(2.0, DELTA, sampling, 3)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment)
+    ledger.released(ledger.charge(event("round", sampling, update=z)))
+    found = privacy_statement(ledger)
+    assert "has no bound for CappedPoisson" in found["cross_checks"]["rdp"]
+    assert found["sampling"]["round"] == "Poisson with rate 0.1 from 1,000 clients, at most 200"
+
+
+def test_fixed_size_sampling_is_stated_by_rdp(tmp_path: Path) -> None:
+    step = FloorStep("round", FixedSize(100, N), 20.0, 2)
+    commitment = Commitment("client", "replace_one", N, 2.0, DELTA, floor=(step,))
+    found = privacy_statement(Ledger.create(tmp_path / "ledger.jsonl", commitment))
+    assert found["accountant"].endswith("(RDP)")
+    assert found["epsilon"] == rounded_up(epsilon([step], DELTA, "rdp", adjacency="replace_one"), 4)
+    assert found["sampling"] == {"round": "100 of 1,000 clients, uniformly without replacement"}
+    assert "replacing any one client" in found["sentence"]
+
+
+def test_a_run_that_is_not_private_states_no_epsilon(floor_ledger: Ledger) -> None:
+    floor_ledger.stamp_not_private("InsecureZeroNoise in place of noise that protects")
+    found = privacy_statement(floor_ledger)
+    assert found["private"] is False
+    assert not [key for key in found if "epsilon" in key or key in ("curve", "accountant", "cross_checks")]
+    assert found["sentence"] == "This run is NOT PRIVATE: InsecureZeroNoise in place of noise that protects."
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "expected"),
+    [
+        (3.99991, 4, 4.0),
+        (3.9999, 4, 3.9999),
+        (1.23451, 2, 1.24),
+        (0.0, 4, 0.0),
+        (1e-9, 2, 0.01),
+        (math.inf, 2, math.inf),
+    ],
+)
+def test_epsilon_is_rounded_up(value: float, digits: int, expected: float) -> None:
+    assert rounded_up(value, digits) == expected
+
+
+def test_delta_must_protect() -> None:
+    check_delta(1e-5, 1000)
+    with pytest.raises(ValueError, match=r"delta must be < 1/population = 0\.001, got 0\.001; .* at most 5\.0e-04"):
+        check_delta(1e-3, 1000)
+    with pytest.raises(ValueError, match="delta must be > 0"):
+        check_delta(0.0, 1000)
+    with pytest.raises(ValueError, match="population must be an integer"):
+        check_delta(1e-5, 0)
+    with pytest.warns(UserWarning, match="smaller is the custom"):
+        check_delta(9e-4, 1000)

@@ -1,0 +1,74 @@
+"""`lacquer calibrate`: the page says what was asked, the figure is drawn, bad arguments end with 2."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from simulations.cli import app
+
+SMALL = ["--epsilon", "2", "--clients", "500", "--rate", "0.2", "--rounds", "5"]
+
+
+def calibrate(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, ["calibrate", *arguments])
+
+
+def test_the_page_and_the_figure(tmp_path: Path) -> None:
+    figure = tmp_path / "figure.png"
+    done = calibrate(*SMALL, "--dimension", "1000", "--histogram", "10", "--plot", str(figure))
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "Epsilon 2 at delta 1e-5, add_remove: 500 clients, Poisson rate 0.2, 5 rounds"
+    rows = {line.split("  ")[1].strip(): line for line in lines if line.startswith("  ")}
+    assert "upper bound, nearly exact; calibrated with it" in rows["pld"]
+    assert "never report it" in rows["gdp-approx"]
+    assert [name for name in rows if " x " in name] == [
+        "2 x clients",
+        "4 x clients",
+        "4 x clients, rate/4",
+        "2 x rate",
+        "2 x rounds",
+    ]
+    assert rows["now"].split()[1:4] == ["500", "100", "5"]
+    assert rows["now"].rstrip().endswith("1.00 x")
+    assert rows["2 x clients"].rstrip().endswith("0.50 x")
+    assert max(map(len, lines)) <= 100
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_narrow_terminals_and_other_sampling() -> None:
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(
+        app, ["calibrate", *SMALL, "--sampling", "capped-poisson", "--cap", "140"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "cannot account this sampling" in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert "…" not in done.output
+
+
+def test_a_generous_delta_is_noted_once() -> None:
+    done = calibrate(*SMALL, "--delta", "0.0015")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("smaller is the custom") == 1
+    assert "4 x clients: delta must be < 1/population" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--delta", "0.1"], "delta must be < 1/population"),
+        (["--epsilon", "-1"], "epsilon must be > 0"),
+        (["--sampling", "fixed-size"], "use adjacency 'replace_one'"),
+        (["--dimension", "0"], "dimension must be an integer >= 1"),
+        (["--plot", "figure.bmp"], "plot must end in .png"),
+        (["--plot", "no-such-folder/figure.png"], "make no-such-folder first"),
+        (["--epsilon", "500"], "protects no one"),
+        (["--query", "0.5"], "which the extra releases and queries cost"),
+    ],
+)
+def test_bad_arguments_end_with_two(arguments: list[str], message: str) -> None:
+    done = calibrate(*SMALL, *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert "Traceback" not in done.output
