@@ -9,7 +9,7 @@ A row that holds a NaN or an infinity, or whose norm overflows float64, becomes 
 in Python, so such a row would pass unclipped.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float64, Real
 from torch import Tensor
@@ -21,6 +21,7 @@ from privacy.units import float64_copy, squared_norms
 SMALLEST_BOUND, LARGEST_BOUND = 1e-30, 1e30
 
 
+@runtime_checkable
 class ClipMap(Protocol):
     """A frozen, serialisable pair of maps; ``privacy/conformance.py`` checks an implementation."""
 

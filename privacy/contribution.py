@@ -31,8 +31,6 @@ MAX_UNITS: Final = 2**22 - 1
 """Most units one sum may hold: 2^22 * 2^40 = 2^62 leaves room in int64 for the noise."""
 
 _ROUNDOFF = 2.0**-53
-# Sums of up to 2^13 grid vectors stay below 2^53, where float64 adds integers without error.
-_EXACT_ROWS = 2**13
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +43,7 @@ class Contribution:
     """
 
     encoded: Int64[Tensor, " k"]
-    answers: tuple[Int64[Tensor, " m"], ...] = ()
+    answers: tuple[Int64[Tensor, " _"], ...] = ()
 
     def __post_init__(self) -> None:
         for part in (self.encoded, *self.answers):
@@ -87,33 +85,52 @@ def contribute(units: Units, plan: Plan) -> Contribution:
     """
     if len(units) > MAX_UNITS:
         raise ValueError(f"units must hold at most {MAX_UNITS} rows, got {len(units)}; split the cohort")
-    encoded = torch.zeros(plan.clip.dim, dtype=torch.int64)
-    for part in slabs(len(units), units.rows.shape[1], _EXACT_ROWS):
-        encoded += _grid_sum(plan.clip.encode(units.rows[part]), terms=plan.clip.dim)
+    width = units.rows.shape[1]
+    encoded = _GridSum(plan.clip.dim, units.rows.device)
+    for part in slabs(len(units), max(width, plan.clip.dim)):
+        rows = units.rows[part]
+        encoded.add(plan.clip.encode(rows), len(rows), terms=plan.clip.dim)
     answers = []
     for query in plan.queries:
-        total = torch.zeros(query.dim, dtype=torch.int64)
         answer = query.answer(units) / query.sensitivity
-        for part in slabs(len(units), query.dim, _EXACT_ROWS):
-            total += _grid_sum(answer[part], terms=answer[part].count_nonzero(dim=1))
-        answers.append(total)
-    return Contribution(encoded, tuple(answers))
+        total = _GridSum(query.dim, answer.device)
+        total.add(answer, len(units), terms=answer.count_nonzero(dim=1))
+        answers.append(total.value.cpu())
+    return Contribution(encoded.value.cpu(), tuple(answers))
 
 
-def _grid_sum(rows: Float64[Tensor, "units k"], terms: int | Tensor) -> Int64[Tensor, " k"]:
-    """Sum of the rows after rounding each to the grid so that its exact norm is at most GRID. Overwrites ``rows``.
+class _GridSum:
+    """A running sum of rows of the unit ball, each rounded to the grid so that its exact norm is at most GRID.
 
-    ``terms`` is how many entries of a row may differ from zero, for all rows or for each.
+    Buffers are kept between additions: for rows of a million numbers, getting fresh memory costs more than the work.
     """
-    norms = squared_norms(rows).sqrt_()
-    lost = ~norms.isfinite()
-    if bool(lost.any()):  # clip maps return finite rows; a plug-in that does not must not break the bound
-        rows[lost] = 0.0
-        norms[lost] = 0.0
-    many = torch.as_tensor(terms, dtype=torch.float64, device=rows.device)
-    largest = 1.0 - torch.where(many > 1, (many + 16) * _ROUNDOFF, 0.0)
-    rows.mul_((GRID * (largest / torch.maximum(norms, largest))).unsqueeze(1)).trunc_()
-    return rows.sum(dim=0).to("cpu", torch.int64)
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self.value = torch.zeros(width, dtype=torch.int64, device=device)
+        self._integers = torch.empty(0, width, dtype=torch.int64, device=device)
+
+    def add(self, rows: Float64[Tensor, "units k"], units: int, terms: int | Tensor) -> None:
+        """Add ``rows``, one per unit, and overwrite them.
+
+        ``terms`` is how many entries of a row may differ from zero, for all rows or for each.
+        """
+        if tuple(rows.shape) != (units, len(self.value)) or rows.dtype != torch.float64:
+            raise ValueError(
+                f"encoded rows and answers must be float64 of shape ({units}, {len(self.value)}), one row per unit, "
+                f"got {rows.dtype} of shape {tuple(rows.shape)}; mend the clip map or query"
+            )
+        norms = squared_norms(rows).sqrt_()
+        lost = ~norms.isfinite()
+        if bool(lost.any()):  # clip maps return finite rows; a plug-in that does not must not break the bound
+            rows[lost] = 0.0
+            norms[lost] = 0.0
+        many = torch.as_tensor(terms, dtype=torch.float64, device=rows.device)
+        largest = 1.0 - torch.where(many > 1, (many + 16) * _ROUNDOFF, 0.0)
+        rows.mul_((GRID * (largest / torch.maximum(norms, largest))).unsqueeze(1))
+        if len(self._integers) < units:
+            self._integers = torch.empty_like(rows, dtype=torch.int64)
+        integers = self._integers[:units].copy_(rows)  # the conversion to integers rounds toward zero
+        self.value += integers[0] if units == 1 else integers.sum(dim=0)
 
 
 def validate(contribution: Contribution, plan: Plan, max_units: int) -> None:

@@ -11,7 +11,7 @@ nor noise, and is charged like any other.
 """
 
 from dataclasses import InitVar, dataclass
-from typing import Protocol, TypeVar, final
+from typing import Protocol, TypeVar, final, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Float64
@@ -41,6 +41,7 @@ __all__ = [
 _Receipt = TypeVar("_Receipt")
 
 
+@runtime_checkable
 class Ledger(Protocol[_Receipt]):
     """What the mechanism needs of ``privacy.ledger.Ledger``."""
 
@@ -75,7 +76,7 @@ class Release:
 
     plan: Plan
     update: Float32[Tensor, " params"]
-    answers: tuple[Float64[Tensor, " m"], ...]
+    answers: tuple[Float64[Tensor, " _"], ...]
     expected_units: float
     seal: InitVar[object]
 

@@ -11,15 +11,18 @@ InsecureZeroNoise      zero, for tests and for runs without privacy             
 
 Why rounding a Gaussian is no weaker: the data are integers on this grid, so adding a rounded Gaussian equals rounding
 (data + Gaussian), which is post-processing of the Gaussian mechanism. What float64 leaves open is only that x itself is
-computed, not exact. Why the discrete Gaussian of parameter S is no weaker either: it gives each integer n a mass
-proportional to exp(-n^2/(2 S^2)), within a factor exp(+-n^2/S^4) of the rounded Gaussian's; with S > 2^20 and
-|n| < 40 S that is 1 +- 2^-29 per coordinate at the very least and 2^-69 at z = 1, and Canonne, Kamath and Steinke 2020
-(arXiv 2004.00010v5, theorem 4) prove its concentrated DP to be the Gaussian's without any such factor.
+computed, not exact.
+
+Why the discrete Gaussian of parameter S is no weaker: its mass at n is that of the rounded Gaussian up to a factor
+exp(+-(n^2 + S^2)/(24 S^4)), a Taylor expansion over one grid step. For |n| <= 40 S that is 1 +- 2^-73 at z = 1, and
+1 +- 2^-33 at the least z a Plan allows; beyond 40 S lies a mass of exp(-800). So every (epsilon, delta) of the Gaussian
+holds for it up to what no accountant resolves; for concentrated DP it holds without any such factor (Canonne, Kamath
+and Steinke 2020, arXiv 2004.00010v5).
 """
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +34,7 @@ from privacy.discrete_gaussian import discrete_gaussian
 from privacy.rng import SecureRandom, simulation_generator
 
 
+@runtime_checkable
 class Noise(Protocol):
     """A source of noise vectors. ``insecure`` ones make the mechanism stamp the ledger NOT PRIVATE."""
 

@@ -8,7 +8,7 @@ one joint Gaussian release on one cohort; ``Plan.effective_noise_multiplier`` is
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 
+@runtime_checkable
 class Query(Protocol):
     """A bounded statistic of one unit; ``privacy/conformance.py`` checks an implementation."""
 

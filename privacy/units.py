@@ -15,9 +15,9 @@ from torch import Tensor
 _SLAB = 1 << 19
 
 
-def slabs(units: int, width: int, most: int) -> list[slice]:
-    """Consecutive slices of at most ``most`` units whose rows of ``width`` float64 numbers fit the cache."""
-    step = max(1, min(most, _SLAB // max(1, width)))
+def slabs(units: int, width: int) -> list[slice]:
+    """Consecutive slices of units whose rows of ``width`` float64 numbers fit the cache."""
+    step = max(1, _SLAB // max(1, width))
     return [slice(start, min(start + step, units)) for start in range(0, units, step)]
 
 
@@ -82,9 +82,8 @@ class Units:
     @cached_property
     def norms(self) -> Float64[Tensor, " units"]:
         """L2 norm of every row in float64; NaN where the row is not finite, so that any comparison with it is false."""
-        squares = [
-            squared_norms(float64_copy(self.rows[part])).cpu() for part in slabs(len(self), self.rows.shape[1], 8192)
-        ]
+        parts = slabs(len(self), self.rows.shape[1])
+        squares = [squared_norms(float64_copy(self.rows[part])).cpu() for part in parts]
         norms = torch.cat(squares).sqrt_() if squares else torch.zeros(0, dtype=torch.float64)
         return norms.masked_fill_(norms.isinf(), torch.nan)
 

@@ -112,6 +112,29 @@ def test_a_faulty_clip_map_cannot_break_the_bound(scale):
         assert_in_unit_ball(contribute(Units(rows[i : i + 1]), Plan(Unbounded(1.0, PARAMS), 1.0)).encoded)
 
 
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda self, rows: torch.zeros(2 * len(rows), PARAMS, dtype=torch.float64),  # two rows for one unit
+        lambda self, rows: torch.zeros(len(rows), PARAMS + 1, dtype=torch.float64),
+        lambda self, rows: torch.zeros(len(rows), PARAMS),
+    ],
+)
+def test_a_clip_map_must_give_one_float64_row_per_unit(encode):
+    broken = type("Broken", (FlatClip,), {"encode": encode})(1.0, PARAMS)
+    with pytest.raises(ValueError, match="one row per unit"):
+        contribute(Units(gaussian_rows(3)), Plan(broken, 1.0))
+
+
+def test_a_query_must_give_one_float64_row_per_unit():
+    class Twice(NormBit):
+        def answer(self, units):
+            return super().answer(units).repeat(2, 1)
+
+    with pytest.raises(ValueError, match="one row per unit"):
+        contribute(Units(gaussian_rows(3)), Plan(NoUpdate(), 1.0, (Twice(1.0, 5.0),)))
+
+
 def test_values_are_those_of_the_clip_map_to_the_grid():
     rows = gaussian_rows(50)
     for clip in CLIPS[:4]:
@@ -148,10 +171,11 @@ def test_a_long_row_is_summed_alike_alone_beside_others_and_with_more_threads():
         torch.set_num_threads(threads)
 
 
-def test_more_rows_than_one_exact_float_sum_can_hold():
-    rows = torch.ones(20_000, 1)
-    assert contribute(Units(rows), Plan(FlatClip(1.0, 1), 1.0)).encoded.tolist() == [20_000 * 2**40]
-    assert [part.stop - part.start for part in slabs(20_000, 1, 2**13)] == [8192, 8192, 3616]
+def test_more_rows_than_one_slab_or_one_exact_float_sum_can_hold():
+    rows = torch.ones(600_000, 1)
+    assert contribute(Units(rows), Plan(FlatClip(1.0, 1), 1.0)).encoded.tolist() == [600_000 * 2**40]
+    assert [part.stop - part.start for part in slabs(600_000, 1)] == [2**19, 600_000 - 2**19]
+    assert [part.stop - part.start for part in slabs(3, 10**7)] == [1, 1, 1]
 
 
 def test_inputs_are_left_alone():
