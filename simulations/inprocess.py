@@ -179,7 +179,7 @@ def run_inprocess(
 
 if __name__ == "__main__":
     launcher, private, folder, plugins = sys.argv[1:]
-    end_with_launcher(int(launcher), "nobody else", Path(private))
+    end_with_launcher(int(launcher), Path(private))
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run_inprocess(load(Path(folder) / "config.toml"), Path(folder))

@@ -22,7 +22,7 @@ from pathlib import Path
 from server.config import RunConfig
 from server.telemetry import read_status
 from simulations.hardware import resources, with_workers
-from simulations.private_flower import DRIVER, PrivateFlower, RunFailed, environment, federation, tail
+from simulations.private_flower import PrivateFlower, RunFailed, environment, federation, tail
 from simulations.processes import Family, deaf
 from simulations.staging import App, stage
 
@@ -119,7 +119,7 @@ def _private_processes() -> Iterator[tuple[Path, Family]]:
         yield root, family
     finally:
         with deaf():
-            left = family.stop(first=DRIVER)
+            left = family.stop()
         if left:
             log.error("these processes of the run would not end: %s", ", ".join(str(process.pid) for process in left))
         shutil.rmtree(root, ignore_errors=True)

@@ -15,10 +15,8 @@ import tomli_w
 
 from server.config import RunConfig
 from simulations.hardware import Resources
-from simulations.processes import TAG, Family, free_port, running
+from simulations.processes import DRIVER, TAG, Family, free_port, running
 from simulations.staging import packages_root
-
-DRIVER = "flwr-simulation"  # the process that holds the ServerApp and drives Ray
 
 
 class RunFailed(RuntimeError):
@@ -54,7 +52,7 @@ class PrivateFlower:
             with self._log.open("ab") as sink:
                 self._superlink = subprocess.Popen(
                     [
-                        sys.executable, "-m", "simulations.superlink", str(os.getpid()), DRIVER, str(self._root),
+                        sys.executable, "-m", "simulations.superlink", str(os.getpid()), str(self._root),
                         "--insecure", "--simulation", "--isolation", "subprocess",
                         "--disable-runtime-dependency-installation",
                         "--host", "127.0.0.1", "--port", str(port),

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 TAG = "LACQUER_RUN_TAG"
+DRIVER = "flwr-simulation"  # Flower's command that holds the ServerApp and drives Ray
 
 
 def free_port() -> int:
@@ -45,10 +46,10 @@ class Family:
         self._seen = {process for process in self._seen | found if _alive(process)}
         return sorted(self._seen, key=lambda process: process.pid)
 
-    def stop(self, first: str, grace: float = 3.0) -> list[psutil.Process]:
+    def stop(self, first: str = DRIVER, grace: float = 3.0) -> list[psutil.Process]:
         """End every member, and return those that would not die (none, unless the kernel holds them).
 
-        Members whose command line holds ``first`` are killed before anybody else hears of the end: were the workers to
+        Members that run ``first`` are killed before anybody else hears of the end: were the workers to
         go first, the server would take their silence for a cohort that failed, and spend budget on it. A killed server
         loses nothing, for what it has spent is on disk. The others are asked (SIGTERM), then killed after ``grace``
         seconds.
@@ -70,7 +71,7 @@ class Family:
         return members
 
 
-def end_with_launcher(launcher: int, first: str, folder: Path) -> None:
+def end_with_launcher(launcher: int, folder: Path) -> None:
     """Watch the process ``launcher``, the parent; when it is gone, end the whole run and remove its private folder.
 
     A launcher stops its run itself, unless it is killed (by hand, or for want of memory). Then this process, which it
@@ -81,7 +82,7 @@ def end_with_launcher(launcher: int, first: str, folder: Path) -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(0.5)
-        Family(tag).stop(first)
+        Family(tag).stop()
         shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -102,11 +103,8 @@ def deaf() -> Iterator[None]:
 
 
 def running(members: Iterable[psutil.Process], command: str) -> bool:
-    """Whether one of the processes runs the program ``command``, directly or as a script of an interpreter.
-
-    Only the first two words count: the SuperLink of a run is told the name of the driver as an argument.
-    """
-    return any(any(Path(part).name == command for part in _command_line(process)[:2]) for process in members)
+    """Whether one of the processes runs ``command``, a program or a script that an interpreter runs."""
+    return any(command in (Path(part).name for part in _command_line(process)[:2]) for process in members)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

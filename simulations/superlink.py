@@ -8,7 +8,7 @@ from flwr.superlink.cli import flower_superlink
 from simulations.processes import end_with_launcher
 
 if __name__ == "__main__":
-    launcher, driver, folder = sys.argv[1:4]
-    end_with_launcher(int(launcher), driver, Path(folder))
-    sys.argv[:4] = ["flower-superlink"]
+    launcher, folder = sys.argv[1:3]
+    end_with_launcher(int(launcher), Path(folder))
+    sys.argv[:3] = ["flower-superlink"]
     flower_superlink()

@@ -73,9 +73,12 @@ def test_strangers_are_left_alone(tag):
 
 def test_the_driver_is_killed_before_the_others_hear_of_the_end(tag, tmp_path):
     witness = tmp_path / "witness"
-    driver = spawn("import time; 'the-driver'; time.sleep(600)", tag)
+    script = tmp_path / "the-driver"
+    script.write_text("import time; time.sleep(600)")
+    driver = subprocess.Popen([sys.executable, script], env={**os.environ, TAG: tag})
     other = spawn(
         f"""
+'the-driver'
 import psutil, signal, sys, time
 def ended(*_):
     open({str(witness)!r}, "w").write(str(psutil.pid_exists({driver.pid})))
@@ -93,8 +96,7 @@ time.sleep(600)
     assert not running(family.members(), "the-driver")
     driver.wait(10)
     other.wait(10)
-    for process in (driver, other):
-        process.stdout.close()
+    other.stdout.close()
     assert witness.read_text() == "False", "the driver was gone when the other was asked to end"
 
 
@@ -114,7 +116,7 @@ def test_a_killed_launcher_takes_its_run_with_it(tag, tmp_path):
     guard = f"""
 import pathlib, time
 from simulations.processes import end_with_launcher
-end_with_launcher(__import__("os").getppid(), "nobody", pathlib.Path({str(folder)!r}))
+end_with_launcher(__import__("os").getppid(), pathlib.Path({str(folder)!r}))
 print("up", flush=True)
 time.sleep(600)
 """

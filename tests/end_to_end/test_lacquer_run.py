@@ -1,0 +1,169 @@
+"""The real command, through Flower on Ray: exit codes, artefacts, and nothing left behind, whatever ends the run."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from privacy.ledger import Ledger
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(1200)]
+
+ARTEFACTS = [
+    "adapter/adapter_config.json",
+    "adapter/adapter_model.safetensors",
+    "checkpoint/state.json",
+    "config.toml",
+    "flower.log",
+    "ledger.jsonl",
+    "metrics.jsonl",
+    "privacy.json",
+    "report.html",
+    "results.json",
+    "status.json",
+]
+
+OWN_METHOD = '''
+from dataclasses import dataclass
+
+from strategies.optimizers.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """An optimizer of the user's own, beside their work."""
+'''
+
+FAILING_METHOD = """
+from dataclasses import dataclass
+
+from strategies.optimizers.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def step(self, *arguments, **named):
+        raise RuntimeError("planted failure")
+"""
+
+
+def test_a_run_completes_and_leaves_its_artefacts_and_no_process(lacquer, tmp_path):
+    """Even where the user's folder has packages of the same names, and with a method of the user's own."""
+    for name in ("client", "server", "privacy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('a package that is not ours')")
+    (tmp_path / "own.py").write_text(OWN_METHOD)
+    run = lacquer("--set", "strategy.optimizer=own:Mine")
+    run.wait_for_round(1)
+    assert sum("ray::ClientAppActor" in " ".join(process.cmdline()) for process in run.living()) == 2
+    private = {path.split("/ray/")[0] for path in run.private_folders()}
+    assert run.finish() == 0, run.stderr()
+    assert run.living() == []
+    assert not any(Path(folder).exists() for folder in private)
+    for name in ARTEFACTS:
+        assert (run.run_folder / name).stat().st_size > 0, name
+    assert json.loads((run.run_folder / "status.json").read_text())["state"] == "completed"
+    assert [line["round"] for line in run.metrics()] == [0, 1, 2]
+    assert run.run_folder.name in run.stdout()
+    assert "\x1b" not in run.stdout(), "no colours and no redrawing where there is no terminal"
+    with Ledger.open(run.run_folder / "ledger.jsonl", read_only=True) as ledger:
+        assert len(ledger.events) == 3
+        assert ledger.spent() <= 4.0
+
+
+def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):
+    (tmp_path / "own.py").write_text(FAILING_METHOD)
+    run = lacquer("--set", "strategy.optimizer=own:Mine", "--set", "strategy.controller=fixed", "--quiet")
+    assert run.finish() == 1
+    assert "RuntimeError: planted failure" in run.stderr()
+    assert run.run_folder.name in run.stderr()
+    assert run.living() == []
+    assert json.loads((run.run_folder / "status.json").read_text())["state"] == "failed"
+
+
+def test_workers_that_die_end_the_run(lacquer):
+    run = lacquer("--set", "rounds=1000", "--quiet")
+    run.wait_for_round(1)
+    actors = [process for process in run.living() if "ray::ClientAppActor" in " ".join(process.cmdline())]
+    assert len(actors) == 2
+    for actor in actors:
+        actor.kill()
+    assert run.finish() == 1
+    assert "RoundFailed" in run.stderr()
+    assert run.living() == []
+
+
+def test_an_interrupt_stops_everything(lacquer):
+    """Ctrl-C, and a second one for good measure; the ledger stays sound."""
+    run = lacquer("--set", "rounds=1000")
+    run.wait_for_round(1)
+    os.kill(run.process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    if run.process.poll() is None:
+        os.kill(run.process.pid, signal.SIGINT)
+    assert run.finish() == 130
+    assert run.living() == []
+    assert "Interrupted" in run.stderr()
+    assert "Traceback" not in run.stderr()
+    status = json.loads((run.run_folder / "status.json").read_text())
+    assert (status["state"], status["message"]) == ("failed", "interrupted")
+    with Ledger.open(run.run_folder / "ledger.jsonl", read_only=True) as ledger:
+        assert len(ledger.events) >= 2
+
+
+@pytest.mark.parametrize("engine", ["flower", "inprocess"])
+def test_a_killed_launcher_leaves_no_process(lacquer, engine):
+    run = lacquer("--set", "rounds=1000", "--engine", engine)
+    run.wait_for_round(1)
+    run.process.kill()
+    run.process.wait()
+    _, alive = psutil.wait_procs(run.living(), timeout=60)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert run.living() == []
+
+
+def test_sigterm_stops_a_run_in_process(lacquer):
+    run = lacquer("--set", "rounds=1000", "--engine", "inprocess")
+    run.wait_for_round(1)
+    run.process.terminate()
+    assert run.finish() == 130
+    assert run.living() == []
+
+
+SAME_COHORTS_NO_NOISE = [
+    *("--set", "strategy.controller=fixed"),
+    *("--set", "privacy.non-private=true"),
+    *("--set", "privacy.noise=insecure-zero"),
+    *("--set", "privacy.seeded-cohorts=true"),
+    "--quiet",
+]
+
+
+def test_both_engines_and_one_client_per_node_give_the_same_sums(tmp_path):
+    """Two un-noised rounds end in the same adapter, whoever trains whom."""
+    from tests.end_to_end.lacquer_process import TINY, Lacquer
+
+    adapters = {}
+    for name, arguments in {
+        "ray": ["--engine", "flower"],
+        "one client per node": ["--engine", "flower", "--set", "simulation.clients-per-node=1"],
+        "in process": ["--engine", "inprocess"],
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "tiny.toml").write_text(TINY.replace('"cache"', f'"{tmp_path / "cache"}"'))
+        run = Lacquer(folder, "tiny.toml", *SAME_COHORTS_NO_NOISE, *arguments)
+        try:
+            assert run.finish() == 0, run.stderr()
+        finally:
+            run.end()
+        adapters[name] = load_file(run.run_folder / "checkpoint" / "state.safetensors")["adapter"]
+    for name, adapter in adapters.items():
+        assert_close(adapter, adapters["in process"], rtol=0, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+    assert adapters["ray"].abs().sum() > 0
