@@ -1,15 +1,17 @@
 """From texts to a prepared data set: hold out, tokenise, partition, write.
 
-A data set is named by a hash of its settings, the content of its sources, the tokenizer and the format. It is written
-to a folder of its own and renamed into place, so a reader sees all of it or nothing, and of two processes that build
-the same one the first wins and the other takes that.
+A data set is named by a hash of its settings, the content of its sources, the tokenizer and the code that builds it.
+It is written to a folder of its own and renamed into place, so a reader sees all of it or nothing, and of two processes
+that build the same one the first wins and the other takes that.
 """
 
 import hashlib
 import importlib.metadata
+import inspect
 import json
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from client import note_writer, partition, sources
+from client import held_out, note_writer, notes, partition, sources
 from client.data import FORMAT, META_FILE, PARTS, DataSpec, PreparedData, sha256
 from client.held_out import columns, hold_out, test_columns
 from client.models import load_tokenizer
@@ -55,9 +57,14 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
         content = [sources.fingerprint(spec.source, columns(spec))]
     if spec.test_source:
         content.append(sources.fingerprint(spec.test_source, test_columns(spec), "data.test-source"))
+    # any change of the code that decides the content gives new names: nobody has to remember a version number
+    code = [
+        inspect.getsource(module)
+        for module in (notes, note_writer, sources, held_out, partition, sys.modules[__name__])
+    ]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
     backend: Any = tokenizer
-    parts = [FORMAT, spec.to_json(), content, backend.backend_tokenizer.to_str(), versions]
+    parts = [FORMAT, spec.to_json(), content, code, backend.backend_tokenizer.to_str(), versions]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -1,6 +1,7 @@
 """Prepared data: what goes in comes out, parts never meet, the cache is safe to share."""
 
 import dataclasses
+import inspect
 import multiprocessing
 import os
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_second_call_opens_and_other_settings_build_anew(spec):
     for change in ({"seed": 6}, {"max_length": 64}, {"clients": 11}, {"dirichlet_alpha": 2.0}):
         assert prepare(dataclasses.replace(spec, **change)).folder != first.folder
     assert [entry.name for entry in first.folder.parent.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_changed_generator_does_not_find_the_old_data(spec, monkeypatch):
+    before = prepare(spec).folder
+    source = inspect.getsource
+
+    def edited(module):
+        return source(module) + ("# edited" if module.__name__ == "client.notes" else "")
+
+    monkeypatch.setattr(inspect, "getsource", edited)
+    assert prepare(spec).folder != before
 
 
 def test_two_processes_may_build_at_once(spec):
