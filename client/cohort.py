@@ -1,45 +1,41 @@
 """The cohort engine: all clients of a worker train at once on one frozen base.
 
-Every client holds a *slot*: one row of the stacked adapter, gradient and optimizer buffers. In each wave the next local
-batch of every slot is pooled, sorted by length, cut into micro-batches under a token budget and run through the base
-once; then all slots step. A finished client leaves its slot to the next one. Which rows share a micro-batch changes
-nothing but rounding, because no layer mixes rows and each client's batch order has its own seed: the number of slots,
-the token budget and the split of clients over workers are speed settings only.
+The parts: `client.stacked` multiplies rows by the adapters of their own clients, `client.waves` schedules clients over
+slots, `client.passes` runs padded micro-batches under a token budget, `client.precision` and `client.attention` choose
+the arithmetic, `client.prefix` leaves out the layers below the first adapted one.
 
-Design and measurements: docs of the benchmark `simulations/benchmarks/engine_speed.py`.
+Which rows share a micro-batch changes nothing but rounding, because no layer mixes rows and each client's batch order
+has its own seed: slots, token budget, prefix cache and the split of clients over workers are speed settings only.
+Measurements: `simulations/benchmarks/engine_speed.py`.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.batch import Pool, micro_batches
+from client.batch import Pool
 from client.lora import AdapterLayout, LoraSpec
+from client.passes import Passes, automatic_token_budget, hidden_size
 from client.precision import choose
+from client.prefix import prefix_of
+from client.prefix_cache import PrefixCache
 from client.records import Records
 from client.stacked import Rows
 from client.stacked_model import StackedModel
 from client.tasks import Metrics, Task
-from client.training import LocalTraining, StackedOptimizer
+from client.training import LocalTraining
+from client.waves import Updates, Waves
 
 log = logging.getLogger(__name__)
 
-CPU_TOKEN_BUDGET = 2048
 SLOT_MEMORY = 512 * 2**20
 """Bytes that the stacked adapters, gradients and moments may take when the number of slots is chosen automatically."""
-
-
-@dataclass(frozen=True)
-class Updates:
-    """Updates of some clients: `deltas[i]` belongs to client `clients[i]`; public order, float32 (float64 under fp64)."""
-
-    clients: np.ndarray
-    deltas: Float[Tensor, "clients dim"]
 
 
 @dataclass(frozen=True)
@@ -58,10 +54,13 @@ class CohortEngine:
         model: a transformers model (or one that is called like it) returning logits.
         spec: adapters and heads. `UnsupportedAdapter` (a ValueError) if they cannot be stacked.
         task: gives one loss per record.
-        token_budget: tokens per micro-batch, padding included. Memory and speed only.
+        token_budget: tokens per micro-batch, padding included; None chooses. Memory and speed only.
         precision: `"auto"`, `"fp32"`, `"bf16"` (frozen products only) or `"fp64"`.
         device: where the model and the buffers live.
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
+        prefix_memory: bytes for the hidden states below the first adapted layer, see `client.prefix_cache`; of use
+            where only upper layers carry adapters. 0 computes them each time.
+        prefix_folder: where the prefix cache goes on when its memory is full; None for nowhere.
     """
 
     def __init__(
@@ -70,22 +69,35 @@ class CohortEngine:
         spec: LoraSpec,
         task: Task,
         *,
-        token_budget: int = CPU_TOKEN_BUDGET,
+        token_budget: int | None = None,
         precision: str = "auto",
         device: str | torch.device = "cpu",
         slots: int | None = None,
+        prefix_memory: int = 0,
+        prefix_folder: str | Path | None = None,
     ) -> None:
-        if token_budget < 1:
-            raise ValueError(f"token_budget must be >= 1, got {token_budget}")
+        if token_budget is not None and token_budget < 1:
+            raise ValueError(f"token_budget must be >= 1 or None, got {token_budget}")
         if slots is not None and slots < 1:
             raise ValueError(f"slots must be >= 1 or None, got {slots}")
         self.device = torch.device(device)
         self.precision = choose(precision, self.device)
         self.task = task
         self.spec = spec
-        self.token_budget = token_budget
         self.slots = slots
         self._stacked = StackedModel(model, spec, precision=self.precision, device=self.device)
+        prefix = None
+        if prefix_memory:
+            kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
+            cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
+            prefix = prefix_of(model, self._stacked.adapted, cache)
+        budget = token_budget or automatic_token_budget(model, self.device)
+        self._passes = Passes(self._stacked, task, budget, prefix)
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens per micro-batch; smaller than asked for if the device ran out of memory."""
+        return self._passes.token_budget
 
     @property
     def layout(self) -> AdapterLayout:
@@ -114,50 +126,10 @@ class CohortEngine:
         idle = np.array([i for i, plan in enumerate(plans) if not plan], dtype=np.int64)
         if len(idle):
             yield Updates(idle, torch.zeros(len(idle), self.layout.dim, dtype=self._stacked.dtype))
-        # most steps first, so that the last waves are not run for one straggler
-        queue = sorted((i for i, plan in enumerate(plans) if plan), key=lambda i: -len(plans[i]))
-        queue.reverse()
-        if not queue:
-            return
-        slots = min(len(queue), self._slots(pool, local))
-        base = self._stacked.inward(start, full=True)
-        origin = self.layout.trainable(base)
-        parameters = torch.empty(slots, self.layout.dim, dtype=base.dtype, device=self.device)
-        gradients = torch.zeros_like(parameters)
-        optimizer = StackedOptimizer(local, parameters)
-        offsets = self._logit_offsets(clients)
-        holders: list[tuple[int, Iterator[np.ndarray]]] = []
-        steps_left: list[int] = []
-
-        def enter(slot: int) -> None:
-            client = queue.pop()
-            parameters[slot] = origin
-            optimizer.reset(slot)
-            holders[slot : slot + 1] = [(client, iter(plans[client]))]
-            steps_left[slot : slot + 1] = [len(plans[client])]
-
-        for slot in range(slots):
-            enter(slot)
-        while holders:
-            batches = [pool.first[client] + next(plan) for client, plan in holders]
-            sizes = np.array([len(batch) for batch in batches])
-            self._stacked.bind(base, parameters, gradients)
-            self._accumulate(pool, np.concatenate(batches), sizes, gradients, offsets)
-            optimizer.step(gradients, len(holders))
-            steps_left = [left - 1 for left in steps_left]
-            done = [slot for slot, left in enumerate(steps_left) if left == 0]
-            if done:
-                deltas = self._stacked.outward(parameters[done] - origin).cpu()
-                yield Updates(np.array([holders[slot][0] for slot in done], dtype=np.int64), deltas)
-            for slot in reversed(done):
-                if queue:
-                    enter(slot)
-                else:
-                    last = len(holders) - 1
-                    if slot != last:
-                        optimizer.move(last, slot)
-                        holders[slot], steps_left[slot] = holders[last], steps_left[last]
-                    del holders[last], steps_left[last]
+        if len(idle) < len(plans):
+            slots = min(len(plans) - len(idle), self._slots(pool, local))
+            waves = Waves(self._stacked, self._passes, pool, plans, self._logit_offsets(clients))
+            yield from waves.run(self._stacked.inward(start, full=True), local, slots)
 
     def train_all(
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
@@ -167,24 +139,6 @@ class CohortEngine:
         for updates in self.train(start, clients, local, seeds):
             result[torch.from_numpy(updates.clients)] = updates.deltas
         return result
-
-    def _accumulate(
-        self, pool: Pool, rows: np.ndarray, sizes: np.ndarray, gradients: Tensor, offsets: Tensor | None
-    ) -> None:
-        """Gradients of the mean loss of each slot's batch; `rows` lists the slots' batches one after the other."""
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        weight = torch.from_numpy(np.repeat(1.0 / sizes, sizes)).to(self.device, gradients.dtype)
-        gradients[: len(sizes)].zero_()
-        for piece in micro_batches(pool.lengths[rows], owner, self.token_budget):
-            losses = self._losses(pool, rows[piece], Rows.of_slots(torch.from_numpy(owner[piece])), offsets)
-            (losses * weight[torch.from_numpy(piece)]).sum().backward()
-
-    def _losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Tensor:
-        batch = pool.batch(rows, self._stacked.pad, self.device)
-        if offsets is not None:
-            batch = replace(batch, logit_offsets=offsets[torch.from_numpy(pool.client[rows])])
-        mask = batch.attention_mask if pool.padded(rows) else None
-        return self.task.per_record_loss(self._stacked(batch.input_ids, mask, placement), batch)
 
     def _logit_offsets(self, clients: Sequence[Records]) -> Tensor | None:
         """The task's logit offsets of every client, `[clients, classes]`; None if it has none."""
@@ -224,9 +178,9 @@ class CohortEngine:
             rows = np.arange(pool.first[low], pool.first[high])
             rows, copy = np.tile(rows, each), np.repeat(np.arange(each), len(rows))
             slot = (pool.client[rows] - low) * each + copy
-            for piece in micro_batches(pool.lengths[rows], slot, self.token_budget):
+            for piece in self._passes.micro_batches(pool.lengths[rows], slot):
                 owner = torch.from_numpy(slot[piece])
-                losses = self._losses(pool, rows[piece], Rows.of_slots(owner), offsets)
+                losses = self._passes.losses(pool, rows[piece], Rows.of_slots(owner), offsets)
                 sums.index_add_(0, owner + low * each, losses.double().cpu())
         return sums.view(count, each) / torch.from_numpy(np.maximum(pool.counts, 1))[:, None]
 
@@ -236,11 +190,8 @@ class CohortEngine:
         pool = Pool([records])
         self._stacked.bind(self._stacked.inward(vector, full=True))
         totals = torch.zeros(3, dtype=torch.float64)
-        for rows in micro_batches(pool.lengths, pool.client, self.token_budget):
-            batch = pool.batch(rows, self._stacked.pad, self.device)
-            mask = batch.attention_mask if pool.padded(rows) else None
-            logits = self._stacked(batch.input_ids, mask, Rows.shared(len(rows)))
-            totals += self.task.totals(logits, batch).cpu()
+        for rows in self._passes.micro_batches(pool.lengths, pool.client):
+            totals += self._passes.totals(pool, rows)
         return self.task.metrics(totals)
 
     def per_record_gradients(self, vector: Float[Tensor, "size"], records: Records) -> Iterator[RecordGradients]:  # noqa: F821
@@ -248,12 +199,12 @@ class CohortEngine:
         pool = Pool([records])
         inner = self._stacked.inward(vector, full=True)
         buffer = torch.empty(0, self.layout.dim)
-        for rows in micro_batches(pool.lengths, pool.client, self.token_budget):
+        for rows in self._passes.micro_batches(pool.lengths, pool.client):
             if len(buffer) < len(rows):
                 buffer = torch.empty(len(rows), self.layout.dim, dtype=inner.dtype, device=self.device)
             buffer[: len(rows)].zero_()
             self._stacked.bind(inner, None, buffer)
-            losses = self._losses(pool, rows, Rows.per_record(len(rows)), None)
+            losses = self._passes.losses(pool, rows, Rows.per_record(len(rows)), None)
             losses.sum().backward()
             yield RecordGradients(rows, self._stacked.outward(buffer[: len(rows)]), losses.detach())
 

@@ -14,12 +14,13 @@ from peft import get_peft_model, get_peft_model_state_dict
 from torch import Tensor, nn
 
 from client.batch import Pool, micro_batches
-from client.cohort import RecordGradients, Updates
+from client.cohort import RecordGradients
 from client.lora import PEFT_PREFIX, AdapterLayout, Entry, LoraSpec, matches
 from client.peft_files import peft_config
 from client.records import Records
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
+from client.waves import Updates
 
 
 class SequentialEngine:

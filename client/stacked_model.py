@@ -73,6 +73,7 @@ class StackedModel:
                 use_short_attention(model)
         self._modules: dict[str, Adapted | TrainedHead] = {}
         targets, heads = target_modules(model, spec), head_modules(model, spec)
+        self.adapted = list(targets)
         linears = {path: module for path, module in model.named_modules() if linear_shape(module)}
         for path, module in linears.items():
             if any(path == head or path.startswith(head + ".") for head in heads):

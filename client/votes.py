@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from client.cohort import CohortEngine
+from client.engine import Engine
 from client.records import Records
 from privacy.queries import OneHotVote
 from privacy.rng import simulation_generator
@@ -24,7 +24,7 @@ CANDIDATE_MEMORY = 256 * 2**20
 
 
 def clip_votes(
-    engine: CohortEngine,
+    engine: Engine,
     start: Float[Tensor, " size"],
     deltas: Float[Tensor, "clients dim"],
     clients: Sequence[Records],

@@ -6,12 +6,11 @@ import logging
 import numpy as np
 import torch
 
-from client.cohort import CPU_TOKEN_BUDGET, CohortEngine
 from client.data import PreparedData
+from client.engine import Engine, build_engine
 from client.job import Job
 from client.models import load_base
 from client.records import Records
-from client.sequential import SequentialEngine
 from client.tasks import Metrics, SequenceClassification
 from client.votes import clip_votes
 from client.wire import EvaluateRequest, TrainRequest
@@ -20,8 +19,6 @@ from privacy.queries import OneHotVote
 from privacy.rng import simulation_generator
 
 log = logging.getLogger(__name__)
-
-Engine = CohortEngine | SequentialEngine
 
 
 class Worker:
@@ -65,10 +62,15 @@ def make_engine(job: Job) -> Engine:
     """The engine a job asks for, on a freshly loaded base model."""
     model, _ = load_base(job.model, job.task, job.num_labels)
     task = SequenceClassification(job.num_labels, job.balance)
-    budget = job.token_budget or CPU_TOKEN_BUDGET
-    if job.sequential:
-        return SequentialEngine(model, job.spec, task, token_budget=budget, precision=job.precision)
-    return CohortEngine(model, job.spec, task, token_budget=budget, precision=job.precision)
+    return build_engine(
+        model,
+        job.spec,
+        task,
+        sequential=job.sequential,
+        token_budget=job.token_budget or None,
+        precision=job.precision,
+        prefix_memory=job.prefix_cache_mb * 2**20,
+    )
 
 
 def local_seed(seed: int, round: int, client: int) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from client.cohort import CohortEngine
+from client.engine import build_engine
 from client.sequential import SequentialEngine
 from client.stacked_model import UnsupportedAdapter
 from client.training import LocalTraining
@@ -186,3 +187,19 @@ def test_batches_cover_each_epoch_once_in_a_new_order():
     assert sorted(first) == sorted(second) == list(range(10))
     assert first.tolist() != second.tolist()
     assert len(LocalTraining(batch_size=4, epochs=9, max_steps=5).batches(10, seed=3)) == 5
+
+
+@pytest.mark.parametrize("change", [{"dora": True}, {"bias": "lora_only"}, {"targets": ("query", "word_embeddings")}])
+def test_adapters_that_cannot_be_stacked_train_sequentially_with_one_notice(change, caplog):
+    model, spec, task = build("bert")
+    engine = build_engine(model, replace(spec, **change), task)
+    assert isinstance(engine, SequentialEngine)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    vector = torch.cat([t.detach().reshape(-1) for t in engine._tensors.values()])
+    cohort, local = clients((4, 6)), OPTIMIZERS["sgd"]
+    before = engine.losses(vector, cohort)
+    updates = engine.train_all(vector, cohort, replace(local, epochs=8), (1, 2))
+    assert updates.shape == (2, engine.layout.dim)
+    for client in range(2):
+        trained = engine.layout.with_trainable(vector, engine.layout.trainable(vector) + updates[client])
+        assert engine.losses(trained, cohort)[client] < before[client]

@@ -1,0 +1,83 @@
+"""Forward passes of pooled rows through the stacked model: padding, token budget, prefix cache, offsets, metrics."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from client.batch import Pool, micro_batches
+from client.prefix import Prefix
+from client.stacked import Rows
+from client.stacked_model import StackedModel
+from client.tasks import Batch, Task
+
+log = logging.getLogger(__name__)
+
+CPU_TOKENS_TIMES_WIDTH = 400_000
+
+
+class Passes:
+    """Runs rows of a pool through the model. `token_budget` halves itself when a device runs out of memory."""
+
+    def __init__(self, stacked: StackedModel, task: Task, token_budget: int, prefix: Prefix | None = None) -> None:
+        self.stacked = stacked
+        self.task = task
+        self.token_budget = token_budget
+        self._prefix = prefix
+
+    def micro_batches(self, lengths: np.ndarray, owner: np.ndarray) -> list[np.ndarray]:
+        """Positions of the rows of each micro-batch, see `client.batch.micro_batches`."""
+        return micro_batches(lengths, owner, self.token_budget)
+
+    def losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Float[Tensor, "rows"]:  # noqa: F821
+        """The training loss of every row. `offsets` `[clients, classes]` are added to the logits."""
+        logits, batch = self._logits(pool, rows, placement)
+        if offsets is not None:
+            batch = replace(batch, logit_offsets=offsets[torch.from_numpy(pool.client[rows])])
+        return self.task.per_record_loss(logits, batch)
+
+    def totals(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, "3"]:
+        """The task's metric totals of rows that share one adapter."""
+        logits, batch = self._logits(pool, rows, Rows.shared(len(rows)))
+        return self.task.totals(logits, batch).cpu()
+
+    def halve(self, error: torch.OutOfMemoryError, rows: int) -> None:
+        """Answer to a full device: half the budget. Re-raises when a single row does not fit."""
+        if rows <= 1 or self.token_budget <= 1:
+            raise error
+        torch.cuda.empty_cache()
+        self.token_budget //= 2
+        log.warning("device memory is full: token budget halved to %d", self.token_budget)
+
+    def _logits(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor, Batch]:
+        batch = pool.batch(rows, self.stacked.pad, self.stacked.device)
+        mask = batch.attention_mask if pool.padded(rows) else None
+        if self._prefix is None:
+            return self.stacked(batch.input_ids, mask, placement), batch
+        self._prefix.hidden = self._prefix.states(pool, rows, batch.input_ids, mask)
+        try:
+            return self.stacked(batch.input_ids, mask, placement), batch
+        finally:
+            self._prefix.hidden = None
+
+
+def hidden_size(model: nn.Module) -> int:
+    """Width of the residual stream of a transformers model."""
+    return int(model.config.get_text_config().hidden_size)
+
+
+def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
+    """Tokens per micro-batch that keep a CPU's caches, or half of a GPU's free memory, busy.
+
+    CPU: the buffers of one layer should stay in the cache; measured best at hidden size 384: 512 to 1,024, at 64: 6,144
+    and more. GPU: about 40 bytes per layer and hidden unit are kept for the backward pass (an estimate, not measured).
+    """
+    width = hidden_size(model)
+    if device.type == "cuda":
+        layers = int(model.config.get_text_config().num_hidden_layers)
+        free = torch.cuda.mem_get_info(device)[0]
+        return max(512, min(65536, int(free / 2 / (40 * width * layers))))
+    return max(256, min(8192, CPU_TOKENS_TIMES_WIDTH // width))

@@ -1,0 +1,110 @@
+"""The frozen layers below the first adapted one, computed once per record.
+
+If only the upper layers carry adapters, everything below is a fixed function of a record's tokens: the same for every
+client, step, epoch and round. The hidden state that enters the first adapted layer is kept and found again by the
+record's tokens themselves; what no longer fits into the cache is computed anew each time.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from client.batch import Pool
+from client.lora import layer_index
+from client.prefix_cache import PrefixCache
+
+
+class Prefix:
+    """Runs a transformer from its first adapted layer upwards.
+
+    Works on any model that calls the modules of one `nn.ModuleList` in turn, each with the hidden state as first
+    argument and result, as transformers' encoders and decoders do. Embeddings and masks are still computed by the
+    model itself, which costs 1-2 % of a pass.
+    """
+
+    def __init__(self, model: nn.Module, stack: str, first: int, cache: PrefixCache) -> None:
+        self.first = first
+        self.hidden: Tensor | None = None
+        self.capturing = False
+        self._model = model
+        self._cache = cache
+        layers = model.get_submodule(stack)
+        for index in range(first):
+            layers[index] = _Lower(layers[index], self)
+        layers[first] = _First(layers[first], self)
+
+    @torch.no_grad()
+    def states(
+        self, pool: Pool, rows: np.ndarray, input_ids: Int[Tensor, "rows tokens"], mask: Tensor | None
+    ) -> Float[Tensor, "rows tokens width"]:
+        """The hidden state entering the first adapted layer for padded rows of a pool, from the cache where it is."""
+        keys = [pool.tokens[pool.starts[row] : pool.starts[row] + pool.lengths[row]].tobytes() for row in rows]
+        places = np.array([self._cache.find(key) for key in keys])
+        missing = np.flatnonzero(places[:, 0] < 0)
+        if len(missing):
+            part = torch.from_numpy(missing).to(input_ids.device)
+            fresh = self._compute(input_ids[part], None if mask is None else mask[part])
+            for hidden, position in zip(fresh.cpu(), missing, strict=True):
+                known = self._cache.find(keys[position])  # the same text twice in one micro-batch
+                length = int(pool.lengths[rows[position]])
+                places[position] = known if known[0] >= 0 else self._cache.put(keys[position], hidden[:length])
+            if (places[:, 0] < 0).any():  # the cache is full
+                return fresh if len(missing) == len(rows) else self._compute(input_ids, mask)
+        return self._cache.gather(places, pool.lengths[rows]).to(input_ids.device)
+
+    def _compute(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+        self.capturing, self.hidden = True, None
+        try:
+            self._model(input_ids=input_ids, attention_mask=mask)
+        except _Reached as reached:
+            return reached.hidden
+        finally:
+            self.capturing = False
+        raise RuntimeError("the model returned without running its first adapted layer")
+
+
+def prefix_of(model: nn.Module, adapted: list[str], cache: PrefixCache) -> Prefix | None:
+    """The prefix of `model` given the paths of its adapted modules; None if there is nothing below them to keep."""
+    inside = {path: index for path in adapted if (index := layer_index(path)) is not None}
+    stacks = {path.split(f".{index}.", 1)[0] for path, index in inside.items()}
+    first = min(inside.values(), default=0)
+    if first == 0 or len(stacks) != 1:
+        return None
+    stack = stacks.pop()
+    return Prefix(model, stack, first, cache) if isinstance(model.get_submodule(stack), nn.ModuleList) else None
+
+
+class _Reached(Exception):
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+class _Wrapped(nn.Module):
+    """A layer in its list; what the model reads from the layer itself is still found."""
+
+    def __init__(self, layer: nn.Module, prefix: Prefix) -> None:
+        super().__init__()
+        self.layer = layer
+        self.prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+class _Lower(_Wrapped):
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return hidden if self.prefix.hidden is not None else self.layer(hidden, *args, **kwargs)
+
+
+class _First(_Wrapped):
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.prefix.capturing:
+            raise _Reached(hidden)
+        given = self.prefix.hidden
+        return self.layer(hidden if given is None else given.to(hidden.dtype), *args, **kwargs)

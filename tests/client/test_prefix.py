@@ -1,0 +1,103 @@
+"""Starting from cached hidden states changes nothing but the time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from client.cohort import CohortEngine
+from client.prefix_cache import PrefixCache
+from client.training import LocalTraining
+from tests.client.cohort_cases import build, clients, distance, fresh, start
+
+SIZES = (5, 0, 9, 4)
+SEEDS = (1, 2, 3, 4)
+LOCAL = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
+TOKEN_BYTES = 32 * 8  # hidden size in float64
+
+
+def engines(name, *, memory, folder=None, tokens=96):
+    model, spec, task = build(name)
+    top = model.config.num_hidden_layers - 1
+    spec = replace(spec, layers=(top,))
+    vector = start(model, spec)
+    plain = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=tokens)
+    cached = CohortEngine(
+        fresh(model),
+        spec,
+        task,
+        precision="fp64",
+        token_budget=tokens,
+        prefix_memory=memory,
+        prefix_folder=folder,
+    )
+    return plain, cached, vector
+
+
+def count_layer_calls(engine, monkeypatch):
+    calls = []
+    layer = engine._passes._prefix._model.bert.encoder.layer[0].layer
+    original = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda *a, **k: calls.append(1) or original(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "gpt2-classifier", "llama", "qwen2", "mistral"])
+def test_training_and_losses_are_the_same_with_the_cache(name):
+    plain, cached, vector = engines(name, memory=2**20)
+    cohort = clients(SIZES)
+    expected = plain.train_all(vector, cohort, LOCAL, SEEDS)
+    for _ in range(2):  # the second round finds everything in the cache
+        assert distance(cached.train_all(vector, cohort, LOCAL, SEEDS), expected) < 1e-10
+    torch.testing.assert_close(cached.losses(vector, cohort), plain.losses(vector, cohort))
+    assert cached.evaluate(vector, cohort[2]).loss == pytest.approx(plain.evaluate(vector, cohort[2]).loss)
+
+
+def test_lower_layers_run_once_per_record(monkeypatch):
+    _, cached, vector = engines("bert", memory=2**20)
+    calls = count_layer_calls(cached, monkeypatch)
+    cohort = clients(SIZES)
+    cached.train_all(vector, cohort, LOCAL, SEEDS)
+    assert calls
+    calls.clear()
+    cached.train_all(vector + 1.0, cohort[::-1], LOCAL, SEEDS)
+    cached.evaluate(vector, cohort[2])
+    assert not calls
+
+
+@pytest.mark.parametrize("memory_tokens", [1, 40, 100])
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_full_memory_goes_to_disk_or_is_computed(memory_tokens, disk, tmp_path):
+    plain, cached, vector = engines(
+        "bert", memory=memory_tokens * TOKEN_BYTES, folder=tmp_path / "cache" if disk else None
+    )
+    cohort = clients(SIZES)
+    expected = plain.train_all(vector, cohort, LOCAL, SEEDS)
+    for _ in range(2):
+        assert distance(cached.train_all(vector, cohort, LOCAL, SEEDS), expected) < 1e-10
+    kept = len(cached._passes._prefix._cache)
+    total = sum(SIZES)
+    assert kept == total if disk else kept < total
+    assert not disk or not list((tmp_path / "cache").iterdir())  # nothing is left behind
+
+
+def test_nothing_to_cache_when_the_first_layer_is_adapted():
+    model, spec, task = build("bert")
+    engine = CohortEngine(model, spec, task, prefix_memory=2**20)
+    assert engine._passes._prefix is None
+
+
+def test_gather_returns_what_was_put(tmp_path):
+    cache = PrefixCache(4, torch.float32, 6 * 16, tmp_path, disk=8 * 16)
+    states = [torch.randn(n, 4) for n in (3, 2, 4, 3)]
+    places = [cache.put(bytes([i]), state) for i, state in enumerate(states)]
+    assert [store for store, _ in places] == [0, 0, 1, 1]
+    assert cache.put(b"more", torch.randn(2, 4)) == (-1, -1)
+    assert cache.find(b"more") == (-1, -1)
+    lengths = np.array([3, 2, 4, 3])
+    padded = cache.gather(np.array(places), lengths)
+    assert padded.shape == (4, 4, 4)
+    for row, state in zip(padded, states, strict=True):
+        assert torch.equal(row[: len(state)], state)
+        assert row.isfinite().all()
