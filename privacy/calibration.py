@@ -232,7 +232,9 @@ class _Run:
             return min(found) - self.target
 
         lowest, highest = math.log(0.05), math.log(_LARGEST)
-        if excess(lowest) <= 0.0 or excess(highest) >= 0.0:
+        if excess(lowest) <= 0.0:
+            return math.exp(lowest) / squeezed
+        if excess(highest) >= 0.0:
             return 1.0 / squeezed
         return math.exp(float(brentq(excess, lowest, highest, xtol=1e-3))) / squeezed
 
