@@ -24,21 +24,24 @@ def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, in
 
     Args:
         grid: connection to the nodes.
-        nodes: workers to use.
+        nodes: most workers to use; all that are connected if they are fewer.
         job: as for training.
         splits: first record and end of what is evaluated of every public split.
         timeout: seconds for all replies.
     """
 
     def evaluate(adapter: Float[Tensor, " size"], split: str) -> Metrics:
-        cuts = np.linspace(*splits[split], nodes + 1).astype(int)
+        workers = sorted(grid.get_node_ids())[:nodes]
+        if not workers:
+            raise RoundFailed(f"evaluation on {split}: no worker is connected")
+        cuts = np.linspace(*splits[split], len(workers) + 1).astype(int)
         messages = [
             Message(
                 content=EvaluateRequest(adapter.numpy(), split, int(start), int(stop), job).to_records(),
                 message_type=MessageType.EVALUATE,
                 dst_node_id=node,
             )
-            for node, start, stop in zip(sorted(grid.get_node_ids()), cuts[:-1], cuts[1:], strict=False)
+            for node, start, stop in zip(workers, cuts[:-1], cuts[1:], strict=True)
             if stop > start
         ]
         replies = list(grid.send_and_receive(messages, timeout=timeout))
@@ -48,9 +51,12 @@ def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, in
                 f"evaluation on {split}: {len(replies) - len(failed)} of {len(messages)} workers answered"
                 + (f"; the first error: {failed[0]}" if failed else "")
             )
-        parts = [read_totals(reply.content) for reply in replies]
+        # In one order, so that the mean is the same to the last bit whoever answers first.
+        parts = [read_totals(r.content) for r in sorted(replies, key=lambda reply: reply.metadata.src_node_id)]
         weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
         count = int(weights.sum())
+        if count != cuts[-1] - cuts[0]:
+            raise RoundFailed(f"evaluation on {split}: {count} of {cuts[-1] - cuts[0]} records were evaluated")
         loss, accuracy = (
             float((torch.tensor([part[i] for part in parts], dtype=torch.float64) * weights).sum() / count)
             for i in (0, 1)
