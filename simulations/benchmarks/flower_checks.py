@@ -22,7 +22,16 @@ from privacy.mechanism import Plan, Units
 from privacy.queries import NormBit
 from privacy.sampling import CohortSampler
 from simulations.benchmarks.flower_wrappers import Clients, Nodes, arrays, fedavg, one_round
-from simulations.benchmarks.release_paths import ABSENT, BOUND, CLIENTS, SAMPLING, flower, flower_strategy, ours
+from simulations.benchmarks.release_paths import (
+    ABSENT,
+    BOUND,
+    CLIENTS,
+    SAMPLING,
+    accounted_outcome,
+    flower,
+    flower_strategy,
+    ours,
+)
 
 PARAMS = 1000
 
@@ -56,90 +65,94 @@ def _attempt(measure: Callable[[], Cell]) -> Cell:
         return Cell(False, f"raises {type(error).__name__}")
 
 
-def _moved(released: NDArray[Any], without: NDArray[Any]) -> Cell:
+def _move(released: NDArray[Any], without: NDArray[Any]) -> Cell:
+    """How far the two releases lie apart, in units of C/20."""
     difference = released.astype(np.float64) - without
     finite = np.isfinite(difference)
     moves = float(np.linalg.norm(difference[finite])) * CLIENTS / BOUND
     lost = int((~finite).sum())
-    text = f"{lost} of {difference.size} coordinates not finite, the others moved by {moves:.4g}"
+    size = f"{moves:,.0f}" if moves >= 1000 else f"{moves if moves > 1e-4 else 0:.3g}"
+    text = f"{size} × C/{CLIENTS}"
+    if lost:
+        text = f"not finite in {lost} of {difference.size} coordinates, the others {text}"
     return Cell(lost == 0 and moves <= 1 + 1e-5, text, moves)
+
+
+def _flower_move(rows: NDArray[Any], without: NDArray[Any], kind: str = "server-side fixed", **replies: Any) -> Cell:
+    try:
+        with np.errstate(all="ignore"):
+            return _move(*(flower(kind, updates, **replies) for updates in (rows, without)))
+    except (ArithmeticError, TypeError, ValueError) as error:  # what the table is to show
+        return Cell(False, f"raises {type(error).__name__}")
+
+
+def _our_move(rows: NDArray[Any], without: NDArray[Any], ledger: Ledger) -> Cell:
+    return _move(*(ours(torch.from_numpy(r), ledger, noiseless=True).update.numpy() for r in (rows, without)))
 
 
 def _odd_update(update: NDArray[np.float32], ledger: Ledger) -> Pair:
     rows, without = honest(), honest()
     rows[0], without[0] = update, ABSENT
-
-    def through_flower() -> Cell:
-        with np.errstate(all="ignore"):
-            base = flower("server-side fixed", without).update
-            return _moved(flower("server-side fixed", rows).update, base)  # type: ignore[arg-type]
-
-    base = ours(torch.from_numpy(without), ledger, noiseless=True).update.numpy()
-    return Pair(
-        _attempt(through_flower), _moved(ours(torch.from_numpy(rows), ledger, noiseless=True).update.numpy(), base)
-    )
+    return Pair(_flower_move(rows, without), _our_move(rows, without, ledger))
 
 
 def nan_update(ledger: Ledger) -> Pair:
-    """A client sends one NaN and 1e6 everywhere else"""
+    """How far a client moves the release by one NaN among 1e6s."""
     return _odd_update(np.where(np.arange(PARAMS) == 0, np.nan, 1e6).astype(np.float32), ledger)
 
 
 def infinite_update(ledger: Ledger) -> Pair:
-    """A client sends one infinity"""
+    """How far a client moves the release by one infinity."""
     return _odd_update(np.where(np.arange(PARAMS) == 0, np.inf, 0.01).astype(np.float32), ledger)
 
 
 def zero_update(ledger: Ledger) -> Pair:
-    """A client sends an update of zeros"""
+    """How far a client moves the release by zeros."""
     return _odd_update(np.zeros(PARAMS, dtype=np.float32), ledger)
 
 
 def integer_arrays(ledger: Ledger) -> Pair:
-    """Updates of integer type, longer than C"""
-    rows, without = honest().round().astype(np.int64), honest().round().astype(np.int64)
-    without[0] = 0
-    without[0, 0] = 1
-
-    def through_flower() -> Cell:
-        return _moved(flower("server-side fixed", rows).update, flower("server-side fixed", without).update)  # type: ignore[arg-type]
-
-    mine, base = (ours(torch.from_numpy(r), ledger, noiseless=True).update.numpy() for r in (rows, rows[1:]))
-    return Pair(_attempt(through_flower), _moved(mine, base))
+    """How far a client moves a release of integer arrays."""
+    rows = honest().round().astype(np.int64)
+    without = rows.copy()
+    without[0] = np.eye(1, PARAMS, dtype=np.int64)
+    return Pair(_flower_move(rows, without), _our_move(rows, rows[1:], ledger))
 
 
 def example_weights(ledger: Ledger) -> Pair:
-    """A client reports 1000 examples, the others 10 each"""
+    """How far a client moves the release if it reports 1000 examples and all others 10."""
     rows, without = honest(), honest()
     without[0] = ABSENT
     examples = [1000.0] + [10.0] * (CLIENTS - 1)
-    one, other = (flower("server-side fixed", r, examples=examples).update for r in (rows, without))
-    mine, base = (ours(torch.from_numpy(r), ledger, noiseless=True).update.numpy() for r in (rows, without))
-    lacquer = _moved(mine, base)
-    return Pair(_moved(one, other), Cell(lacquer.holds, lacquer.text + "; counts are not asked for", lacquer.value))  # type: ignore[arg-type]
+    theirs, mine = _flower_move(rows, without, examples=examples), _our_move(rows, without, ledger)
+    accounted = f"; with an accountant: {accounted_outcome(rows, examples=examples)}"
+    return Pair(
+        Cell(theirs.holds, theirs.text + accounted, theirs.value),
+        Cell(mine.holds, f"{mine.text}; no counts are asked for", mine.value),
+    )
 
 
 def unclipped_client(ledger: Ledger) -> Pair:
-    """A client does not clip (client-side clipping; Flower: its app lacks the mod; here: one client a node)"""
-    rows, without = honest(), honest()
+    """What a client does that skips clipping where clipping is the client's task."""
+    rows, without = honest() / 1000, honest() / 1000
     rows[0], without[0] = 100.0, ABSENT
-    one, other = (flower("client-side fixed", r, mods=()).update for r in (rows / 1e3, without / 1e3))
     plan = Plan(FlatClip(BOUND, PARAMS), 1.0)
     reply = contribute(Units(torch.from_numpy(rows[:1])), plan)
     reply.encoded.mul_(100)
     try:
         validate(reply, plan, max_units=1)
+        mine = Cell(False, "the reply is accepted")
     except ValueError:
-        return Pair(_moved(one, other), Cell(True, "the reply is refused: longer than one unit can be"))  # type: ignore[arg-type]
-    return Pair(_moved(one, other), Cell(False, "the reply is accepted"))  # type: ignore[arg-type]
+        mine = Cell(True, "the reply is refused: longer than one unit can be")
+    return Pair(_flower_move(rows, without, "client-side fixed", mods=()), mine)
 
 
 def noise_scale(ledger: Ledger) -> Pair:
-    """Noise std over zC/20, fixed clipping"""
+    """Noise std of fixed clipping over the zC/20 that is needed."""
     rows = np.full((CLIENTS, 100_000), ABSENT, dtype=np.float32)
-    released = flower("server-side fixed", rows, 1.0).update
+    released = flower("server-side fixed", rows, 1.0)
     mine = ours(torch.from_numpy(rows), ledger).update.numpy()
-    return Pair(_ratio(float(released.std()) * CLIENTS), _ratio(float(mine.std()) * CLIENTS))  # type: ignore[union-attr]
+    return Pair(_ratio(float(released.std()) * CLIENTS), _ratio(float(mine.std()) * CLIENTS))
 
 
 def _ratio(ratio: float) -> Cell:
@@ -147,21 +160,21 @@ def _ratio(ratio: float) -> Cell:
 
 
 def adaptive_noise_scale(ledger: Ledger) -> Pair:
-    """Noise std over zC_t/20 in an adaptive round in which C falls (every update is clipped)"""
+    """Noise std over the zC_t/20 that is needed, in an adaptive round after which C falls (all updates clipped)."""
     rows = np.full((CLIENTS, 100_000), 0.01, dtype=np.float32)  # norm 3.2 > C = 1
-    strategy: Any = flower_strategy("server-side adaptive", 1.0, clipped_count_stddev=10.0)
-    released = one_round(strategy, Clients(rows)).update
+    strategy: Any = flower_strategy("server-side adaptive", 1.0, clipped_count_stddev=0.6)
+    released = one_round(strategy, Clients(rows)).released()
     needed = strategy.noise_multiplier * BOUND / CLIENTS
-    query = NormBit(BOUND, 10.0)
-    plan = Plan(FlatClip(BOUND, rows.shape[1]), 1.0, (query,))
-    mine = ours(torch.from_numpy(rows), ledger, plan).update.numpy()
-    return Pair(_ratio(float(released.std()) / needed), _ratio(float(mine.std()) * CLIENTS))  # type: ignore[union-attr]
+    plan = Plan(FlatClip(BOUND, rows.shape[1]), 1.0, (NormBit(BOUND, 0.6),))
+    exact = ours(torch.from_numpy(rows), ledger, plan, noiseless=True).update
+    mine = ours(torch.from_numpy(rows), ledger, plan).update - exact
+    return Pair(_ratio(float(released.std()) / needed), _ratio(float(mine.std()) * CLIENTS))
 
 
 def adaptive_direction(ledger: Ledger) -> Pair:
-    """C after 60 adaptive rounds, all norms 1, target quantile 0.5, from C = 0.1 and from C = 10"""
+    """C after 60 adaptive rounds without noise, all norms 1, target quantile 1/2, from C = 0.1 and from C = 10."""
     rows = honest() / np.linalg.norm(honest(), axis=1, keepdims=True)
-    ends, mine = [], []
+    theirs, mine = [], []
     for start in (0.1, 10.0):
         strategy: Any = flower_strategy("server-side adaptive", 0.0, bound=start)
         bound = start
@@ -171,41 +184,43 @@ def adaptive_direction(ledger: Ledger) -> Pair:
             answer = ours(torch.from_numpy(rows), ledger, plan, noiseless=True).answers[0]
             unclipped = float(answer[0]) / CLIENTS + 0.5
             bound *= float(np.exp(-0.2 * (unclipped - 0.5)))  # Andrew et al. 2021, arXiv 1905.03871v5
-        ends.append(float(strategy.clipping_norm))
+        theirs.append(float(strategy.clipping_norm))
         mine.append(bound)
-    return Pair(
-        Cell(all(0.8 < end < 1.25 for end in ends), f"{ends[0]:.2g} and {ends[1]:.4g}"),
-        Cell(
-            all(0.8 < end < 1.25 for end in mine), f"{mine[0]:.2f} and {mine[1]:.2f} (NormBit, rule of Andrew et al.)"
-        ),
-    )
+    return Pair(_reached(theirs, ""), _reached(mine, " (norm bit, rule of Andrew et al. 2021)"))
+
+
+def _reached(ends: list[float], how: str) -> Cell:
+    return Cell(all(0.8 < end < 1.25 for end in ends), f"{ends[0]:.2g} and {ends[1]:.4g}{how}")
 
 
 def replayed_noise(ledger: Ledger) -> Pair:
-    """Noise of two releases after seeding every seedable generator alike"""
-    rows, seen = np.full((CLIENTS, PARAMS), ABSENT, dtype=np.float32), []
+    """Noise of two releases, every seedable generator seeded alike before each."""
+    rows, theirs, mine = np.full((CLIENTS, PARAMS), ABSENT, dtype=np.float32), [], []
     for _ in range(2):
-        np.random.seed(0)
-        random.seed(0)
-        torch.manual_seed(0)
-        seen.append(
-            (flower("server-side fixed", rows, 1.0).update, ours(torch.from_numpy(rows), ledger).update.numpy())
-        )
-    same = [bool(np.array_equal(one, other)) for one, other in zip(*seen, strict=True)]  # type: ignore[arg-type]
-    texts = ["identical" if equal else "different" for equal in same]
-    return Pair(Cell(not same[0], texts[0]), Cell(not same[1], texts[1]))
+        _seed_everything()
+        theirs.append(flower("server-side fixed", rows, 1.0))
+        mine.append(ours(torch.from_numpy(rows), ledger).update.numpy())
+    return Pair(*(_different(np.array_equal(one, other)) for one, other in (theirs, mine)))
 
 
 def replayed_cohort(ledger: Ledger) -> Pair:
-    """Two draws of a cohort after seeding every seedable generator alike"""
-    drawn = []
+    """Two draws of a cohort of 1000 clients, every seedable generator seeded alike before each."""
+    theirs, mine = [], []
     for _ in range(2):
-        random.seed(0)
-        np.random.seed(0)
+        _seed_everything()
         strategy = fedavg()
-        strategy.fraction_train = 0.02
-        messages = strategy.configure_train(1, arrays(np.zeros(1)), ConfigRecord({}), Nodes(1000))  # type: ignore[arg-type]
-        drawn.append(sorted(message.metadata.dst_node_id for message in messages))
-    mine = [CohortSampler.fresh().draw(SAMPLING, 1).tolist() for _ in range(2)]
-    texts = [f"{'identical' if a == b else 'different'}, sizes {len(a)} and {len(b)}" for a, b in (drawn, mine)]
-    return Pair(Cell(drawn[0] != drawn[1], texts[0]), Cell(mine[0] != mine[1], texts[1]))
+        strategy.fraction_train = SAMPLING.rate
+        messages = strategy.configure_train(1, arrays(np.zeros(1)), ConfigRecord({}), Nodes(SAMPLING.population))  # type: ignore[arg-type]
+        theirs.append(sorted(message.metadata.dst_node_id for message in messages))
+        mine.append(CohortSampler.fresh().draw(SAMPLING, 1).tolist())
+    return Pair(*(_different(one == other) for one, other in (theirs, mine)))
+
+
+def _seed_everything() -> None:
+    np.random.seed(0)
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+def _different(equal: bool) -> Cell:
+    return Cell(not equal, "identical" if equal else "different")

@@ -54,13 +54,13 @@ class Clients:
         @app.train()
         def train(message: Message, context: Context) -> Message:
             i = context.node_id - 1
-            received = message.content["arrays"]["w"].numpy()
-            metrics = {
-                "num-examples": self.examples[i] if self.examples else 10,
-                "train_loss": self.losses[i] if self.losses else 0.0,
-            }
-            content = {"arrays": arrays(received + self.updates[i]), "metrics": MetricRecord(metrics)}
-            return Message(RecordDict(content), reply_to=message)
+            received = next(iter(message.content.array_records.values()))["w"].numpy()
+            metrics = MetricRecord()
+            metrics["num-examples"] = self.examples[i] if self.examples else 10
+            metrics["train_loss"] = self.losses[i] if self.losses else 0.0
+            reply = RecordDict()
+            reply["arrays"], reply["metrics"] = arrays(received + self.updates[i]), metrics
+            return Message(reply, reply_to=message)
 
         return app
 
@@ -71,6 +71,12 @@ class Outcome:
 
     update: NDArray[Any] | None
     metrics: dict[str, Any] = field(default_factory=dict)
+
+    def released(self) -> NDArray[Any]:
+        """The change of the arrays; ValueError where there is none."""
+        if self.update is None:
+            raise ValueError("the round released nothing")
+        return self.update
 
 
 def fedavg() -> FedAvg:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from privacy import clipping, contribution, mechanism, noise
-from privacy.audit.two_world import ReleasePath, TwoWorldAudit, two_world, two_world_successive
+from privacy.audit.two_world import ReleasePath, TwoWorldAudit, matched_filter, two_world, two_world_successive
 from privacy.clipping import FlatClip
 from privacy.events import Poisson, ReleaseEvent
 from privacy.mechanism import Plan, Units
+from privacy.queries import BoundedMean, NormBit, NormHistogram, OneHotVote
 
 DIM, HONEST, Z = 64, 20, 0.5
 BOUND = 2.0
@@ -90,6 +91,22 @@ class Parts:
     def audit_successive(self, **options: Any) -> TwoWorldAudit:
         """Two-world test of the difference of two rounds."""
         return two_world_successive(self.new_run, ROWS, CANARY, noise_multiplier=Z, **options)
+
+
+def every_query() -> tuple[Parts, Tensor]:
+    """The real path with all queries in the joint event, and the direction in which the canary moves all of it at
+    once."""
+    votes = OneHotVote((0.5, 1.0, 2.0), 1.5, simulated_noise_std_per_bound=0.0)
+    queries = (NormBit(BOUND, 0.8), NormHistogram((1.0, 10.0), 1.4), votes, BoundedMean(4.0, 5.0))
+
+    def units(rows: Tensor) -> Units:
+        return Units(rows, losses=torch.full((len(rows),), 9.0), votes=torch.zeros(len(rows), dtype=torch.int64))
+
+    plan, one_hot = Plan(FlatClip(BOUND, DIM), 0.9, queries), torch.eye(3)
+    scale = BOUND / SAMPLING.expected_units
+    shifts = [CANARY / CANARY.norm() * scale, torch.tensor([-0.5]), one_hot[2], one_hot[0], torch.tensor([4.0])]
+    stds = [plan.noise_multiplier * scale, *(query.noise_std for query in queries)]
+    return Parts(plan=plan, units=units), matched_filter(shifts, stds)
 
 
 def broken(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:

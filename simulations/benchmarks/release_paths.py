@@ -5,7 +5,7 @@ clients throughout, so one client may move the release by 1/20.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -20,9 +21,11 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     Strategy,
 )
+from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privacy.audit.two_world import ReleasePath
 from privacy.clipping import FlatClip
 from privacy.commitment import Commitment
 from privacy.events import Poisson
@@ -51,39 +54,54 @@ def flower_strategy(kind: str, noise_multiplier: float, bound: float = BOUND, **
     return strategy
 
 
-def flower(kind: str, updates: NDArray[Any], noise_multiplier: float = 0.0, **replies: Any) -> Outcome:
+def flower_outcome(kind: str, updates: NDArray[Any], noise_multiplier: float = 0.0, **replies: Any) -> Outcome:
     """One round of one of Flower's wrappers; without noise unless a multiplier is given."""
     clients = Clients(updates, mods=replies.pop("mods", FLOWER[kind][1]), **replies)
     return one_round(flower_strategy(kind, noise_multiplier), clients)
 
 
-def flower_path(
-    kind: str, noise_multiplier: float, canary_examples: int = 10, present: int = CLIENTS
-) -> Callable[[Tensor], Tensor]:
-    """`rows -> release` for the two-world audit, zero-out adjacency: whoever is missing sends an update of 1e-9.
+def accounted_outcome(updates: NDArray[Any], **replies: Any) -> str:
+    """What server-side fixed clipping does with such a round if it is given an accountant, in one word."""
+    config = PrivacyConfig(1e-5, 1000, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)
+    strategy = flower_strategy("server-side fixed", 1.0, accountant=RdpAccountant(config))
+    try:
+        outcome = one_round(strategy, Clients(updates, **replies))
+    except ValueError:
+        return "refused"
+    return "not released" if outcome.update is None else "released"
+
+
+def flower(kind: str, updates: NDArray[Any], noise_multiplier: float = 0.0, **replies: Any) -> NDArray[Any]:
+    """What such a round releases: the change of the arrays."""
+    return flower_outcome(kind, updates, noise_multiplier, **replies).released()
+
+
+def flower_path(kind: str, noise_multiplier: float, canary_examples: int = 10, present: int = CLIENTS) -> ReleasePath:
+    """Rows -> release for the two-world audit, zero-out adjacency: whoever is missing sends an update of 1e-9.
 
     present: how many of the 20 clients reply; the last of them is the canary's place.
     """
+    examples = [10.0] * CLIENTS
+    examples[present - 1] = float(canary_examples)
+    absent = frozenset(range(present, CLIENTS))
 
     def release(rows: Tensor) -> Tensor:
         updates = np.full((CLIENTS, rows.shape[1]), ABSENT, dtype=np.float32)
         updates[: len(rows)] = rows.numpy()
-        canary = present - 1
-        examples = [10.0] * CLIENTS
-        examples[canary] = float(canary_examples)
-        absent = frozenset(range(present, CLIENTS))
-        outcome = flower(kind, updates, noise_multiplier, examples=examples, absent=absent)
-        assert outcome.update is not None
-        return torch.from_numpy(outcome.update)
+        return torch.from_numpy(flower(kind, updates, noise_multiplier, examples=examples, absent=absent))
 
     return release
 
 
 @contextmanager
 def scratch_ledger() -> Iterator[Ledger]:
-    """A real ledger in a folder that is thrown away, with a budget that never ends."""
+    """A real ledger in a folder that is thrown away, with a budget that never ends; in memory where the system can."""
+    memory = Path("/dev/shm")
     commitment = Commitment("client", "add_remove", SAMPLING.population, 1e9, 1e-5, mode="filter", order=2, rho=1e8)
-    with tempfile.TemporaryDirectory() as folder, Ledger.create(Path(folder) / "ledger.jsonl", commitment) as ledger:
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        Ledger.create(Path(folder) / "ledger.jsonl", commitment) as ledger,
+    ):
         yield ledger
 
 
@@ -97,8 +115,8 @@ def ours(
     return charged_release(total, plan, label="round", round=0, sampling=SAMPLING, ledger=ledger, noise=noise)
 
 
-def our_path(noise_multiplier: float, ledger: Ledger) -> Callable[[Tensor], Tensor]:
-    """`rows -> release` for the two-world audit."""
+def our_path(noise_multiplier: float, ledger: Ledger) -> ReleasePath:
+    """Rows -> release for the two-world audit."""
 
     def release(rows: Tensor) -> Tensor:
         return ours(rows, ledger, Plan(FlatClip(BOUND, rows.shape[1]), noise_multiplier)).update

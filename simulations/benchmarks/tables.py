@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from simulations.benchmarks import privacy_tables
 from simulations.notation import duration_text, number_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,12 @@ def sst2(results: Sequence[Row]) -> str:
     return markdown(header, lines) + provenance(results)
 
 
-TABLES: dict[str, Table] = {"sst2": sst2}
+TABLES: dict[str, Table] = {
+    "sst2": sst2,
+    "flower-dp-control": privacy_tables.flower_dp_control,
+    "mechanism-audit": privacy_tables.mechanism_audit,
+    "audit-power": privacy_tables.audit_power,
+}
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

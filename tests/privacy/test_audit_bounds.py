@@ -42,7 +42,7 @@ class TestGaussianConversion:
         assert bounds.gdp_epsilon(1.0, 1e-5) == pytest.approx(4.3772, abs=1e-4)  # the analytic value for z = 1
         assert bounds.gdp_epsilon(0.25, 1e-5) == pytest.approx(0.92634, abs=1e-5)  # z = 4
 
-    @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+    @pytest.mark.parametrize("mu", [0.3, 1.0])
     def test_agrees_with_privacy_loss_distributions(self, mu: float) -> None:
         accountant = PLDAccountant(value_discretization_interval=1e-4)
         accountant.compose(GaussianDpEvent(1 / mu))

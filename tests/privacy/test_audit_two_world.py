@@ -12,8 +12,7 @@ from privacy.audit import two_world as audit
 from privacy.clipping import FlatClip, PerAdapterClip
 from privacy.commitment import Commitment
 from privacy.ledger import Ledger
-from privacy.mechanism import DiscreteGaussianNoise, InsecureZeroNoise, Plan, Units
-from privacy.queries import BoundedMean, NormBit, NormHistogram, OneHotVote
+from privacy.mechanism import DiscreteGaussianNoise, InsecureZeroNoise, Plan
 from simulations.benchmarks import planted_bugs
 from simulations.benchmarks.planted_bugs import BOUND, CANARY, DIM, ROWS, Parts, Z
 
@@ -31,20 +30,10 @@ class TestTheRealPathPasses:
 
     def test_joint_event_of_update_and_every_query(self) -> None:
         """All components at once, each moved as far as one unit can: the ledger's joint multiplier is what leaks."""
-        votes = OneHotVote((0.5, 1.0, 2.0), 1.5, simulated_noise_std_per_bound=0.0)
-        queries = (NormBit(BOUND, 0.8), NormHistogram((1.0, 10.0), 1.4), votes, BoundedMean(4.0, 5.0))
-        plan = Plan(FlatClip(BOUND, DIM), 0.9, queries)
-
-        def units(rows: Tensor) -> Units:
-            return Units(rows, losses=torch.full((len(rows),), 9.0), votes=torch.zeros(len(rows), dtype=torch.int64))
-
-        one_hot = torch.eye(3)
-        update = CANARY / CANARY.norm() * BOUND / 20
-        shifts = [update, torch.tensor([-0.5]), one_hot[2], one_hot[0], torch.tensor([4.0])]
-        stds = [0.9 * BOUND / 20, *(query.noise_std for query in queries)]
-        result = Parts(plan=plan, units=units).audit(direction=audit.matched_filter(shifts, stds), repetitions=400)
+        parts, direction = planted_bugs.every_query()
+        result = parts.audit(direction=direction, repetitions=400)
         assert result.passed
-        assert result.mu_estimate == pytest.approx(1 / plan.effective_noise_multiplier, abs=0.35)
+        assert result.mu_estimate == pytest.approx(1 / parts.plan.effective_noise_multiplier, abs=0.35)
 
     def test_per_adapter_clipping_with_its_unequal_noise(self) -> None:
         clip = PerAdapterClip((0.5, 1.0, 4.0), (8, 24, 32))
