@@ -44,8 +44,9 @@ def run_rounds(
         if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
             metrics = evaluate(state.served, "validation")
         strategy.observe(PublicSignals(round, None if metrics is None else metrics.loss))
-        save_checkpoint(run_folder, strategy.state, strategy.ledger.head)
         state = strategy.state
+        assert state is not None
+        save_checkpoint(run_folder, state, strategy.ledger.head)
         seconds = time.monotonic() - start
         telemetry.round(_record(strategy, release, round, sampling.expected_units, metrics, seconds, config))
     return None
@@ -74,7 +75,7 @@ def _record(
         noise_multiplier=release.plan.effective_noise_multiplier,
         expected_cohort=expected_cohort,
         seconds=seconds,
-        clip_bound=bound,
+        clip_bound=None if bound is None else float(bound),
         validation_loss=None if metrics is None else metrics.loss,
         validation_accuracy=None if metrics is None else metrics.accuracy,
         update_norm=update_norm if round else None,

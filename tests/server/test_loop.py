@@ -1,0 +1,368 @@
+"""The rounds of a run over the in-process grid: what they record, where they stop, and how they go on."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.lora import AdapterLayout, Entry
+from client.tasks import Metrics
+from client.wire import TrainRequest, contribution_records
+from privacy.clipping import FlatClip, PerAdapterClip
+from privacy.commitment import Commitment, FloorStep
+from privacy.errors import CorruptRun
+from privacy.ledger import Ledger
+from privacy.mechanism import InsecureSeededNoise, InsecureZeroNoise, Noise, Plan, Units, contribute
+from privacy.rng import torch_generator
+from privacy.sampling import CohortSampler
+from server.budget import commit, round_sampling
+from server.checkpoint import load_checkpoint
+from server.config import RunConfig, parse
+from server.loop import run_rounds
+from server.round_record import RoundRecord
+from server.telemetry import Telemetry, read_metrics
+from simulations.inprocess import InProcessGrid
+from strategies.aggregation.factors import Plain
+from strategies.controller import PublicSignals, Setting
+from strategies.controllers.dp_lac import GRID, DpLac
+from strategies.controllers.fixed import Fixed
+from strategies.dp_fedavg import DpFedAvg, RoundFailed
+from strategies.optimizers.fedavg import FedAvgM
+
+N, RATE = 60, 0.25
+LAYOUT = AdapterLayout(
+    (
+        Entry("q.lora_A.weight", (2, 3), 0, "A", "q"),
+        Entry("q.lora_B.weight", (3, 2), 6, "B", "q"),
+        Entry("classifier.bias", (2,), 12, "head", "classifier"),
+    )
+)
+DIM = LAYOUT.dim
+UPDATES = torch.randn(N, DIM, generator=torch_generator(0, "updates"))
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def settings(rounds: int, **changes: Any) -> RunConfig:
+    table = {"rounds": rounds, "clients": N, "sampling-rate": RATE, "privacy": {"epsilon": 3.0, "delta": 1e-3}}
+    return parse({**table, **changes})
+
+
+def clients(scale: float = 1.0, fail_in: tuple[int, ...] = (), seen: list[list[int]] | None = None) -> ClientApp:
+    """Clients with fixed updates, which vote for bin 14 of the grid; nodes fail in the rounds of ``fail_in``.
+
+    ``seen`` is given the cohort of every round.
+    """
+    app = ClientApp()
+    cohorts: dict[int, list[int]] = {}
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        request = TrainRequest.from_records(message.content)
+        if request.round in fail_in:
+            raise MemoryError("the node is out of memory")
+        if seen is not None:
+            if request.round not in cohorts:
+                cohorts[request.round] = []
+                seen.append(cohorts[request.round])
+            cohorts[request.round][:] = sorted([*cohorts[request.round], *request.clients.tolist()])
+        rows = scale * UPDATES[torch.from_numpy(request.clients)]
+        units = Units(rows, votes=torch.full((len(rows),), 14))
+        return Message(contribution_records(contribute(units, request.plan), request.round), reply_to=message)
+
+    return app
+
+
+@dataclass
+class Run:
+    """One run in a folder of its own; what is not given is the simplest that works."""
+
+    folder: Path
+    config: RunConfig
+    controller: Any
+    noise: Noise | None = None
+    app: ClientApp | None = None
+    nodes: int = 3
+    sampler: CohortSampler | None = None
+    floor: Commitment | None = None
+    multipliers: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.evaluated: list[int] = []
+
+    def strategy(self, ledger: Ledger) -> DpFedAvg:
+        sampling = round_sampling(self.config)
+        multipliers = self.multipliers or (1.5,) * self.config.rounds
+        made = DpFedAvg(
+            controller=self.controller,
+            optimizer=FedAvgM(momentum=0.5),
+            aggregation=Plain(),
+            setting=Setting(self.config.rounds, LAYOUT.blocks(), sampling, multipliers),
+            layout=LAYOUT,
+            ledger=ledger,
+            sampler=self.sampler or CohortSampler.insecure_from_seed(3),
+            job="{}",
+            nodes=self.nodes,
+            served_average=0.5,
+            noise=self.noise,
+            patience=0.0,
+        )
+        made.begin(torch.zeros(LAYOUT.size), PublicSignals(0, loss_of(torch.zeros(LAYOUT.size))))
+        return made
+
+    def evaluate(self, adapter: torch.Tensor, split: str) -> Metrics:
+        assert split == "validation"
+        self.evaluated.append(len(self.evaluated))
+        return Metrics(loss=loss_of(adapter), accuracy=0.5, count=10)
+
+    def go(self, ledger: Ledger, resume: bool = False) -> str | None:
+        strategy = self.strategy(ledger)
+        if resume:
+            assert strategy.state is not None
+            strategy.state, _ = load_checkpoint(self.folder, strategy.state)
+        grid = InProcessGrid(self.app or clients(), self.nodes)
+        with Telemetry(self.folder, tensorboard=False) as telemetry:
+            refusal = run_rounds(strategy, grid, self.evaluate, self.config, telemetry, self.folder)
+        self.last = strategy
+        return refusal
+
+    @property
+    def records(self) -> list[RoundRecord]:
+        return read_metrics(self.folder)
+
+
+def loss_of(adapter: torch.Tensor) -> float:
+    """A public loss that every released adapter moves."""
+    return float((adapter.double() - 1.0).square().mean())
+
+
+MakeRun = Callable[..., tuple[Run, Ledger]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[MakeRun]:
+    """A run and its ledger, which pays for anything (NOT PRIVATE) or for what is given as ``floor``."""
+    ledgers: list[Ledger] = []
+
+    def make(name: str, config: RunConfig, controller: Any, **parts: Any) -> tuple[Run, Ledger]:
+        run = Run(tmp_path / name, config, controller, **parts)
+        sampling = round_sampling(config)
+        steps = (FloorStep("histogram", sampling, 0.0), FloorStep("round", sampling, 0.0, config.rounds))
+        commitment = run.floor or Commitment(
+            "client", "add_remove", N, 3.0, 1e-3, floor=steps, not_private="a test without a budget"
+        )
+        ledgers.append(Ledger.create(run.folder / "ledger.jsonl", commitment))
+        return run, ledgers[-1]
+
+    yield make
+    for ledger in ledgers:
+        ledger.close()
+
+
+# --- a whole run --------------------------------------------------------------------------------------------------
+
+
+def test_a_private_run_spends_its_budget_round_by_round(start: MakeRun) -> None:
+    config, controller = settings(3), DpLac()
+    commitment, multipliers = commit(config, controller)
+    run, ledger = start(
+        "run", config, controller, sampler=CohortSampler.fresh(), floor=commitment, multipliers=multipliers
+    )
+    assert run.go(ledger) is None
+    assert [(record.phase, record.round) for record in run.records] == [
+        ("histogram", 0),
+        ("round", 1),
+        ("round", 2),
+        ("round", 3),
+    ]
+    spent = [record.epsilon_spent for record in run.records]
+    assert all(before < after for before, after in pairwise(spent))
+    assert 0 < spent[0]
+    assert 0.95 * 3.0 < spent[-1] == ledger.spent() <= 3.0
+    assert all(record.not_private is None for record in run.records)
+    assert [charge.released_at is not None for charge in ledger.charges] == [True] * 4
+    assert run.evaluated == [0, 1, 2]
+    for record in run.records[1:]:
+        assert record.noise_multiplier == multipliers[0]
+        # A released update that is nearly all noise has about the norm of noise.
+        assert record.noise_norm is not None
+        assert record.update_norm is not None
+        assert 0.3 < record.update_norm / record.noise_norm < 3.0
+
+
+def test_records_hold_released_and_public_values_and_nothing_else(start: MakeRun) -> None:
+    run, ledger = start("run", settings(3), DpLac(), noise=InsecureSeededNoise(1))
+    run.go(ledger)
+    histogram, *rounds = run.records
+    assert histogram.update_norm is histogram.noise_norm is histogram.signal_estimate is histogram.clip_bound is None
+    assert histogram.validation_loss is histogram.validation_accuracy is None
+    assert histogram.noise_multiplier == 2.0
+    assert histogram.extra == {"clip-bound": GRID[14]}
+    bound = GRID[14]
+    for record in rounds:
+        assert record.clip_bound == bound
+        assert record.noise_norm == pytest.approx(1.5 * bound * math.sqrt(DIM) / (RATE * N), rel=1e-12)
+        assert record.update_norm is not None
+        assert record.signal_estimate == pytest.approx(math.sqrt(max(record.update_norm**2 - record.noise_norm**2, 0)))
+        assert record.expected_cohort == RATE * N
+        assert record.validation_loss is not None
+        bound = record.extra["clip-bound"]  # the threshold of the next round
+    assert rounds[-1].update_norm == pytest.approx(float(run.last.release.update.norm()), rel=1e-6)  # type: ignore[union-attr]
+    assert rounds[-1].validation_loss == loss_of(run.last.state.served)  # type: ignore[union-attr]
+
+
+def test_what_is_clipped_away_shows_nowhere(start: MakeRun) -> None:
+    """Updates 1024 times as large are the same after clipping, so every file of the run is the same but for times."""
+    files = []
+    for name, scale, nodes in (("small", 1.0, 3), ("large", 1024.0, 3), ("other nodes", 1024.0, 7)):
+        run, ledger = start(
+            name, settings(3), Fixed(0.1), noise=InsecureSeededNoise(1), app=clients(scale), nodes=nodes
+        )
+        run.go(ledger)
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        assert {key for line in lines for key in line} == {field.name for field in fields(RoundRecord)}
+        for line in lines:
+            line.pop("seconds")
+        state = (run.folder / "checkpoint" / "state.safetensors").read_bytes()
+        charges = [charge.event.to_json() for charge in ledger.charges]
+        files.append((lines, state, charges))
+    assert files[0] == files[1] == files[2]
+
+
+@dataclass(frozen=True)
+class PerAdapter(Fixed):
+    """Fixed thresholds, one per block."""
+
+    bounds: ClassVar[tuple[float, ...]] = (0.5, 0.1)
+
+    def plan(self, state: Any, round: int) -> Plan:
+        return Plan(PerAdapterClip(self.bounds, state.setting.blocks), state.setting.noise_multiplier(round))
+
+
+def test_the_norm_of_noise_under_per_adapter_clipping(start: MakeRun) -> None:
+    run, ledger = start("run", settings(1), PerAdapter(), noise=InsecureZeroNoise())
+    run.go(ledger)
+    (record,) = run.records
+    sizes = LAYOUT.blocks()
+    total = sum(c * math.sqrt(d) for c, d in zip(PerAdapter.bounds, sizes, strict=True))
+    stds = [1.5 * math.sqrt(total * c / math.sqrt(d)) for c, d in zip(PerAdapter.bounds, sizes, strict=True)]
+    expected = math.sqrt(sum(d * s**2 for d, s in zip(sizes, stds, strict=True))) / (RATE * N)
+    assert record.noise_norm == pytest.approx(expected, rel=1e-12)
+    assert sum((c / s) ** 2 for c, s in zip(PerAdapter.bounds, stds, strict=True)) == pytest.approx(1.5**-2)
+    assert record.clip_bound is None
+
+
+class FixedWholeNumber(Fixed):
+    """A method of a user's own that plans with an integer."""
+
+    def plan(self, state: Any, round: int) -> Plan:
+        return Plan(FlatClip(1, state.setting.dimension), 2)
+
+
+def test_a_threshold_that_is_an_integer_is_recorded(start: MakeRun) -> None:
+    run, ledger = start("run", settings(1), FixedWholeNumber(), noise=InsecureZeroNoise())
+    run.go(ledger)
+    assert run.records[0].clip_bound == 1.0
+
+
+def test_evaluation_is_as_rare_as_was_asked_and_never_skips_the_last_round(start: MakeRun) -> None:
+    config = settings(5, evaluation={"every": 2})
+    run, ledger = start("run", config, Fixed(0.5), noise=InsecureZeroNoise())
+    run.go(ledger)
+    evaluated = [record.round for record in run.records if record.validation_loss is not None]
+    assert evaluated == [2, 4, 5]
+
+
+# --- where it stops, and how it goes on ---------------------------------------------------------------------------
+
+
+def limited(rounds: int) -> Commitment:
+    """Pays for fewer rounds than are planned."""
+    steps = (FloorStep("round", round_sampling(settings(1)), 1.5, rounds),)
+    return Commitment("client", "add_remove", N, 50.0, 1e-3, floor=steps)
+
+
+def test_a_run_ends_when_the_ledger_refuses(start: MakeRun) -> None:
+    run, ledger = start("run", settings(5), Fixed(0.5), sampler=CohortSampler.fresh(), floor=limited(2))
+    refusal = run.go(ledger)
+    assert refusal is not None
+    assert "round" in refusal
+    assert [record.round for record in run.records] == [1, 2]
+    assert len(ledger.events) == 2
+    assert run.last.state is not None
+    assert run.last.state.round == 2
+
+
+def everything(run: Run) -> tuple[Any, ...]:
+    """All a run came to, but for its times."""
+    state = run.last.state
+    assert state is not None
+    tensors = [state.adapter, state.served, *state.optimizer.values()]
+    records = [replace(record, seconds=0.0, rounds=4) for record in run.records]
+    return state.round, state.controller, [tensor.tolist() for tensor in tensors], records
+
+
+@pytest.mark.parametrize("controller", [DpLac(), DpLac(clip_norm=1.0, smooth=True), Fixed(0.5)])
+def test_a_run_that_goes_on_from_its_checkpoint_ends_where_one_without_a_break_does(
+    controller: Any, start: MakeRun
+) -> None:
+    """Bit for bit without noise, because the sampling secret stays that of the run."""
+    whole, ledger = start("whole", settings(4), controller, noise=InsecureZeroNoise())
+    assert whole.go(ledger) is None
+    broken, ledger = start("broken", settings(4), controller, noise=InsecureZeroNoise())
+    broken.config = settings(2)
+    broken.go(ledger)
+    ledger.close()
+    broken.config = settings(4)
+    with Ledger.open(broken.folder / "ledger.jsonl") as ledger:
+        assert broken.go(ledger, resume=True) is None
+        assert [(event.label, event.round) for event in ledger.events] == [
+            (record.phase, record.round) for record in whole.records
+        ]
+    assert everything(broken) == everything(whole)
+
+
+def test_a_round_that_fails_stays_charged_and_is_held_again_with_another_cohort(start: MakeRun) -> None:
+    run, ledger = start("run", settings(4), DpLac(), noise=InsecureZeroNoise(), app=clients(fail_in=(2,)))
+    with pytest.raises(RoundFailed, match="round 2: 0 of 3 messages were answered soundly"):
+        run.go(ledger)
+    assert [record.round for record in run.records] == [0, 1]
+    assert [charge.released_at is not None for charge in ledger.charges] == [True, True, False]
+    ledger.close()
+    cohorts: list[list[int]] = []
+    run.app = clients(seen=cohorts)
+    with Ledger.open(run.folder / "ledger.jsonl") as ledger:
+        assert "used" in str(run.go(ledger, resume=True))  # the fourth round was paid for by the second's failure
+        assert [event.round for event in ledger.events] == [0, 1, 2, 2, 3]
+    assert [record.round for record in run.records] == [0, 1, 2, 3]
+    secret, sampling = CohortSampler.insecure_from_seed(3), round_sampling(run.config)
+    assert cohorts[0] == secret.draw(sampling, 2, attempt=1).tolist()
+    assert cohorts[0] != secret.draw(sampling, 2, attempt=0).tolist()
+
+
+def test_the_checkpoint_names_the_ledger_it_belongs_to(start: MakeRun) -> None:
+    run, ledger = start("run", settings(2), Fixed(0.5), noise=InsecureZeroNoise())
+    run.go(ledger)
+    ledger.close()
+    file = run.folder / "ledger.jsonl"
+    assert run.last.state is not None
+    _, head = load_checkpoint(run.folder, run.last.state)
+    Ledger.open(file, head).close()
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-2]))  # an older backup
+    with pytest.raises(CorruptRun):
+        Ledger.open(file, head)
