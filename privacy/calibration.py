@@ -192,12 +192,23 @@ class _Run:
             )
 
     def root(self, accountant: str) -> float:
-        high = math.log(self.guess())
-        interval = self._search_interval(math.exp(high)) if accountant == "pld" else None
+        start = self.guess()
+        if accountant != "pld":
+            return self._solve(start, accountant, None)
+        # The interval that suits the first guess may be too coarse at the answer, above all for a tiny epsilon.
+        interval = self._search_interval(start)
+        while True:
+            z = self._solve(start, accountant, interval)
+            needed = self._search_interval(z)
+            if needed >= interval:
+                return z
+            start, interval = z, needed
 
+    def _solve(self, start: float, accountant: str, interval: float | None) -> float:
         def excess(log_z: float) -> float:
             return min(self.epsilon(math.exp(log_z), accountant, interval) / self.target, 1e6) - 1.0
 
+        high = math.log(start)
         step = 0.1
         while excess(high) > 0.0:
             high += step
@@ -206,7 +217,7 @@ class _Run:
         while excess(low) < 0.0:
             high, low = low, low - step
             step *= 2.0
-        return math.exp(float(brentq(excess, low, high, xtol=2e-5)))
+        return math.exp(float(brentq(excess, low, high, xtol=5e-5)))
 
     def _search_interval(self, z: float) -> float:
         """The discretisation that accounting would choose near the answer, chosen once.

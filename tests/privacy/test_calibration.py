@@ -23,7 +23,7 @@ TABLE = [
     (0.1, 4.0, 1.7618),
     (0.1, 8.0, 1.1298),
 ]
-CHEAP = [row for row in TABLE if row[0] > 0.02]
+CHEAP = [row for row in TABLE if row[0] > 0.02 and row[1] < 8.0]
 
 
 def poisson(rate: float) -> Poisson:
@@ -45,7 +45,7 @@ def test_the_table(rate: float, target: float, expected: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "target", "expected"), [row for row in TABLE if row not in CHEAP])
-def test_the_table_at_the_lowest_rate(rate: float, target: float, expected: float) -> None:
+def test_the_rest_of_the_table(rate: float, target: float, expected: float) -> None:
     check_against_table(rate, target, expected)
 
 
@@ -92,7 +92,9 @@ def test_without_amplification(target: float, expected: float) -> None:
     assert calibrate(target, DELTA, Poisson(1.0, 1000), ROUNDS) == pytest.approx(expected, rel=2e-3)
 
 
-@pytest.mark.parametrize(("target", "expected"), [(2.0, 3.059), (4.0, 1.770), (8.0, 1.131)])
+@pytest.mark.parametrize(
+    ("target", "expected"), [(2.0, 3.059), (4.0, 1.770), pytest.param(8.0, 1.131, marks=pytest.mark.slow)]
+)
 def test_the_histogram_is_absorbed(target: float, expected: float) -> None:
     z = calibrate(target, DELTA, poisson(0.1), ROUNDS, extra=[FloorStep("histogram", Poisson(1.0, 1000), 10.0)])
     assert z == pytest.approx(expected, abs=1e-3)
@@ -221,6 +223,12 @@ def test_filter_commitment_leaves_room_for_a_histogram() -> None:
 def test_impossible_targets_are_refused(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
+
+
+def test_a_tiny_epsilon_is_accounted_finely_enough() -> None:
+    """Losses of a thousandth need a finer grid than the usual one, or twice the noise would be asked for."""
+    z = calibrate(2e-3, DELTA, poisson(0.01), 2)
+    assert epsilon([(poisson(0.01), z, 2)], DELTA, interval=5e-5) == pytest.approx(2e-3, rel=0.02)
 
 
 def test_weak_noise_can_be_forced() -> None:

@@ -39,7 +39,7 @@ def test_the_page_and_the_figure(tmp_path: Path) -> None:
 
 def test_narrow_terminals_and_other_sampling() -> None:
     done = CliRunner(env={"COLUMNS": "80"}).invoke(
-        app, ["calibrate", *SMALL, "--sampling", "capped-poisson", "--cap", "140"]
+        app, ["calibrate", *SMALL, "--rate", "1", "--adjacency", "replace_one"]
     )
     assert done.exit_code == 0, done.output
     assert "cannot account this sampling" in done.output
@@ -48,7 +48,7 @@ def test_narrow_terminals_and_other_sampling() -> None:
 
 
 def test_a_generous_delta_is_noted_once() -> None:
-    done = calibrate(*SMALL, "--delta", "0.0015")
+    done = calibrate(*SMALL, "--rate", "1", "--delta", "0.0015")
     assert done.exit_code == 0, done.output
     assert done.output.count("smaller is the custom") == 1
     assert "4 x clients: delta must be < 1/population" in done.output
