@@ -81,12 +81,14 @@ def _run(config: RunConfig, folder: Path, plugins: Path, quiet: bool) -> None:
     try:
         launch(config, folder, follow=watch, plugins=plugins)
     except RunFailed as failure:
-        page = write_report(folder)
-        _fail(f"The run failed: {failure}\n\nRun folder: {folder}\nReport: {page}", FAILED)
+        _say(f"The run failed: {failure}\n\nRun folder: {folder}")
+        write_report(folder)
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         _say_interrupted(folder)
+        _say(f"Interrupted; everything that was started is stopped.\nRun folder: {folder}", style="yellow")
         write_report(folder)
-        _fail(f"Interrupted; everything that was started is stopped.\nRun folder: {folder}", INTERRUPTED)
+        raise typer.Exit(INTERRUPTED) from None
     write_report(folder)
     if quiet:
         typer.echo(folder)
@@ -168,7 +170,9 @@ def _say_interrupted(folder: Path) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    Console(stderr=True).print(
-        message, markup=False, highlight=False, soft_wrap=True, style="red" if code != 130 else ""
-    )
+    _say(message)
     raise typer.Exit(code)
+
+
+def _say(message: str, style: str = "red") -> None:
+    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True, style=style)

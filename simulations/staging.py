@@ -52,7 +52,13 @@ def stage(folder: Path, app: App, *, config_file: Path, run_folder: Path, log: P
 
 def _project(config_file: Path, run_folder: Path) -> dict[str, object]:
     return {
-        "project": {"name": "lacquer-run", "version": "0.0.0", "description": "One run of Lacquer", "dependencies": []},
+        "project": {
+            "name": "lacquer-run",
+            "version": "0.0.0",
+            "description": "One run of Lacquer",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
         "tool": {
             "flwr": {
                 "app": {

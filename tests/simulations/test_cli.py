@@ -1,0 +1,202 @@
+"""The command: refusals before anything starts, exit codes, what is said. Whole runs: tests/end_to_end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from server.config import ConfigError, parse
+from server.telemetry import Telemetry
+from simulations import launcher, preflight
+from simulations.cli import app, new_run_folder
+
+runner = CliRunner()
+
+SMALL = """
+clients = 60
+sampling-rate = 0.2
+[privacy]
+delta = 1e-3
+[model]
+name = "random:bert"
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """What reached the checks; they pass."""
+    configs = []
+    monkeypatch.setattr(preflight, "check", configs.append)
+    return configs
+
+
+def engine(monkeypatch, behaviour):
+    """Replaces both engines by a function of the run folder."""
+    calls = []
+
+    def run(name):
+        def launch(config, folder, *, follow, plugins):
+            calls.append((name, config, plugins))
+            behaviour(folder)
+
+        return launch
+
+    monkeypatch.setattr(launcher, "run_flower", run("flower"))
+    monkeypatch.setattr(launcher, "run_child", run("inprocess"))
+    return calls
+
+
+def completed(folder):
+    (folder / "config.toml").write_text("")
+    with Telemetry(folder, tensorboard=False) as telemetry:
+        telemetry.status("completed", "done")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["quikstart"], "did you mean quickstart"),
+        (["gone.toml"], "gone.toml does not exist"),
+        (["--set", "privacy.epsilon=0"], "privacy.epsilon"),
+        (["--set", "privacy.epsilon=four"], "privacy.epsilon = 'four'"),
+        (["--set", "privacy.epsilom=4"], "did you mean privacy.epsilon?"),
+        (["--set", "sampling-rate=1.5"], "sampling-rate = 1.5"),
+        (["--set", "clients=100", "--set", "privacy.delta=0.5"], "must be below 1/clients"),
+        (["--set", "rounds"], "must be key=value"),
+    ],
+)
+def test_a_bad_setting_is_refused_before_anything_starts(arguments, says, here):
+    result = runner.invoke(app, ["run", *arguments])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+    assert sorted(path.name for path in here.iterdir()) == ["small.toml"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("strategy.controller=dp-lak", "did you mean 'dp-lac'"),
+        ("strategy.controller-options.bounds=1", "strategy.controller-options.bounds"),
+        ("data.source=csv:none.csv", "none.csv"),
+        ("model.name=./none", "./none"),
+        ("privacy.epsilon=0.001", "privacy.epsilon = 0.001"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(setting, says, here):
+    result = runner.invoke(app, ["run", "small.toml", "--set", setting, "--set", "data.cache=cache"])
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    assert not (here / "runs").exists()
+
+
+def test_a_missing_label_column_is_refused_with_the_columns_there_are(here):
+    (here / "data.csv").write_text("sentence,sentiment\n" + "some words,1\n" * 200)
+    source = ["--set", "data.source=csv:data.csv", "--set", "data.text-column=sentence", "--set", "data.cache=cache"]
+    result = runner.invoke(app, ["run", "small.toml", *source])
+    assert result.exit_code == 2
+    assert "label" in result.stderr
+    assert "sentiment" in result.stderr
+
+
+def test_several_problems_are_told_at_once(here):
+    wrong = ["--set", "strategy.controller=none-such", "--set", "data.source=csv:none.csv"]
+    result = runner.invoke(app, ["run", "small.toml", *wrong])
+    assert "none-such" in result.stderr
+    assert "none.csv" in result.stderr
+
+
+def test_a_run_ends_with_its_folder(here, checked, monkeypatch):
+    calls = engine(monkeypatch, completed)
+    result = runner.invoke(app, ["run", "small.toml", "--workers", "3", "--set", "name=mine", "--quiet"])
+    assert result.exit_code == 0, result.output
+    ((name, config, plugins),) = calls
+    assert (name, config.engine.workers, config.name, plugins) == ("flower", 3, "mine", here)
+    assert checked == [config]
+    (folder,) = (here / "runs").iterdir()
+    assert folder.name.startswith("mine-")
+    assert result.stdout.strip() == str(folder)
+    assert (folder / "report.html").is_file()
+
+
+def test_the_engine_is_chosen(here, checked, monkeypatch):
+    calls = engine(monkeypatch, completed)
+    assert runner.invoke(app, ["run", "small.toml", "--engine", "inprocess"]).exit_code == 0
+    assert calls[0][0] == "inprocess"
+    assert runner.invoke(app, ["run", "small.toml", "--engine", "spark"]).exit_code == 2
+
+
+def test_a_failed_run_exits_with_1_and_its_reason(here, checked, monkeypatch):
+    def fail(folder):
+        (folder / "config.toml").touch()
+        raise launcher.RunFailed("the reason [in] brackets")
+
+    engine(monkeypatch, fail)
+    result = runner.invoke(app, ["run", "small.toml"])
+    assert result.exit_code == 1
+    assert "the reason [in] brackets" in result.stderr
+    assert str(here / "runs") in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_with_130_and_the_folder_says_so(number, here, checked, monkeypatch):
+    engine(monkeypatch, lambda folder: os.kill(os.getpid(), number))
+    handler = signal.getsignal(signal.SIGTERM)
+    result = runner.invoke(app, ["run", "small.toml"])
+    assert result.exit_code == 130
+    (folder,) = (here / "runs").iterdir()
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["message"]) == ("failed", "interrupted")
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_presets_are_listed():
+    result = runner.invoke(app, ["presets"])
+    assert result.exit_code == 0
+    assert "quickstart" in result.stdout
+    assert "sst2" in result.stdout
+
+
+def test_a_report_of_no_run_is_refused(here):
+    result = runner.invoke(app, ["report", str(here)])
+    assert result.exit_code == 2
+    assert "no run folder" in result.stderr
+
+
+def test_folders_of_runs_that_start_together_differ(tmp_path):
+    config = parse({"output": str(tmp_path / "deep" / "runs"), "name": "twin"})
+    folders = {new_run_folder(config) for _ in range(5)}
+    assert len(folders) == 5
+    assert all(folder.is_dir() and folder.name.startswith("twin-") for folder in folders)
+
+
+def test_an_output_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="output"):
+        new_run_folder(parse({"output": str(tmp_path / "file" / "runs")}))
+
+
+def test_help_is_quick_to_import():
+    """What `lacquer --help` imports must not hold torch, Ray or transformers: they take seconds."""
+    code = (
+        "import sys, simulations.cli; print([m for m in ('torch', 'ray', 'transformers', 'flwr') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_python_m_simulations_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "simulations", "presets"], capture_output=True, text=True, check=True)
+    assert "quickstart" in done.stdout

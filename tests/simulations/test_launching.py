@@ -1,0 +1,177 @@
+"""What the launcher hands to Flower: the wrapper app, the federation, the environment. Whole runs: tests/end_to_end."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from server.config import parse
+from server.telemetry import Telemetry
+from simulations.hardware import Resources
+from simulations.launcher import _judge
+from simulations.private_flower import RunFailed, environment, federation, tail
+from simulations.staging import PACKAGE, App, packages_root, stage
+
+
+def staged(tmp_path, app=None, plugins=None):
+    return stage(
+        tmp_path / "app",
+        app or App(),
+        config_file=tmp_path / "config.toml",
+        run_folder=tmp_path,
+        log=tmp_path / "flower.log",
+        plugins=plugins or tmp_path / "plugins",
+    )
+
+
+def load_part(folder, part, **environment):
+    code = f"import {PACKAGE}.{part} as p; print('app of', p.app)"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_wrapper_app_is_one_flower_accepts(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+
+    folder = staged(tmp_path)
+    config, warnings = load_and_validate(folder / "pyproject.toml")
+    assert warnings == []
+    assert config["tool"]["flwr"]["app"]["config"] == {
+        "config-file": str(tmp_path / "config.toml"),
+        "run-folder": str(tmp_path),
+    }
+    assert config["project"]["dependencies"] == []
+    assert tomllib.loads((folder / "pyproject.toml").read_text()) == config
+
+
+def test_the_wrapper_finds_a_users_modules_and_logs_to_the_run_folder(tmp_path):
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "their_client.py").write_text("import own_method\napp = own_method.NAME\n")
+    (plugins / "own_method.py").write_text("NAME = 'their own'\n")
+    (plugins / "server.py").write_text("raise ImportError('not ours')\n")
+    folder = staged(tmp_path, App("server.config", "their_client"))
+    done = load_part(folder, "client")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (tmp_path / "flower.log").read_text() == "app of their own\n"
+    done = load_part(folder, "server")
+    assert "no attribute 'app'" in (tmp_path / "flower.log").read_text(), "server.config was found, not their server"
+
+
+def test_the_wrapper_refuses_a_foreign_file_of_the_same_name(tmp_path):
+    foreign = tmp_path / "foreign" / "server"
+    foreign.mkdir(parents=True)
+    (foreign / "__init__.py").touch()
+    (foreign / "config.py").write_text("app = 'not ours'\n")
+    done = load_part(staged(tmp_path, App("server.config")), "server", PYTHONPATH=str(foreign.parent))
+    assert done.returncode == 1
+    log = (tmp_path / "flower.log").read_text()
+    assert "ImportError: server.config was found at" in log
+    assert str(packages_root() / "server" / "config.py") in log
+
+
+def test_looking_at_the_app_does_not_redirect_the_looker(tmp_path):
+    """`flwr run` imports the package to check that its components exist, and prints its answer afterwards."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {PACKAGE}; print('heard')"],
+        cwd=staged(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "heard\n"
+
+
+def federation_of(table, plan):
+    return dict(item.split("=") for item in federation(parse(table), plan).split())
+
+
+def test_as_many_actors_as_workers_are_asked_for():
+    settings = federation_of({}, Resources(workers=6, threads=2, gpus=0, gpu_share=0.0))
+    assert settings["num-supernodes"] == settings["init-args-num-cpus"] == "6"
+    assert settings["client-resources-num-cpus"] == "1"
+    assert settings["client-resources-num-gpus"] == "0.0"
+
+
+def test_a_gpu_share_is_asked_for_where_there_is_a_gpu():
+    settings = federation_of({}, Resources(workers=4, threads=2, gpus=2, gpu_share=0.5))
+    assert settings["client-resources-num-gpus"] == "0.5"
+    assert settings["init-args-num-gpus"] == "2"
+
+
+def test_one_client_per_node_makes_nodes_not_actors():
+    table = {"simulation": {"clients-per-node": 1}, "clients": 300, "privacy": {"delta": 1e-4}}
+    settings = federation_of(table, Resources(2, 1, 0, 0.0))
+    assert (settings["num-supernodes"], settings["init-args-num-cpus"]) == ("300", "2")
+
+
+def test_flower_understands_the_federation():
+    from flwr.cli.run.run import _parse_federation_config_overrides
+    from flwr.cli.typing import SuperLinkConnection
+
+    text = federation(parse({}), Resources(3, 1, 1, 0.3333))
+    parsed = _parse_federation_config_overrides([text], SuperLinkConnection(name="x", address="127.0.0.1:1"))
+    assert parsed is not None
+    assert (parsed.num_supernodes, parsed.init_args_num_cpus, parsed.init_args_num_gpus) == (3, 3, 1)
+    assert parsed.client_resources_num_gpus == pytest.approx(0.3333)
+
+
+def test_the_environment_is_pinned(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", "somewhere/shared")
+    monkeypatch.setenv("RAY_ADDRESS", "another:6379")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    monkeypatch.setenv("PYTHONPATH", f"relative{os.pathsep}/absolute")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    pinned = environment(tmp_path, "tag", Resources(2, 3, 0, 0.0), preload="client.app")
+    assert "RAY_ADDRESS" not in pinned, "a run must not join somebody else's cluster"
+    assert "FLWR_HOME" not in pinned, "the private Flower sets its own"
+    assert pinned["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert pinned["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert pinned["OMP_NUM_THREADS"] == "3"
+    assert pinned["CUDA_VISIBLE_DEVICES"] == "1"
+    assert pinned["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent), "Flower starts its commands by name"
+    assert all(os.path.isabs(entry) for entry in pinned["PYTHONPATH"].split(os.pathsep))
+    assert (tmp_path / "ray").is_dir()
+    assert pinned["RAY_TMPDIR"] == str(tmp_path / "ray")
+
+
+@pytest.mark.parametrize(
+    ("completed", "state", "reason"),
+    [
+        (True, "completed", None),
+        (True, "stopped-budget", None),
+        (True, "running", "Flower says so"),
+        (True, None, "Flower says so"),
+        (False, "completed", "Flower says so"),
+        (False, "failed", "own words"),
+        (True, "failed", "own words"),
+    ],
+)
+def test_a_run_completed_only_if_both_sides_say_so(completed, state, reason, tmp_path):
+    log = tmp_path / "flower.log"
+    log.write_text("\n".join(f"line {number}" for number in range(100)))
+    if state is not None:
+        with Telemetry(tmp_path, tensorboard=False) as telemetry:
+            telemetry.status(state, "own words")
+    if reason is None:
+        _judge(tmp_path, log, completed=completed, otherwise="Flower says so")
+        return
+    with pytest.raises(RunFailed) as failure:
+        _judge(tmp_path, log, completed=completed, otherwise="Flower says so")
+    assert str(failure.value).startswith(reason)
+    assert str(failure.value).endswith("line 99")
+
+
+def test_the_tail_of_a_log(tmp_path):
+    assert "never written" in tail(tmp_path / "none")
+    (tmp_path / "log").write_bytes(b"a\nb\n\xff\n")
+    assert tail(tmp_path / "log", 2).splitlines() == ["b", "\ufffd"]
