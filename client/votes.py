@@ -30,6 +30,7 @@ def clip_votes(
     clients: Sequence[Records],
     query: OneHotVote,
     seeds: Sequence[int],
+    basis: Float[Tensor, "k dim"] | None = None,
 ) -> Int64[Tensor, " clients"]:
     """The bin each client votes for; -1 where it has no vote (no update, or no finite loss).
 
@@ -40,15 +41,18 @@ def clip_votes(
         clients: their records.
         query: grid, candidates and simulated noise.
         seeds: one per client, for the simulated noise.
+        basis: orthonormal rows of the subspace the run clips and noises in, or None.
     """
     origin = engine.layout.trainable(start)
-    norms = deltas.double().norm(dim=1)
+    updates = deltas if basis is None else deltas @ basis.T
+    norms = updates.double().norm(dim=1)
     votes = torch.full((len(clients),), -1, dtype=torch.int64)
     voters = [i for i, records in enumerate(clients) if len(records) and 0 < float(norms[i]) < float("inf")]
     group = max(1, CANDIDATE_MEMORY // (4 * max(1, len(origin)) * (1 + len(query.candidates))))
     for first in range(0, len(voters), group):
         members = voters[first : first + group]
-        trials = torch.stack([_trials(deltas[i], float(norms[i]), query, seeds[i]) for i in members]).add_(origin)
+        trials = torch.stack([_trials(updates[i], float(norms[i]), query, seeds[i]) for i in members])
+        trials = origin + (trials if basis is None else trials @ basis)
         losses = engine.candidate_losses(start, trials, [clients[i] for i in members])
         distances = (losses[:, 1:] - losses[:, :1]).abs()
         for i, distance in zip(members, distances, strict=True):

@@ -19,6 +19,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 import privacy
 from privacy.mechanism import Contribution, Plan, validate
+from privacy.queries import query_from_json
+from privacy.subspace import SubspaceClip
 
 
 class BadMessage(ValueError):
@@ -35,6 +37,7 @@ class TrainRequest:
         plan: what is clipped, asked and noised.
         train: factors trained this round, ``"both"``, ``"a"`` or ``"b"``.
         clients: int64 ids of logical clients.
+        basis: float32 ``[k, d]`` of the public subspace the run clips in, or None; needed to read a plan that uses it.
         job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
     """
 
@@ -44,15 +47,23 @@ class TrainRequest:
     train: str
     clients: np.ndarray
     job: str
+    basis: np.ndarray | None = None
 
     def to_records(self) -> RecordDict:
+        arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
+        if self.basis is not None:
+            arrays["basis"] = Array(self.basis.astype(np.float32).ravel())
         return RecordDict(
             {
-                "arrays": ArrayRecord(
-                    {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
-                ),
+                "arrays": ArrayRecord(arrays),
                 "config": ConfigRecord(
-                    {"round": self.round, "train": self.train, "plan": json.dumps(self.plan.to_json()), "job": self.job}
+                    {
+                        "round": self.round,
+                        "train": self.train,
+                        "plan": json.dumps(self.plan.to_json()),
+                        "job": self.job,
+                        "rank": 0 if self.basis is None else len(self.basis),
+                    }
                 ),
             }
         )
@@ -63,9 +74,10 @@ class TrainRequest:
         clients = _array(records, "clients", "int64")
         if not bool(np.all(np.diff(clients) > 0)):  # a client listed twice would count twice: sensitivity 2
             raise BadMessage("clients must be listed once each, in increasing order")
+        basis = _basis(records, config)
         text = _typed(config, "plan", str)
         try:
-            plan = Plan.from_json(json.loads(text))
+            plan = _plan(json.loads(text), basis)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadMessage(f"plan cannot be read: {type(error).__name__}: {error}") from None
         return TrainRequest(
@@ -75,6 +87,7 @@ class TrainRequest:
             train=_typed(config, "train", str),
             clients=clients,
             job=_typed(config, "job", str),
+            basis=basis,
         )
 
 
@@ -170,6 +183,25 @@ def code_fingerprint() -> str:
         for path in sorted(room.rglob("*.py")):
             digest.update(f"{room.name}/{path.relative_to(room)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _basis(records: RecordDict, config: ConfigRecord) -> np.ndarray | None:
+    if "basis" not in _arrays(records):
+        return None
+    values, rank = _array(records, "basis", "float32"), _typed(config, "rank", int)
+    if rank < 1 or len(values) % rank:
+        raise BadMessage(f"a basis of {len(values)} values cannot have {rank} rows")
+    return values.reshape(rank, -1)
+
+
+def _plan(data: dict[str, Any], basis: np.ndarray | None) -> Plan:
+    if data["clip"]["kind"] != "subspace":
+        return Plan.from_json(data)
+    if basis is None:
+        raise ValueError("a plan that clips in a subspace needs its basis")
+    queries = tuple(query_from_json(query) for query in data["queries"])
+    clip = SubspaceClip(torch.from_numpy(basis.copy()), float(data["clip"]["bound"]))
+    return Plan(clip, float(data["noise_multiplier"]), queries)
 
 
 def _config(records: RecordDict) -> ConfigRecord:

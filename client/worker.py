@@ -14,7 +14,7 @@ from client.records import Records
 from client.tasks import Metrics, SequenceClassification
 from client.votes import clip_votes
 from client.wire import EvaluateRequest, TrainRequest
-from privacy.mechanism import Contribution, Plan, Units, contribute
+from privacy.mechanism import Contribution, Units, contribute
 from privacy.queries import OneHotVote
 from privacy.rng import simulation_generator
 
@@ -38,17 +38,18 @@ class Worker:
         total = Contribution.zero(request.plan)
         for updates in self.engine.train(start, clients, self.job.local, seeds):
             records = [clients[i] for i in updates.clients]
-            units = self._units(start, updates.deltas, records, [seeds[i] for i in updates.clients], request.plan)
+            units = self._units(start, updates.deltas, records, [seeds[i] for i in updates.clients], request)
             total = total + contribute(units, request.plan)
         return total
 
     def _units(
-        self, start: torch.Tensor, deltas: torch.Tensor, clients: list[Records], seeds: list[int], plan: Plan
+        self, start: torch.Tensor, deltas: torch.Tensor, clients: list[Records], seeds: list[int], request: TrainRequest
     ) -> Units:
         votes = None
-        for query in plan.queries:
+        basis = None if request.basis is None else torch.from_numpy(request.basis.copy())
+        for query in request.plan.queries:
             if isinstance(query, OneHotVote):
-                votes = clip_votes(self.engine, start, deltas, clients, query, seeds)
+                votes = clip_votes(self.engine, start, deltas, clients, query, seeds, basis)
         return Units(deltas, votes=votes)
 
     def metrics(self, request: EvaluateRequest) -> Metrics:

@@ -16,8 +16,8 @@ from server.config import ConfigError, RunConfig, load, parse, unflatten
 from server.environment import write_environment
 from server.evaluation import on_workers
 from server.loop import run_rounds
+from server.public import PublicTraining
 from server.telemetry import Telemetry
-from server.warm_start import warm_start
 from strategies.controller import PublicSignals
 
 log = logging.getLogger(__name__)
@@ -57,16 +57,17 @@ def run(config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry) -> No
     assembly = assemble(config)
     if (folder / LEDGER_FILE).exists():
         raise ConfigError(f"run-folder = {str(folder)!r} already holds a run; a ledger is never overwritten")
+    public = PublicTraining.of(assembly)
     ledger = Ledger.create(folder / LEDGER_FILE, assembly.commitment)
     try:
         telemetry.status("preparing", "waiting for workers")
         expected = config.clients if config.simulation.clients_per_node else config.engine.workers
         nodes = connected_nodes(grid, expected)
-        strategy = make_strategy(assembly, folder, nodes, ledger)
-        if config.warm_start.epochs:
+        strategy = make_strategy(assembly, folder, nodes, ledger, public if config.public.subspace else None)
+        if config.public.warm_start_epochs:
             telemetry.status("preparing", "warm start on public records")
-        start, used = warm_start(assembly.start, assembly.data.validation, assembly.job, config.warm_start)
-        splits = {"validation": (used, len(assembly.data.validation)), "test": (0, len(assembly.data.test))}
+        start = public.warm_start(assembly.start)
+        splits = {"validation": (public.used, len(assembly.data.validation)), "test": (0, len(assembly.data.test))}
         workers = min(nodes, 64)
         evaluate = on_workers(grid, workers, assembly.job.to_json(), splits, config.engine.round_timeout)
         telemetry.status("preparing", "first evaluation")

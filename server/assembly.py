@@ -25,7 +25,7 @@ from server.data_spec import data_spec
 from server.methods import Methods, methods
 from strategies.aggregation.aggregation import Aggregation
 from strategies.controller import Setting
-from strategies.dp_fedavg import DpFedAvg, RoundFailed
+from strategies.dp_fedavg import DpFedAvg, RoundFailed, Subspace
 
 LEDGER_FILE = "ledger.jsonl"
 SAMPLING_SECRET = "sampling.key"
@@ -101,7 +101,9 @@ def local_training(config: RunConfig) -> LocalTraining:
     )
 
 
-def make_strategy(assembly: Assembly, run_folder: Path, nodes: int, ledger: Ledger) -> DpFedAvg:
+def make_strategy(
+    assembly: Assembly, run_folder: Path, nodes: int, ledger: Ledger, subspace: Subspace | None = None
+) -> DpFedAvg:
     """The strategy of a run, with its sampling secret in the run folder (readable by its owner only)."""
     config = assembly.config
     secret = run_folder / SAMPLING_SECRET
@@ -126,6 +128,7 @@ def make_strategy(assembly: Assembly, run_folder: Path, nodes: int, ledger: Ledg
         served_average=config.strategy.served_average,
         work=np.asarray(assembly.data.client_tokens),
         noise=make_noise(config),
+        subspace=subspace,
     )
 
 

@@ -31,8 +31,15 @@ def save_checkpoint(run_folder: Path, state: ServerState, ledger_head: str) -> N
     draft.mkdir(parents=True)
     tensors = {"adapter": state.adapter.contiguous(), "served": state.served.clone().contiguous()}
     tensors |= {_OPTIMIZER + name: value.contiguous() for name, value in state.optimizer.items()}
+    if state.basis is not None:
+        tensors["basis"] = state.basis.contiguous()
     save_file(tensors, draft / "state.safetensors")
-    document = {"round": state.round, "controller": _plain(state.controller), "ledger_head": ledger_head}
+    document = {
+        "round": state.round,
+        "basis_round": state.basis_round,
+        "controller": _plain(state.controller),
+        "ledger_head": ledger_head,
+    }
     (draft / "state.json").write_text(json.dumps(document, indent=1))
     for path in (*draft.iterdir(), draft):
         _sync(path)
@@ -66,6 +73,8 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> tuple[ServerState, 
             served=tensors["served"],
             optimizer={n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)},
             controller=_restored(fresh.controller, document["controller"]),
+            basis=tensors.get("basis"),
+            basis_round=_integer(document["basis_round"]),
         )
         head = str(document["ledger_head"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -107,13 +107,20 @@ class Data(_Table):
     cache: str = ""
 
 
-class WarmStart(_Table):
-    """Training on the server's public validation records before round 1; ``epochs = 0`` switches it off."""
+class Public(_Table):
+    """What the server does with its own public records besides validation; none of it costs privacy.
 
-    epochs: CountOrAuto = 0
-    learning_rate: Positive = 0.01
-    batch_size: Count = 32
-    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    The first ``training-fraction`` of them is trained on and no longer validated with, if anything here is switched on.
+    ``warm-start-epochs`` trains the adapter before round 1. ``subspace = k`` clips and noises every update in the
+    span of the k leading directions of public gradients, made anew every ``subspace-refresh`` rounds; 0 uses all of it.
+    """
+
+    training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    warm_start_epochs: CountOrAuto = 0
+    warm_start_learning_rate: Positive = 0.003
+    warm_start_batch_size: Count = 32
+    subspace: CountOrAuto = 0
+    subspace_refresh: Count = 10
 
 
 class Local(_Table):
@@ -165,7 +172,7 @@ class RunConfig(_Table):
     strategy: Strategy = Strategy()
     model: Model = Model()
     data: Data = Data()
-    warm_start: WarmStart = WarmStart()
+    public: Public = Public()
     local: Local = Local()
     engine: Engine = Engine()
     simulation: Simulation = Simulation()

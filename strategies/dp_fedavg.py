@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from torch import Tensor
 
 from client.lora import AdapterLayout
 from client.wire import BadMessage, TrainRequest, read_contribution
+from privacy.clipping import FlatClip, NoUpdate
 from privacy.errors import BudgetExceeded
 from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger import Ledger
 from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release
 from privacy.sampling import CohortSampler
-from strategies.aggregation.aggregation import Aggregation
+from privacy.subspace import SubspaceClip
+from strategies.aggregation.aggregation import Aggregation, Factors
 from strategies.controller import Controller, PublicSignals, Setting
 from strategies.optimizer import Optimizer
 from strategies.shards import split
@@ -53,6 +55,8 @@ class ServerState:
         served: float32 ``[size]``, its exponential moving average; the adapter itself where no average is kept.
         optimizer: named tensors of the server optimizer.
         controller: the controller's state.
+        basis: float32 ``[k, d]``, the public subspace updates are clipped in; None for the whole space.
+        basis_round: the round it was made for.
     """
 
     round: int
@@ -60,6 +64,21 @@ class ServerState:
     served: Float[Tensor, " size"]
     optimizer: dict[str, Tensor]
     controller: Any
+    basis: Float[Tensor, "k d"] | None = None
+    basis_round: int = -1
+
+
+class Subspace(Protocol):
+    """Where a public subspace comes from."""
+
+    @property
+    def refresh(self) -> int:
+        """Rounds a basis is kept, >= 1."""
+        ...
+
+    def basis(self, adapter: Float[Tensor, " size"], train: Factors) -> Float[Tensor, "k d"]:
+        """Orthonormal rows in the space of the trained values, from public data and the adapter alone."""
+        ...
 
 
 class DpFedAvg(Strategy):
@@ -79,6 +98,7 @@ class DpFedAvg(Strategy):
         served_average: factor of the exponential moving average of the served adapter, in [0, 1).
         work: expected work of each client, for balancing; None counts all alike.
         noise: noise of the mechanism; None is the default.
+        subspace: gives the public subspace to clip in at an adapter; None clips in the whole space.
         patience: seconds to wait for the nodes.
     """
 
@@ -98,6 +118,7 @@ class DpFedAvg(Strategy):
         served_average: float = 0.0,
         work: Sequence[float] | np.ndarray | None = None,
         noise: Noise | None = None,
+        subspace: Subspace | None = None,
         patience: float = 600.0,
     ) -> None:
         self.controller = controller
@@ -113,6 +134,7 @@ class DpFedAvg(Strategy):
         self.served_average = served_average
         self.work = work
         self.noise = noise
+        self.subspace = subspace
         self.patience = patience
         self.state: ServerState | None = None
         self.release: Release | None = None
@@ -135,11 +157,21 @@ class DpFedAvg(Strategy):
         """Number, plan and sampling of the next release; planned once, so that one plan clips and sets the noise."""
         state = self._state()
         if self._next is None or self._next[0] is not state:
+            state = self._with_basis(state)
             round = state.round + 1
             sampling = self.setting.sampling if round else self.initial()
             assert sampling is not None
-            self._next = (state, round, self.controller.plan(state.controller, round), sampling)
+            plan = self.controller.plan(state.controller, round)
+            self._next = (state, round, plan if state.basis is None else _within(state.basis, plan), sampling)
         return self._next[1:]
+
+    def _with_basis(self, state: ServerState) -> ServerState:
+        """The state with a subspace fresh enough for the next round; it is made from public data and the adapter."""
+        round = state.round + 1
+        if self.subspace is not None and (state.basis is None or round >= state.basis_round + self.subspace.refresh):
+            basis = self.subspace.basis(state.adapter, self.aggregation.train(max(round, 1)))
+            state = self.state = replace(state, basis=basis, basis_round=round)
+        return state
 
     def refusal(self) -> str | None:
         """Why the ledger does not pay for the next release, or None. Asked before anyone is sampled."""
@@ -166,9 +198,10 @@ class DpFedAvg(Strategy):
         for node, clients in shares:
             if len(clients) == 0:
                 continue
-            request = TrainRequest(
-                round, self._state().adapter.numpy(), plan, self.aggregation.train(max(round, 1)), clients, self.job
-            )
+            state = self._state()
+            train = self.aggregation.train(max(round, 1))
+            basis = None if state.basis is None else state.basis.numpy()
+            request = TrainRequest(round, state.adapter.numpy(), plan, train, clients, self.job, basis)
             message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
             self._sent.append((message.metadata, len(clients)))
             messages.append(message)
@@ -274,6 +307,20 @@ class DpFedAvg(Strategy):
         if self.state is None:
             raise ValueError("the strategy has no state; call begin() or restore a checkpoint first")
         return self.state
+
+
+def _within(basis: Float[Tensor, "k d"], plan: Plan) -> Plan:
+    """The plan with flat clipping moved into the subspace."""
+    match plan.clip:
+        case NoUpdate():
+            return plan
+        case FlatClip(bound=bound):
+            return replace(plan, clip=SubspaceClip(basis, bound))
+        case other:
+            raise ValueError(
+                f"a public subspace needs flat clipping, the controller planned {type(other).__name__}; "
+                "set public.subspace = 0"
+            )
 
 
 def _label(round: int) -> str:
