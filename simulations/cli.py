@@ -70,7 +70,8 @@ def run(
 
 
 def _run(config: RunConfig, folder: Path, plugins: Path, quiet: bool) -> None:
-    from simulations.launcher import RunFailed, run_child, run_flower, wait_quietly
+    from simulations.launcher import run_child, run_flower, wait_quietly
+    from simulations.private_flower import RunFailed
     from simulations.progress import follow
     from simulations.report import write_report
     from simulations.summary import print_summary

@@ -13,6 +13,7 @@ from server.config import ConfigError, parse
 from server.telemetry import Telemetry
 from simulations import launcher, preflight
 from simulations.cli import app, new_run_folder
+from simulations.private_flower import RunFailed
 
 runner = CliRunner()
 
@@ -141,7 +142,7 @@ def test_the_engine_is_chosen(here, checked, monkeypatch):
 def test_a_failed_run_exits_with_1_and_its_reason(here, checked, monkeypatch):
     def fail(folder):
         (folder / "config.toml").touch()
-        raise launcher.RunFailed("the reason [in] brackets")
+        raise RunFailed("the reason [in] brackets")
 
     engine(monkeypatch, fail)
     result = runner.invoke(app, ["run", "small.toml"])
