@@ -2,11 +2,12 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
-from server.config import ConfigError, RunConfig, flatten, known_keys, load, parse, unflatten
+from server.config import ConfigError, Options, RunConfig, flatten, known_keys, load, parse, unflatten
 
 
 def refusal(table: dict[str, Any]) -> str:
@@ -15,79 +16,40 @@ def refusal(table: dict[str, Any]) -> str:
     return str(error.value)
 
 
-# Another legal value for every key, so that a key lost on the way shows.
-OTHER: dict[str, Any] = {
-    "name": 'a "quoted" näme\n',
-    "rounds": 7,
-    "clients": 321,
-    "sampling-rate": 0.25,
-    "seed": 2**63,
-    "output": "elsewhere/runs",
-    "privacy.epsilon": 0.1,
-    "privacy.delta": 1e-9,
-    "privacy.noise": "insecure-zero",
-    "privacy.mode": "filter",
-    "privacy.non-private": True,
-    "privacy.seeded-cohorts": True,
-    "strategy.controller": "my.module:Thing",
-    "strategy.controller-options.clip-norm": 0.5,
-    "strategy.controller-options.smooth": True,
-    "strategy.controller-options.count": 3,
-    "strategy.controller-options.word": "x",
-    "strategy.aggregation": "ffa",
-    "strategy.aggregation-options.a": 1,
-    "strategy.optimizer": "fedavgm",
-    "strategy.optimizer-options.momentum": 0.8,
-    "strategy.served-average": 0.9,
-    "model.name": "random:bert",
-    "model.task": "classification",
-    "model.rank": 8,
-    "model.alpha": 16.0,
-    "model.targets": "query",
-    "model.layers": 1,
-    "model.max-length": 64,
-    "data.source": "csv:x.csv",
-    "data.test-source": "csv:y.csv",
-    "data.text-column": "t",
-    "data.text-pair-column": "u",
-    "data.label-column": "l",
-    "data.client-column": "c",
-    "data.partition": "natural",
-    "data.dirichlet-alpha": 0.3,
-    "data.validation-records": 10,
-    "data.test-records": 11,
-    "data.records-per-client": 5,
-    "data.cache": "cache",
-    "public.warm-start-epochs": 2,
-    "public.warm-start-learning-rate": 0.02,
-    "public.warm-start-batch-size": 8,
-    "public.training-fraction": 0.25,
-    "local.optimizer": "adamw",
-    "local.learning-rate": 0.001,
-    "local.batch-size": 4,
-    "local.epochs": 3,
-    "local.momentum": 0.5,
-    "local.weight-decay": 0.01,
-    "local.balance": "prior",
-    "engine.kind": "inprocess",
-    "engine.workers": 3,
-    "engine.sequential": True,
-    "engine.precision": "bf16",
-    "engine.token-budget": 512,
-    "engine.prefix-cache-mb": 0,
-    "engine.round-timeout": 5.5,
-    "simulation.clients-per-node": 1,
-    "evaluation.every": 2,
-}
+def another(kind: Any, default: Any) -> Any:
+    """A legal value that is not the default, so that a key lost on the way shows."""
+    if get_origin(kind) is Literal:
+        return next(choice for choice in reversed(get_args(kind)) if choice != default)
+    return (
+        {bool: not default, int: default + 1, float: default / 2 or 0.5}[kind]
+        if kind is not str
+        else f'{default} "ä"\n'
+    )
+
+
+def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Every key with another value; the tables of options with one option of every type."""
+    flat: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        key, kind = prefix + name.replace("_", "-"), field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            flat |= others(kind, key + ".")
+        elif kind == Options:
+            flat |= {f"{key}.count": 3, f"{key}.clip-norm": 0.5, f"{key}.smooth": True, f"{key}.word": "x"}
+        elif get_origin(kind) is Literal and len(get_args(kind)) == 1:
+            flat[key] = field.default
+        else:
+            flat[key] = another(kind, field.default)
+    return flat
 
 
 def test_other_values_cover_every_key() -> None:
-    given = set(OTHER)
+    given = others()
     for key in known_keys():
         assert any(name.startswith(key) for name in given) if key.endswith(".") else key in given, key
 
 
-@pytest.mark.parametrize("flat", [{}, OTHER], ids=["defaults", "everything-changed"])
+@pytest.mark.parametrize("flat", [{}, others()], ids=["defaults", "everything-changed"])
 def test_toml_and_flat_forms_give_the_same_configuration(flat: dict[str, Any], tmp_path: Path) -> None:
     config = parse(unflatten(flat))
     assert parse(tomllib.loads(config.to_toml())) == config
