@@ -3,7 +3,7 @@
 torch's fused attention handles one (row, head) at a time, which is right for long sequences; at the 8 to 64 tokens of
 short texts its fixed cost per head dominates. Here all rows and heads go through batched products instead, and the keys
 are padded to a full vector register so that the softmax is not computed one value at a time. Same mathematics, float32:
-0.5-0.85 times the time of the fused kernel, forward and backward, up to 64 tokens; beyond that the fused kernel is used.
+0.5-0.85 times the time of the fused kernel, forward and backward, up to 64 tokens; beyond that the fused one is used.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def use_short_attention(model: nn.Module) -> None:
     AttentionInterface.register(NAME, short_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "_attn_implementation", None) == "sdpa":
             config._attn_implementation = NAME
 
@@ -116,13 +116,13 @@ def _fast_products() -> Iterator[None]:
 
     The setting permits bfloat16 inside; oneDNN makes use of that on CPUs with AMX only, so there it is left alone.
     """
-    matmul = torch.backends.mkldnn.matmul
-    if torch.cpu._is_amx_tile_supported() or not torch.backends.mkldnn.is_available():
+    onednn: Any = torch.backends.mkldnn
+    if torch.cpu._is_amx_tile_supported() or not onednn.is_available():
         yield
         return
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
+    before = onednn.matmul.fp32_precision
+    onednn.matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        onednn.matmul.fp32_precision = before

@@ -1,5 +1,7 @@
 """Rows of several clients, padded together into micro-batches under a token budget."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -10,7 +12,7 @@ from client.tasks import Batch
 class Pool:
     """The records of several clients laid end to end, so that rows of any of them can be padded together."""
 
-    def __init__(self, clients: list[Records] | tuple[Records, ...]) -> None:
+    def __init__(self, clients: Sequence[Records]) -> None:
         self.counts = np.array([len(records) for records in clients], dtype=np.int64)
         self.first = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
         self.client = np.repeat(np.arange(len(clients)), self.counts)

@@ -9,7 +9,6 @@ has its own seed: slots, token budget, prefix cache and the split of clients ove
 Measurements: `simulations/benchmarks/engine_speed.py`.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.batch import Pool
-from client.lora import AdapterLayout, LoraSpec
+from client.layout import AdapterLayout
+from client.lora import LoraSpec
 from client.passes import Passes, automatic_token_budget, hidden_size
 from client.precision import choose
 from client.prefix import prefix_of
@@ -31,8 +31,6 @@ from client.stacked_model import StackedModel
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
 from client.waves import Updates, Waves
-
-log = logging.getLogger(__name__)
 
 SLOT_MEMORY = 512 * 2**20
 """Bytes that the stacked adapters, gradients and moments may take when the number of slots is chosen automatically."""
@@ -55,7 +53,7 @@ class CohortEngine:
         spec: adapters and heads. `UnsupportedAdapter` (a ValueError) if they cannot be stacked.
         task: gives one loss per record.
         token_budget: tokens per micro-batch, padding included; None chooses. Memory and speed only.
-        precision: `"auto"`, `"fp32"`, `"bf16"` (frozen products only) or `"fp64"`.
+        precision: `"auto"`, `"fp32"`, `"bf16"`, `"bf16-model"` or `"fp64"`, see `client.precision`.
         device: where the model and the buffers live.
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.prefix_cache`; of use
@@ -205,7 +203,7 @@ class CohortEngine:
             buffer[: len(rows)].zero_()
             self._stacked.bind(inner, None, buffer)
             losses = self._passes.losses(pool, rows, Rows.per_record(len(rows)), None)
-            losses.sum().backward()
+            losses.sum().backward()  # type: ignore[no-untyped-call]
             yield RecordGradients(rows, self._stacked.outward(buffer[: len(rows)]), losses.detach())
 
     def _slots(self, pool: Pool, local: LocalTraining) -> int:

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.cohort import CohortEngine, RecordGradients
-from client.lora import AdapterLayout, LoraSpec
+from client.layout import AdapterLayout
+from client.lora import LoraSpec
 from client.records import Records
 from client.sequential import SequentialEngine
 from client.stacked_model import UnsupportedAdapter

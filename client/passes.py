@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,8 @@ class Passes:
 
 def hidden_size(model: nn.Module) -> int:
     """Width of the residual stream of a transformers model."""
-    return int(model.config.get_text_config().hidden_size)
+    config: Any = model.config
+    return int(config.get_text_config().hidden_size)
 
 
 def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
@@ -77,7 +79,8 @@ def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
     """
     width = hidden_size(model)
     if device.type == "cuda":
-        layers = int(model.config.get_text_config().num_hidden_layers)
+        config: Any = model.config
+        layers = int(config.get_text_config().num_hidden_layers)
         free = torch.cuda.mem_get_info(device)[0]
         return max(512, min(65536, int(free / 2 / (40 * width * layers))))
     return max(256, min(8192, CPU_TOKENS_TIMES_WIDTH // width))

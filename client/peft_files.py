@@ -7,51 +7,42 @@ from peft import LoraConfig, TaskType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from client.lora import AdapterLayout, LoraSpec
+from client.layout import AdapterLayout
+from client.lora import LoraSpec
 
 WEIGHTS = "adapter_model.safetensors"
 
 
 def peft_config(spec: LoraSpec, *, base: str = "", task_type: TaskType | None = None) -> LoraConfig:
-    """The `LoraConfig` of a spec, in inference-independent form."""
+    """PEFT's configuration of a spec."""
     return LoraConfig(
         r=spec.rank,
-        lora_alpha=spec.alpha,
+        lora_alpha=spec.alpha,  # type: ignore[arg-type]  # PEFT only divides it by r
         lora_dropout=spec.dropout,
         target_modules=list(spec.targets),
         layers_to_transform=None if spec.layers is None else list(spec.layers),
         modules_to_save=list(spec.heads) or None,
         use_dora=spec.dora,
-        bias=spec.bias,
+        bias=spec.bias,  # type: ignore[arg-type]  # checked by LoraSpec
         base_model_name_or_path=base or None,
         task_type=task_type,
     )
 
 
-def save_peft(
-    folder: str | Path,
-    vector: Tensor,
-    layout: AdapterLayout,
-    spec: LoraSpec,
-    *,
-    base: str = "",
-    fan_in_fan_out: bool = False,
-) -> None:
+def save_peft(folder: str | Path, vector: Tensor, layout: AdapterLayout, spec: LoraSpec, *, base: str = "") -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` into `folder` (made if missing).
 
     Args:
         vector: full vector of `layout`.
         base: name or folder of the base model, recorded in the configuration.
-        fan_in_fan_out: True if the targets are GPT-2's Conv1D.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: values.detach().float().cpu().contiguous() for name, values in layout.tensors(vector).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = peft_config(spec, base=base)
-    config.fan_in_fan_out = fan_in_fan_out
     config.inference_mode = True
-    config.save_pretrained(folder)
+    config.save_pretrained(str(folder))
 
 
 def load_peft(folder: str | Path, layout: AdapterLayout) -> Tensor:

@@ -8,19 +8,24 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
 - `"bf16"`: products of frozen weights in bfloat16 (inputs and result rounded to 8 bits of mantissa, sums in float32);
   attention, norms, residuals, adapters and heads stay float32. What a frozen layer passes to a fused activation stays
   bfloat16: it is rounded already, and the next product rounds it anyway.
+- `"bf16-model"`: the whole frozen model in bfloat16, for GPUs; the adapters' parameters, gradients and moments, and
+  the loss, stay float32.
+- `"fp64"`: everything in float64, for tests of equality.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+PRECISIONS = ("auto", "fp32", "bf16", "bf16-model", "fp64")
+
 SMALLEST_BF16_SIDE = 256
 """Below this width conversions cost more than the faster product saves."""
 
 BEFORE_ACTIVATION = ("intermediate.dense", "mlp.gate_proj", "mlp.up_proj")
-"""Frozen layers whose result goes into an elementwise activation and then into another frozen layer, and nowhere else."""
+"""Frozen layers whose result goes through an elementwise activation into another frozen layer, and nowhere else."""
 
 
 class FrozenWeight(Protocol):
@@ -98,13 +103,15 @@ class _FrozenFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return ctx.weight.backward(dy).to(ctx.dtype), None
+        weight: FrozenWeight = ctx.weight
+        return weight.backward(dy).to(ctx.dtype), None
 
 
 def frozen(path: str, module: nn.Module, precision: str, device: torch.device) -> FrozenWeight:
     """The products of the Linear (or GPT-2 Conv1D, which stores `[in, out]`) at `path` of a model."""
-    weight = module.weight if isinstance(module, nn.Linear) else module.weight.t()
-    bias = module.bias
+    weight, bias = cast(Tensor, module.weight), cast(Tensor | None, module.bias)
+    if not isinstance(module, nn.Linear):
+        weight = weight.t()
     if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
         return BF16Weight(weight, bias, narrow=path.endswith(BEFORE_ACTIVATION))
     if weight.dtype == torch.float32 and device.type == "cpu" and _has_fast_onednn():
@@ -113,20 +120,20 @@ def frozen(path: str, module: nn.Module, precision: str, device: torch.device) -
 
 
 def choose(precision: str, device: torch.device) -> str:
-    """`"auto"` becomes `"bf16"` where the machine multiplies bfloat16 in hardware, else `"fp32"`."""
-    if precision not in ("auto", "fp32", "bf16", "fp64"):
-        raise ValueError(f"precision must be one of 'auto', 'fp32', 'bf16', 'fp64', got {precision!r}")
+    """`"auto"` becomes bfloat16 where the machine multiplies it in hardware, else `"fp32"`."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
     if precision != "auto":
         return precision
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+        return "bf16-model" if torch.cuda.is_bf16_supported() else "fp32"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if fast else "fp32"
 
 
 def _has_fast_onednn() -> bool:
     return (
-        torch.backends.mkldnn.is_available()
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

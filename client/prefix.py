@@ -5,7 +5,7 @@ client, step, epoch and round. The hidden state that enters the first adapted la
 record's tokens themselves; what no longer fits into the cache is computed anew each time.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Prefix:
         self.capturing = False
         self._model = model
         self._cache = cache
-        layers = model.get_submodule(stack)
+        layers = cast(nn.ModuleList, model.get_submodule(stack))
         for index in range(first):
             layers[index] = _Lower(layers[index], self)
         layers[first] = _First(layers[first], self)

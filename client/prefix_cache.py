@@ -68,9 +68,10 @@ class PrefixCache:
         index = torch.from_numpy(places[:, 1:] + np.where(columns < lengths[:, None], columns, 0))
         present = np.unique(places[:, 0])
         if len(present) == 1:
-            return self._stores[present[0]][index]
+            only: Tensor = self._stores[present[0]][index]
+            return only
         store = torch.from_numpy(places[:, 0])
-        result = self._stores[0].new_empty(*index.shape, self._stores[0].shape[1])
+        result: Tensor = self._stores[0].new_empty(*index.shape, self._stores[0].shape[1])
         for number in present:
             chosen = store == int(number)
             result[chosen] = self._stores[number][index[chosen]]

@@ -69,7 +69,7 @@ class Records:
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
         weights = None
         if token_weights is not None:
-            weights = np.concatenate([np.asarray(row, dtype=np.float32) for row in token_weights] or [np.empty(0)])
+            weights = np.concatenate([np.empty(0), *(np.asarray(row, dtype=np.float64) for row in token_weights)])
         return Records(
             tokens=np.concatenate(rows) if rows else np.empty(0, dtype=np.int32),
             offsets=offsets,

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from client.batch import Pool, micro_batches
 from client.cohort import RecordGradients
-from client.lora import PEFT_PREFIX, AdapterLayout, Entry, LoraSpec, matches
+from client.layout import PEFT_PREFIX, AdapterLayout, Entry
+from client.lora import LoraSpec, matches
 from client.peft_files import peft_config
 from client.records import Records
 from client.tasks import Metrics, Task
@@ -79,7 +80,7 @@ class SequentialEngine:
             offsets = self._offsets(records)
             for rows in local.batches(len(records), seed):
                 optimizer.zero_grad()
-                self._losses(pool, rows, offsets).mean().backward()
+                self._losses(pool, rows, offsets).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             trained = torch.cat([t.detach().reshape(-1) for t in self._trained])
             yield Updates(np.array([index]), (trained - origin).cpu()[None])
@@ -162,7 +163,8 @@ def _adapter_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     # keep_vars: the parameters themselves, so that they can be found by identity
-    return get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
+    state: dict[str, Tensor] = get_peft_model_state_dict(model, state_dict=model.state_dict(keep_vars=True))
+    return state
 
 
 def _layout(tensors: dict[str, nn.Parameter], spec: LoraSpec) -> AdapterLayout:

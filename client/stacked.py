@@ -13,6 +13,7 @@ gradient buffer while all rows share one adapter.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -70,42 +71,43 @@ class Rows:
         """The factor of each group's client."""
         if self.first is not None:
             return stacked[self.first : self.first + self.groups]
+        assert self.slots is not None
         return stacked.index_select(0, self.slots)
 
 
 def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
     """`x F^T`; x `[tokens, in]`, F `[out, in]` shared or `[slots, out, in]` stacked -> `[tokens, out]`."""
-    factor = factor.to(x.dtype)
     if factor.dim() == 2:
-        return x @ factor.t()
+        return x @ factor.to(x.dtype).t()
     grouped = x.view(rows.groups, -1, x.shape[-1])
-    return torch.bmm(grouped, rows.pick(factor).transpose(1, 2)).view(-1, factor.shape[1])
+    return torch.bmm(grouped, rows.pick(factor).to(x.dtype).transpose(1, 2)).view(-1, factor.shape[1])
 
 
 def add_expansion(y: Tensor, u: Tensor, factor: Tensor, rows: Rows) -> None:
     """`y += u F`, in place; u `[tokens, out]`, F as in `project`, y `[tokens, in]`."""
-    factor = factor.to(y.dtype)
     if factor.dim() == 2:
-        y.addmm_(u, factor)
-    else:
-        y.view(rows.groups, -1, y.shape[-1]).baddbmm_(u.view(rows.groups, -1, u.shape[-1]), rows.pick(factor))
+        y.addmm_(u, factor.to(y.dtype))
+        return
+    grouped = u.view(rows.groups, -1, u.shape[-1])
+    y.view(rows.groups, -1, y.shape[-1]).baddbmm_(grouped, rows.pick(factor).to(y.dtype))
 
 
 def add_outer(gradient: Tensor, u: Tensor, x: Tensor, rows: Rows) -> None:
-    """`gradient[k] += u_k^T x_k` over the rows of each slot k; gradient `[slots, out, in]`."""
+    """`gradient[k] += u_k^T x_k` over the rows of each slot k; gradient `[slots, out, in]`, in the gradient's dtype."""
+    u, x = u.to(gradient.dtype), x.to(gradient.dtype)
     if rows.segments is not None and u.device.type == "cpu":
         # clients of unequal size: one small product each beats a batched product plus a scatter
         tokens = len(u) // rows.count
         for slot, start, end in rows.segments:
             gradient[slot].addmm_(u[start * tokens : end * tokens].t(), x[start * tokens : end * tokens])
         return
-    grouped = torch.bmm(u.view(rows.groups, -1, u.shape[-1]).transpose(1, 2), x.view(rows.groups, -1, x.shape[-1])).to(
-        gradient.dtype
-    )
+    grouped_u, grouped_x = u.view(rows.groups, -1, u.shape[-1]), x.view(rows.groups, -1, x.shape[-1])
+    products = torch.bmm(grouped_u.transpose(1, 2), grouped_x)
     if rows.first is not None:
-        gradient[rows.first : rows.first + rows.groups].add_(grouped)
+        gradient[rows.first : rows.first + rows.groups].add_(products)
     else:
-        gradient.index_add_(0, rows.slots, grouped)
+        assert rows.slots is not None
+        gradient.index_add_(0, rows.slots, products)
 
 
 class Adapted(nn.Module):
@@ -116,13 +118,14 @@ class Adapted(nn.Module):
         self.weight_ = weight
         self.scale = scale
         self.context = context
-        self.a: Tensor | None = None
-        self.b: Tensor | None = None
+        self.a = self.b = torch.empty(0)
         self.gradient_a: Tensor | None = None
         self.gradient_b: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return _AdaptedFunction.apply(x, self.context.anchor, self, self.context.rows)
+        arguments = x, self.context.anchor, self, self.context.rows
+        result: Tensor = _AdaptedFunction.apply(*arguments)  # type: ignore[no-untyped-call]
+        return result
 
 
 class TrainedHead(nn.Module):
@@ -131,13 +134,14 @@ class TrainedHead(nn.Module):
     def __init__(self, context: "Context") -> None:
         super().__init__()
         self.context = context
-        self.weight_: Tensor | None = None
+        self.weight_ = torch.empty(0)
         self.bias_: Tensor | None = None
         self.gradient_weight: Tensor | None = None
         self.gradient_bias: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return _HeadFunction.apply(x, self.context.anchor, self, self.context.rows)
+        result: Tensor = _HeadFunction.apply(x, self.context.anchor, self, self.context.rows)  # type: ignore[no-untyped-call]
+        return result
 
 
 class Context:
@@ -150,7 +154,7 @@ class Context:
 
 class _AdaptedFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, anchor: Tensor, layer: Adapted, rows: Rows) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Adapted, rows: Rows) -> Tensor:
         y = layer.weight_.forward(x)
         flat = x.reshape(-1, x.shape[-1])
         u = project(flat, layer.a, rows).mul_(layer.scale)
@@ -160,7 +164,7 @@ class _AdaptedFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, u = ctx.saved_tensors
         layer, rows = ctx.layer, ctx.rows
         flat = dy.reshape(-1, dy.shape[-1])
@@ -181,7 +185,7 @@ class _AdaptedFunction(torch.autograd.Function):
 
 class _HeadFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, anchor: Tensor, head: TrainedHead, rows: Rows) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, head: TrainedHead, rows: Rows) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         y = project(flat, head.weight_, rows)
         if head.bias_ is not None:
@@ -195,7 +199,7 @@ class _HeadFunction(torch.autograd.Function):
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         (x,) = ctx.saved_tensors
         head, rows = ctx.head, ctx.rows
         flat = dy.reshape(-1, dy.shape[-1])

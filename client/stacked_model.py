@@ -4,28 +4,20 @@ The buffer has one row per slot. Inside the engine B lies transposed (`[rank, ou
 columns of a row are a permutation of the public vector; `inward` and `outward` are the two conversions.
 """
 
-import logging
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.attention import use_short_attention
-from client.lora import (
-    PEFT_PREFIX,
-    Entry,
-    LoraSpec,
-    adapter_layout,
-    head_modules,
-    linear_shape,
-    target_modules,
-)
+from client.layout import PEFT_PREFIX, Entry
+from client.lora import LoraSpec, adapter_layout, head_modules, linear_shape, target_modules
 from client.memory import keep_freed_memory
 from client.precision import FrozenLinear, frozen
 from client.stacked import Adapted, Context, Rows, TrainedHead
-
-log = logging.getLogger(__name__)
 
 
 class UnsupportedAdapter(ValueError):
@@ -63,8 +55,8 @@ class StackedModel:
         self.model = model.to(device).eval().requires_grad_(False)
         self.device = device
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        if precision == "fp64":
-            model.double()
+        if precision in ("fp64", "bf16-model"):
+            model.to(torch.float64 if precision == "fp64" else torch.bfloat16)
         self.context = Context(device)
         self._forget_generation_cache()
         if device.type == "cpu":
@@ -89,7 +81,7 @@ class StackedModel:
 
     def _forget_generation_cache(self) -> None:
         for module in self.model.modules():
-            config = getattr(module, "config", None)
+            config: Any = getattr(module, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
 
@@ -121,8 +113,8 @@ class StackedModel:
         for entry, offset in self._offsets(full):
             if entry.factor == "B":
                 shape = entry.shape if inward else entry.shape[::-1]
-                view = rows[..., offset : offset + entry.size].unflatten(-1, shape).transpose(-1, -2)
-                result[..., offset : offset + entry.size].unflatten(-1, shape[::-1]).copy_(view)
+                view = _block(rows, offset, shape).transpose(-1, -2)
+                _block(result, offset, shape[::-1]).copy_(view)
         return result
 
     def _offsets(self, full: bool) -> Iterator[tuple[Entry, int]]:
@@ -144,12 +136,11 @@ class StackedModel:
             gradients: where gradients of the trainable factors are added, one row per slot (or per record).
         """
         for entry in self.layout.entries:
-            self._set(entry, base[entry.offset : entry.offset + entry.size].view(self._inner_shape(entry)), None)
+            self._set(entry, _block(base, entry.offset, self._inner_shape(entry)), None)
         for entry, offset in self.layout.trainable_entries():
-            columns = slice(offset, offset + entry.size)
-            values = None if stacked is None else stacked[:, columns].unflatten(1, self._inner_shape(entry))
-            target = None if gradients is None else gradients[:, columns].unflatten(1, self._inner_shape(entry))
-            self._set(entry, values, target)
+            shape = self._inner_shape(entry)
+            values = None if stacked is None else _block(stacked, offset, shape)
+            self._set(entry, values, None if gradients is None else _block(gradients, offset, shape))
 
     @staticmethod
     def _inner_shape(entry: Entry) -> tuple[int, ...]:
@@ -166,3 +157,8 @@ class StackedModel:
         if values is not None:
             setattr(module, attribute, values)
         setattr(module, "gradient_" + name, gradient)
+
+
+def _block(rows: Tensor, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """The values of one entry in vectors `[..., values]`, as a view `[..., *shape]`."""
+    return rows[..., offset : offset + math.prod(shape)].view(*rows.shape[:-1], *shape)

@@ -71,7 +71,7 @@ class StackedOptimizer:
         self.parameters = parameters
         moments = {"sgd": 0, "momentum": 1, "adamw": 2}[local.optimizer]
         self.moments = [torch.zeros_like(parameters) for _ in range(moments)]
-        self.scratch = torch.empty_like(parameters) if local.optimizer == "adamw" else None
+        self.scratch = torch.empty_like(parameters if local.optimizer == "adamw" else parameters[:0])
         self.steps = torch.zeros(len(parameters), 1, dtype=torch.float64)
 
     def reset(self, slot: int) -> None:

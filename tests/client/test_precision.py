@@ -1,0 +1,121 @@
+"""Kernels of the frozen weights, and attention of short sequences."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import BertConfig, BertForSequenceClassification
+
+from client.attention import LONGEST, short_attention
+from client.cohort import CohortEngine
+from client.lora import LoraSpec, adapter_layout, initial_adapter
+from client.precision import BF16Weight, OneDnnWeight, PlainWeight, choose
+from client.tasks import SequenceClassification
+from client.training import LocalTraining
+from tests.client.cohort_cases import WORDS, build, clients, distance, fresh, start
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(PlainWeight, 1e-6), (OneDnnWeight, 1e-6), (BF16Weight, 5e-3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_both_products_of_a_frozen_weight(kind, tolerance, bias):
+    torch.manual_seed(0)
+    w, x, dy = torch.randn(40, 24), torch.randn(3, 7, 24), torch.randn(3, 7, 40)
+    b = torch.randn(40) if bias else None
+    weight = kind(w, b)
+    assert distance(weight.forward(x), F.linear(x.double(), w.double(), None if b is None else b.double())) < tolerance
+    assert distance(weight.backward(dy), dy.double() @ w.double()) < tolerance
+    assert weight.forward(x).dtype == torch.float32
+
+
+def test_narrow_result_is_the_wide_one_rounded_once():
+    w, x = torch.randn(8, 16), torch.randn(5, 16)
+    wide, narrow = BF16Weight(w, None), BF16Weight(w, None, narrow=True)
+    assert narrow.forward(x).dtype == torch.bfloat16
+    assert torch.equal(narrow.forward(x).float(), wide.forward(x))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-model"])
+def test_bfloat16_updates_are_close_to_float32(precision):
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        config = BertConfig(
+            vocab_size=WORDS,
+            hidden_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=512,
+            max_position_embeddings=64,
+            num_labels=3,
+        )
+        model = BertForSequenceClassification(config).eval()
+    spec, task = LoraSpec(4, 8.0, ("query", "value"), heads=("classifier",)), SequenceClassification(3)
+    vector = initial_adapter(adapter_layout(model, spec), model, 0)
+    cohort, local = clients((4, 6)), LocalTraining("sgd", learning_rate=0.1, batch_size=4)
+    exact = CohortEngine(fresh(model), spec, task, precision="fp32").train_all(vector, cohort, local, (1, 2))
+    rough = CohortEngine(fresh(model), spec, task, precision=precision).train_all(vector, cohort, local, (1, 2))
+    assert rough.dtype == torch.float32
+    assert 1e-5 < distance(rough, exact) < 0.03
+
+
+def test_automatic_precision_is_one_the_engine_knows():
+    assert choose("auto", torch.device("cpu")) in ("fp32", "bf16")
+    assert choose("fp64", torch.device("cpu")) == "fp64"
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 40, LONGEST + 1])
+@pytest.mark.parametrize("mask", ["none", "keys", "causal", "both"])
+def test_short_attention_equals_the_fused_kernel(tokens, mask):
+    torch.manual_seed(1)
+    shape = (3, 2, tokens, 8)
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    allowed = None
+    if mask in ("keys", "both"):
+        lengths = torch.tensor([tokens, max(1, tokens - 2), 1])
+        allowed = (torch.arange(tokens) < lengths[:, None])[:, None, None].expand(3, 1, tokens, tokens)
+        if mask == "both":
+            allowed = allowed & torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    causal = mask == "causal"
+    expected = F.scaled_dot_product_attention(*inputs, attn_mask=allowed, is_causal=causal).transpose(1, 2)
+    weights = torch.randn(expected.shape)
+    reference = torch.autograd.grad((expected * weights).sum(), inputs)
+    found, _ = short_attention(torch.nn.Module(), *inputs, allowed, is_causal=causal)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((found * weights).sum(), inputs)
+    for gradient, truth in zip(gradients, reference, strict=True):
+        torch.testing.assert_close(gradient, truth, rtol=1e-4, atol=1e-5)
+
+
+def test_short_attention_is_what_the_engine_uses(monkeypatch):
+    model, spec, task = build("bert")
+    vector, records = start(model, spec), clients((5,))[0]
+    engine = CohortEngine(model, spec, task, precision="fp32")
+    reference = engine.evaluate(vector, records).loss
+    import client.attention as attention
+
+    calls = []
+    original = attention._ShortAttention.apply
+    monkeypatch.setattr(attention._ShortAttention, "apply", lambda *a: calls.append(1) or original(*a))
+    assert engine.evaluate(vector, records).loss == reference
+    assert len(calls) >= 3
+
+
+def test_running_out_of_memory_halves_the_token_budget_and_changes_nothing(monkeypatch):
+    model, spec, task = build("bert")
+    vector, cohort = start(model, spec), clients((5, 9, 3))
+    local = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
+    engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
+    expected = engine.train_all(vector, cohort, local, (1, 2, 3))
+    small = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
+    run = small._passes._logits
+
+    def too_small_a_device(pool, rows, placement):
+        logits, batch = run(pool, rows, placement)
+        if batch.input_ids.numel() > 70:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        return logits, batch
+
+    monkeypatch.setattr(small._passes, "_logits", too_small_a_device)
+    assert distance(small.train_all(vector, cohort, local, (1, 2, 3)), expected) < 1e-10
+    assert small.token_budget == 64
+    monkeypatch.setattr(small._passes, "_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    with pytest.raises(torch.OutOfMemoryError):
+        small.train_all(vector, cohort, local, (1, 2, 3))
