@@ -38,8 +38,9 @@ SLOT_MEMORY = 512 * 2**20
 
 @dataclass(frozen=True)
 class RecordGradients:
-    """Gradients of single records' losses: `rows[i]` (public order) belongs to record `records[i]`."""
+    """Gradients of single records' losses: `rows[i]` (public order) is that of record `records[i]` of `clients[i]`."""
 
+    clients: np.ndarray
     records: np.ndarray
     rows: Float[Tensor, "records dim"]
     losses: Float[Tensor, "records"]  # noqa: F821
@@ -194,17 +195,35 @@ class CohortEngine:
 
     def per_record_gradients(self, vector: Float[Tensor, "size"], records: Records) -> Iterator[RecordGradients]:  # noqa: F821
         """Gradient of every record's own loss at one full vector, in chunks of at most one micro-batch."""
-        pool = Pool([records])
-        inner = self._stacked.inward(vector, full=True)
+        return self.cohort_record_gradients(vector, [records])
+
+    def cohort_record_gradients(
+        self,
+        base: Float[Tensor, "size"],  # noqa: F821
+        clients: Sequence[Records],
+        vectors: Float[Tensor, "clients dim"] | None = None,
+    ) -> Iterator[RecordGradients]:
+        """Gradient of every record of several clients, each at its own client's adapter.
+
+        `vectors` are trainable vectors, one per client; the other factors (and all, where it is None) come from the
+        full vector `base`. Memory is bounded by the token budget, whatever the number of records. The loss is that of
+        `Task.per_record_loss` without logit offsets, which would couple the records of a client.
+        """
+        pool = Pool(clients)
+        inner = self._stacked.inward(base, full=True)
+        stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
         buffer = torch.empty(0, self.layout.dim)
         for rows in self._passes.micro_batches(pool.lengths, pool.client):
             if len(buffer) < len(rows):
                 buffer = torch.empty(len(rows), self.layout.dim, dtype=inner.dtype, device=self.device)
             buffer[: len(rows)].zero_()
-            self._stacked.bind(inner, None, buffer)
-            losses = self._passes.losses(pool, rows, Rows.per_record(len(rows)), None)
+            self._stacked.bind(inner, stacked, buffer)
+            owners = pool.client[rows]
+            placement = Rows.per_record(len(rows), None if vectors is None else torch.from_numpy(owners))
+            losses = self._passes.losses(pool, rows, placement, None)
             losses.sum().backward()  # type: ignore[no-untyped-call]
-            yield RecordGradients(rows, self._stacked.outward(buffer[: len(rows)]), losses.detach())
+            gradients = self._stacked.outward(buffer[: len(rows)])
+            yield RecordGradients(owners, rows - pool.first[owners], gradients, losses.detach())
 
     def _slots(self, pool: Pool, local: LocalTraining) -> int:
         """Enough clients that a wave fills several micro-batches of even length, within `SLOT_MEMORY`."""

@@ -124,13 +124,20 @@ class SequentialEngine:
 
     def per_record_gradients(self, vector: Tensor, records: Records) -> Iterator[RecordGradients]:
         """As `CohortEngine.per_record_gradients`, by autograd one record at a time."""
-        self._load(vector)
-        pool = Pool([records])
-        for row in range(len(records)):
-            loss = self._losses(pool, np.array([row]), None).sum()
-            gradients = torch.autograd.grad(loss, self._trained)
-            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            yield RecordGradients(np.array([row]), flat[None], loss.detach()[None])
+        return self.cohort_record_gradients(vector, [records])
+
+    def cohort_record_gradients(
+        self, base: Tensor, clients: Sequence[Records], vectors: Tensor | None = None
+    ) -> Iterator[RecordGradients]:
+        """As `CohortEngine.cohort_record_gradients`, by autograd one record at a time."""
+        for client, records in enumerate(clients):
+            self._load(base if vectors is None else self.layout.with_trainable(base, vectors[client].to(base)))
+            pool = Pool([records])
+            for row in range(len(records)):
+                loss = self._losses(pool, np.array([row]), None).sum()
+                gradients = torch.autograd.grad(loss, self._trained)
+                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+                yield RecordGradients(np.array([client]), np.array([row]), flat[None], loss.detach()[None])
 
     def _load(self, full: Tensor) -> None:
         with torch.no_grad():

@@ -12,7 +12,7 @@ frozen layers save nothing for the backward pass. The same code gives per-record
 gradient buffer while all rows share one adapter.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,10 @@ class Rows:
     The rows come in `groups` of equal size, one after the other; group `g` belongs to `slots[g]`.
 
     Attributes:
-        slots: int64 `[groups]`.
+        slots: int64 `[groups]`; None where all rows share one adapter.
         first: set if the slots are `first, first + 1, ...`: then a slice does, without gathering.
         segments: `(slot, first row, end row)` of each slot's rows if a slot owns several groups, else None.
+        own_gradient: the gradient of group g goes to buffer g, not to that of its slot.
     """
 
     count: int
@@ -39,6 +40,7 @@ class Rows:
     slots: Tensor | None = None
     first: int | None = None
     segments: tuple[tuple[int, int, int], ...] | None = None
+    own_gradient: bool = False
 
     @staticmethod
     def shared(count: int) -> "Rows":
@@ -46,9 +48,9 @@ class Rows:
         return Rows(count, 1)
 
     @staticmethod
-    def per_record(count: int) -> "Rows":
-        """All rows use the one shared adapter; the gradient of row i goes to buffer i."""
-        return Rows(count, count, first=0)
+    def per_record(count: int, slots: Tensor | None = None) -> "Rows":
+        """The gradient of row i goes to buffer i; parameters are shared, or those of `slots` (one per row)."""
+        return Rows(count, count, slots, own_gradient=True)
 
     @staticmethod
     def of_slots(slots: Tensor) -> "Rows":
@@ -65,7 +67,7 @@ class Rows:
     def to(self, device: torch.device) -> "Rows":
         if self.slots is None or self.slots.device == device:
             return self
-        return Rows(self.count, self.groups, self.slots.to(device), self.first, self.segments)
+        return replace(self, slots=self.slots.to(device))
 
     def pick(self, stacked: Float[Tensor, "slots out in"]) -> Float[Tensor, "groups out in"]:
         """The factor of each group's client."""
@@ -103,7 +105,9 @@ def add_outer(gradient: Tensor, u: Tensor, x: Tensor, rows: Rows) -> None:
         return
     grouped_u, grouped_x = u.view(rows.groups, -1, u.shape[-1]), x.view(rows.groups, -1, x.shape[-1])
     products = torch.bmm(grouped_u.transpose(1, 2), grouped_x)
-    if rows.first is not None:
+    if rows.own_gradient:
+        gradient[: rows.groups].add_(products)
+    elif rows.first is not None:
         gradient[rows.first : rows.first + rows.groups].add_(products)
     else:
         assert rows.slots is not None

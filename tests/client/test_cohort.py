@@ -106,6 +106,26 @@ def test_per_record_gradients_equal_autograd_one_by_one(name):
     assert sorted(seen) == list(range(11))
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_record_gradients_of_many_clients_at_their_own_adapters(name):
+    model, spec, task = build(name)
+    vector, cohort = start(model, spec), clients(SIZES)
+    oracle = SequentialEngine(fresh(model), spec, task, precision="fp64")
+    engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=60)
+    vectors = vector_candidates(engine, vector, each=1)[:, 0]
+    expected = {}
+    for chunk in oracle.cohort_record_gradients(vector, cohort, vectors):
+        expected[int(chunk.clients[0]), int(chunk.records[0])] = chunk.rows[0]
+    found = {}
+    for chunk in engine.cohort_record_gradients(vector, cohort, vectors):
+        for client, record, row in zip(chunk.clients, chunk.records, chunk.rows, strict=True):
+            found[int(client), int(record)] = row
+    assert found.keys() == expected.keys()
+    assert len(found) == sum(SIZES)
+    for key, row in found.items():
+        assert distance(row, expected[key]) < 1e-10
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_losses_and_metrics_equal_the_oracle(name):
     model, spec, task = build(name)
