@@ -142,7 +142,7 @@ class CohortEngine:
     def _logit_offsets(self, clients: Sequence[Records]) -> Tensor | None:
         """The task's logit offsets of every client, `[clients, classes]`; None if it has none."""
         rows = [
-            self.task.logit_offsets(None if c.labels is None else torch.from_numpy(np.asarray(c.labels)))
+            self.task.logit_offsets(None if c.labels is None else torch.tensor(np.array(c.labels)))
             for c in clients
         ]
         given = [row for row in rows if row is not None]
