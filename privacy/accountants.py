@@ -132,7 +132,8 @@ def curve(
         return [(delta, renyi.epsilon(steps, delta, adjacency)) for delta in deltas]
     _, interval = loss_distributions.refine(steps, sorted(deltas)[len(deltas) // 2], adjacency)
     distribution = loss_distributions.compose(steps, adjacency, interval)
-    return [(delta, loss_distributions.epsilon_of(distribution, delta)) for delta in deltas]
+    allowance = loss_distributions.rounding(steps)
+    return [(delta, loss_distributions.epsilon_of(distribution, delta, allowance)) for delta in deltas]
 
 
 def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:

@@ -50,7 +50,8 @@ def calibrate(
             components of the joint Gaussian, or a function from the update's multiplier to the effective one.
         profile: relative noise of each round, > 0: round t has multiplier ``z * profile[t]``, its queries unchanged.
         adjacency: ``"add_remove"`` or ``"replace_one"``.
-        accountant: a bound, ``"pld"``, ``"rdp"`` or ``"prv"``; None takes PLD, or RDP for fixed-size sampling.
+        accountant: a bound, ``"pld"``, ``"rdp"`` or ``"prv"``; None takes PLD, or RDP where PLD has no bound
+            (fixed-size sampling, a delta too small for it).
         force: return a multiplier below 0.3 too, although one release at that noise protects no one.
 
     Raises:
@@ -62,7 +63,8 @@ def calibrate(
     checks.integer_at_least(1, rounds=rounds)
     run = _Run(epsilon, delta, _per_round(sampling, rounds), tuple(extra), queries, _shape(profile, rounds), adjacency)
     if accountant is None:
-        accountant = "rdp" if any(isinstance(one, FixedSize) for one in run.samplings) else "pld"
+        beyond_pld = run.beyond_pld() or any(isinstance(one, FixedSize) for one in run.samplings)
+        accountant = "rdp" if beyond_pld else "pld"
     checks.one_of(accountants.BOUNDS, accountant=accountant, remedy="only a bound can calibrate noise")
     run.refuse_impossible(accountant)
     if not force:
@@ -173,6 +175,11 @@ class _Run:
     def epsilon(self, z: float, accountant: str, interval: float | None = None) -> float:
         return accountants.epsilon(self.steps(z), self.delta, accountant, adjacency=self._adjacency, interval=interval)
 
+    def beyond_pld(self) -> bool:
+        """Whether delta is too small for floating-point loss distributions of this run."""
+        allowance = loss_distributions.rounding(accountants.merged(self.steps(1.0)))
+        return self.delta < loss_distributions.SMALLEST_DELTA or allowance > 0.5 * self.delta
+
     def refuse_impossible(self, accountant: str) -> None:
         limit = self.epsilon(_LARGEST, accountant) if self._extra or self._queries else 0.0
         if limit >= self.target:
@@ -211,6 +218,11 @@ class _Run:
         high = math.log(start)
         step = 0.1
         while excess(high) > 0.0:
+            if high > math.log(_LARGEST):
+                raise ValueError(
+                    f"epsilon must be large enough to be reached with a noise multiplier of {_LARGEST:g} by accountant "
+                    f"{accountant!r}, got {self.target:g} at delta {self.delta:g}"
+                )
             high += step
             step *= 2.0
         low, step = high - 0.1, 0.1
@@ -226,7 +238,7 @@ class _Run:
         whose answer is at most a few tenths of a percent too large.
         """
         steps = accountants.merged(self.steps(z))
-        if len(steps) > 20 or self.delta < loss_distributions.SMALLEST_DELTA:
+        if len(steps) > 20:
             return 2.0 * loss_distributions.first_interval(steps)
         return loss_distributions.refine(steps, self.delta, self._adjacency)[1]
 

@@ -4,8 +4,12 @@ All values are upper bounds at every interval ("connect the dots", pessimistic),
 budget. The waste falls with the square of the interval and grows with the number of releases (measured at rate 0.0005,
 noise multiplier 8, a million rounds: epsilon 1.24 at 1e-3, 0.40 at 1e-4, 0.333 at 2e-5), hence :func:`refine`.
 
-Below delta 1e-12 the rounding of the double-precision FFT is no longer small against delta, and epsilon is reported as
-infinite: it fails safe.
+Discretisation is pessimistic, but floating point is not: raising a discrete Fourier transform to the T-th power
+multiplies its relative rounding by T, and the tail of the composed distribution, hence delta, comes out wrong by up to
+1.8e-16 T in either direction (measured against 80-bit transforms for 100 to a million releases; at T = 1000 and delta
+1e-12 the library's epsilon is 0.003 BELOW the exact value of a composed Gaussian). So epsilon is taken at delta less
+:func:`rounding`, more than twice that. Where the allowance exceeds half of delta, or delta is below 1e-12, epsilon is
+infinite: it fails safe, and the RDP accountant still gives a bound.
 """
 
 import math
@@ -22,17 +26,18 @@ from privacy.events import CappedPoisson, Poisson, Sampling
 Step: TypeAlias = tuple[Sampling, float, int]
 
 SMALLEST_DELTA = 1e-12
+_ROUNDING = 4e-16  # of delta, per release
 _TOLERANCE = 1e-3
 _MOST_POINTS = 4_000_000
 
 
 def epsilon(steps: Sequence[Step], delta: float, adjacency: str, interval: float | None = None) -> float:
     """Epsilon of the composition of ``steps``; at the given interval, or refined until it stands still."""
-    if delta < SMALLEST_DELTA:
+    if delta < SMALLEST_DELTA or rounding(steps) > 0.5 * delta:
         return math.inf
     if interval is None:
         return refine(tuple(steps), delta, adjacency)[0]
-    return epsilon_of(compose(steps, adjacency, interval), delta)
+    return epsilon_of(compose(steps, adjacency, interval), delta, rounding(steps))
 
 
 @lru_cache(maxsize=256)
@@ -43,15 +48,16 @@ def refine(steps: tuple[Step, ...], delta: float, adjacency: str) -> tuple[float
     refinement ends early where the composition would need more than four million points.
     """
     interval = first_interval(steps)
-    coarse = epsilon_of(compose(steps, adjacency, 2.0 * interval), delta)
+    allowance = rounding(steps)
+    coarse = epsilon_of(compose(steps, adjacency, 2.0 * interval), delta, allowance)
     total = compose(steps, adjacency, interval)
-    value = epsilon_of(total, delta)
+    value = epsilon_of(total, delta, allowance)
     allowed = 3.0 * _TOLERANCE
-    while abs(coarse - value) > allowed * value and 5 * _points(total) <= _MOST_POINTS:
+    while coarse != value and abs(coarse - value) > allowed * value and 5 * _points(total) <= _MOST_POINTS:
         coarse = value
         interval /= 5.0
         total = compose(steps, adjacency, interval)
-        value = min(value, epsilon_of(total, delta))
+        value = min(value, epsilon_of(total, delta, allowance))
         allowed = 24.0 * _TOLERANCE
     return value, interval
 
@@ -76,9 +82,16 @@ def repeated(
     return one if count == 1 else one.self_compose(count)
 
 
-def epsilon_of(distribution: PrivacyLossDistribution, delta: float) -> float:
-    """Epsilon at ``delta``, at least 0; infinite if no finite one exists."""
-    return max(0.0, float(distribution.get_epsilon_for_delta(delta)))
+def epsilon_of(distribution: PrivacyLossDistribution, delta: float, allowance: float = 0.0) -> float:
+    """Epsilon at ``delta`` less ``allowance``, at least 0; infinite if there is none, or the allowance is too large."""
+    if delta < SMALLEST_DELTA or allowance > 0.5 * delta:
+        return math.inf
+    return max(0.0, float(distribution.get_epsilon_for_delta(delta - allowance)))
+
+
+def rounding(steps: Sequence[Step]) -> float:
+    """An upper bound on what floating point may take off delta in the composition of ``steps``."""
+    return _ROUNDING * sum(count + 10 for _, _, count in steps)
 
 
 @lru_cache(maxsize=16)

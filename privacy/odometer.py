@@ -8,6 +8,7 @@ released values, the guarantee is that of the whole commitment.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -35,7 +36,7 @@ class FloorOdometer:
         except UnsupportedEvent:
             self.total = accountants.epsilon(floor, delta, "rdp", adjacency=adjacency)
         else:
-            if delta >= loss_distributions.SMALLEST_DELTA:
+            if math.isfinite(self.total):
                 _, self._interval = loss_distributions.refine(accountants.merged(floor), delta, adjacency)
             else:
                 self.total = accountants.epsilon(floor, delta, "rdp", adjacency=adjacency)
@@ -65,4 +66,5 @@ class FloorOdometer:
                 partial.append(part)
         whole = partial if self._composed is None else [self._composed, *partial]
         total = functools.reduce(PrivacyLossDistribution.compose, whole)
-        return min(self.total, loss_distributions.epsilon_of(total, self._delta))
+        allowance = loss_distributions.rounding(list(steps.values()))
+        return min(self.total, loss_distributions.epsilon_of(total, self._delta, allowance))

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import norm
 
-from privacy import accountants
-from privacy.accountants import epsilon, tightest_bound
+from privacy import accountants, loss_distributions
+from privacy.accountants import Step, epsilon, tightest_bound
 from privacy.errors import UnsupportedEvent
 from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent
 from privacy.ledger import FloorStep
@@ -37,6 +38,15 @@ GOLDEN = [
 ]
 
 
+def check_pld(run: list[Step], delta: float, interval: float, expected: float) -> None:
+    """The composition is the golden one, and our epsilon adds no more than the allowance for floating point."""
+    distribution = loss_distributions.compose(accountants.merged(run), "add_remove", interval)
+    assert loss_distributions.epsilon_of(distribution, delta) == pytest.approx(expected, abs=1e-3)
+    ours = epsilon(run, delta, interval=interval)
+    assert expected - 1e-3 <= ours
+    assert ours <= (1.03 if run[0][2] == 1_000_000 else 1.0) * expected + 1e-3
+
+
 @pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine", "coarse", "rdp", "prv", "gdp"), GOLDEN)
 def test_golden_numbers(
     rate: float,
@@ -49,8 +59,8 @@ def test_golden_numbers(
     prv: float,
     gdp: float | None,
 ) -> None:
-    run = [(Poisson(rate, N), z, rounds)]
-    assert epsilon(run, delta, "pld", interval=1e-3) == pytest.approx(coarse, abs=1e-3)
+    run: list[Step] = [(Poisson(rate, N), z, rounds)]
+    check_pld(run, delta, 1e-3, coarse)
     assert epsilon(run, delta, "rdp") == pytest.approx(rdp, abs=1e-3)
     if gdp is not None:
         assert epsilon(run, delta, "gdp-approx") == pytest.approx(gdp, abs=2e-3)
@@ -59,7 +69,7 @@ def test_golden_numbers(
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine"), [row[:5] for row in GOLDEN])
 def test_golden_numbers_at_the_finer_interval(rate: float, z: float, rounds: int, delta: float, fine: float) -> None:
-    assert epsilon([(Poisson(rate, N), z, rounds)], delta, interval=1e-4) == pytest.approx(fine, abs=1e-3)
+    check_pld([(Poisson(rate, N), z, rounds)], delta, 1e-4, fine)
 
 
 @pytest.mark.slow
@@ -68,7 +78,7 @@ def test_opacus_agrees(rate: float, z: float, rounds: int, delta: float, prv: fl
     """Another library, other mathematics, other hands: about its own error bound of 0.01 above."""
     run = [(Poisson(rate, N), z, rounds)]
     assert epsilon(run, delta, "prv") == pytest.approx(prv, abs=2e-3)
-    assert epsilon(run, delta, "prv") == pytest.approx(epsilon(run, delta) + 0.01, abs=5e-3)
+    assert 0.0 < epsilon(run, delta, "prv") - epsilon(run, delta) < 0.02
 
 
 @pytest.mark.slow
@@ -85,7 +95,8 @@ def test_refinement_comes_within_a_thousandth_of_the_finer_interval(row: int) ->
 
 @pytest.mark.slow
 def test_refinement_reaches_a_million_rounds() -> None:
-    assert epsilon([(Poisson(0.0005, N), 8.0, 1_000_000)], 1e-9) == pytest.approx(0.329, abs=2e-3)
+    """With the allowance for floating point, which is four tenths of delta here: less than RDP's 0.3383."""
+    assert 0.329 < epsilon([(Poisson(0.0005, N), 8.0, 1_000_000)], 1e-9) < 0.3383
 
 
 def exact_delta(rate: float, z: float, eps: float) -> float:
@@ -107,6 +118,27 @@ def test_one_release_is_the_exact_hockey_stick(rate: float, z: float, delta: flo
     eps = epsilon([(Poisson(rate, N), z, 1)], delta, interval=1e-3)
     assert exact_delta(rate, z, eps) <= delta * (1 + 1e-6), "an upper bound"
     assert eps == 0.0 or exact_delta(rate, z, eps * (1 - 2e-3)) >= delta, "and a tight one"
+
+
+def exact_gaussian(mu: float, delta: float) -> float:
+    def excess(eps: float) -> float:
+        return float(norm.cdf(-eps / mu + mu / 2) - math.exp(eps + norm.logcdf(-eps / mu - mu / 2))) - delta
+
+    return float(brentq(excess, 0.0, 100.0, xtol=1e-12))
+
+
+@pytest.mark.parametrize(("rounds", "z"), [(100, 10.0), (1000, 30.0), (20_000, 140.0)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-11, 1e-12])
+def test_floating_point_does_not_take_composition_below_the_truth(rounds: int, z: float, delta: float) -> None:
+    """T Gaussians composed by FFT against the closed form; at T = 1000, delta 1e-12 the plain library is too low."""
+    one = (Poisson(1.0, N), z, 1)
+    composed = loss_distributions.compose([one], "add_remove", 1e-3).self_compose(rounds)
+    allowance = loss_distributions.rounding([(*one[:2], rounds)])
+    found = loss_distributions.epsilon_of(composed, delta, allowance)
+    truth = exact_gaussian(math.sqrt(rounds) / z, delta)
+    assert found == math.inf if allowance > delta / 2 else truth <= found < 1.1 * truth
+    if (rounds, delta) == (1000, 1e-12):
+        assert composed.get_epsilon_for_delta(delta) < truth, "if this fails the allowance may no longer be needed"
 
 
 runs = st.lists(

@@ -136,7 +136,7 @@ def test_splitting_the_budget_by_basic_composition(
     """DP-CLAC splits epsilon and delta 2/3 and 1/3: wasteful at large rates, and UNSOUND at small ones."""
     z_update = calibrate(2 * target / 3, 2 * DELTA / 3, poisson(rate), ROUNDS)
     z_loss = calibrate(target / 3, DELTA / 3, poisson(rate), ROUNDS)
-    assert (z_update, z_loss) == (pytest.approx(update, abs=2e-3), pytest.approx(loss, abs=2e-3))
+    assert [z_update, z_loss] == pytest.approx([update, loss], abs=2e-3)
     assert epsilon([(poisson(rate), joint(z_update, z_loss), ROUNDS)], DELTA) == pytest.approx(true, abs=6e-3)
 
 
@@ -235,6 +235,13 @@ def test_weak_noise_can_be_forced() -> None:
     z = calibrate(50.0, DELTA, Poisson(1.0, 1000), 1, force=True)
     assert z < 0.3
     assert epsilon([(Poisson(1.0, 1000), z, 1)], DELTA) <= 50.0
+
+
+def test_a_delta_below_the_reach_of_pld_is_calibrated_by_rdp() -> None:
+    z = calibrate(4.0, 1e-14, Poisson(1.0, 1000), 1)
+    assert z == calibrate(4.0, 1e-14, Poisson(1.0, 1000), 1, accountant="rdp")
+    with pytest.raises(ValueError, match=r"by accountant 'pld', got 4 at delta 1e-14"):
+        calibrate(4.0, 1e-14, Poisson(1.0, 1000), 1, accountant="pld")
 
 
 def test_unsupported_sampling_is_refused_before_the_search() -> None:
