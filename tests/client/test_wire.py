@@ -4,8 +4,10 @@ import functools
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client import wire
 from client.wire import (
     BadMessage,
     EvaluateRequest,
@@ -368,6 +371,23 @@ def test_totals_that_are_none_are_refused(metrics: dict[str, Any]) -> None:
         read_totals(RecordDict())
 
 
-def test_the_fingerprint_is_of_the_sources() -> None:
-    assert len(code_fingerprint()) == 64
-    assert code_fingerprint() == code_fingerprint.__wrapped__()
+def test_the_fingerprint_is_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch("[0-9a-f]{64}", code_fingerprint())
+    for room in ("client", "privacy"):
+        (tmp_path / room / "deep").mkdir(parents=True)
+        (tmp_path / room / "__init__.py").write_text("one")
+    monkeypatch.setattr(wire, "__file__", str(tmp_path / "client" / "wire.py"))
+    monkeypatch.setattr(wire.privacy, "__file__", str(tmp_path / "privacy" / "__init__.py"))
+    fingerprint = code_fingerprint.__wrapped__
+    seen = [fingerprint()]
+    for change in (
+        lambda: (tmp_path / "privacy" / "__init__.py").write_text("two"),
+        lambda: (tmp_path / "client" / "deep" / "new.py").write_text(""),
+        lambda: (tmp_path / "client" / "deep" / "new.py").rename(tmp_path / "client" / "new.py"),
+        lambda: (tmp_path / "client" / "new.py").rename(tmp_path / "privacy" / "new.py"),
+    ):
+        change()
+        seen.append(fingerprint())
+    assert len(set(seen)) == 5
+    (tmp_path / "client" / "README.md").write_text("words")
+    assert fingerprint() == seen[-1]
