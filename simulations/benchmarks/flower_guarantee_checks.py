@@ -154,11 +154,11 @@ AUDITS: dict[str, tuple[str, int, int]] = {
 
 
 def audits(ledger: Ledger) -> dict[str, Pair]:
-    """Every audit of Flower's paths beside the audit of ours with as many units present."""
-    mine = {present: verdict(audit(our_path(AUDIT_Z, ledger), present - 1)) for present in (CLIENTS, CLIENTS // 2)}
-    return {
-        f"Two-world audit: {name}": Pair(
-            verdict(audit(flower_path(kind, AUDIT_Z, examples, present), present - 1)), mine[present]
-        )
-        for name, (kind, examples, present) in AUDITS.items()
-    }
+    """Every audit of Flower's paths beside the audit of ours with as many units, and a norm bit where C adapts."""
+    found = {}
+    for name, (kind, examples, present) in AUDITS.items():
+        theirs = audit(flower_path(kind, AUDIT_Z, examples, present), present - 1)
+        bit_std = CLIENTS / 20 if "adaptive" in kind else None  # Flower's default for its bit
+        mine = audit(our_path(AUDIT_Z, ledger, bit_std), present - 1)
+        found[f"Two-world audit: {name}"] = Pair(verdict(theirs), verdict(mine))
+    return found

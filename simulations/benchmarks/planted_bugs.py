@@ -143,9 +143,9 @@ def weighted_by_examples() -> Parts:
     copy = broken(
         contribution,
         (
-            "encoded += _grid_sum(plan.clip.encode(units.rows[part]), terms=plan.clip.dim)",
+            "encoded.add(plan.clip.encode(rows), len(rows), terms=plan.clip.dim)",
             "weights = (units.losses[part] / units.losses.mean()).unsqueeze(1)\n"
-            "        encoded += (plan.clip.encode(units.rows[part]) * weights * GRID).sum(dim=0).long()",
+            "        encoded.value += (plan.clip.encode(rows) * weights * GRID).sum(dim=0).long()",
         ),
     )
 
@@ -189,13 +189,7 @@ def per_tensor_clip() -> Plan:
 
 def clipped_per_tensor() -> Parts:
     """Clipping per tensor under noise for the whole, where rows are not measured again either."""
-    copy = broken(
-        contribution,
-        (
-            "rows.mul_((GRID * (largest / torch.maximum(norms, largest))).unsqueeze(1)).trunc_()",
-            "rows.mul_(GRID).trunc_()",
-        ),
-    )
+    copy = broken(contribution, ("torch.maximum(norms, largest)", "torch.ones_like(norms)"))
     return Parts(contribute=copy.contribute, plan=per_tensor_clip())
 
 

@@ -47,6 +47,20 @@ def audit_power(results: Results) -> str:
     return markdown(header, lines) + provenance(results)
 
 
+def noise_throughput(results: Results) -> str:
+    """What one release costs by kind of noise, on one core."""
+    lines = [
+        (
+            line["noise"],
+            f"{line['dim']:,}",
+            f"{1000 * line['seconds']:.1f} ms",
+            f"{line['normals_per_second'] / 1e6:.1f} million",
+        )
+        for line in results["noise"]
+    ]
+    return markdown(("noise", "coordinates", "one release", "draws per second"), lines) + provenance(results)
+
+
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table whose first column is text."""
     lines = [header, ["---"] * len(header), *rows]

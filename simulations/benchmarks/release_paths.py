@@ -31,6 +31,7 @@ from privacy.commitment import Commitment
 from privacy.events import Poisson
 from privacy.ledger import Ledger
 from privacy.mechanism import InsecureZeroNoise, Plan, Release, Units, charged_release, contribute
+from privacy.queries import NormBit
 from simulations.benchmarks.flower_wrappers import Clients, Outcome, fedavg, one_round
 
 BOUND = 1.0
@@ -115,10 +116,15 @@ def ours(
     return charged_release(total, plan, label="round", round=0, sampling=SAMPLING, ledger=ledger, noise=noise)
 
 
-def our_path(noise_multiplier: float, ledger: Ledger) -> ReleasePath:
-    """Rows -> release for the two-world audit."""
+def our_path(noise_multiplier: float, ledger: Ledger, bit_std: float | None = None) -> ReleasePath:
+    """Rows -> released update for the two-world audit.
+
+    bit_std: release a norm bit with this noise in the same event, at the same effective multiplier; None for no bit.
+    """
+    queries = () if bit_std is None else (NormBit(BOUND, bit_std),)
+    update = sum((noise_multiplier**-2, *(-((query.sensitivity / query.noise_std) ** 2) for query in queries))) ** -0.5
 
     def release(rows: Tensor) -> Tensor:
-        return ours(rows, ledger, Plan(FlatClip(BOUND, rows.shape[1]), noise_multiplier)).update
+        return ours(rows, ledger, Plan(FlatClip(BOUND, rows.shape[1]), update, queries)).update
 
     return release

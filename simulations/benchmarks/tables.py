@@ -61,6 +61,7 @@ TABLES: dict[str, Table] = {
     "flower-dp-control": privacy_tables.flower_dp_control,
     "mechanism-audit": privacy_tables.mechanism_audit,
     "audit-power": privacy_tables.audit_power,
+    "noise_throughput": privacy_tables.noise_throughput,
 }
 
 

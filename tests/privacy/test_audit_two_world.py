@@ -13,6 +13,7 @@ from privacy.clipping import FlatClip, PerAdapterClip
 from privacy.commitment import Commitment
 from privacy.ledger import Ledger
 from privacy.mechanism import DiscreteGaussianNoise, InsecureZeroNoise, Plan
+from privacy.subspace import SubspaceClip
 from simulations.benchmarks import planted_bugs
 from simulations.benchmarks.planted_bugs import BOUND, CANARY, DIM, ROWS, Parts, Z
 
@@ -40,6 +41,15 @@ class TestTheRealPathPasses:
         # In encoded space the noise is isotropic and the canary lies along its own encoding; decoding is linear.
         weights = torch.cat([torch.full((d,), w) for d, w in zip(clip.sizes, clip.weights, strict=True)])
         result = Parts(plan=Plan(clip, Z)).audit(direction=clip.encode(CANARY[None])[0] * weights, repetitions=400)
+        assert result.passed
+        assert result.mu_estimate == pytest.approx(1 / Z, abs=0.35)
+
+    def test_clipping_in_a_public_subspace(self) -> None:
+        """16 of 64 directions: the canary lies inside them, the honest rows mostly outside."""
+        basis = torch.linalg.qr(torch.randn(DIM, 16, generator=torch.Generator().manual_seed(2))).Q.T.contiguous()
+        canary = 100 * basis.sum(dim=0)
+        plan = Plan(SubspaceClip(basis, BOUND), Z)
+        result = audit.two_world(Parts(plan=plan).new_run(), ROWS, canary, noise_multiplier=Z, repetitions=400)
         assert result.passed
         assert result.mu_estimate == pytest.approx(1 / Z, abs=0.35)
 
