@@ -113,11 +113,15 @@ def tightest_bound(
 
 
 def curve(
-    events: Sequence[Step | FloorStep | ReleaseEvent], deltas: Sequence[float], *, adjacency: str = "add_remove"
+    events: Sequence[Step | FloorStep | ReleaseEvent],
+    deltas: Sequence[float],
+    *,
+    suits: float,
+    adjacency: str = "add_remove",
 ) -> list[tuple[float, float]]:
     """Pairs (delta, epsilon) that hold all at once: by PLD where it bounds the events, else by RDP.
 
-    The discretisation is the one that suits the middle delta; all values are upper bounds.
+    The discretisation is the one that suits the delta ``suits``; all values are upper bounds.
 
     Raises:
         UnsupportedEvent: neither accountant can account the events.
@@ -130,7 +134,7 @@ def curve(
             _refuse_by_pld(sampling, adjacency)
     except UnsupportedEvent:
         return [(delta, renyi.epsilon(steps, delta, adjacency)) for delta in deltas]
-    _, interval = loss_distributions.refine(steps, sorted(deltas)[len(deltas) // 2], adjacency)
+    _, interval = loss_distributions.refine(steps, suits, adjacency)
     distribution = loss_distributions.compose(steps, adjacency, interval)
     allowance = loss_distributions.rounding(steps)
     return [(delta, loss_distributions.epsilon_of(distribution, delta, allowance)) for delta in deltas]

@@ -149,7 +149,7 @@ def _curve(commitment: Commitment) -> list[Json]:
     if commitment.order is not None and commitment.rho is not None:
         pairs = [(delta, renyi.epsilon_of(commitment.rho, commitment.order, delta)) for delta in deltas]
     else:
-        pairs = accountants.curve(commitment.floor, deltas, adjacency=commitment.adjacency)
+        pairs = accountants.curve(commitment.floor, deltas, suits=commitment.delta, adjacency=commitment.adjacency)
     return [{"delta": delta, "epsilon": rounded_up(value, 4)} for delta, value in pairs if math.isfinite(value)]
 
 

@@ -310,13 +310,13 @@ def test_different_steps_compose_like_one_list() -> None:
 def test_the_curve_holds_at_every_delta() -> None:
     steps = [(Poisson(0.1, 1000), 2.0, 50)]
     deltas = (1e-9, 1e-5, 1e-4)
-    curve = accountants.curve(steps, deltas)
+    curve = accountants.curve(steps, deltas, suits=1e-5)
     assert [delta for delta, _ in curve] == list(deltas)
     assert np.all(np.diff([value for _, value in curve]) < 0)
     for delta, value in curve:
         assert value == pytest.approx(epsilon(steps, delta), rel=2e-3)
     fixed = [(FixedSize(10, 100), 5.0, 3)]
-    assert accountants.curve(fixed, (1e-5,), adjacency="replace_one") == [
+    assert accountants.curve(fixed, (1e-5,), suits=1e-5, adjacency="replace_one") == [
         (1e-5, epsilon(fixed, 1e-5, "rdp", adjacency="replace_one"))
     ]
 

@@ -365,8 +365,8 @@ def unknown_kind(records: list[dict]) -> None:  # type: ignore[type-arg]
 )
 def test_a_chain_that_fits_but_breaks_the_rules_is_named(
     path: Path,
-    forgery: Callable[[list[dict]], None],
-    line: int,  # type: ignore[type-arg]
+    forgery: Callable[[list[dict[str, object]]], None],
+    line: int,
 ) -> None:
     ledger = Ledger.create(path, RUN)
     spend(ledger, event(2.0))
