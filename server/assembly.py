@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -80,7 +81,8 @@ def assemble(config: RunConfig) -> Assembly:
 
 def lora_spec(config: RunConfig, model: nn.Module, aggregation: Aggregation) -> LoraSpec:
     """The adapters of a run; ``model.layers = n`` means the top n layers."""
-    total = int(model.config.num_hidden_layers)
+    base: Any = model.config
+    total = int(base.num_hidden_layers)
     if config.model.layers > total:
         raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None

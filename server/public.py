@@ -92,4 +92,5 @@ class PublicTraining:
         _, vectors = torch.linalg.eigh(rows @ rows.T)
         leading = vectors[:, -self.config.subspace :].flip(1)
         # The QR step makes the rows orthonormal also where gradients are linearly dependent.
-        return torch.linalg.qr(rows.T @ leading).Q.T.float().contiguous()
+        basis: Tensor = torch.linalg.qr(rows.T @ leading).Q.T.float().contiguous()
+        return basis
