@@ -9,6 +9,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
 import torch
+from jaxtyping import config
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked_shapes():
+    """For a test that gives a function a wrong shape to see how the function itself refuses it."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

@@ -118,7 +118,7 @@ def test_bounded_mean_clamps():
     assert BoundedMean(2.0, 8.0).answer(units).flatten().tolist() == [0.5, 2.0, 0.0, 2.0, 2.0, 2.0]
 
 
-def test_what_a_query_needs_must_be_there():
+def test_what_a_query_needs_must_be_there(unchecked_shapes):
     for query, missing in [(EXAMPLES[2], "losses"), (EXAMPLES[4], "losses"), (EXAMPLES[3], "votes")]:
         with pytest.raises(ValueError, match=f"{missing} must be given for the query '{query.name}'"):
             query.answer(units_of([[0.0]]))
