@@ -75,7 +75,7 @@ def row(run_folder: Path) -> dict[str, Any]:
         "delta": config.privacy.delta,
         "rounds": results["rounds_done"],
         "controller": config.strategy.controller,
-        **{name: results[name] for name in kept},
+        **{name: results[name] for name in (*measured, "dimension")},
         "workers": config.engine.workers,
         "engine": config.engine.kind,
         "commit": environment["commit"],
