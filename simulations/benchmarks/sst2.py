@@ -47,9 +47,8 @@ def main(
             else:
                 run_inprocess(config, run_folder)
         rows.append(row(run_folder))
-    kept = [
-        old for old in _previous() if (old["epsilon"], old["seed"]) not in {(r["epsilon"], r["seed"]) for r in rows}
-    ]
+    done = {(new["epsilon"], new["seed"]) for new in rows}
+    kept = [old for old in _previous() if (old["epsilon"], old["seed"]) not in done]
     RESULTS.write_text(json.dumps(sorted(kept + rows, key=lambda r: (r["epsilon"], r["seed"])), indent=2) + "\n")
 
 
@@ -59,15 +58,7 @@ def row(run_folder: Path) -> dict[str, Any]:
     environment = json.loads((run_folder / ENVIRONMENT_FILE).read_text())
     statement = json.loads((run_folder / "privacy.json").read_text())
     config = load(run_folder / "config.toml")
-    kept = (
-        "test_accuracy",
-        "test_loss",
-        "test_records",
-        "validation_accuracy",
-        "validation_loss",
-        "seconds",
-        "dimension",
-    )
+    measured = ("test_accuracy", "test_loss", "test_records", "validation_accuracy", "validation_loss", "seconds")
     return {
         "seed": config.seed,
         "epsilon": config.privacy.epsilon,
