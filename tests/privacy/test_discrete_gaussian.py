@@ -103,6 +103,16 @@ class TestCoins:
         for share in (0.25, 0.5, 0.9):
             self.within(words < np.uint64(int(limit * share)), int(limit * share) / limit)
 
+    def test_words_beyond_a_whole_number_of_cycles_are_drawn_again(self, monkeypatch):
+        """Too rare to see in a histogram, so played through: 65 of 65,000 lanes make a coin of exactly 1/1000."""
+        coins = module._Coins(SecureRandom())
+        lanes = iter([[64, 65, 64_999, 65_000, 65_535], [0, 65_001], [70]])
+        monkeypatch.setattr(coins, "_lanes", lambda count: np.array(next(lanes), dtype=np.uint16))
+        assert coins.one_in(1000, 5).tolist() == [True, False, False, True, False]
+        words = iter([[2**63, 2**63 + 5, 3], [2**63 + 4]])
+        monkeypatch.setattr(coins, "words", lambda count: np.array(next(words), dtype=np.uint64))
+        assert coins.words_below(2**63 + 5, 3).tolist() == [2**63, 2**63 + 4, 3]
+
     @pytest.mark.parametrize(("numerator", "denominator"), [(1, 2), (1, 1), (1, 7)])
     def test_exp_minus(self, numerator, denominator):
         coins = module._Coins(SecureRandom())
