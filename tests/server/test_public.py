@@ -1,0 +1,71 @@
+"""Training on the server's public records: a warm start that learns, a basis that spans public gradients."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from server.assembly import Assembly, assemble
+from server.config import ConfigError, parse
+from server.public import PublicTraining
+
+
+def assembly(cache: Path, **public: object) -> Assembly:
+    return assemble(
+        parse(
+            {
+                "rounds": 3,
+                "clients": 40,
+                "sampling-rate": 0.2,
+                "privacy": {"delta": 1e-3},
+                "strategy": {"aggregation": "ffa"},
+                "model": {"name": "random:bert", "rank": 2, "max-length": 48},
+                "data": {"validation-records": 60, "test-records": 20, "records-per-client": 3, "cache": str(cache)},
+                "public": public,
+            }
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_nothing_switched_on_uses_no_public_record(cache: Path) -> None:
+    made = assembly(cache)
+    public = PublicTraining.of(made)
+    assert public.used == 0
+    assert public.warm_start(made.start) is made.start
+
+
+def test_a_warm_start_lowers_the_loss_on_the_records_it_used(cache: Path) -> None:
+    made = assembly(cache, **{"warm-start-epochs": 10, "warm-start-learning-rate": 0.003})
+    public = PublicTraining.of(made)
+    assert public.used == 30
+    assert public.engine is not None
+    before = public.engine.evaluate(made.start, public.records).loss
+    after = public.engine.evaluate(public.warm_start(made.start), public.records).loss
+    assert after < before - 0.01
+    assert torch.equal(public.warm_start(made.start), public.warm_start(made.start)), "not repeatable"
+
+
+def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
+    made = assembly(cache, subspace=8, **{"warm-start-epochs": 1})
+    public = PublicTraining.of(made)
+    start = public.warm_start(made.start)
+    basis = public.basis(start, "b").double()
+    assert basis.shape == (8, made.setting.dimension)
+    assert torch.allclose(basis @ basis.T, torch.eye(8, dtype=torch.float64), atol=1e-5)
+    assert public.engine is not None
+    rows = torch.zeros(public.used, made.setting.dimension, dtype=torch.float64)
+    for chunk in public.engine.per_record_gradients(start, public.records):
+        rows[torch.from_numpy(np.asarray(chunk.records))] = chunk.rows.double()
+    singular = torch.linalg.svdvals(rows)
+    assert float((rows @ basis.T).square().sum()) == pytest.approx(float(singular[:8].square().sum()), rel=1e-4)
+
+
+def test_a_subspace_larger_than_the_public_records_is_refused(cache: Path) -> None:
+    with pytest.raises(ConfigError, match=r"public\.subspace = 31"):
+        PublicTraining.of(assembly(cache, subspace=31))
