@@ -145,20 +145,17 @@ def verdict(result: TwoWorldAudit) -> Cell:
 
 # What the audit is asked of: wrapper, examples that the canary reports (the others 10), clients that reply.
 AUDITS: dict[str, tuple[str, int, int]] = {
-    "fixed, server-side": ("server-side fixed", 10, CLIENTS),
-    "fixed, client-side": ("client-side fixed", 10, CLIENTS),
-    "adaptive, server-side": ("server-side adaptive", 10, CLIENTS),
-    "fixed, the canary reports 1000 examples, the others 10": ("server-side fixed", 1000, CLIENTS),
-    "fixed, 10 of 20 clients reply": ("server-side fixed", 10, CLIENTS // 2),
+    "two-world audit: fixed, server-side": ("server-side fixed", 10, CLIENTS),
+    "two-world audit: fixed, client-side": ("client-side fixed", 10, CLIENTS),
+    "two-world audit: adaptive, server-side": ("server-side adaptive", 10, CLIENTS),
+    "two-world audit: fixed, the canary reports 1000 examples, the others 10": ("server-side fixed", 1000, CLIENTS),
+    "two-world audit: fixed, 10 of 20 clients reply": ("server-side fixed", 10, CLIENTS // 2),
 }
 
 
-def audits(ledger: Ledger) -> dict[str, Pair]:
-    """Every audit of Flower's paths beside the audit of ours with as many units, and a norm bit where C adapts."""
-    found = {}
-    for name, (kind, examples, present) in AUDITS.items():
-        theirs = audit(flower_path(kind, AUDIT_Z, examples, present), present - 1)
-        bit_std = CLIENTS / 20 if "adaptive" in kind else None  # Flower's default for its bit
-        mine = audit(our_path(AUDIT_Z, ledger, bit_std), present - 1)
-        found[f"Two-world audit: {name}"] = Pair(verdict(theirs), verdict(mine))
-    return found
+def audit_of(name: str, ledger: Ledger) -> Pair:
+    """One of the AUDITS, beside ours with as many units, and with a norm bit where C adapts."""
+    kind, examples, present = AUDITS[name]
+    theirs = audit(flower_path(kind, AUDIT_Z, examples, present), present - 1)
+    bit_std = CLIENTS / 20 if "adaptive" in kind else None  # Flower's default for its bit
+    return Pair(verdict(theirs), verdict(audit(our_path(AUDIT_Z, ledger, bit_std), present - 1)))
