@@ -59,6 +59,7 @@ def test_any_row_stays_in_the_ball(clip, numbers, power):
     check_clip_map(clip, rows, clip_from_json)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("clip", [clip for clip in MAPS if clip.dim], ids=repr)
 def test_wrong_rows_are_refused(clip):
     for rows in (torch.zeros(2, PARAMS + 1), torch.zeros(2, PARAMS - 1)):

@@ -112,6 +112,7 @@ def test_a_faulty_clip_map_cannot_break_the_bound(scale):
         assert_in_unit_ball(contribute(Units(rows[i : i + 1]), Plan(Unbounded(1.0, PARAMS), 1.0)).encoded)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     "encode",
     [
@@ -194,6 +195,7 @@ def test_an_empty_cohort_contributes_zero():
     assert [len(part) for part in parts(empty)] == [PARAMS, 1, 3, 2, 2, 1]
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_rows_must_fit_the_plan():
     with pytest.raises(ValueError, match="rows must have 33 columns, got 32"):
         contribute(Units(torch.zeros(2, 32)), Plan(CLIPS[0], 1.0))
@@ -207,6 +209,7 @@ def test_only_equal_shapes_are_added():
         left + right
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     "part", [torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.zeros(1, 3, dtype=torch.int64)]
 )
