@@ -69,7 +69,7 @@ def run_flower(
     config_file, output = run_folder / "config.toml", run_folder / "flower.log"
     config_file.write_text(config.to_toml(), encoding="utf-8")
     output.touch()
-    with _private_processes() as (root, family):
+    with private_processes() as (root, family):
         folder = stage(
             root / "app",
             app,
@@ -98,7 +98,7 @@ def run_child(
     output = run_folder / "inprocess.log"
     plan = resources(config)
     (run_folder / "config.toml").write_text(with_workers(config, plan.workers).to_toml(), encoding="utf-8")
-    with _private_processes() as (root, family), output.open("ab") as sink:
+    with private_processes() as (root, family), output.open("ab") as sink:
         child = subprocess.Popen(
             [sys.executable, "-m", "simulations.inprocess", str(os.getpid()), str(root), str(run_folder),
              str((plugins or Path.cwd()).resolve())],
@@ -110,7 +110,7 @@ def run_child(
 
 
 @contextmanager
-def _private_processes() -> Iterator[tuple[Path, Family]]:
+def private_processes() -> Iterator[tuple[Path, Family]]:
     """A private folder and a family of processes that both end with the block."""
     # A short path: Ray puts sockets in there, and a socket's path may have 107 bytes. macOS's temporary folder is long.
     root = Path(tempfile.mkdtemp(prefix="lq-", dir="/tmp" if os.path.isdir("/tmp") else None))

@@ -1,0 +1,78 @@
+"""Plain `flwr run` on the checkout: the app section of pyproject.toml is all Flower needs."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from privacy.ledger import Ledger
+from simulations.hardware import Resources
+from simulations.launcher import private_processes
+from simulations.private_flower import PrivateFlower, environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FLWR = Path(sys.executable).with_name("flwr")
+FEDERATION = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+SETTINGS = """
+name = "plain"
+rounds = 1
+clients = 60
+sampling-rate = 0.2
+privacy.delta = 1e-3
+model.name = "random:bert"
+model.rank = 2
+model.max-length = 32
+data.validation-records = 40
+data.test-records = 40
+data.records-per-client = 4
+"""
+
+
+@pytest.mark.ray
+def test_flwr_run_completes_with_settings_from_a_file(tmp_path):
+    """On a SuperLink that was started elsewhere; Flower's own gives up after 15 s, which a busy machine may need."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text(SETTINGS + f'output = "{tmp_path / "runs"}"\ndata.cache = "{tmp_path / "cache"}"\n')
+    with private_processes() as (root, family):
+        surroundings = environment(root, family.tag, Resources(workers=2, threads=1, gpus=0, gpu_share=0.0))
+        surroundings.pop("PYTHONPATH", None)
+        flower = PrivateFlower(root, surroundings, family, tmp_path / "flower.log")
+        flower.start()
+        command = [FLWR, "run", CHECKOUT, "--stream", "-c", settings, "--federation-config", FEDERATION]
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=tmp_path,
+            env={**surroundings, "FLWR_HOME": str(root / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (tmp_path / "runs").is_dir(), done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    status = json.loads((folder / "status.json").read_text())
+    assert status["state"] == "completed", done.stdout + done.stderr
+    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
+        assert [event.round for event in ledger.events] == [0, 1]
+
+
+def test_the_bundle_holds_the_four_rooms_and_little_else(tmp_path):
+    surroundings = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    subprocess.run([FLWR, "build", "--app", CHECKOUT], cwd=tmp_path, env=surroundings, capture_output=True, check=True)
+    (bundle,) = tmp_path.glob("*.fab")
+    assert bundle.stat().st_size < 2 * 2**20
+    with zipfile.ZipFile(bundle) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if name.endswith(".py")} == {
+        "client",
+        "privacy",
+        "server",
+        "strategies",
+    }
+    assert "client/notes_grammar.toml" in names
+    assert not [name for name in names if "test" in name.split("/")[0]]
