@@ -142,7 +142,7 @@ def two_world_successive(
     alpha: float = DEFAULT_ALPHA,
     delta: float = 1e-5,
 ) -> TwoWorldAudit:
-    """Two rounds of one run, the canary only in the second; the score is taken on (second - first).
+    """Two rounds of one run, the canary in the second or not; the score is taken on (second - first).
 
     Finds noise that is used again: it cancels in the difference and the canary stands alone. A correct path shows a mu
     smaller than its claim by sqrt(2), since the difference carries the noise of both rounds.
@@ -154,6 +154,7 @@ def two_world_successive(
     with_canary = torch.cat([honest, canary[None, :].to(honest.dtype)])
     inside, outside = np.empty(repetitions), np.empty(repetitions)
     for i in range(repetitions):
+        # A run for each world: thresholds are placed by world 0, so world 1 must not share its noise.
         for scores, second in ((outside, honest), (inside, with_canary)):
             release = new_run()
             first = release(honest)

@@ -19,6 +19,9 @@ from simulations.benchmarks.planted_bugs import BOUND, CANARY, DIM, ROWS, Parts,
 
 REAL = Parts()
 
+# An audit makes two thousand releases. The shapes along the way are checked in the mechanism's own tests.
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
 
 class TestTheRealPathPasses:
     def test_flat_clipping(self) -> None:
@@ -32,9 +35,9 @@ class TestTheRealPathPasses:
     def test_joint_event_of_update_and_every_query(self) -> None:
         """All components at once, each moved as far as one unit can: the ledger's joint multiplier is what leaks."""
         parts, direction = planted_bugs.every_query()
-        result = parts.audit(direction=direction, repetitions=400)
+        result = parts.audit(direction=direction, repetitions=300)
         assert result.passed
-        assert result.mu_estimate == pytest.approx(1 / parts.plan.effective_noise_multiplier, abs=0.35)
+        assert result.mu_estimate == pytest.approx(1 / parts.plan.effective_noise_multiplier, abs=0.4)
 
     def test_per_adapter_clipping_with_its_unequal_noise(self) -> None:
         clip = PerAdapterClip((0.5, 1.0, 4.0), (8, 24, 32))
@@ -54,9 +57,9 @@ class TestTheRealPathPasses:
         assert result.mu_estimate == pytest.approx(1 / Z, abs=0.35)
 
     def test_two_rounds_have_independent_noise(self) -> None:
-        result = REAL.audit_successive(repetitions=300)
+        result = REAL.audit_successive(repetitions=200)
         assert result.passed
-        assert result.mu_estimate == pytest.approx(1 / Z / 2**0.5, abs=0.5)
+        assert result.mu_estimate == pytest.approx(1 / Z / 2**0.5, abs=0.6)
 
     def test_with_the_durable_ledger(self, tmp_path: Path) -> None:
         audit_with_durable_ledger(tmp_path, repetitions=100)
