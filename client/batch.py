@@ -72,25 +72,55 @@ class Pool:
         return bool(lengths.min() != lengths.max())
 
 
-def micro_batches(lengths: np.ndarray, owner: np.ndarray, token_budget: int) -> list[np.ndarray]:
+def micro_batches(lengths: np.ndarray, owner: np.ndarray, token_budget: int, overhead: int = 0) -> list[np.ndarray]:
     """Cut rows into micro-batches of similar length; returns positions, each micro-batch sorted by owner.
 
-    Longest rows first, so that one micro-batch of `r` rows holds `r * longest <= token_budget` tokens with padding
-    (a single longer row is allowed). Where a cut would split the rows of one owner, it moves back to keep them together
-    if that costs less than a quarter of the micro-batch: whole owners take the engine's fast path.
+    A micro-batch of `r` rows holds `r * longest <= token_budget` tokens with padding (a single longer row is allowed).
+    Where to cut is chosen so that the sum of padded tokens, plus `overhead` for every micro-batch, is least. Where
+    the budget would split the rows of one owner, the cut moves to keep them together if that costs less than a
+    quarter of the micro-batch: whole owners take the engine's fast path.
+
+    Args:
+        lengths: tokens of each row.
+        owner: slot of each row.
+        token_budget: most tokens of one micro-batch.
+        overhead: fixed cost of one micro-batch, in tokens.
     """
-    order = np.lexsort((owner, -lengths))
-    pieces, start = [], 0
-    while start < len(order):
-        count = max(1, token_budget // int(lengths[order[start]]))
-        end = min(start + count, len(order))
-        if end < len(order):
-            cut = end
-            while cut > start and owner[order[cut]] == owner[order[cut - 1]]:
-                cut -= 1
-            if cut - start >= 0.75 * (end - start):
-                end = cut
-        piece = order[start:end]
-        pieces.append(piece[np.argsort(owner[piece], kind="stable")])
-        start = end
+    order = np.lexsort((owner, lengths))
+    pieces = []
+    for low, high in _level_cuts(lengths[order], token_budget, overhead):
+        count = max(1, token_budget // int(lengths[order[high - 1]]))
+        start = low
+        while start < high:
+            end = min(start + count, high)
+            if end < high:
+                cut = end
+                while cut > start and owner[order[cut]] == owner[order[cut - 1]]:
+                    cut -= 1
+                if cut - start >= 0.75 * (end - start):
+                    end = cut
+            piece = order[start:end]
+            pieces.append(piece[np.argsort(owner[piece], kind="stable")])
+            start = end
     return pieces
+
+
+def _level_cuts(lengths: np.ndarray, token_budget: int, overhead: int) -> list[tuple[int, int]]:
+    """Ranges of rows, sorted by length, that share one padded length; least total cost by dynamic programming."""
+    if not len(lengths):
+        return []
+    levels, counts = np.unique(lengths, return_counts=True)
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    best = np.zeros(len(levels) + 1)
+    previous = np.zeros(len(levels) + 1, dtype=np.int64)
+    for j, level in enumerate(levels, start=1):
+        rows = ends[j] - ends[:j]
+        per_batch = max(1, token_budget // int(level))
+        costs = best[:j] + rows * level + overhead * -(-rows // per_batch)
+        previous[j] = np.argmin(costs)
+        best[j] = costs[previous[j]]
+    cuts, j = [], len(levels)
+    while j:
+        cuts.append((int(ends[previous[j]]), int(ends[j])))
+        j = int(previous[j])
+    return cuts[::-1]

@@ -142,8 +142,7 @@ class CohortEngine:
     def _logit_offsets(self, clients: Sequence[Records]) -> Tensor | None:
         """The task's logit offsets of every client, `[clients, classes]`; None if it has none."""
         rows = [
-            self.task.logit_offsets(None if c.labels is None else torch.tensor(np.array(c.labels)))
-            for c in clients
+            self.task.logit_offsets(None if c.labels is None else torch.tensor(np.array(c.labels))) for c in clients
         ]
         given = [row for row in rows if row is not None]
         return torch.stack(given).to(self.device, self._stacked.dtype) if given else None
@@ -212,17 +211,15 @@ class CohortEngine:
         pool = Pool(clients)
         inner = self._stacked.inward(base, full=True)
         stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
-        buffer = torch.empty(0, self.layout.dim)
-        for rows in self._passes.micro_batches(pool.lengths, pool.client):
-            if len(buffer) < len(rows):
-                buffer = torch.empty(len(rows), self.layout.dim, dtype=inner.dtype, device=self.device)
-            buffer[: len(rows)].zero_()
-            self._stacked.bind(inner, stacked, buffer)
+        pieces = self._passes.micro_batches(pool.lengths, pool.client)
+        buffers = self._stacked.record_buffers(max((len(piece) for piece in pieces), default=0))
+        for rows in pieces:
+            self._stacked.bind(inner, stacked, buffers)
             owners = pool.client[rows]
             placement = Rows.per_record(len(rows), None if vectors is None else torch.from_numpy(owners))
             losses = self._passes.losses(pool, rows, placement, None)
             losses.sum().backward()  # type: ignore[no-untyped-call]
-            gradients = self._stacked.outward(buffer[: len(rows)])
+            gradients = self._stacked.record_rows(len(rows))
             yield RecordGradients(owners, rows - pool.first[owners], gradients, losses.detach())
 
     def _slots(self, pool: Pool, local: LocalTraining) -> int:

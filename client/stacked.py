@@ -31,7 +31,7 @@ class Rows:
     Attributes:
         slots: int64 `[groups]`; None where all rows share one adapter.
         first: set if the slots are `first, first + 1, ...`: then a slice does, without gathering.
-        segments: `(slot, first row, end row)` of each slot's rows if a slot owns several groups, else None.
+        segments: the slots in order and how many rows each owns, if a slot owns several groups, else None.
         own_gradient: the gradient of group g goes to buffer g, not to that of its slot.
     """
 
@@ -39,7 +39,7 @@ class Rows:
     groups: int
     slots: Tensor | None = None
     first: int | None = None
-    segments: tuple[tuple[int, int, int], ...] | None = None
+    segments: tuple[list[int], list[int]] | None = None
     own_gradient: bool = False
 
     @staticmethod
@@ -60,9 +60,7 @@ class Rows:
         if len(owners) == 1 or bool((sizes == sizes[0]).all()):
             low, high = int(owners[0]), int(owners[-1])
             return Rows(count, len(owners), owners, low if high - low + 1 == len(owners) else None)
-        ends = torch.cumsum(sizes, 0).tolist()
-        starts = [0, *ends[:-1]]
-        return Rows(count, count, slots, None, tuple(zip(owners.tolist(), starts, ends, strict=True)))
+        return Rows(count, count, slots, None, (owners.tolist(), sizes.tolist()))
 
     def to(self, device: torch.device) -> "Rows":
         if self.slots is None or self.slots.device == device:
@@ -94,24 +92,41 @@ def add_expansion(y: Tensor, u: Tensor, factor: Tensor, rows: Rows) -> None:
     y.view(rows.groups, -1, y.shape[-1]).baddbmm_(grouped, rows.pick(factor).to(y.dtype))
 
 
-def add_outer(gradient: Tensor, u: Tensor, x: Tensor, rows: Rows) -> None:
-    """`gradient[k] += u_k^T x_k` over the rows of each slot k; gradient `[slots, out, in]`, in the gradient's dtype."""
-    u, x = u.to(gradient.dtype), x.to(gradient.dtype)
-    if rows.segments is not None and u.device.type == "cpu":
-        # clients of unequal size: one small product each beats a batched product plus a scatter
-        tokens = len(u) // rows.count
-        for slot, start, end in rows.segments:
-            gradient[slot].addmm_(u[start * tokens : end * tokens].t(), x[start * tokens : end * tokens])
-        return
-    grouped_u, grouped_x = u.view(rows.groups, -1, u.shape[-1]), x.view(rows.groups, -1, x.shape[-1])
-    products = torch.bmm(grouped_u.transpose(1, 2), grouped_x)
-    if rows.own_gradient:
-        gradient[: rows.groups].add_(products)
-    elif rows.first is not None:
-        gradient[rows.first : rows.first + rows.groups].add_(products)
-    else:
-        assert rows.slots is not None
-        gradient.index_add_(0, rows.slots, products)
+class Gradient:
+    """Where the gradient of one factor goes: `values` `[slots or records, out, in]`.
+
+    `fresh` buffers hold nothing yet: the first product overwrites them, which spares filling them with zeros.
+    """
+
+    def __init__(self, values: Tensor, *, fresh: bool = False) -> None:
+        self.values = values
+        self.fresh = fresh
+
+    def add_outer(self, u: Tensor, x: Tensor, rows: Rows) -> None:
+        """`values[k] += u_k^T x_k` over the rows of each slot k, in the dtype of the buffer."""
+        values = self.values
+        u, x = u.to(values.dtype), x.to(values.dtype)
+        if rows.segments is not None and not rows.own_gradient and u.device.type == "cpu":
+            # clients of unequal size: one small product each beats a batched product plus a scatter
+            slots, sizes = rows.segments
+            lengths = [size * (len(u) // rows.count) for size in sizes]
+            buffers = values.unbind(0)
+            parts = torch.split(u, lengths), torch.split(x, lengths)
+            for slot, left, right in zip(slots, *parts, strict=True):
+                buffers[slot].addmm_(left.t(), right)
+            return
+        left, right = u.view(rows.groups, -1, u.shape[-1]).transpose(1, 2), x.view(rows.groups, -1, x.shape[-1])
+        if rows.own_gradient:
+            if self.fresh:
+                torch.bmm(left, right, out=values[: rows.groups])
+            else:
+                values[: rows.groups].baddbmm_(left, right)
+            self.fresh = False
+        elif rows.first is not None:
+            values[rows.first : rows.first + rows.groups].add_(torch.bmm(left, right))
+        else:
+            assert rows.slots is not None
+            values.index_add_(0, rows.slots, torch.bmm(left, right))
 
 
 class Adapted(nn.Module):
@@ -123,8 +138,8 @@ class Adapted(nn.Module):
         self.scale = scale
         self.context = context
         self.a = self.b = torch.empty(0)
-        self.gradient_a: Tensor | None = None
-        self.gradient_b: Tensor | None = None
+        self.gradient_a: Gradient | None = None
+        self.gradient_b: Gradient | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         arguments = x, self.context.anchor, self, self.context.rows
@@ -140,8 +155,8 @@ class TrainedHead(nn.Module):
         self.context = context
         self.weight_ = torch.empty(0)
         self.bias_: Tensor | None = None
-        self.gradient_weight: Tensor | None = None
-        self.gradient_bias: Tensor | None = None
+        self.gradient_weight: Gradient | None = None
+        self.gradient_bias: Gradient | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = _HeadFunction.apply(x, self.context.anchor, self, self.context.rows)  # type: ignore[no-untyped-call]
@@ -173,13 +188,13 @@ class _AdaptedFunction(torch.autograd.Function):
         layer, rows = ctx.layer, ctx.rows
         flat = dy.reshape(-1, dy.shape[-1])
         if layer.gradient_b is not None:
-            add_outer(layer.gradient_b, u, flat, rows)
+            layer.gradient_b.add_outer(u, flat, rows)
         needs_dx = ctx.needs_input_grad[0]
         if not needs_dx and layer.gradient_a is None:
             return None, None, None, None
         du = project(flat, layer.b, rows).mul_(layer.scale)
         if layer.gradient_a is not None:
-            add_outer(layer.gradient_a, du, x, rows)
+            layer.gradient_a.add_outer(du, x, rows)
         if not needs_dx:
             return None, None, None, None
         dx = layer.weight_.backward(dy).to(dy.dtype)
@@ -208,9 +223,9 @@ class _HeadFunction(torch.autograd.Function):
         head, rows = ctx.head, ctx.rows
         flat = dy.reshape(-1, dy.shape[-1])
         if head.gradient_weight is not None:
-            add_outer(head.gradient_weight, flat, x, rows)
+            head.gradient_weight.add_outer(flat, x, rows)
         if head.gradient_bias is not None:
-            add_outer(head.gradient_bias, flat.new_ones(len(flat), 1), flat, rows)
+            head.gradient_bias.add_outer(flat.new_ones(len(flat), 1), flat, rows)
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         dx = torch.zeros_like(x)

@@ -5,7 +5,7 @@ columns of a row are a permutation of the public vector; `inward` and `outward` 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from client.layout import PEFT_PREFIX, Entry
 from client.lora import LoraSpec, adapter_layout, head_modules, linear_shape, target_modules
 from client.memory import keep_freed_memory
 from client.precision import FrozenLinear, frozen
-from client.stacked import Adapted, Context, Rows, TrainedHead
+from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 
 
 class UnsupportedAdapter(ValueError):
@@ -126,21 +126,44 @@ class StackedModel:
         self,
         base: Float[Tensor, "size"],  # noqa: F821
         stacked: Float[Tensor, "slots dim"] | None = None,
-        gradients: Float[Tensor, "slots dim"] | None = None,
+        gradients: Float[Tensor, "slots dim"] | Sequence[Tensor] | None = None,
     ) -> None:
         """Point every module at its parameters (all in the engine's order).
 
         Args:
             base: full vector; gives the frozen factors, and all of them where `stacked` is None.
             stacked: trainable vectors, one per slot.
-            gradients: where gradients of the trainable factors are added, one row per slot (or per record).
+            gradients: where gradients of the trainable factors go: added to one row per slot, or written to one
+                tensor per entry with a row per record (`record_buffers`).
         """
         for entry in self.layout.entries:
             self._set(entry, _block(base, entry.offset, self._inner_shape(entry)), None)
-        for entry, offset in self.layout.trainable_entries():
+        self._gradients: list[Gradient | None] = []
+        for number, (entry, offset) in enumerate(self.layout.trainable_entries()):
             shape = self._inner_shape(entry)
             values = None if stacked is None else _block(stacked, offset, shape)
-            self._set(entry, values, None if gradients is None else _block(gradients, offset, shape))
+            gradient = None
+            if isinstance(gradients, Tensor):
+                gradient = Gradient(_block(gradients, offset, shape))
+            elif gradients is not None:
+                gradient = Gradient(gradients[number], fresh=True)
+            self._gradients.append(gradient)
+            self._set(entry, values, gradient)
+
+    def record_buffers(self, records: int) -> list[Tensor]:
+        """Room for the gradients of so many records, one contiguous tensor per trainable entry."""
+        shapes = [self._inner_shape(entry) for entry, _ in self.layout.trainable_entries()]
+        return [torch.empty(records, *shape, dtype=self.dtype, device=self.device) for shape in shapes]
+
+    def record_rows(self, records: int) -> Float[Tensor, "records dim"]:
+        """What the last backward pass wrote into the bound `record_buffers`, as vectors in public order."""
+        result = torch.zeros(records, self.layout.dim, dtype=self.dtype, device=self.device)
+        for (entry, offset), gradient in zip(self.layout.trainable_entries(), self._gradients, strict=True):
+            if gradient is not None and not gradient.fresh:  # a module that the loss does not reach has gradient 0
+                values = gradient.values[:records]
+                values = values.transpose(1, 2) if entry.factor == "B" else values
+                _block(result, offset, tuple(values.shape[1:])).copy_(values)
+        return result
 
     @staticmethod
     def _inner_shape(entry: Entry) -> tuple[int, ...]:
@@ -148,7 +171,7 @@ class StackedModel:
             return entry.shape[::-1]
         return (1, *entry.shape) if len(entry.shape) == 1 else entry.shape
 
-    def _set(self, entry: Entry, values: Tensor | None, gradient: Tensor | None) -> None:
+    def _set(self, entry: Entry, values: Tensor | None, gradient: Gradient | None) -> None:
         path, _, name = entry.name.removeprefix(PEFT_PREFIX).rpartition(".")
         if entry.factor != "head":
             path, name = path.rpartition(".")[0], entry.factor.lower()

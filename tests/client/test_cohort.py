@@ -106,6 +106,18 @@ def test_per_record_gradients_equal_autograd_one_by_one(name):
     assert sorted(seen) == list(range(11))
 
 
+def test_a_module_the_loss_does_not_reach_has_gradient_zero():
+    model, spec, task = build("bert")
+    spec = replace(spec, targets=("query",))
+    engine = CohortEngine(model, spec, task, precision="fp64", token_budget=60)
+    vector = torch.randn(engine.layout.size, dtype=torch.float64)
+    head = engine.layout.blocks()[-1]
+    model.classifier.forward = lambda pooled: pooled[:, :3]  # the head is there, but nothing asks it
+    for chunk in engine.per_record_gradients(vector, clients((6,))[0]):
+        assert chunk.rows[:, :-head].any()
+        assert not chunk.rows[:, -head:].any()
+
+
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_record_gradients_of_many_clients_at_their_own_adapters(name):
     model, spec, task = build(name)

@@ -1,0 +1,168 @@
+"""`python -m simulations.benchmarks.engine_speed [--sst2 train.parquet] [--quick]`: the engine against plain PEFT.
+
+Local training of a cohort, one thread, no Flower and no Ray: clients per CPU second of the cohort engine, of plain PEFT
+client by client in place, and of plain PEFT rebuilt for every client; the share of the machine's own matrix-product
+peak that training reaches. Every variant trains the same clients on the same batches, and the largest relative
+difference of an update from plain PEFT's stands beside its speed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from client.cohort import CohortEngine
+from client.precision import BF16Weight, FrozenWeight, OneDnnWeight, PlainWeight
+from simulations.benchmarks import engine_jobs as jobs
+from simulations.benchmarks.side_by_side import interleaved, lines, one_thread, show, write
+
+TOP_LAYERS = (4, 5)
+IN_PLACE, REBUILT = "plain PEFT in place", "plain PEFT rebuilt"
+
+
+def engine(job: jobs.Job, precision: str, **settings: Any) -> Callable[[], Tensor]:
+    """Train the job's clients on the cohort engine; everything from token lists to updates is inside the clock."""
+    made = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision, **settings)
+    start = job.start()
+    return lambda: made.train_all(start, job.clients, job.local, job.seeds)
+
+
+def compare(
+    job: jobs.Job, variants: dict[str, Callable[[], Tensor]], reference: str, rounds: int
+) -> list[dict[str, Any]]:
+    """Time the variants in turn; every row also tells how far the updates are from the reference's."""
+    truth = variants[reference]()
+    seconds = interleaved(variants, rounds)
+    rows = lines(job.name, seconds, reference, len(job.clients))
+    if REBUILT in seconds:
+        rows += [row for row in lines(job.name, seconds, REBUILT, len(job.clients)) if "engine" in row["variant"]]
+    for row in rows:
+        row["difference"] = float((variants[row["variant"]]() - truth).norm() / truth.norm())
+    return rows
+
+
+def tiny_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
+    """Two layers, width 64; 4 x 16 and 10 x 64 records x tokens a step, two steps."""
+    rows = []
+    for records, tokens in ((4, 16), (10, 64)):
+        local = replace(jobs.ADAMW, batch_size=records)
+        cohort = jobs.uniform_clients(clients, 2 * records, tokens)
+        job = jobs.Job(f"tiny, {records} x {tokens}", jobs.tiny, jobs.SPEC, cohort, local)
+        variants = {
+            IN_PLACE: jobs.plain_peft(job),
+            REBUILT: jobs.rebuilt_peft(job),
+            "engine": engine(job, "fp32"),
+        }
+        rows += compare(job, variants, IN_PLACE, rounds)
+    return rows
+
+
+def minilm_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, Any]]:
+    """MiniLM on ragged clients, adapters on all layers and on the top two."""
+    cohort = jobs.ragged_clients(clients, sst2)
+    job = jobs.Job("MiniLM, ragged SST-2", jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW)
+    rows = compare(
+        job,
+        {
+            IN_PLACE: jobs.plain_peft(job),
+            REBUILT: jobs.rebuilt_peft(job),
+            "engine fp32": engine(job, "fp32"),
+            "engine bf16": engine(job, "bf16"),
+        },
+        IN_PLACE,
+        rounds,
+    )
+    top = replace(job, name="MiniLM, top 2 layers", spec=replace(job.spec, layers=TOP_LAYERS))
+    return rows + compare(
+        top,
+        {
+            IN_PLACE: jobs.plain_peft(top),
+            "engine bf16": engine(top, "bf16"),
+            "engine fp32, prefix cache": engine(top, "fp32", prefix_memory=2**29),
+            "engine bf16, prefix cache": engine(top, "bf16", prefix_memory=2**29),
+        },
+        IN_PLACE,
+        rounds,
+    )
+
+
+def peak_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, Any]]:
+    """Matrix products of MiniLM's own shapes, timed alone and inside training, in turn."""
+    job = jobs.Job("MiniLM", jobs.minilm, jobs.SPEC, jobs.ragged_clients(clients, sst2), jobs.ADAMW)
+    tokens = sum(int(records.lengths.sum()) for records in job.clients)
+    rows = []
+    for precision, kind in (("fp32", OneDnnWeight), ("bf16", BF16Weight)):
+        train = engine(job, precision)
+        train()
+        peaks, rates = [], []
+        for _ in range(rounds):
+            peaks.append(product_peak(kind))
+            start = time.process_time()
+            train()
+            rates.append(tokens * flops_per_token() / (time.process_time() - start))
+        rows.append(
+            {
+                "precision": precision,
+                "share": statistics.median(rate / peak for rate, peak in zip(rates, peaks, strict=True)),
+                "training_gflops": statistics.median(rates) / 1e9,
+                "product_gflops": statistics.median(peaks) / 1e9,
+                "default_product_gflops": product_peak(PlainWeight) / 1e9,
+                "rounds": rounds,
+            }
+        )
+    return rows
+
+
+def flops_per_token() -> float:
+    """Operations of MiniLM's frozen products in one training step, per real token: forward, and backward to inputs.
+
+    The first layer's query, key and value need no backward product. Adapters, attention, padding and everything
+    elementwise count as nothing, so the share is a lower bound of what the hardware did.
+    """
+    hidden, intermediate, layers = 384, 1536, 6
+    layer = 4 * hidden * hidden + 2 * hidden * intermediate
+    return 2.0 * (2 * layers * layer - 3 * hidden * hidden)
+
+
+def product_peak(kind: Callable[[Tensor, Tensor | None], FrozenWeight], repeats: int = 40) -> float:
+    """Operations per second of one core: 2,048 rows through 384 -> 1,536 columns, inputs ready in the right type."""
+    weight = kind(torch.randn(1536, 384), None)
+    x = torch.randn(2048, 384)
+    if isinstance(weight, BF16Weight):
+        x, weight.narrow = x.to(torch.bfloat16), True
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        weight.forward(x)
+        seconds.append(time.process_time() - start)
+    return 2 * 2048 * 384 * 1536 / statistics.median(seconds)
+
+
+def main(
+    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
+    quick: Annotated[bool, typer.Option(help="few clients and rounds: does it run at all?")] = False,
+) -> None:
+    """Measure and write the results."""
+    one_thread()
+    rounds, tiny_clients, minilm_clients = (1, 4, 2) if quick else (7, 128, 32)
+    ratios = tiny_rows(rounds, tiny_clients) + minilm_rows(rounds, minilm_clients, sst2)
+    peak = peak_rows(rounds, minilm_clients, sst2)
+    console = Console(width=160)
+    show(console, ratios)
+    for row in peak:
+        console.print(f"share of peak, {row['precision']}: {row['share']:.2f}", highlight=False)
+    if not quick:
+        data = "SST-2" if sst2 is not None else "random tokens of SST-2's lengths"
+        path = write("engine-speed", {"data": data, "seeds": [0], "ratios": ratios, "peak": peak})
+        console.print(f"written to {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)
