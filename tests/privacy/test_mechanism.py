@@ -75,7 +75,8 @@ class TestT1NoiseScale:
         counts = released.answer("norm-histogram")
         assert abs(float(counts.std()) / 12.5 - 1) < 5 / math.sqrt(2 * 20_001)
         assert abs(float(released.update.std()) / 0.005 - 1) < 5 / math.sqrt(2 * 10_000)
-        means = [float(release(Contribution.zero(plan), plan, ledger).answers[1]) for _ in range(300)]
+        plan = Plan(NoUpdate(), 1.0, (BoundedMean(3.0, 6.0),))
+        means = [float(release(Contribution.zero(plan), plan, ledger, noise=noise()).answers[0]) for _ in range(300)]
         assert abs(float(torch.tensor(means).std()) / 6.0 - 1) < 5 / math.sqrt(2 * 300)
 
 
