@@ -89,7 +89,7 @@ class CohortEngine:
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
-            prefix = prefix_of(model, self._stacked.adapted, cache)
+            prefix = prefix_of(model, self._stacked.trained, cache)
         budget = token_budget or automatic_token_budget(model, self.device)
         self._passes = Passes(self._stacked, task, budget, prefix)
 

@@ -20,6 +20,7 @@ __all__ = [
     "Entry",
     "LoraSpec",
     "adapter_layout",
+    "computes_as_linear",
     "head_modules",
     "initial_adapter",
     "layer_index",
@@ -91,6 +92,13 @@ def linear_shape(module: nn.Module) -> tuple[int, int] | None:
         weight: Tensor = module.weight  # type: ignore[assignment]
         return weight.shape[0], weight.shape[1]
     return None
+
+
+def computes_as_linear(module: nn.Module) -> bool:
+    """Whether the module is a product with its weight and nothing more: no quantised subclass, no hooks."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return type(module).forward is nn.Linear.forward or type(module).__name__ == "Conv1D"
 
 
 def target_modules(model: nn.Module, spec: LoraSpec) -> dict[str, nn.Module]:

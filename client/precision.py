@@ -13,6 +13,7 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
 - `"fp64"`: everything in float64, for tests of equality.
 """
 
+import functools
 from typing import Any, Protocol, cast
 
 import torch
@@ -49,12 +50,15 @@ class PlainWeight:
 
 
 class OneDnnWeight:
-    """float32 products by oneDNN. Holds the weight twice (as it is and transposed): 8 bytes a value."""
+    """float32 products by oneDNN. Holds the weight twice once it has gone backwards: 8 bytes a value."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight.detach().contiguous()
-        self.transposed = self.weight.t().contiguous()
         self.bias = None if bias is None else bias.detach().contiguous()
+
+    @functools.cached_property
+    def transposed(self) -> Tensor:
+        return self.weight.t().contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         return _onednn_linear(x, self.weight, self.bias)
@@ -64,16 +68,19 @@ class OneDnnWeight:
 
 
 class BF16Weight:
-    """bfloat16 products. Holds the weight twice (as it is and transposed): 4 bytes a value.
+    """bfloat16 products. Holds the weight twice once it has gone backwards: 4 bytes a value.
 
     A bfloat16 input gives a bfloat16 gradient back; the result is bfloat16 only if `narrow`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False) -> None:
         self.weight = weight.detach().to(torch.bfloat16).contiguous()
-        self.transposed = self.weight.t().contiguous()
         self.bias = None if bias is None else bias.detach().to(torch.bfloat16)
         self.narrow = narrow
+
+    @functools.cached_property
+    def transposed(self) -> Tensor:
+        return self.weight.t().contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x.to(torch.bfloat16), self.weight, self.bias)

@@ -66,9 +66,12 @@ class Prefix:
         raise RuntimeError("the model returned without running its first adapted layer")
 
 
-def prefix_of(model: nn.Module, adapted: list[str], cache: PrefixCache) -> Prefix | None:
-    """The prefix of `model` given the paths of its adapted modules; None if there is nothing below them to keep."""
-    inside = {path: index for path in adapted if (index := layer_index(path)) is not None}
+def prefix_of(model: nn.Module, trained: list[str], cache: PrefixCache) -> Prefix | None:
+    """The prefix of `model` given the paths of its adapted and trained modules; None if there is nothing to keep.
+
+    Modules outside the stack of layers are taken to come after it, as heads do.
+    """
+    inside = {path: index for path in trained if (index := layer_index(path)) is not None}
     stacks = {path.split(f".{index}.", 1)[0] for path, index in inside.items()}
     first = min(inside.values(), default=0)
     if first == 0 or len(stacks) != 1:

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from client.attention import use_short_attention
 from client.layout import PEFT_PREFIX, Entry
-from client.lora import LoraSpec, adapter_layout, head_modules, linear_shape, target_modules
+from client.lora import (
+    LoraSpec,
+    adapter_layout,
+    computes_as_linear,
+    head_modules,
+    linear_shape,
+    target_modules,
+)
 from client.memory import keep_freed_memory
 from client.precision import FrozenLinear, frozen
 from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
@@ -33,11 +40,13 @@ def refuse_unsupported(model: nn.Module, spec: LoraSpec) -> None:
     if spec.dropout:
         raise UnsupportedAdapter(f"adapter dropout {spec.dropout} draws masks that depend on how rows are batched")
     for path, module in target_modules(model, spec).items():
-        if linear_shape(module) is None:
-            raise UnsupportedAdapter(f"target {path} is a {type(module).__name__}, not a Linear")
+        if linear_shape(module) is None or not computes_as_linear(module):
+            raise UnsupportedAdapter(f"target {path} is a {type(module).__name__}, not a plain Linear")
     for path, head in head_modules(model, spec).items():
         for name, part in head.named_modules():
-            if next(part.parameters(recurse=False), None) is not None and linear_shape(part) is None:
+            if next(part.parameters(recurse=False), None) is None:
+                continue
+            if linear_shape(part) is None or not computes_as_linear(part):
                 raise UnsupportedAdapter(
                     f"head {path} holds a {type(part).__name__} ({name}); only Linear can be stacked"
                 )
@@ -65,8 +74,8 @@ class StackedModel:
                 use_short_attention(model)
         self._modules: dict[str, Adapted | TrainedHead] = {}
         targets, heads = target_modules(model, spec), head_modules(model, spec)
-        self.adapted = list(targets)
-        linears = {path: module for path, module in model.named_modules() if linear_shape(module)}
+        self.trained = [*targets, *heads]
+        linears = {p: m for p, m in model.named_modules() if linear_shape(m) and computes_as_linear(m)}
         for path, module in linears.items():
             if any(path == head or path.startswith(head + ".") for head in heads):
                 self._modules[path] = TrainedHead(self.context)

@@ -1,0 +1,177 @@
+"""`python -m simulations.benchmarks.engine_record_level [--sst2 train.parquet] [--quick]`: record-level privacy's cost.
+
+One optimizer step of DP-SGD: gradients of every record, clipped to a bound, summed, plus Gaussian noise, against the
+same step without privacy on the same engine, and against Opacus' GradSampleModule (hooks) on plain PEFT, client by
+client. Time in turn within one process; peak memory of each variant in a process of its own, above that process's size
+once the model is loaded. The noise here only costs what noise costs; no ledger is written.
+"""
+
+import gc
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from peft import get_peft_model
+from rich.console import Console
+from torch import Tensor, nn
+
+from client.cohort import CohortEngine
+from client.peft_files import peft_config
+from simulations.benchmarks import engine_jobs as jobs
+from simulations.benchmarks.side_by_side import interleaved, lines, one_thread, peak_memory, show, write
+
+BOUND, NOISE_MULTIPLIER, RATE = 0.1, 1.0, 0.05
+PLAIN, ENGINE, PRIVATE, OPACUS = "plain PEFT", "engine", "engine, record-level", "Opacus hooks"
+
+
+def one_step(job: jobs.Job) -> jobs.Job:
+    """All records of a client in one step of SGD."""
+    largest = max(len(records) for records in job.clients)
+    return replace(job, local=replace(job.local, optimizer="sgd", learning_rate=RATE, batch_size=largest))
+
+
+def non_private(job: jobs.Job, precision: str) -> Callable[[], Tensor]:
+    """The step without clipping or noise."""
+    engine, start = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
+    return lambda: engine.train_all(start, job.clients, job.local, job.seeds)
+
+
+def private(job: jobs.Job, precision: str) -> Callable[[], Tensor]:
+    """The step with clipped record gradients and noise, for all clients at once."""
+    engine, start = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
+    sizes = torch.tensor([[len(records)] for records in job.clients])
+
+    def work() -> Tensor:
+        sums = torch.zeros(len(job.clients), engine.layout.dim)
+        for chunk in engine.cohort_record_gradients(start, job.clients):
+            scale = (BOUND / chunk.rows.norm(dim=1)).clamp_max_(1.0)
+            # rows of one client times their factors: a product, without a scaled copy of the rows
+            weights = torch.zeros(len(job.clients), len(chunk.rows))
+            weights[torch.from_numpy(chunk.clients), torch.arange(len(chunk.rows))] = scale
+            sums.addmm_(weights, chunk.rows)
+        return (sums + NOISE_MULTIPLIER * BOUND * torch.randn_like(sums)).mul_(-RATE / sizes)
+
+    return work
+
+
+def opacus(job: jobs.Job) -> Callable[[], Tensor]:
+    """The same step by Opacus on plain PEFT, one client after the other, tensors ready before the clock starts."""
+    base = job.make()
+    for module in base.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # Opacus' hooks work in training mode only
+    model = GradSampleModule(get_peft_model(base, peft_config(job.spec)).train(), loss_reduction="mean")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in parameters]
+    batches = jobs.padded_batches(job)
+
+    def work() -> Tensor:
+        rows = []
+        for (batch,) in batches:
+            optimizer = DPOptimizer(
+                torch.optim.SGD(parameters, lr=RATE),
+                noise_multiplier=NOISE_MULTIPLIER,
+                max_grad_norm=BOUND,
+                expected_batch_size=len(batch.labels) if batch.labels is not None else None,
+            )
+            with torch.no_grad():
+                for parameter, values in zip(parameters, start, strict=True):
+                    parameter.copy_(values)
+            optimizer.zero_grad()
+            output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+            logits = output if isinstance(output, Tensor) else output.logits
+            jobs.TASK.per_record_loss(logits, batch).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            rows.append(torch.cat([(p.detach() - s).reshape(-1) for p, s in zip(parameters, start, strict=True)]))
+        return torch.stack(rows)
+
+    return work
+
+
+def variants(job: jobs.Job, precision: str) -> dict[str, Callable[[], Tensor]]:
+    """What is compared."""
+    return {
+        PLAIN: jobs.plain_peft(job),
+        ENGINE: non_private(job, precision),
+        PRIVATE: private(job, precision),
+        OPACUS: opacus(job),
+    }
+
+
+def make_jobs(quick: bool, sst2: Path | None) -> dict[str, tuple[jobs.Job, str]]:
+    """Short records on a tiny model, where overhead counts; MiniLM with full and with ragged records."""
+    small, large = (4, 2) if quick else (64, 6)
+    tiny = jobs.Job("tiny, 4 x 16", jobs.tiny, jobs.SPEC, jobs.uniform_clients(small, 4, 16), jobs.ADAMW)
+    long = jobs.Job("MiniLM, 16 x 64", jobs.minilm, jobs.SPEC, jobs.uniform_clients(large, 16, 64), jobs.ADAMW)
+    ragged = jobs.Job("MiniLM, ragged SST-2", jobs.minilm, jobs.SPEC, jobs.ragged_clients(large, sst2), jobs.ADAMW)
+    made = {"tiny": (tiny, "fp32"), "long fp32": (long, "fp32"), "long": (long, "bf16"), "ragged": (ragged, "bf16")}
+    return {name: (one_step(replace(job, name=f"{job.name}, {p}")), p) for name, (job, p) in made.items()}
+
+
+def memory_of(variant: str, connection: Any) -> None:
+    """Peak bytes of two steps of one variant on MiniLM, 32 records of 64 tokens, above the size before them."""
+    one_thread()
+    cohort = jobs.uniform_clients(1, 32, 64)
+    job = one_step(jobs.Job("memory", jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW))
+    builders: dict[str, Callable[[], Callable[[], Tensor]]] = {
+        PLAIN: lambda: jobs.plain_peft(job),
+        ENGINE: lambda: non_private(job, "fp32"),
+        PRIVATE: lambda: private(job, "fp32"),
+        OPACUS: lambda: opacus(job),
+    }
+    work = builders[variant]()
+    gc.collect()
+    before = resident()
+    work()
+    work()
+    connection.send(peak_memory() - before)
+
+
+def resident() -> int:
+    """Resident size of this process now, in bytes."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * 4096
+
+
+def memory_rows() -> list[dict[str, Any]]:
+    """One process per variant."""
+    context = multiprocessing.get_context("spawn")
+    rows = []
+    for variant in (PLAIN, ENGINE, PRIVATE, OPACUS):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=memory_of, args=(variant, sender))
+        process.start()
+        rows.append({"variant": variant, "peak_bytes": receiver.recv()})
+        process.join()
+    return rows
+
+
+def main(
+    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
+    quick: Annotated[bool, typer.Option(help="few clients and rounds: does it run at all?")] = False,
+) -> None:
+    """Measure and write the results."""
+    one_thread()
+    console, ratios = Console(width=160), []
+    for job, precision in make_jobs(quick, sst2).values():
+        seconds = interleaved(variants(job, precision), 1 if quick else 7)
+        for reference in (ENGINE, OPACUS):
+            rows = lines(job.name, seconds, reference, len(job.clients))
+            ratios += [row for row in rows if row["variant"] == PRIVATE or reference == ENGINE]
+    show(console, ratios)
+    memory = memory_rows()
+    for row in memory:
+        console.print(f"peak memory, {row['variant']}: {row['peak_bytes'] / 2**20:.0f} MiB", highlight=False)
+    if not quick:
+        path = write("engine-record-level", {"seeds": [0], "ratios": ratios, "memory": memory})
+        console.print(f"written to {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)
