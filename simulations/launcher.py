@@ -28,6 +28,7 @@ from simulations.staging import App, stage
 
 log = logging.getLogger(__name__)
 
+_RAY_TOO_SLOW = "The current node timed out during startup"
 STATES_OF_SUCCESS = ("completed", "stopped-budget")
 
 Follow = Callable[[Callable[[], bool]], None]
@@ -135,4 +136,9 @@ def _judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str) -
     if completed and own is not None and own.state in STATES_OF_SUCCESS:
         return
     reason = own.message if own is not None and own.state == "failed" else otherwise
+    if _RAY_TOO_SLOW in output.read_text(errors="replace"):
+        reason = (
+            "Ray did not start within the 30 s that it allows itself, so this machine is too busy or too small; nothing "
+            "was trained or released; try again later, or with --engine inprocess"
+        )
     raise RunFailed(f"{reason}\n\nThe end of {output}:\n{tail(output)}")

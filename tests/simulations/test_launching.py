@@ -171,6 +171,13 @@ def test_a_run_completed_only_if_both_sides_say_so(completed, state, reason, tmp
     assert str(failure.value).endswith("line 99")
 
 
+def test_a_ray_that_could_not_start_is_said_to_be_just_that(tmp_path):
+    log = tmp_path / "flower.log"
+    log.write_text("Exception: The current node timed out during startup. This could happen because ...\n")
+    with pytest.raises(RunFailed, match="Ray did not start"):
+        _judge(tmp_path, log, completed=False, otherwise="An error was encountered. Ending simulation.")
+
+
 def test_the_tail_of_a_log(tmp_path):
     assert "never written" in tail(tmp_path / "none")
     (tmp_path / "log").write_bytes(b"a\nb\n\xff\n")
