@@ -138,7 +138,7 @@ def _judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str) -
     reason = own.message if own is not None and own.state == "failed" else otherwise
     if _RAY_TOO_SLOW in output.read_text(errors="replace"):
         reason = (
-            "Ray did not start within the 30 s that it allows itself, so this machine is too busy or too small; nothing "
+            "Ray did not start within the 30 s that it allows itself, so the machine is too busy or too small; nothing "
             "was trained or released; try again later, or with --engine inprocess"
         )
     raise RunFailed(f"{reason}\n\nThe end of {output}:\n{tail(output)}")
