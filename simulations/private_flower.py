@@ -171,6 +171,7 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "") -> dic
         "RAY_TMPDIR": str(ray),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # the actors are the job, not background work beside it
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_prestart_worker_first_driver": "0",  # they lack the actors' environment, so they would never be used
         "RAY_enable_worker_prestart": "0",
