@@ -27,6 +27,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
     epsilon: Annotated[float, typer.Option(help="Target.")] = 4.0,
     engine: Annotated[str, typer.Option(help="flower or inprocess.")] = "flower",
+    note: Annotated[str, typer.Option(help="What else a reader of the times must know.")] = "",
 ) -> None:
     """Run what is missing, then write simulations/benchmarks/results/sst2.json from the run folders."""
     rows = []
@@ -46,7 +47,7 @@ def main(
                 run_flower(config, run_folder)
             else:
                 run_inprocess(config, run_folder)
-        rows.append(row(run_folder))
+        rows.append({**row(run_folder), "note": note})
     done = {(new["epsilon"], new["seed"]) for new in rows}
     kept = [old for old in _previous() if (old["epsilon"], old["seed"]) not in done]
     RESULTS.write_text(json.dumps(sorted(kept + rows, key=lambda r: (r["epsilon"], r["seed"])), indent=2) + "\n")
