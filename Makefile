@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := privacy client strategies server simulations
 ARGS ?=
+PARALLEL ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-slow test-all check format bench flwr-defaults clean
@@ -30,8 +31,7 @@ test: install ## the fast tests, under two minutes on two cores, no network
 test-slow: install ## the slow tests: whole runs through Flower on Ray, audits
 	$(BIN)/pytest -m slow $(ARGS)
 
-test-all: install ## every test
-	$(BIN)/pytest -m "slow or not slow" $(ARGS)
+test-all: test test-slow ## every test
 
 check: install ## ruff, formatting, types, import rules
 	$(BIN)/ruff check .
