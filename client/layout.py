@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privacy import checks
+
 PEFT_PREFIX = "base_model.model."
 
 
@@ -87,8 +89,7 @@ class AdapterLayout:
 
     def training(self, train: str) -> "AdapterLayout":
         """The same values with other factors trained: `"both"`, `"a"` or `"b"`. Heads are always trained."""
-        if train not in ("both", "a", "b"):
-            raise ValueError(f"train must be one of 'both', 'a', 'b', got {train!r}")
+        checks.one_of(("both", "a", "b"), train=train)
         frozen = {"both": "", "a": "B", "b": "A"}[train]
         return AdapterLayout(tuple(replace(e, trainable=e.factor != frozen) for e in self.entries))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from client.layout import PEFT_PREFIX, AdapterLayout, Entry
+from privacy import checks
 from privacy.rng import simulation_generator
 
 __all__ = [
@@ -57,14 +58,11 @@ class LoraSpec:
     bias: str = "none"
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be > 0, got {self.alpha}")
-        if self.train not in ("both", "a", "b"):
-            raise ValueError(f"train must be one of 'both', 'a', 'b', got {self.train!r}")
-        if self.bias not in ("none", "all", "lora_only"):
-            raise ValueError(f"bias must be one of 'none', 'all', 'lora_only', got {self.bias!r}")
+        checks.integer_at_least(1, rank=self.rank)
+        checks.positive(alpha=self.alpha)
+        checks.one_of(("both", "a", "b"), train=self.train)
+        checks.one_of(("none", "all", "lora_only"), bias=self.bias)
+        checks.fraction(dropout=self.dropout)
         if not self.targets and not self.heads:
             raise ValueError("nothing to train: name at least one target module or one head")
 

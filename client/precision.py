@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from privacy import checks
+
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-model", "fp64")
 
 SMALLEST_BF16_SIDE = 256
@@ -128,8 +130,7 @@ def frozen(path: str, module: nn.Module, precision: str, device: torch.device) -
 
 def choose(precision: str, device: torch.device) -> str:
     """`"auto"` becomes bfloat16 where the machine multiplies it in hardware, else `"fp32"`."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    checks.one_of(PRECISIONS, precision=precision)
     if precision != "auto":
         return precision
     if device.type == "cuda":

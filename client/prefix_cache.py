@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from privacy import checks
+
 
 class PrefixCache:
     """Hidden states `[tokens, width]` of many records, laid end to end.
@@ -29,8 +31,7 @@ class PrefixCache:
         folder: str | Path | None = None,
         disk: int = 2**36,
     ) -> None:
-        if memory < 0 or disk < 0:
-            raise ValueError(f"memory and disk must be >= 0 bytes, got {memory} and {disk}")
+        checks.integer_at_least(0, memory=memory, disk=disk)
         size = width * dtype.itemsize
         # untouched pages of an empty tensor take no memory
         stores = [torch.empty(memory // size, width, dtype=dtype)]

@@ -22,6 +22,7 @@ from client.records import Records
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
 from client.waves import Updates
+from privacy import checks
 
 
 class SequentialEngine:
@@ -71,8 +72,7 @@ class SequentialEngine:
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
     ) -> Iterator[Updates]:
         """As `CohortEngine.train`, one client per chunk."""
-        if len(seeds) != len(clients):
-            raise ValueError(f"seeds must have one entry per client ({len(clients)}), got {len(seeds)}")
+        checks.same_length(clients=clients, seeds=seeds)
         origin = self.layout.trainable(start.to(self.device, self._dtype))
         for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
             self._load(start)

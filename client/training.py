@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from privacy import checks
 from privacy.rng import simulation_generator
 
 
@@ -39,18 +40,13 @@ class LocalTraining:
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "momentum", "adamw"):
-            raise ValueError(f"optimizer must be one of 'sgd', 'momentum', 'adamw', got {self.optimizer!r}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be > 0, got {self.learning_rate}")
-        if self.batch_size < 1 or self.epochs < 1:
-            raise ValueError(f"batch_size and epochs must be >= 1, got {self.batch_size} and {self.epochs}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be >= 1 or None, got {self.max_steps}")
-        if self.weight_decay < 0 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"weight_decay must be >= 0 and momentum in [0, 1), got {self.weight_decay}, {self.momentum}"
-            )
+        checks.one_of(("sgd", "momentum", "adamw"), optimizer=self.optimizer)
+        checks.positive(learning_rate=self.learning_rate, eps=self.eps)
+        checks.integer_at_least(1, batch_size=self.batch_size, epochs=self.epochs)
+        if self.max_steps is not None:
+            checks.integer_at_least(1, max_steps=self.max_steps, remedy="None runs all epochs")
+        checks.non_negative(weight_decay=self.weight_decay)
+        checks.fraction(momentum=self.momentum, beta1=self.betas[0], beta2=self.betas[1])
 
     def batches(self, count: int, seed: int) -> list[np.ndarray]:
         """The record indices of every step of a client with `count` records. Depends on nothing else."""

@@ -96,7 +96,7 @@ def test_targets_are_whole_dotted_suffixes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rank": 0}, "rank must be >= 1"),
+        ({"rank": 0}, "rank must be an integer >= 1"),
         ({"alpha": 0.0}, "alpha must be > 0"),
         ({"train": "c"}, "train must be one of"),
         ({"bias": "some"}, "bias must be one of"),

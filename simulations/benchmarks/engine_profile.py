@@ -1,0 +1,133 @@
+"""`python -m simulations.benchmarks.engine_profile [--sst2 train.parquet] [--flame engine.svg]`: where a round goes.
+
+Local training of a cohort on MiniLM under torch's profiler. Every operator's own time is booked to the part of the
+engine it works for; what remains of the CPU time is Python, dispatch and the profiler itself. `--flame` draws the same
+times as a flame graph.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from client.cohort import CohortEngine
+from simulations.benchmarks import engine_jobs as jobs
+from simulations.benchmarks.side_by_side import one_thread, write
+
+PRODUCTS = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
+PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first owner found from an operator upwards decides
+    ("adapters", ("_AdaptedFunction",)),
+    ("heads", ("_HeadFunction",)),
+    ("attention", ("_ShortAttention", "scaled_dot_product", "ScaledDotProduct")),
+    ("conversions to bfloat16 and back", ("_FrozenFunction",)),
+    ("activation (GELU)", ("gelu", "Gelu")),
+    ("layer norms", ("layer_norm", "LayerNorm")),
+    ("embeddings", ("embedding", "Embedding")),
+)
+OTHER, REST = "residuals, masks, loss, optimizer", "Python, dispatch, profiler"
+
+
+def lineage(event: FunctionEvent) -> list[str]:
+    """Names from an operator up to the outermost one that called it."""
+    names = [event.name]
+    while (parent := event.cpu_parent) is not None:
+        event = parent
+        names.append(event.name)
+    return names
+
+
+def part_of(names: Sequence[str]) -> str:
+    """The part of the engine that an operator works for."""
+    in_frozen = any("_FrozenFunction" in name for name in names)
+    in_adapted = any("_AdaptedFunction" in name for name in names)
+    if names[0] in PRODUCTS and (in_frozen or (in_adapted and ("aten::linear" in names or names[0] == PRODUCTS[0]))):
+        return "frozen products"
+    for name in names:
+        for part, marks in PARTS:
+            if any(mark in name for mark in marks):
+                return part
+    return OTHER
+
+
+def by_part(events: Iterable[FunctionEvent], total: float) -> list[dict[str, Any]]:
+    """Seconds and share of every part, largest first; `total` is the time of everything."""
+    seconds: dict[str, float] = defaultdict(float)
+    for event in events:
+        seconds[part_of(lineage(event))] += event.self_cpu_time_total / 1e6
+    seconds[REST] = max(0.0, total - sum(seconds.values()))
+    whole = sum(seconds.values())
+    rows = [{"part": part, "seconds": value, "share": value / whole} for part, value in seconds.items()]
+    return sorted(rows, key=lambda row: -float(row["seconds"]))
+
+
+def flame(events: Iterable[FunctionEvent], title: str) -> str:
+    """A flame graph (callers below, callees above) as one SVG."""
+    times: dict[tuple[str, ...], float] = defaultdict(float)
+    for event in events:
+        path = tuple(reversed(lineage(event)))
+        for depth in range(1, len(path) + 1):
+            times[path[:depth]] += event.self_cpu_time_total
+    total = sum(value for path, value in times.items() if len(path) == 1)
+    deepest = max(len(path) for path in times)
+    width, row = 1200, 18
+    height = (deepest + 2) * row
+    boxes: list[str] = []
+    offset: dict[tuple[str, ...], float] = defaultdict(float)
+    for path in sorted(times, key=lambda path: (len(path), -times[path], path)):
+        parent = path[:-1]
+        left = offset[parent]
+        offset[path] = left
+        offset[parent] = left + times[path]
+        x, w = width * left / total, width * times[path] / total
+        if w < 0.5:
+            continue
+        y = height - (len(path) + 1) * row
+        text = f"{path[-1]} ({100 * times[path] / total:.1f} %)"
+        hue = sum(map(ord, path[-1])) % 50
+        label = escape(path[-1][: int(w / 7)]) if w > 30 else ""
+        boxes.append(
+            f'<g><title>{escape(text)}</title><rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="{row - 1}" '
+            f'fill="hsl({hue},75%,65%)"/><text x="{x + 3:.1f}" y="{y + 13}">{label}</text></g>'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="11"><title>{escape(title)}</title>\n' + "\n".join(boxes) + "\n</svg>\n"
+    )
+
+
+def main(
+    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
+    clients: Annotated[int, typer.Option(help="clients in the round")] = 32,
+    flame_graph: Annotated[Path | None, typer.Option("--flame", help="where to draw the bfloat16 flame graph")] = None,
+) -> None:
+    """Profile both precisions and write the results."""
+    one_thread()
+    console, results = Console(width=160), {}
+    job = jobs.Job("MiniLM", jobs.minilm, jobs.SPEC, jobs.ragged_clients(clients, sst2), jobs.ADAMW)
+    start = job.start()
+    for precision in ("fp32", "bf16"):
+        engine = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision)
+        engine.train_all(start, job.clients, job.local, job.seeds)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            began = time.perf_counter()
+            engine.train_all(start, job.clients, job.local, job.seeds)
+            total = time.perf_counter() - began
+        events = list(profiler.events())
+        results[precision] = by_part(events, total)
+        for row in results[precision]:
+            console.print(f"{precision}  {row['part']:34} {100 * row['share']:5.1f} %", highlight=False)
+        if flame_graph is not None and precision == "bf16":
+            flame_graph.write_text(flame(events, "One round of local training, MiniLM, bfloat16"), encoding="utf-8")
+    path = write("engine-profile", {"clients": clients, "parts": results})
+    console.print(f"written to {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)
