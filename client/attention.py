@@ -6,8 +6,6 @@ are padded to a full vector register so that the softmax is not computed one val
 0.5-0.85 times the time of the fused kernel, forward and backward, up to 64 tokens; beyond that the fused one is used.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -79,17 +77,16 @@ class _ShortAttention(torch.autograd.Function):
         rows, heads, tokens, width = query.shape
         keys = key.shape[2]
         q, k, v = (x.reshape(rows * heads, -1, width) for x in (query, key, value))
-        with _fast_products():
-            scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
-            if bias is not None:
-                scores.view(rows, heads, tokens, keys).add_(bias)
-            spare = -keys % LANES if keys < LANES else 0
-            if spare:
-                scores = F.pad(scores, (0, spare), value=-torch.inf)
-            shares = torch.softmax(scores, -1)
-            if spare:
-                shares = shares[:, :, :keys].contiguous()
-            result = torch.bmm(shares, v)
+        scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+        if bias is not None:
+            scores.view(rows, heads, tokens, keys).add_(bias)
+        spare = -keys % LANES if keys < LANES else 0
+        if spare:
+            scores = F.pad(scores, (0, spare), value=-torch.inf)
+        shares = torch.softmax(scores, -1)
+        if spare:
+            shares = shares[:, :, :keys].contiguous()
+        result = torch.bmm(shares, v)
         ctx.save_for_backward(q, k, v, shares)
         ctx.shape, ctx.scale = query.shape, scale
         return result.view(rows, heads, tokens, width).transpose(1, 2).contiguous()
@@ -99,30 +96,16 @@ class _ShortAttention(torch.autograd.Function):
         q, k, v, shares = ctx.saved_tensors
         rows, heads, tokens, width = ctx.shape
         g = gradient.transpose(1, 2).reshape(rows * heads, tokens, width)
-        with _fast_products():
-            dv = torch.bmm(shares.transpose(1, 2), g)
-            ds = torch.bmm(g, v.transpose(1, 2)).mul_(shares)
-            # softmax: ds = p (dp - sum(p dp)); written out, because the fused kernel is slow for rows under a register
-            ds.addcmul_(shares, ds.sum(-1, keepdim=True), value=-1).mul_(ctx.scale)
-            dq = torch.bmm(ds, k)
-            dk = torch.bmm(ds.transpose(1, 2), q)
+        dv = torch.bmm(shares.transpose(1, 2), g)
+        ds = torch.bmm(g, v.transpose(1, 2))
+        # through the softmax: ds = p (dp - sum(p dp))
+        if ds.shape[2] >= LANES:
+            ds = torch.ops.aten._softmax_backward_data(ds, shares, -1, ds.dtype)
+        else:  # the fused kernel takes rows under a register one value at a time
+            ds.mul_(shares)
+            ds.addcmul_(shares, ds.sum(-1, keepdim=True), value=-1)
+        ds.mul_(ctx.scale)
+        dq = torch.bmm(ds, k)
+        dk = torch.bmm(ds.transpose(1, 2), q)
         dq, dk, dv = (x.view(rows, heads, -1, width) for x in (dq, dk, dv))
         return dq, dk, dv, None, None
-
-
-@contextlib.contextmanager
-def _fast_products() -> Iterator[None]:
-    """Let torch give batched float32 products to oneDNN instead of MKL (1.2-3 times faster on AMD).
-
-    The setting permits bfloat16 inside; oneDNN makes use of that on CPUs with AMX only, so there it is left alone.
-    """
-    onednn: Any = torch.backends.mkldnn
-    if torch.cpu._is_amx_tile_supported() or not onednn.is_available():
-        yield
-        return
-    before = onednn.matmul.fp32_precision
-    onednn.matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        onednn.matmul.fp32_precision = before

@@ -218,7 +218,7 @@ class CohortEngine:
             owners = pool.client[rows]
             placement = Rows.per_record(len(rows), None if vectors is None else torch.from_numpy(owners))
             losses = self._passes.losses(pool, rows, placement, None)
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            self._stacked.backward(losses.sum())
             gradients = self._stacked.record_rows(len(rows))
             yield RecordGradients(owners, rows - pool.first[owners], gradients, losses.detach())
 

@@ -17,7 +17,7 @@ from client.tasks import Batch, Task
 
 log = logging.getLogger(__name__)
 
-CPU_TOKENS_TIMES_WIDTH = 400_000
+CPU_TOKENS_TIMES_WIDTH = 524_288
 OVERHEAD_TOKENS_TIMES_WIDTH = 32_768
 """Fixed cost of one micro-batch, most of it Python and dispatch: the time of 85 tokens at width 384, 512 at 64."""
 
@@ -77,7 +77,7 @@ def hidden_size(model: nn.Module) -> int:
 def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
     """Tokens per micro-batch that keep a CPU's caches, or half of a GPU's free memory, busy.
 
-    CPU: the buffers of one layer should stay in the cache; measured best at hidden size 384: 512 to 1,024, at 64: 6,144
+    CPU: the buffers of one layer should stay in the cache; measured best at hidden size 384: 512 to 2,048, at 64: 4,096
     and more. GPU: about 40 bytes per layer and hidden unit are kept for the backward pass (an estimate, not measured).
     """
     width = hidden_size(model)

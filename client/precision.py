@@ -13,7 +13,9 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
 - `"fp64"`: everything in float64, for tests of equality.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import torch
@@ -137,6 +139,24 @@ def choose(precision: str, device: torch.device) -> str:
         return "bf16-model" if torch.cuda.is_bf16_supported() else "fp32"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if fast else "fp32"
+
+
+@contextlib.contextmanager
+def onednn_products() -> Iterator[None]:
+    """Let torch give its other float32 products, batched ones above all, to oneDNN too (1.2-3 times faster on AMD).
+
+    The setting permits bfloat16 inside. oneDNN makes use of that on CPUs with AMX only, so there it is left alone.
+    """
+    onednn: Any = torch.backends.mkldnn
+    if torch.cpu._is_amx_tile_supported() or not onednn.is_available():
+        yield
+        return
+    before = onednn.matmul.fp32_precision
+    onednn.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        onednn.matmul.fp32_precision = before
 
 
 def _has_fast_onednn() -> bool:

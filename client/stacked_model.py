@@ -23,7 +23,7 @@ from client.lora import (
     target_modules,
 )
 from client.memory import keep_freed_memory
-from client.precision import FrozenLinear, frozen
+from client.precision import FrozenLinear, frozen, onednn_products
 from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 
 
@@ -101,8 +101,14 @@ class StackedModel:
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, rows: Rows) -> Tensor:
         """Logits of rows that belong to the slots named by `rows`."""
         self.context.rows = rows.to(self.device)
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        with onednn_products():
+            output = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return output if isinstance(output, Tensor) else output.logits
+
+    def backward(self, loss: Float[Tensor, ""]) -> None:
+        """Gradients of `loss`, into the bound buffers."""
+        with onednn_products():
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def inward(self, rows: Float[Tensor, "... values"], *, full: bool) -> Tensor:
         """Public vectors in the engine's order and dtype."""

@@ -90,7 +90,7 @@ class Waves:
                 for piece in pieces:
                     placement = Rows.of_slots(torch.from_numpy(owner[piece]))
                     losses = self._passes.losses(self._pool, rows[piece], placement, self._offsets)
-                    (losses * weight[torch.from_numpy(piece)]).sum().backward()  # type: ignore[no-untyped-call]
+                    self._stacked.backward((losses * weight[torch.from_numpy(piece)]).sum())
                 return
             except torch.OutOfMemoryError as error:  # part of the wave may be in the gradients already: begin it again
                 self._passes.halve(error, max(len(piece) for piece in pieces))
