@@ -100,6 +100,11 @@ class CohortEngine:
         return self._passes.token_budget
 
     @property
+    def tokens_run(self) -> int:
+        """Tokens that went through the model so far, padding included."""
+        return self._passes.tokens_run
+
+    @property
     def layout(self) -> AdapterLayout:
         """Where each adapter value lies, and which values are trained now."""
         return self._stacked.layout

@@ -29,6 +29,7 @@ class Passes:
         self.stacked = stacked
         self.task = task
         self.token_budget = token_budget
+        self.tokens_run = 0  # with padding, since the engine was made
         self._prefix = prefix
         self._overhead = OVERHEAD_TOKENS_TIMES_WIDTH // hidden_size(stacked.model)
 
@@ -59,6 +60,7 @@ class Passes:
     def _logits(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor, Batch]:
         batch = pool.batch(rows, self.stacked.pad, self.stacked.device)
         mask = batch.attention_mask if pool.padded(rows) else None
+        self.tokens_run += batch.input_ids.numel()
         if self._prefix is None:
             return self.stacked(batch.input_ids, mask, placement), batch
         self._prefix.hidden = self._prefix.states(pool, rows, batch.input_ids, mask)

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.benchmarks import privacy_tables
+from simulations.benchmarks import engine_tables, privacy_tables
 from simulations.notation import duration_text, number_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +62,10 @@ TABLES: dict[str, Table] = {
     "mechanism-audit": privacy_tables.mechanism_audit,
     "audit-power": privacy_tables.audit_power,
     "noise_throughput": privacy_tables.noise_throughput,
+    "engine-speed": engine_tables.engine_speed,
+    "engine-peak": engine_tables.engine_peak,
+    "engine-record-level": engine_tables.engine_record_level,
+    "engine-profile": engine_tables.engine_profile,
 }
 
 
