@@ -53,7 +53,7 @@ def write_artefacts(folder: Path, assembly: Assembly, state: ServerState, ledger
         "seconds": result.seconds,
         "rounds_done": result.rounds_done,
         "stopped": result.stopped,
-        "dimension": assembly.setting.dimension,
+        "dimension": max(map(sum, assembly.setting.layouts)),
         "model": assembly.config.model.name,
         "not_private": ledger.not_private,
     }

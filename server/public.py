@@ -46,9 +46,9 @@ class PublicTraining:
         config, public = assembly.config.public, assembly.data.validation
         wanted = config.warm_start_epochs or config.subspace
         used = round(config.training_fraction * len(public)) if wanted else 0
-        if config.subspace > min(used, assembly.setting.dimension):
+        if config.subspace > (most := min(used, assembly.setting.dimension(1))):
             raise ConfigError(
-                f"public.subspace = {config.subspace}: at most {min(used, assembly.setting.dimension)}, the number of "
+                f"public.subspace = {config.subspace}: at most {most}, the number of "
                 "public training records (public.training-fraction x data.validation-records) and of trained values"
             )
         engine = make_engine(assembly.job) if wanted else None

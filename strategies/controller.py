@@ -18,20 +18,25 @@ class Setting:
 
     Attributes:
         rounds: planned rounds T.
-        blocks: sizes of the parts of an update that belong together: every (A, B) pair, then every head.
+        layouts: for rounds 1..T, the sizes of the parts of an update that belong together: every (A, B) pair, then
+            every head. One layout stands for all rounds; an aggregation that trains other factors or ranks in other
+            rounds gives T of them.
         sampling: how the cohort of a round is drawn.
         noise_multipliers: for rounds 1..T, the effective noise multiplier of everything released in that round.
     """
 
     rounds: int
-    blocks: tuple[int, ...]
+    layouts: tuple[tuple[int, ...], ...]
     sampling: Poisson
     noise_multipliers: tuple[float, ...]
 
-    @property
-    def dimension(self) -> int:
-        """Number of values of an update, d."""
-        return sum(self.blocks)
+    def blocks(self, round: int) -> tuple[int, ...]:
+        """Sizes of the parts of an update in ``round`` (1..T); those of round 1 before it."""
+        return self.layouts[(max(round, 1) - 1) % len(self.layouts)]
+
+    def dimension(self, round: int) -> int:
+        """Number of values of an update in ``round``, d."""
+        return sum(self.blocks(round))
 
     def noise_multiplier(self, round: int) -> float:
         """Effective noise multiplier of ``round`` (1..T); that of round 1 before it."""
@@ -88,6 +93,10 @@ class Controller(Protocol[S]):
 
     def update(self, state: S, released: Release, public: PublicSignals) -> S:
         """State after a round (or after the initial release, ``public.round == 0``)."""
+        ...
+
+    def step_scale(self, state: S) -> float:
+        """Factor on the server optimizer's step in the coming round; 1 where the controller leaves it alone."""
         ...
 
     def released_values(self, state: S) -> dict[str, float]:

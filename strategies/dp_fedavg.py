@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from client.lora import AdapterLayout
-from client.wire import BadMessage, TrainRequest, read_contribution
+from client.wire import TrainRequest
 from privacy.clipping import FlatClip, NoUpdate
 from privacy.errors import BudgetExceeded
 from privacy.events import Poisson, ReleaseEvent
@@ -36,6 +36,7 @@ from privacy.subspace import SubspaceClip
 from strategies.aggregation.aggregation import Aggregation, Factors
 from strategies.controller import Controller, PublicSignals, Setting
 from strategies.optimizer import Optimizer
+from strategies.replies import summed
 from strategies.shards import split
 
 log = logging.getLogger(__name__)
@@ -246,7 +247,7 @@ class DpFedAvg(Strategy):
             type(self.controller).__name__,
             type(self.optimizer).__name__,
             type(self.aggregation).__name__,
-            self.setting.dimension,
+            self.setting.dimension(1),
             self.setting.sampling.expected_units,
         )
 
@@ -262,28 +263,11 @@ class DpFedAvg(Strategy):
         return replace(state, adapter=adapter, served=served, optimizer=optimizer)
 
     def _total(self, plan: Plan, round: int, replies: Iterable[Message], sampling: Poisson) -> Contribution:
-        """The sum of all sound replies, one for each message. Sums are integers: order of arrival does not matter."""
-        # The grid names a message when it sends it. A second reply to one would count its clients twice.
-        waiting = {metadata.message_id: (metadata.dst_node_id, clients) for metadata, clients in self._sent}
-        sent, sound, total = len(self._sent), 0, Contribution.zero(plan)
-        for reply in replies:
-            asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if asked is None:
-                log.warning("round %d: a reply that was not asked for was dropped", round)
-                continue
-            node, clients = asked
-            if reply.has_error():
-                log.warning("round %d: node %d failed: %s", round, node, reply.error.reason)
-                continue
-            try:
-                total = total + read_contribution(reply.content, plan, round, clients)
-                sound += 1
-            except BadMessage as error:
-                log.warning("round %d: reply of node %d refused: %s", round, node, error)
-        if 2 * sound < sent:
+        total, sound = summed(self._sent, replies, plan, round)
+        if 2 * sound < len(self._sent):
             self.ledger.charge(ReleaseEvent(_label(round), round, sampling, plan.components()))
             raise RoundFailed(
-                f"round {round}: {sound} of {sent} messages were answered soundly, at least half must be; "
+                f"round {round}: {sound} of {len(self._sent)} messages were answered soundly, at least half must be; "
                 "the round is charged and nothing was released; see the log for each node's reason"
             )
         return total

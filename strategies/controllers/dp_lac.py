@@ -88,7 +88,7 @@ class DpLac:
     def plan(self, state: LacState, round: int) -> Plan:
         noise_multiplier = state.setting.noise_multiplier(round)
         if round > 0:
-            return Plan(FlatClip(state.bound, state.setting.dimension), noise_multiplier)
+            return Plan(FlatClip(state.bound, state.setting.dimension(round)), noise_multiplier)
         vote = OneHotVote(
             GRID,
             self.histogram_noise,
@@ -117,6 +117,9 @@ class DpLac:
         average = SMOOTHING * state.loss + (1 - SMOOTHING) * loss
         share = max(average / state.first_loss, self.floor)
         return replace(state, bound=min(state.bound, state.first_bound * share), loss=average)
+
+    def step_scale(self, state: LacState) -> float:
+        return 1.0
 
     def released_values(self, state: LacState) -> dict[str, float]:
         return {"clip-bound": state.bound}

@@ -48,10 +48,13 @@ class Fixed:
         return FixedState(setting)
 
     def plan(self, state: FixedState, round: int) -> Plan:
-        return Plan(FlatClip(self.clip_norm, state.setting.dimension), state.setting.noise_multiplier(round))
+        return Plan(FlatClip(self.clip_norm, state.setting.dimension(round)), state.setting.noise_multiplier(round))
 
     def update(self, state: FixedState, released: Release, public: PublicSignals) -> FixedState:
         return state
+
+    def step_scale(self, state: FixedState) -> float:
+        return 1.0
 
     def released_values(self, state: FixedState) -> dict[str, float]:
         return {"clip-bound": self.clip_norm}

@@ -65,7 +65,7 @@ def test_noise_follows_the_controllers_profile() -> None:
 def test_the_ledger_pays_for_what_the_controller_plans_and_for_no_more(mode: str, tmp_path: Path) -> None:
     config, controller = small(mode=mode), DpLac()
     commitment, multipliers = committed(controller) if mode == "floor" else commit(config, controller)
-    setting = Setting(3, (4,), round_sampling(config), multipliers)
+    setting = Setting(3, ((4,),), round_sampling(config), multipliers)
     initial = controller.initial(setting.sampling)
     assert isinstance(initial, InitialRelease)
     state = controller.init(setting, PublicSignals(0, 1.0))

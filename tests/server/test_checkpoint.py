@@ -21,7 +21,7 @@ from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
 from strategies.dp_fedavg import ServerState
 
-SETTING = Setting(3, (5, 3), Poisson(0.1, 100), (1.25,) * 3)
+SETTING = Setting(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)
 HEAD = "12:abcdef"
 
 

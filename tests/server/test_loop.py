@@ -111,7 +111,7 @@ class Run:
             controller=self.controller,
             optimizer=FedAvgM(momentum=0.5),
             aggregation=Plain(),
-            setting=Setting(self.config.rounds, LAYOUT.blocks(), sampling, multipliers),
+            setting=Setting(self.config.rounds, (LAYOUT.blocks(),), sampling, multipliers),
             layout=LAYOUT,
             ledger=ledger,
             sampler=self.sampler or CohortSampler.insecure_from_seed(3),
@@ -250,7 +250,7 @@ class PerAdapter(Fixed):
     bounds: ClassVar[tuple[float, ...]] = (0.5, 0.1)
 
     def plan(self, state: Any, round: int) -> Plan:
-        return Plan(PerAdapterClip(self.bounds, state.setting.blocks), state.setting.noise_multiplier(round))
+        return Plan(PerAdapterClip(self.bounds, state.setting.blocks(round)), state.setting.noise_multiplier(round))
 
 
 def test_the_norm_of_noise_under_per_adapter_clipping(start: MakeRun) -> None:
@@ -270,7 +270,7 @@ class FixedWholeNumber(Fixed):
     """A method of a user's own that plans with an integer."""
 
     def plan(self, state: Any, round: int) -> Plan:
-        return Plan(FlatClip(1, state.setting.dimension), 2)
+        return Plan(FlatClip(1, state.setting.dimension(round)), 2)
 
 
 def test_a_threshold_that_is_an_integer_is_recorded(start: MakeRun) -> None:

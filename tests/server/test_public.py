@@ -56,10 +56,10 @@ def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
     public = PublicTraining.of(made)
     start = public.warm_start(made.start)
     basis = public.basis(start, "b").double()
-    assert basis.shape == (8, made.setting.dimension)
+    assert basis.shape == (8, made.setting.dimension(1))
     assert torch.allclose(basis @ basis.T, torch.eye(8, dtype=torch.float64), atol=1e-5)
     assert public.engine is not None
-    rows = torch.zeros(public.used, made.setting.dimension, dtype=torch.float64)
+    rows = torch.zeros(public.used, made.setting.dimension(1), dtype=torch.float64)
     for chunk in public.engine.per_record_gradients(start, public.records):
         rows[torch.from_numpy(np.asarray(chunk.records))] = chunk.rows.double()
     singular = torch.linalg.svdvals(rows)

@@ -226,7 +226,7 @@ class Federation:
             "controller": Fixed(BOUND),
             "optimizer": FedAvg(),
             "aggregation": Plain(),
-            "setting": Setting(ROUNDS, LAYOUT.blocks(), SAMPLING, (1.5,) * ROUNDS),
+            "setting": Setting(ROUNDS, (LAYOUT.blocks(),), SAMPLING, (1.5,) * ROUNDS),
             "layout": LAYOUT,
             "ledger": ledger,
             "sampler": CohortSampler.insecure_from_seed(3),

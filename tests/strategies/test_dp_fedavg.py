@@ -76,7 +76,7 @@ def test_requests_carry_the_whole_adapter_the_plan_and_the_factors(fed) -> None:
 
 def test_ffa_releases_and_moves_b_and_the_head_only(fed) -> None:
     layout = fed.LAYOUT.training("b")
-    setting = Setting(fed.ROUNDS, layout.blocks(), fed.SAMPLING, (1.5,) * fed.ROUNDS)
+    setting = Setting(fed.ROUNDS, (layout.blocks(),), fed.SAMPLING, (1.5,) * fed.ROUNDS)
     strategy, nodes = fed.make(aggregation=Ffa(), layout=layout, setting=setting, optimizer=FedAvgM()), fed.Nodes()
     release = fed.hold(strategy, nodes)
     assert {request.train for _, request in nodes.requests} == {"b"}
@@ -147,6 +147,9 @@ class Restless:
 
     def update(self, state: None, released: Release, public: PublicSignals) -> None:
         return None
+
+    def step_scale(self, state: None) -> float:
+        return 1.0
 
     def released_values(self, state: None) -> dict[str, float]:
         return {}
