@@ -1,9 +1,10 @@
-"""What every test shares: one torch thread, so that tests do not fight over the machine's cores.
+"""What every test shares: one torch thread, so that tests do not fight over the machine's cores; Ctrl-C as in a terminal.
 
 Nothing of ours is imported here: pytest reads this file before jaxtyping's import hook is in place.
 """
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,6 +15,10 @@ import torch
 from jaxtyping import config
 
 torch.set_num_threads(1)
+
+# A suite started in the background of a shell inherits an ignored Ctrl-C, and so would every process it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
