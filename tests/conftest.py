@@ -1,4 +1,4 @@
-"""What every test shares: one torch thread, so that tests do not fight over the machine's cores; Ctrl-C as in a terminal.
+"""What every test shares: one torch thread, so that tests do not fight over cores; Ctrl-C as in a terminal.
 
 Nothing of ours is imported here: pytest reads this file before jaxtyping's import hook is in place.
 """
