@@ -114,7 +114,7 @@ def plain_peft(job: Job) -> Callable[[], Tensor]:
     layout = adapter_layout(job.make(), job.spec)
     tensors, batches = layout.tensors(job.start()), padded_batches(job)
     model = get_peft_model(job.make(), peft_config(job.spec)).eval()
-    parameters = _parameters(model)
+    parameters = parameters_of(model)
 
     def work() -> Tensor:
         rows = []
@@ -137,7 +137,7 @@ def rebuilt_peft(job: Job) -> Callable[[], Tensor]:
         rows = []
         for steps in batches:
             model = get_peft_model(copy.deepcopy(base), peft_config(job.spec)).eval()
-            parameters = _parameters(model)
+            parameters = parameters_of(model)
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(tensors[name])
@@ -147,7 +147,16 @@ def rebuilt_peft(job: Job) -> Callable[[], Tensor]:
     return work
 
 
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def load_start(model: nn.Module, job: Job) -> None:
+    """Put the job's starting adapter into a PEFT model."""
+    tensors = adapter_layout(job.make(), job.spec).tensors(job.start())
+    with torch.no_grad():
+        for name, parameter in parameters_of(model).items():
+            parameter.copy_(tensors[name])
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters of a PEFT model under the names of PEFT's state dicts."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return {name.replace(".default", "").replace(".modules_to_save", ""): p for name, p in trained.items()}
 

@@ -1,9 +1,9 @@
 """`python -m simulations.benchmarks.engine_record_level [--sst2 train.parquet] [--quick]`: record-level privacy's cost.
 
 One optimizer step of DP-SGD: gradients of every record, clipped to a bound, summed, plus Gaussian noise, against the
-same step without privacy on the same engine, and against Opacus' GradSampleModule (hooks) on plain PEFT, client by
-client. Time in turn within one process; peak memory of each variant in a process of its own, above that process's size
-once the model is loaded. The noise here only costs what noise costs; no ledger is written.
+same step without privacy on the same engine, and against Opacus on plain PEFT, client by client, with hooks and with
+ghost clipping. Time in turn within one process; peak memory of each variant in a process of its own, above that
+process's size once the model is loaded. The noise here only costs what noise costs; no ledger is written.
 """
 
 import gc
@@ -15,19 +15,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
-from peft import get_peft_model
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from client.cohort import CohortEngine
-from client.peft_files import peft_config
 from simulations.benchmarks import engine_jobs as jobs
-from simulations.benchmarks.side_by_side import interleaved, lines, one_thread, peak_memory, show, write
+from simulations.benchmarks import engine_opacus as opacus
+from simulations.benchmarks.side_by_side import forget_peak, interleaved, lines, one_thread, peak_memory, show, write
 
 BOUND, NOISE_MULTIPLIER, RATE = 0.1, 1.0, 0.05
-PLAIN, ENGINE, PRIVATE, OPACUS = "plain PEFT", "engine", "engine, record-level", "Opacus hooks"
+PLAIN, ENGINE, PRIVATE = "plain PEFT", "engine", "engine, record-level"
+HOOKS, GHOST = "Opacus hooks", "Opacus ghost"
 
 
 def one_step(job: jobs.Job) -> jobs.Job:
@@ -42,7 +40,7 @@ def non_private(job: jobs.Job, precision: str) -> Callable[[], Tensor]:
     return lambda: engine.train_all(start, job.clients, job.local, job.seeds)
 
 
-def private(job: jobs.Job, precision: str) -> Callable[[], Tensor]:
+def private(job: jobs.Job, precision: str, noise_multiplier: float = NOISE_MULTIPLIER) -> Callable[[], Tensor]:
     """The step with clipped record gradients and noise, for all clients at once."""
     engine, start = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
     sizes = torch.tensor([[len(records)] for records in job.clients])
@@ -55,52 +53,19 @@ def private(job: jobs.Job, precision: str) -> Callable[[], Tensor]:
             weights = torch.zeros(len(job.clients), len(chunk.rows))
             weights[torch.from_numpy(chunk.clients), torch.arange(len(chunk.rows))] = scale
             sums.addmm_(weights, chunk.rows)
-        return (sums + NOISE_MULTIPLIER * BOUND * torch.randn_like(sums)).mul_(-RATE / sizes)
+        return (sums + noise_multiplier * BOUND * torch.randn_like(sums)).mul_(-RATE / sizes)
 
     return work
 
 
-def opacus(job: jobs.Job) -> Callable[[], Tensor]:
-    """The same step by Opacus on plain PEFT, one client after the other, tensors ready before the clock starts."""
-    base = job.make()
-    for module in base.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0  # Opacus' hooks work in training mode only
-    model = GradSampleModule(get_peft_model(base, peft_config(job.spec)).train(), loss_reduction="mean")
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    start = [p.detach().clone() for p in parameters]
-    batches = jobs.padded_batches(job)
-
-    def work() -> Tensor:
-        rows = []
-        for (batch,) in batches:
-            optimizer = DPOptimizer(
-                torch.optim.SGD(parameters, lr=RATE),
-                noise_multiplier=NOISE_MULTIPLIER,
-                max_grad_norm=BOUND,
-                expected_batch_size=len(batch.labels) if batch.labels is not None else None,
-            )
-            with torch.no_grad():
-                for parameter, values in zip(parameters, start, strict=True):
-                    parameter.copy_(values)
-            optimizer.zero_grad()
-            output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-            logits = output if isinstance(output, Tensor) else output.logits
-            jobs.TASK.per_record_loss(logits, batch).mean().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            rows.append(torch.cat([(p.detach() - s).reshape(-1) for p, s in zip(parameters, start, strict=True)]))
-        return torch.stack(rows)
-
-    return work
-
-
-def variants(job: jobs.Job, precision: str) -> dict[str, Callable[[], Tensor]]:
-    """What is compared."""
+def variants(job: jobs.Job, precision: str) -> dict[str, Callable[[], Callable[[], Tensor]]]:
+    """What is compared; each is built when it is called."""
     return {
-        PLAIN: jobs.plain_peft(job),
-        ENGINE: non_private(job, precision),
-        PRIVATE: private(job, precision),
-        OPACUS: opacus(job),
+        PLAIN: lambda: jobs.plain_peft(job),
+        ENGINE: lambda: non_private(job, precision),
+        PRIVATE: lambda: private(job, precision),
+        HOOKS: lambda: opacus.hooks(job, BOUND, NOISE_MULTIPLIER),
+        GHOST: lambda: opacus.ghost(job, BOUND, NOISE_MULTIPLIER),
     }
 
 
@@ -119,31 +84,20 @@ def memory_of(variant: str, connection: Any) -> None:
     one_thread()
     cohort = jobs.uniform_clients(1, 32, 64)
     job = one_step(jobs.Job("memory", jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW))
-    builders: dict[str, Callable[[], Callable[[], Tensor]]] = {
-        PLAIN: lambda: jobs.plain_peft(job),
-        ENGINE: lambda: non_private(job, "fp32"),
-        PRIVATE: lambda: private(job, "fp32"),
-        OPACUS: lambda: opacus(job),
-    }
-    work = builders[variant]()
+    work = variants(job, "fp32")[variant]()
     gc.collect()
-    before = resident()
+    forget_peak()
+    before = peak_memory()
     work()
     work()
     connection.send(peak_memory() - before)
-
-
-def resident() -> int:
-    """Resident size of this process now, in bytes."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * 4096
 
 
 def memory_rows() -> list[dict[str, Any]]:
     """One process per variant."""
     context = multiprocessing.get_context("spawn")
     rows = []
-    for variant in (PLAIN, ENGINE, PRIVATE, OPACUS):
+    for variant in (PLAIN, ENGINE, PRIVATE, HOOKS, GHOST):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=memory_of, args=(variant, sender))
         process.start()
@@ -160,8 +114,9 @@ def main(
     one_thread()
     console, ratios = Console(width=160), []
     for job, precision in make_jobs(quick, sst2).values():
-        seconds = interleaved(variants(job, precision), 1 if quick else 7)
-        for reference in (ENGINE, OPACUS):
+        works = {name: build() for name, build in variants(job, precision).items()}
+        seconds = interleaved(works, 1 if quick else 7)
+        for reference in (ENGINE, HOOKS, GHOST):
             rows = lines(job.name, seconds, reference, len(job.clients))
             ratios += [row for row in rows if row["variant"] == PRIVATE or reference == ENGINE]
     show(console, ratios)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -115,7 +116,7 @@ def peak_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, An
                 began = time.process_time()
                 made.train_all(start, cohort, job.local, job.seeds)
                 seconds.append(time.process_time() - began)
-            flops = tokens * flops_per_token()
+            flops = training_flops(np.concatenate([records.lengths for records in cohort]))
             share = statistics.median(flops / own / peak for own, peak in zip(seconds, peaks, strict=True))
             rows.append(
                 {
@@ -132,15 +133,19 @@ def peak_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, An
     return rows
 
 
-def flops_per_token() -> float:
-    """Operations of MiniLM's frozen products in one training step, per real token: forward, and backward to inputs.
+def training_flops(lengths: np.ndarray) -> float:
+    """Operations of all matrix products in one training step over records of these lengths, no padding.
 
-    The first layer's query, key and value need no backward product. Adapters, attention and everything elementwise
-    count as nothing, so the shares are lower bounds of what the hardware did.
+    Frozen products go forwards and backwards to their inputs (not in the first layer's query, key and value); attention
+    takes two products forwards and four backwards, an adapter two and four. Everything elementwise counts as nothing.
     """
-    hidden, intermediate, layers = 384, 1536, 6
+    hidden, intermediate, layers, rank, targets = 384, 1536, 6, 8, 2
     layer = 4 * hidden * hidden + 2 * hidden * intermediate
-    return 2.0 * (2 * layers * layer - 3 * hidden * hidden)
+    frozen = 2.0 * (2 * layers * layer - 3 * hidden * hidden)
+    adapters = layers * targets * 6 * 2.0 * rank * hidden
+    attention = layers * 6 * 2.0 * hidden
+    tokens = lengths.astype(np.float64)
+    return float(tokens.sum() * (frozen + adapters) + (tokens**2).sum() * attention)
 
 
 def product_peak(kind: Callable[[Tensor, Tensor | None], FrozenWeight], repeats: int = 40) -> float:
@@ -163,7 +168,7 @@ def main(
 ) -> None:
     """Measure and write the results."""
     one_thread()
-    rounds, tiny_clients, minilm_clients = (1, 4, 2) if quick else (7, 128, 48)
+    rounds, tiny_clients, minilm_clients = (1, 4, 2) if quick else (5, 128, 48)
     ratios = tiny_rows(rounds, tiny_clients) + minilm_rows(rounds, minilm_clients, sst2)
     peak = peak_rows(rounds, minilm_clients, sst2)
     console = Console(width=160)

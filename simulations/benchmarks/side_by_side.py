@@ -6,8 +6,8 @@ not count (a busy neighbour still costs cache and clock).
 """
 
 import json
+import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,8 +64,18 @@ def one_thread() -> None:
 
 
 def peak_memory() -> int:
-    """Highest resident size of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Highest resident size of this process since `forget_peak`, in bytes. Linux only.
+
+    Not `getrusage`: a started process inherits its parent's peak there.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak() -> None:
+    """Let `peak_memory` start again at the present size."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def processor() -> str:
@@ -78,7 +88,12 @@ def processor() -> str:
 def write(name: str, results: Mapping[str, Any]) -> Path:
     """Write `results/NAME.json` with the environment beside the numbers."""
     path = RESULTS / f"{name}.json"
-    environment = {**describe_environment(), "processor": processor(), "threads": torch.get_num_threads()}
+    environment = {
+        **describe_environment(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "load": [round(load, 2) for load in os.getloadavg()],  # ours included; over 1, 5 and 15 minutes, at the end
+    }
     path.write_text(json.dumps({"environment": environment, **results}, indent=1) + "\n", encoding="utf-8")
     return path
 
