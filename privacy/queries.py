@@ -15,11 +15,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from privacy import checks
+from privacy.adapter_bits import AdapterBits
 from privacy.histograms import LossHistogram, NormHistogram, OneHotVote
 from privacy.units import Units, losses_of
 
 __all__ = [
     "QUERIES",
+    "AdapterBits",
     "BoundedMean",
     "LossHistogram",
     "NormBit",
@@ -142,6 +144,9 @@ def query_from_json(data: Mapping[str, Any]) -> Query:
     match data["kind"]:
         case "norm-bit":
             return NormBit(float(data["threshold"]), noise_std, name)
+        case "adapter-bits":
+            thresholds, sizes = tuple(map(float, data["thresholds"])), tuple(map(int, data["sizes"]))
+            return AdapterBits(thresholds, sizes, noise_std, name)
         case "norm-histogram":
             return NormHistogram(tuple(map(float, data["edges"])), noise_std, name)
         case "loss-histogram":
@@ -158,10 +163,10 @@ def query_from_json(data: Mapping[str, Any]) -> Query:
             return BoundedMean(float(data["bound"]), noise_std, name)
         case other:
             raise ValueError(
-                "kind of query must be norm-bit, norm-histogram, loss-histogram, one-hot-vote or bounded-mean, "
-                f"got {other!r}; server and client must run the same version"
+                "kind of query must be norm-bit, adapter-bits, norm-histogram, loss-histogram, one-hot-vote or "
+                f"bounded-mean, got {other!r}; server and client must run the same version"
             )
 
 
 # Every query, for the property tests that prove them all alike.
-QUERIES: tuple[type[Query], ...] = (NormBit, NormHistogram, LossHistogram, OneHotVote, BoundedMean)
+QUERIES: tuple[type[Query], ...] = (NormBit, AdapterBits, NormHistogram, LossHistogram, OneHotVote, BoundedMean)

@@ -13,6 +13,7 @@ from privacy.contribution import Contribution, contribute, validate
 from privacy.plan import Plan
 from privacy.queries import (
     QUERIES,
+    AdapterBits,
     BoundedMean,
     LossHistogram,
     NormBit,
@@ -31,6 +32,8 @@ EXAMPLES = [
     OneHotVote(HALF_OCTAVES, 10.0, simulated_noise_std_per_bound=0.017),
     BoundedMean(2.5, 8.0),
     BoundedMean(1 / 3, 8.0, name="another"),
+    AdapterBits((0.5, 2.0, 1.0), (2, 1, 2), 5.0),
+    AdapterBits((1.0, 1e-3), (1, 1), 5.0, name="two bits"),
 ]
 NAN, INF = math.nan, math.inf
 
@@ -44,6 +47,10 @@ def units_of(rows, losses=None, votes=None):
     )
 
 
+def width_of(query, otherwise):
+    return sum(query.sizes) if isinstance(query, AdapterBits) else otherwise
+
+
 def test_every_query_is_under_test():
     assert {type(query) for query in EXAMPLES} == set(QUERIES)
 
@@ -51,7 +58,7 @@ def test_every_query_is_under_test():
 @pytest.mark.parametrize("query", EXAMPLES, ids=lambda query: query.name)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32], ids=str)
 def test_adversarial_units_stay_within_the_sensitivity(query, dtype):
-    rows = adversarial_rows(5, dtype)
+    rows = adversarial_rows(width_of(query, 5), dtype)
     losses = [0.0, -1.0, 1e38, NAN, INF, -INF, 2.5, 0.3, 1e-45, 2.0]
     votes = [0, -1, 24, 25, 2**62, -(2**62), 3, 4, 5, 6]
     check_query(query, units_of(rows, losses, votes), query_from_json)
@@ -62,7 +69,7 @@ def test_adversarial_units_stay_within_the_sensitivity(query, dtype):
 @given(
     units=st.lists(
         st.tuples(
-            st.lists(st.floats(width=64), min_size=2, max_size=2),
+            st.lists(st.floats(width=64), min_size=5, max_size=5),
             st.floats(width=64),
             st.integers(-(2**63), 2**63 - 1),
         ),
@@ -72,7 +79,7 @@ def test_adversarial_units_stay_within_the_sensitivity(query, dtype):
 def test_any_units_stay_within_the_sensitivity(query, units):
     rows, losses, votes = zip(*units, strict=True) if units else ((), (), ())
     losses = torch.tensor(losses, dtype=torch.float64)
-    numbers = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
+    numbers = torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)[:, : width_of(query, 2)]
     check_query(query, Units(numbers, losses, torch.tensor(votes, dtype=torch.int64)), query_from_json)
 
 
@@ -81,6 +88,20 @@ def test_norm_bit_is_plus_or_minus_a_half_exactly():
     query = NormBit(1.0 + 1e-6, 5.0)
     assert query.answer(units).flatten().tolist() == [0.5, 0.5, -0.5, 0.0]
     assert contribute(units, Plan(NoUpdate(), 1.0, (query,))).answers[0].tolist() == [GRID]  # in multiples of 1/2
+
+
+def test_adapter_bits_compare_each_block_with_its_own_threshold():
+    units = units_of([[0.6, 0.8, 9.0, 0.0], [3.0, 4.0, 0.1, 0.1], [0.0] * 4, [NAN, 0.0, 0.0, 0.0]])
+    query = AdapterBits((1.0 + 1e-6, 0.5), (2, 2), 5.0)
+    assert query.answer(units).tolist() == [[0.5, -0.5], [-0.5, 0.5], [0.5, 0.5], [0.0, 0.0]]
+    assert query.sensitivity == math.sqrt(2) / 2
+    total = contribute(units, Plan(NoUpdate(), 1.0, (query,))).answers[0].double() * (query.sensitivity / GRID)
+    assert total.tolist() == pytest.approx([0.5, 0.5], abs=4 * 2**-39)
+
+
+def test_adapter_bits_refuse_rows_of_another_layout():
+    with pytest.raises(ValueError, match="must have 4 columns for 'adapter-bits', got 3"):
+        AdapterBits((1.0, 1.0), (2, 2), 5.0).answer(units_of([[0.0] * 3]))
 
 
 def test_norm_histogram_bins():
@@ -143,6 +164,10 @@ def test_what_a_query_needs_must_be_there(unchecked_shapes):
         (EXAMPLES[4], [3 * GRID], True),
         (EXAMPLES[4], [3 * GRID + 1], False),
         (EXAMPLES[4], [-1], False),
+        (EXAMPLES[7], [int(3 * GRID / math.sqrt(2)), 0], True),
+        (EXAMPLES[7], [int(GRID / math.sqrt(2)), -int(GRID / math.sqrt(2)) + 1], True),
+        (EXAMPLES[7], [int(GRID / 2), 0], False),
+        (EXAMPLES[7], [int(4 * GRID / math.sqrt(2)), 0], False),
     ],
 )
 def test_replies_must_be_possible_sums(query, total, possible):
@@ -167,6 +192,10 @@ def test_replies_must_be_possible_sums(query, total, possible):
         lambda: OneHotVote((0.0, 1.0), 1.0, simulated_noise_std_per_bound=0.1),
         lambda: OneHotVote((1.0,), 1.0, simulated_noise_std_per_bound=-0.1),
         lambda: OneHotVote((1.0,), 1.0, candidates=(), simulated_noise_std_per_bound=0.1),
+        lambda: AdapterBits((), (), 1.0),
+        lambda: AdapterBits((1.0,), (1, 2), 1.0),
+        lambda: AdapterBits((0.0, 1.0), (1, 2), 1.0),
+        lambda: AdapterBits((1.0,), (0,), 1.0),
         lambda: BoundedMean(-1.0, 1.0),
         lambda: BoundedMean(INF, 1.0),
         lambda: query_from_json({"kind": "mean", "noise_std": 1.0, "name": "x"}),
