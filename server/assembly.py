@@ -74,7 +74,7 @@ def assemble(config: RunConfig) -> Assembly:
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
     )
-    setting = Setting(config.rounds, (layout.blocks(),), round_sampling(config), multipliers)
+    setting = Setting(config.rounds, (layout.blocks(),), round_sampling(config), multipliers, commitment.order)
     start = initial_adapter(layout, model, config.seed)
     return Assembly(config, data, parts, spec, layout, start, job, commitment, setting)
 

@@ -43,7 +43,8 @@ def run_rounds(
         metrics = None
         if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
             metrics = evaluate(state.served, "validation")
-        strategy.observe(PublicSignals(round, None if metrics is None else metrics.loss))
+        loss = None if metrics is None else metrics.loss
+        strategy.observe(PublicSignals(round, loss, strategy.ledger.rho_spent))
         state = strategy.state
         assert state is not None
         save_checkpoint(run_folder, state, strategy.ledger.head)

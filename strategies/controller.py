@@ -23,12 +23,15 @@ class Setting:
             rounds gives T of them.
         sampling: how the cohort of a round is drawn.
         noise_multipliers: for rounds 1..T, the effective noise multiplier of everything released in that round.
+        order: the Rényi order of the ledger's filter, which lets a controller spend unevenly what these multipliers
+            cost together; None in floor mode, where they are the least of each round.
     """
 
     rounds: int
     layouts: tuple[tuple[int, ...], ...]
     sampling: Poisson
     noise_multipliers: tuple[float, ...]
+    order: int | None = None
 
     def blocks(self, round: int) -> tuple[int, ...]:
         """Sizes of the parts of an update in ``round`` (1..T); those of round 1 before it."""
@@ -50,10 +53,12 @@ class PublicSignals:
     Attributes:
         round: the round just done; 0 before the first one.
         validation_loss: mean loss of the current model on the public validation set; None where not evaluated.
+        rho_spent: Rényi divergence the ledger has charged so far, rounds that failed included; 0 in floor mode.
     """
 
     round: int
     validation_loss: float | None
+    rho_spent: float = 0.0
 
 
 @dataclass(frozen=True)
