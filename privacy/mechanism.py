@@ -10,6 +10,7 @@ The divisor is the expected number of units, so a cohort that is small, partly f
 nor noise, and is charged like any other.
 """
 
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 from typing import Protocol, TypeVar, final, runtime_checkable
 
@@ -18,9 +19,11 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, contribute, validate
+from privacy.errors import CorruptRun
 from privacy.events import CappedPoisson, FixedSize, ReleaseEvent, Sampling
 from privacy.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise, Noise
 from privacy.plan import Plan
+from privacy.receipts import Charge
 from privacy.units import Units
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "Units",
     "charged_release",
     "contribute",
+    "reopened_release",
     "validate",
 ]
 
@@ -65,7 +69,9 @@ _SEAL = object()
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """What came out of the mechanism: noise included, free to use, log and publish. Only ``charged_release`` makes one.
+    """What came out of the mechanism: noise included, free to use, log and publish.
+
+    ``charged_release`` makes it, ``reopened_release`` takes it from disk again; nothing else can.
 
     Attributes:
         plan: what was computed.
@@ -131,6 +137,37 @@ def charged_release(
     release = _decode(noisy.to(torch.float64) / GRID, plan, sampling.expected_units)
     ledger.released(receipt)
     return release
+
+
+def reopened_release(
+    plan: Plan,
+    update: Float32[Tensor, " params"],
+    answers: tuple[Float64[Tensor, " _"], ...],
+    *,
+    label: str,
+    round: int,
+    sampling: Sampling,
+    charges: Iterable[Charge],
+) -> Release:
+    """A release that was made, written to disk and read back, for a run that goes on after a break. No noise is drawn.
+
+    Args:
+        plan: the one it was made under.
+        update, answers: its values.
+        label, round, sampling: as they were charged.
+        charges: of the run's ledger.
+
+    Raises:
+        CorruptRun: the ledger knows of no such release, or the values do not have the plan's form.
+    """
+    event = ReleaseEvent(label, round, sampling, plan.components())
+    if not any(charge.event == event and charge.released_at is not None for charge in charges):
+        raise CorruptRun(f"the ledger knows of no release {label!r} of round {round} under this plan; restore the run")
+    sizes = [plan.clip.params, *(query.dim for query in plan.queries)]
+    types = [torch.float32, *(torch.float64 for _ in plan.queries)]
+    if [(len(part), part.dtype) for part in (update, *answers)] != list(zip(sizes, types, strict=True)):
+        raise CorruptRun(f"the stored values of round {round} do not have the form that its plan gives")
+    return Release(plan, update, answers, sampling.expected_units, _SEAL)
 
 
 def _decode(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:

@@ -30,7 +30,7 @@ from privacy.clipping import FlatClip, NoUpdate
 from privacy.errors import BudgetExceeded
 from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger import Ledger
-from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release
+from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release, reopened_release
 from privacy.sampling import CohortSampler
 from privacy.subspace import SubspaceClip
 from strategies.aggregation.aggregation import Aggregation, Factors
@@ -149,6 +149,31 @@ class DpFedAvg(Strategy):
         first = 0 if self.initial() is None else -1
         self.state = ServerState(first, adapter, adapter, optimizer, self.controller.init(self.setting, public))
 
+    def restore(self, state: ServerState, update: Tensor | None = None, answers: tuple[Tensor, ...] = ()) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            state: as it was after the last release (or after :meth:`begin`), before the controller heard of that.
+            update, answers: of that release; None if there was none yet. :meth:`observe` is the next call then.
+
+        Raises:
+            CorruptRun: the ledger knows of no such release.
+        """
+        self.state, self.release = state, None
+        if update is not None:
+            self.state = replace(state, round=state.round - 1)
+            round, plan, sampling = self.next_plan()
+            self.state, self._next = state, None
+            self.release = reopened_release(
+                plan,
+                update,
+                answers,
+                label=_label(round),
+                round=round,
+                sampling=sampling,
+                charges=self.ledger.charges,
+            )
+
     def initial(self) -> Poisson | None:
         """How the cohort of the initial release is drawn; None if the controller has none."""
         initial = self.controller.initial(self.setting.sampling)
@@ -266,9 +291,12 @@ class DpFedAvg(Strategy):
         total, sound = summed(self._sent, replies, plan, round)
         if 2 * sound < len(self._sent):
             self.ledger.charge(ReleaseEvent(_label(round), round, sampling, plan.components()))
+            # How many messages went out tells the realised cohort where every client has its own.
+            told = f"{sound} of {len(self._sent)}" if self.clients_per_node is None else "too few"
             raise RoundFailed(
-                f"round {round}: {sound} of {len(self._sent)} messages were answered soundly, at least half must be; "
-                "the round is charged and nothing was released; see the log for each node's reason"
+                f"round {round}: {told} messages were answered soundly, at least half must be; the round is charged "
+                "and nothing was released; the run's log names the nodes and the kind of failure, the workers' own "
+                "log (in simulation the same file) has the details"
             )
         return total
 
