@@ -91,7 +91,10 @@ class Model(_Table):
 
 
 class Data(_Table):
-    """Where records come from and how they become clients, a public validation set and a test set."""
+    """Where records come from and how they become clients, a public validation set and a test set.
+
+    ``partition = "repeated"`` is for speed tests: any number of clients share the records, see ``client.partition``.
+    """
 
     source: str = "notes"
     test_source: str = ""
@@ -99,7 +102,7 @@ class Data(_Table):
     text_pair_column: str = ""
     label_column: str = "label"
     client_column: str = ""
-    partition: Literal["dirichlet", "iid", "natural"] = "dirichlet"
+    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
     dirichlet_alpha: Positive = 1.0
     validation_records: Count = 1000
     test_records: Count = 1000

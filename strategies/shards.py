@@ -22,7 +22,7 @@ def split(
     """
     if nodes < 1:
         raise ValueError(f"nodes must be >= 1, got {nodes}; no node is connected")
-    cost = np.ones(len(clients)) if work is None else np.asarray(work, dtype=np.float64)[clients]
+    cost = np.ones(len(clients)) if work is None else np.asarray(work)[clients].astype(np.float64)
     shares: list[list[int]] = [[] for _ in range(nodes)]
     load = [(0.0, node) for node in range(nodes)]
     for position in np.argsort(-cost, kind="stable"):
