@@ -15,7 +15,7 @@ from client.tasks import Metrics, SequenceClassification
 from client.votes import clip_votes
 from client.wire import EvaluateRequest, TrainRequest
 from privacy.mechanism import Contribution, Units, contribute
-from privacy.queries import OneHotVote
+from privacy.queries import BoundedMean, LossHistogram, OneHotVote
 from privacy.rng import simulation_generator
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,14 @@ class Worker:
     def _units(
         self, start: torch.Tensor, deltas: torch.Tensor, clients: list[Records], seeds: list[int], request: TrainRequest
     ) -> Units:
-        votes = None
+        votes = losses = None
         basis = None if request.basis is None else torch.from_numpy(request.basis.copy())
         for query in request.plan.queries:
             if isinstance(query, OneHotVote):
                 votes = clip_votes(self.engine, start, deltas, clients, query, seeds, basis)
-        return Units(deltas, votes=votes)
+            if isinstance(query, BoundedMean | LossHistogram) and losses is None:
+                losses = self.engine.losses(start, clients)  # of the broadcast model, before local training
+        return Units(deltas, losses, votes)
 
     def metrics(self, request: EvaluateRequest) -> Metrics:
         """Metrics of an adapter on part of a public split."""

@@ -5,6 +5,7 @@ is at most the target.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -105,13 +106,15 @@ def filter_commitment(
     rounds: int,
     *,
     extra: Extra = (),
+    profile: Sequence[float] | None = None,
     adjacency: str = "add_remove",
 ) -> tuple[Commitment, float]:
-    """Commit to a Rényi filter: the integer order at which even spending needs the least noise.
+    """Commit to a Rényi filter: the integer order at which the planned spending needs the least noise.
 
     Returns:
-        The commitment in filter mode, and the effective noise multiplier (rounded up to 1e-4) at which ``rounds``
-        equal rounds after ``extra`` just fit. A controller may spend otherwise; the filter holds whatever it does.
+        The commitment in filter mode, and the effective noise multiplier z (rounded up to 1e-4) at which ``rounds``
+        rounds of z times their share in ``profile`` (1 without one) just fit after ``extra``. A controller may spend
+        otherwise; the filter holds whatever it does.
 
     Raises:
         ValueError: no order can pay for ``extra``.
@@ -120,6 +123,7 @@ def filter_commitment(
     checks.positive(epsilon=epsilon, delta=delta)
     checks.integer_at_least(1, rounds=rounds)
     fixed = accountants.merged(extra)
+    shares = Counter(_shape(profile, rounds))
     best: tuple[float, int, float] | None = None
     for order in _FILTER_ORDERS:
         rho = renyi.rho_budget(epsilon, order, delta)
@@ -128,7 +132,9 @@ def filter_commitment(
             continue
 
         def excess(log_z: float, order: int = order, left: float = left) -> float:
-            return math.log(rounds * renyi.rho_of(sampling, math.exp(log_z), order, adjacency) / left)
+            z = math.exp(log_z)
+            needed = sum(n * renyi.rho_of(sampling, z * share, order, adjacency) for share, n in shares.items())
+            return math.log(needed / left)
 
         # Once an order needs more than the best, so do all larger ones: the needed noise is unimodal in the order.
         if best is not None and excess(math.log(best[0])) > 0.0:

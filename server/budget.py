@@ -7,7 +7,7 @@ from privacy.calibration import filter_commitment, floor_commitment
 from privacy.commitment import Commitment, FloorStep
 from privacy.events import Poisson, ReleaseEvent
 from server.config import ConfigError, RunConfig
-from strategies.controller import Controller
+from strategies.controller import Controller, PublicSignals, Setting
 
 
 def round_sampling(config: RunConfig) -> Poisson:
@@ -33,7 +33,7 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
     The controller's initial release is part of the target. Nothing is written or sampled here.
 
     Raises:
-        ConfigError: no noise keeps the target, with the limit in words.
+        ConfigError: no noise keeps the target, or the controller cannot work at the noise that does.
     """
     sampling, privacy = round_sampling(config), config.privacy
     initial = controller.initial(sampling)
@@ -44,12 +44,20 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
         extra.append(FloorStep("histogram", initial.sampling, event.effective_noise_multiplier))
     try:
         if privacy.mode == "filter":
-            commitment, z = filter_commitment(privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra)
+            commitment, z = filter_commitment(
+                privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra, profile=profile
+            )
         else:
             commitment, z = floor_commitment(
                 privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra, profile=profile
             )
     except ValueError as error:
         raise ConfigError(f"privacy.epsilon = {privacy.epsilon:g}: {error}") from error
-    commitment = replace(commitment, not_private=not_private_reason(config))
-    return commitment, tuple(z * share for share in profile)
+    multipliers = tuple(z * share for share in profile)
+    try:  # its queries must leave the update some budget; the layout is not known yet and does not matter to that
+        controller.init(
+            Setting(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
+        )
+    except ValueError as error:
+        raise ConfigError(f"strategy.controller = {config.strategy.controller!r}: {error}") from error
+    return replace(commitment, not_private=not_private_reason(config)), multipliers

@@ -8,12 +8,24 @@ imported instead, which is how methods from outside the project plug in.
 CONTROLLERS = {
     "fixed": "strategies.controllers.fixed:Fixed",
     "dp-lac": "strategies.controllers.dp_lac:DpLac",
+    "dp-clac": "strategies.controllers.dp_clac:DpClac",
+    "quantile": "strategies.controllers.quantile:Quantile",
+    "dynamic": "strategies.controllers.dynamic:Dynamic",
+    "automatic": "strategies.controllers.automatic:Automatic",
+    "psac": "strategies.controllers.psac:Psac",
+    "percentile": "strategies.controllers.percentile:Percentile",
+    "dc-sgd-p": "strategies.controllers.dc_sgd:DcSgdP",
+    "dc-sgd-e": "strategies.controllers.dc_sgd:DcSgdE",
 }
 OPTIMIZERS = {
     "fedavg": "strategies.optimizers.fedavg:FedAvg",
     "fedavgm": "strategies.optimizers.fedavg:FedAvgM",
+    "fedadam": "strategies.optimizers.fedadam:FedAdam",
+    "fedadamw": "strategies.optimizers.fedadam:FedAdamW",
 }
 AGGREGATIONS = {
     "plain": "strategies.aggregation.factors:Plain",
     "ffa": "strategies.aggregation.factors:Ffa",
+    "rolora": "strategies.aggregation.factors:RoLora",
+    "fedsvd": "strategies.aggregation.fedsvd:FedSvd",
 }

@@ -20,19 +20,17 @@ the exponential moving average (0.9) of v, which does not ratchet down on noise 
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, TypeGuard
+from dataclasses import dataclass
+from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip, NoUpdate
-from privacy.events import Component, Poisson
+from privacy.clipping import FlatClip
+from privacy.events import Poisson
 from privacy.mechanism import Plan, Release
-from privacy.queries import OneHotVote
 from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.loss_following import GRID, elected, followed, usable, vote_plan, vote_release
 
-GRID = tuple(2.0 ** (j / 2) for j in range(-12, 13))
-SMOOTHING = 0.9
-LEAST_RATIO = 0.5
+__all__ = ["GRID", "DpLac", "LacState"]
 
 
 @dataclass(frozen=True)
@@ -74,57 +72,30 @@ class DpLac:
     def initial(self, sampling: Poisson) -> InitialRelease | None:
         if self.clip_norm > 0:
             return None
-        rate = self.histogram_rate or sampling.rate
-        component = Component("vote", 1.0, self.histogram_noise, len(GRID))
-        return InitialRelease(replace(sampling, rate=rate), (component,))
+        return vote_release(sampling, self.histogram_rate, self.histogram_noise)
 
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
     def init(self, setting: Setting, public: PublicSignals) -> LacState:
-        loss = public.validation_loss if _usable(public.validation_loss) else math.nan
+        loss = public.validation_loss if usable(public.validation_loss) else math.nan
         return LacState(setting, self.clip_norm, self.clip_norm, loss, loss)
 
     def plan(self, state: LacState, round: int) -> Plan:
         noise_multiplier = state.setting.noise_multiplier(round)
         if round > 0:
             return Plan(FlatClip(state.bound, state.setting.dimension(round)), noise_multiplier)
-        vote = OneHotVote(
-            GRID,
-            self.histogram_noise,
-            simulated_noise_std_per_bound=noise_multiplier / state.setting.sampling.expected_units,
-        )
-        return Plan(NoUpdate(), noise_multiplier, (vote,))
+        return vote_plan(state.setting, self.histogram_noise, noise_multiplier)
 
     def update(self, state: LacState, released: Release, public: PublicSignals) -> LacState:
         if public.round == 0:
-            bound = GRID[int(released.answers[0].argmax())]
-            return replace(state, bound=bound, first_bound=bound)
+            return elected(state, released)
         if public.validation_loss is None:
             raise ValueError("dp-lac needs the validation loss of every round; set evaluation.every = 1")
-        loss = public.validation_loss
-        if not _usable(loss):
-            return state
-        if math.isnan(state.loss):  # the first loss worth remembering
-            return replace(state, loss=loss, first_loss=loss)
-        return self._smooth(state, loss) if self.smooth else self._ratio(state, loss)
-
-    def _ratio(self, state: LacState, loss: float) -> LacState:
-        ratio = min(1.0, max(LEAST_RATIO, loss / state.loss))
-        return replace(state, bound=max(ratio * state.bound, self.floor * state.first_bound), loss=loss)
-
-    def _smooth(self, state: LacState, loss: float) -> LacState:
-        average = SMOOTHING * state.loss + (1 - SMOOTHING) * loss
-        share = max(average / state.first_loss, self.floor)
-        return replace(state, bound=min(state.bound, state.first_bound * share), loss=average)
+        return followed(state, public.validation_loss, smooth=self.smooth, floor=self.floor)
 
     def step_scale(self, state: LacState) -> float:
         return 1.0
 
     def released_values(self, state: LacState) -> dict[str, float]:
         return {"clip-bound": state.bound}
-
-
-def _usable(loss: float | None) -> TypeGuard[float]:
-    """Whether a ratio of losses may be taken with it."""
-    return loss is not None and math.isfinite(loss) and loss > 0

@@ -1,0 +1,124 @@
+"""DP-CLAC: DP-LAC without public data; the loss that C follows is the clients' own, released with noise.
+
+    v_t = (sum_k min(l_k, L_t) + N(0, (z_l L_t)^2)) / m,   L_{t+1} = max(v_t, L_min),   C follows v as in DP-LAC
+
+l_k is client k's mean loss under the broadcast model, before it trains. Loss and update of a round are one joint
+Gaussian, 1/z^2 = 1/z_D^2 + 1/z_l^2, of which the loss takes a third: z_D = 1.225 z, z_l = 1.732 z. Until there is a
+threshold for losses (in round 1) the loss's share pays for a histogram of losses on the public grid 2^(j/2), j = -8..8,
+instead; the upper edge of its fullest bin becomes the first L. C_0 comes from a vote, as in DP-LAC, unless it is given.
+
+Reference: Mehmood, Xu, Saravanan, van Dalen, Ozay, "DP-LAC" (arXiv 2605.10272); equations, grid and the split of 1/z^2
+are our reconstruction of its words (it splits epsilon 2/3 : 1/3 instead, which basic composition of two releases from
+one sampled cohort does not bound).
+Guarantee: each round is one Poisson-sampled Gaussian of multiplier z, loss included, and the vote one of its own; C and
+L are post-processing of releases.
+Deviations: guards as in DP-LAC, and L is at most 16. With L_{t+1} = v_t, as published, v_t is a mean of losses cut at
+the last mean, so v and L fall round by round although the clients' losses stay what they are, and C with them;
+``loss_margin = 2`` (L_{t+1} = 2 v_t) takes most of that away at twice the noise on v.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from privacy import checks
+from privacy.clipping import FlatClip
+from privacy.events import Poisson
+from privacy.mechanism import Plan, Release
+from privacy.queries import BoundedMean, LossHistogram
+from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.loss_following import elected, followed, vote_plan, vote_release
+
+LOSS_EDGES = tuple(2.0 ** (j / 2) for j in range(-8, 9))
+
+
+@dataclass(frozen=True)
+class ClacState:
+    """As DP-LAC's state, with the noisy loss in place of the validation loss, and the threshold L of the next round.
+
+    ``loss_bound`` is 0 until the histogram of losses was released, ``mean_loss`` (v_t) -1 until a loss was.
+    """
+
+    setting: Setting
+    bound: float
+    first_bound: float
+    loss: float
+    first_loss: float
+    loss_bound: float = 0.0
+    mean_loss: float = -1.0
+
+
+@dataclass(frozen=True)
+class DpClac:
+    """DP-CLAC.
+
+    Attributes:
+        clip_norm: C_0 where > 0: the vote is then neither taken nor paid for; 0 takes it.
+        histogram_noise: std of the noise on each count of the vote, > 0.
+        histogram_rate: rate at which clients join the vote; 0 takes the run's sampling rate.
+        smooth: use the running minimum of a smoothed loss instead of the paper's rule.
+        floor: C never falls below this share of C_0.
+        loss_share: share of a round's 1/z^2 that the loss takes, in [0.01, 0.99].
+        loss_margin: L_{t+1} / v_t, in [1, 10]; 1 is the paper's.
+        least_loss: L_min, in (0, 16].
+    """
+
+    reads_validation: ClassVar[bool] = False
+    clip_norm: float = 0.0
+    histogram_noise: float = 2.0
+    histogram_rate: float = 0.0
+    smooth: bool = False
+    floor: float = 1 / 64
+    loss_share: float = 1 / 3
+    loss_margin: float = 1.0
+    least_loss: float = 0.01
+
+    def __post_init__(self) -> None:
+        checks.non_negative(clip_norm=self.clip_norm)
+        checks.positive(histogram_noise=self.histogram_noise, least_loss=self.least_loss)
+        checks.probability(floor=self.floor)
+        checks.fraction(histogram_rate=self.histogram_rate)
+        checks.within(0.01, 0.99, loss_share=self.loss_share)
+        checks.within(1.0, 10.0, loss_margin=self.loss_margin)
+        checks.within(0.0, LOSS_EDGES[-1], least_loss=self.least_loss)
+
+    def initial(self, sampling: Poisson) -> InitialRelease | None:
+        if self.clip_norm > 0:
+            return None
+        return vote_release(sampling, self.histogram_rate, self.histogram_noise)
+
+    def profile(self, rounds: int) -> tuple[float, ...]:
+        return constant_profile(rounds)
+
+    def init(self, setting: Setting, public: PublicSignals) -> ClacState:
+        return ClacState(setting, self.clip_norm, self.clip_norm, math.nan, math.nan)
+
+    def plan(self, state: ClacState, round: int) -> Plan:
+        z = state.setting.noise_multiplier(round)
+        z_update, z_loss = z / math.sqrt(1.0 - self.loss_share), z / math.sqrt(self.loss_share)
+        if round == 0:
+            return vote_plan(state.setting, self.histogram_noise, z_update)
+        clip = FlatClip(state.bound, state.setting.dimension(round))
+        if state.loss_bound > 0:
+            return Plan(clip, z_update, (BoundedMean(state.loss_bound, z_loss * state.loss_bound),))
+        return Plan(clip, z_update, (LossHistogram(LOSS_EDGES, z_loss),))
+
+    def update(self, state: ClacState, released: Release, public: PublicSignals) -> ClacState:
+        if public.round == 0:
+            return elected(state, released)
+        if state.loss_bound == 0:
+            fullest = int(released.answer("loss-histogram").argmax())
+            return replace(state, loss_bound=LOSS_EDGES[min(fullest, len(LOSS_EDGES) - 1)])
+        loss = float(released.answer("bounded-mean")[0]) / released.expected_units
+        next_bound = min(LOSS_EDGES[-1], max(self.least_loss, self.loss_margin * loss))
+        state = replace(state, loss_bound=next_bound, mean_loss=max(0.0, loss))
+        return followed(state, loss, smooth=self.smooth, floor=self.floor)
+
+    def step_scale(self, state: ClacState) -> float:
+        return 1.0
+
+    def released_values(self, state: ClacState) -> dict[str, float]:
+        values = {"clip-bound": state.bound}
+        if state.loss_bound > 0:
+            values["loss-bound"] = state.loss_bound
+        return values if state.mean_loss < 0 else values | {"mean-loss": state.mean_loss}

@@ -1,0 +1,89 @@
+"""Quantile clipping: C follows a quantile of the clients' update norms through one noisy bit each.
+
+    b_t = clamp(1/2 + (sum_k (1{||Delta_k|| <= C_t} - 1/2) + N(0, sigma_b^2)) / m)
+    C_{t+1} = C_t exp(-eta (b_t - gamma))
+
+The bit is centred, so its sensitivity is 1/2 under adding or removing a client, and its noise is part of the round's
+joint Gaussian: the update carries z_D = (z^-2 - (2 sigma_b)^-2)^(-1/2) instead of z, which needs z < 2 sigma_b.
+
+Reference: Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021
+(arXiv 1905.03871v5), Algorithm 1 with the geometric update; defaults are theirs.
+Guarantee: each round is one Poisson-sampled Gaussian of multiplier z, bit included; C is post-processing of the bits.
+Deviations: C stays within a factor 1e6 of C_0. (Flower's wrappers of this name use the share of clipped clients with
+the sign of the unclipped one, bits of sensitivity 1 and the noise of the next threshold; none of it is copied here.)
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from privacy import checks
+from privacy.clipping import FlatClip
+from privacy.events import Poisson
+from privacy.mechanism import Plan, Release
+from privacy.queries import NormBit
+from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.joint_event import check_queries, update_multiplier
+from strategies.norm_bit import followed, norm_bit, unclipped_share
+
+
+@dataclass(frozen=True)
+class QuantileState:
+    """Threshold of the next round, and the last noisy share of unclipped clients (-1 before there is one)."""
+
+    setting: Setting
+    bound: float
+    unclipped: float = -1.0
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """Quantile clipping.
+
+    Attributes:
+        clip_norm: C_0, > 0.
+        quantile: gamma, the quantile of norms that C follows, in [0, 1]; 0.5 is the median.
+        learning_rate: eta, > 0.
+        bit_noise: sigma_b, std of the noise on the sum of bits; 0 takes m/20.
+    """
+
+    reads_validation: ClassVar[bool] = False
+    clip_norm: float = 0.1
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    bit_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.positive(clip_norm=self.clip_norm, learning_rate=self.learning_rate)
+        checks.fraction(quantile=self.quantile)
+        checks.non_negative(bit_noise=self.bit_noise)
+
+    def initial(self, sampling: Poisson) -> InitialRelease | None:
+        return None
+
+    def profile(self, rounds: int) -> tuple[float, ...]:
+        return constant_profile(rounds)
+
+    def init(self, setting: Setting, public: PublicSignals) -> QuantileState:
+        state = QuantileState(setting, self.clip_norm)
+        check_queries(setting, (self._bit(state),))
+        return state
+
+    def plan(self, state: QuantileState, round: int) -> Plan:
+        setting, bit = state.setting, self._bit(state)
+        z = update_multiplier(setting.noise_multiplier(round), (bit,))
+        return Plan(FlatClip(state.bound, setting.dimension(round)), z, (bit,))
+
+    def update(self, state: QuantileState, released: Release, public: PublicSignals) -> QuantileState:
+        share = unclipped_share(released)
+        bound = followed(state.bound, share, self.quantile, self.learning_rate, self.clip_norm)
+        return replace(state, bound=bound, unclipped=share)
+
+    def step_scale(self, state: QuantileState) -> float:
+        return 1.0
+
+    def released_values(self, state: QuantileState) -> dict[str, float]:
+        values = {"clip-bound": state.bound}
+        return values if state.unclipped < 0 else values | {"unclipped-share": state.unclipped}
+
+    def _bit(self, state: QuantileState) -> NormBit:
+        return norm_bit(state.bound, self.bit_noise, state.setting.sampling.expected_units)
