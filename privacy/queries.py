@@ -7,7 +7,7 @@ one joint Gaussian release on one cohort; ``Plan.effective_noise_multiplier`` is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -107,21 +107,32 @@ class BoundedMean:
     The noisy sum is divided by the expected number of units. A loss that is not finite counts as ``bound``: a model
     that diverged must not look perfect.
 
+    Centred, ``bound / 2`` is taken off every answer and added to the mean again (:meth:`mean`). That halves the
+    sensitivity, and the cohort's random size, by which a mean over the EXPECTED number of units is off, then only
+    multiplies the distance of the mean from ``bound / 2``.
+
     Attributes:
-        bound: largest loss that counts; sensitivity of the sum.
+        bound: largest loss that counts.
         noise_std: std of the noise on the sum.
+        centred: whether answers lie in [-bound/2, bound/2] in place of [0, bound].
     """
 
     bound: float
     noise_std: float
     name: str = "bounded-mean"
+    centred: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         checks.positive(bound=self.bound, noise_std=self.noise_std)
 
     @property
+    def centre(self) -> float:
+        """What is taken off every loss."""
+        return self.bound / 2 if self.centred else 0.0
+
+    @property
     def sensitivity(self) -> float:
-        return self.bound
+        return self.bound - self.centre
 
     @property
     def dim(self) -> int:
@@ -129,13 +140,20 @@ class BoundedMean:
 
     def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
         losses = losses_of(units, self.name)
-        return losses.where(losses.isfinite(), losses.new_tensor(self.bound)).clamp(0.0, self.bound).unsqueeze(1)
+        losses = losses.where(losses.isfinite(), losses.new_tensor(self.bound)).clamp(0.0, self.bound)
+        return (losses - self.centre).unsqueeze(1)
+
+    def mean(self, total: Float64[Tensor, " 1"], expected_units: float) -> float:
+        """The mean loss that a released sum stands for."""
+        return float(total[0]) / expected_units + self.centre
 
     def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
-        return bool((total >= 0).all() and (total <= max_units * self.bound).all())
+        least = -max_units * self.centre
+        return bool((total >= least).all() and (total <= max_units * self.sensitivity).all())
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "bounded-mean", "bound": self.bound, "noise_std": self.noise_std, "name": self.name}
+        kept = {"bound": self.bound, "noise_std": self.noise_std, "name": self.name, "centred": self.centred}
+        return {"kind": "bounded-mean", **kept}
 
 
 def query_from_json(data: Mapping[str, Any]) -> Query:
@@ -160,7 +178,7 @@ def query_from_json(data: Mapping[str, Any]) -> Query:
                 name=name,
             )
         case "bounded-mean":
-            return BoundedMean(float(data["bound"]), noise_std, name)
+            return BoundedMean(float(data["bound"]), noise_std, name, centred=bool(data["centred"]))
         case other:
             raise ValueError(
                 "kind of query must be norm-bit, adapter-bits, norm-histogram, loss-histogram, one-hot-vote or "

@@ -75,6 +75,7 @@ def test_adversarial_units_stay_within_the_sensitivity(query, dtype):
         ),
         max_size=4,
     )
+    BoundedMean(1 / 3, 8.0, name="centred", centred=True),
 )
 def test_any_units_stay_within_the_sensitivity(query, units):
     rows, losses, votes = zip(*units, strict=True) if units else ((), (), ())
@@ -139,6 +140,15 @@ def test_bounded_mean_clamps():
     assert BoundedMean(2.0, 8.0).answer(units).flatten().tolist() == [0.5, 2.0, 0.0, 2.0, 2.0, 2.0]
 
 
+def test_a_centred_mean_has_half_the_sensitivity_and_the_same_mean():
+    units = units_of([[0.0]] * 4, losses=[0.5, 1.0, 9.0, NAN])
+    query = BoundedMean(2.0, 8.0, centred=True)
+    assert query.answer(units).flatten().tolist() == [-0.5, 0.0, 1.0, 1.0]
+    assert query.sensitivity == 1.0
+    for one in (query, BoundedMean(2.0, 8.0)):
+        assert one.mean(one.answer(units).sum(dim=0), 4.0) == (0.5 + 1.0 + 2.0 + 2.0) / 4
+
+
 def test_what_a_query_needs_must_be_there(unchecked_shapes):
     for query, missing in [(EXAMPLES[2], "losses"), (EXAMPLES[4], "losses"), (EXAMPLES[3], "votes")]:
         with pytest.raises(ValueError, match=f"{missing} must be given for the query '{query.name}'"):
@@ -164,6 +174,8 @@ def test_what_a_query_needs_must_be_there(unchecked_shapes):
         (EXAMPLES[4], [3 * GRID], True),
         (EXAMPLES[4], [3 * GRID + 1], False),
         (EXAMPLES[4], [-1], False),
+        (EXAMPLES[-1], [-3 * GRID], True),
+        (EXAMPLES[-1], [-3 * GRID - 1], False),
         (EXAMPLES[7], [int(3 * GRID / math.sqrt(2)), 0], True),
         (EXAMPLES[7], [int(GRID / math.sqrt(2)), -int(GRID / math.sqrt(2)) + 1], True),
         (EXAMPLES[7], [int(GRID / 2), 0], False),
