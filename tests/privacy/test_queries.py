@@ -34,6 +34,7 @@ EXAMPLES = [
     BoundedMean(1 / 3, 8.0, name="another"),
     AdapterBits((0.5, 2.0, 1.0), (2, 1, 2), 5.0),
     AdapterBits((1.0, 1e-3), (1, 1), 5.0, name="two bits"),
+    BoundedMean(1 / 3, 8.0, name="centred", centred=True),
 ]
 NAN, INF = math.nan, math.inf
 
@@ -75,7 +76,6 @@ def test_adversarial_units_stay_within_the_sensitivity(query, dtype):
         ),
         max_size=4,
     )
-    BoundedMean(1 / 3, 8.0, name="centred", centred=True),
 )
 def test_any_units_stay_within_the_sensitivity(query, units):
     rows, losses, votes = zip(*units, strict=True) if units else ((), (), ())
