@@ -23,7 +23,13 @@ PEFT_PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the adapter: `factor` is "A", "B" or "head"; `pair` names the block it is clipped with."""
+    """One tensor of the adapter.
+
+    Attributes:
+        factor: "A" `[rank, in]`, "B" `[out, rank]` or "head".
+        pair: the block it is clipped with.
+        ranks: of a factor, only the first so many ranks (rows of A, columns of B) are trained; None: all of them.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -31,10 +37,32 @@ class Entry:
     factor: str
     pair: str
     trainable: bool = True
+    ranks: int | None = None
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def trained_shape(self) -> tuple[int, ...]:
+        """Shape of what is trained of it."""
+        if self.ranks is None:
+            return self.shape
+        return (self.ranks, self.shape[1]) if self.factor == "A" else (self.shape[0], self.ranks)
+
+    @property
+    def trained_size(self) -> int:
+        return math.prod(self.trained_shape)
+
+    def of(self, full: Tensor) -> Tensor:
+        """This tensor in full vectors `[..., size]`, as a view."""
+        return _shaped(full[..., self.offset : self.offset + self.size], self.shape)
+
+    def trained_of(self, full: Tensor) -> Tensor:
+        """What is trained of this tensor in full vectors, as a view."""
+        if self.ranks is None:
+            return self.of(full)
+        return self.of(full)[..., : self.ranks, :] if self.factor == "A" else self.of(full)[..., : self.ranks]
 
 
 @dataclass(frozen=True)
@@ -51,7 +79,7 @@ class AdapterLayout:
     @property
     def dim(self) -> int:
         """Values in the trainable vector (D)."""
-        return sum(entry.size for entry in self.entries if entry.trainable)
+        return sum(entry.trained_size for entry in self.entries if entry.trainable)
 
     def trainable_entries(self) -> Iterator[tuple[Entry, int]]:
         """Every trainable entry with its offset in the trainable vector."""
@@ -59,14 +87,14 @@ class AdapterLayout:
         for entry in self.entries:
             if entry.trainable:
                 yield entry, offset
-                offset += entry.size
+                offset += entry.trained_size
 
     def blocks(self) -> tuple[int, ...]:
         """Sizes of the blocks of the trainable vector, in its order: one per (A, B) pair, then one per head."""
         sizes: dict[str, int] = {}
         for entry in self.entries:
             if entry.trainable:
-                sizes[entry.pair] = sizes.get(entry.pair, 0) + entry.size
+                sizes[entry.pair] = sizes.get(entry.pair, 0) + entry.trained_size
         return tuple(sizes.values())
 
     def block_names(self) -> tuple[str, ...]:
@@ -75,7 +103,7 @@ class AdapterLayout:
     def trainable(self, full: Tensor) -> Tensor:
         """The trainable values `[..., D]` of full vectors `[..., size]` (a copy)."""
         self._check(full, self.size, "full adapter vector")
-        parts = [full[..., e.offset : e.offset + e.size] for e in self.entries if e.trainable]
+        parts = [e.trained_of(full).flatten(-len(e.shape)) for e in self.entries if e.trainable]
         return torch.cat(parts, dim=-1) if parts else full[..., :0].clone()
 
     def with_trainable(self, full: Tensor, trainable: Tensor) -> Tensor:
@@ -84,19 +112,45 @@ class AdapterLayout:
         self._check(trainable, self.dim, "trainable vector")
         result = full.clone()
         for entry, offset in self.trainable_entries():
-            result[..., entry.offset : entry.offset + entry.size] = trainable[..., offset : offset + entry.size]
+            values = trainable[..., offset : offset + entry.trained_size]
+            entry.trained_of(result).copy_(_shaped(values, entry.trained_shape))
         return result
 
-    def training(self, train: str) -> "AdapterLayout":
-        """The same values with other factors trained: `"both"`, `"a"` or `"b"`. Heads are always trained."""
+    def training(self, train: str, ranks: int | None = None) -> "AdapterLayout":
+        """The same values with other factors (`"both"`, `"a"`, `"b"`) and ranks trained. Heads are always trained.
+
+        ValueError if the adapters have fewer than `ranks` ranks.
+        """
         checks.one_of(("both", "a", "b"), train=train)
         frozen = {"both": "", "a": "B", "b": "A"}[train]
-        return AdapterLayout(tuple(replace(e, trainable=e.factor != frozen) for e in self.entries))
+        trained = tuple(replace(e, trainable=e.factor != frozen, ranks=None) for e in self.entries)
+        if ranks is None or ranks == self.rank:
+            return AdapterLayout(trained)
+        checks.within(1, self.rank, ranks=ranks, remedy="the upper limit is model.rank")
+        return AdapterLayout(tuple(replace(e, ranks=None if e.factor == "head" else ranks) for e in trained))
+
+    @property
+    def rank(self) -> int:
+        """Rank of the adapters; 0 if there are none."""
+        return next((e.shape[0] for e in self.entries if e.factor == "A"), 0)
+
+    def truncated(self, full: Tensor, ranks: int) -> Tensor:
+        """A copy of `full` in which all ranks but the first `ranks` are zero: the model of a client of that rank.
+
+        Where A and B are zero so are their gradients: training in full then is training at that rank.
+        """
+        result = full.clone()
+        for entry in self.entries:
+            if entry.factor == "A":
+                entry.of(result)[..., ranks:, :] = 0
+            elif entry.factor == "B":
+                entry.of(result)[..., ranks:] = 0
+        return result
 
     def tensors(self, full: Tensor) -> dict[str, Tensor]:
         """Named views of one full vector, under PEFT's state-dict names."""
         self._check(full, self.size, "full adapter vector")
-        return {e.name: full[e.offset : e.offset + e.size].view(e.shape) for e in self.entries}
+        return {e.name: e.of(full) for e in self.entries}
 
     def vector(self, tensors: dict[str, Tensor]) -> Tensor:
         """The inverse of `tensors`: one float32 vector. ValueError if a name is missing or a shape differs."""
@@ -109,7 +163,14 @@ class AdapterLayout:
 
     def to_json(self) -> list[dict[str, object]]:
         return [
-            {"name": e.name, "shape": list(e.shape), "factor": e.factor, "pair": e.pair, "trainable": e.trainable}
+            {
+                "name": e.name,
+                "shape": list(e.shape),
+                "factor": e.factor,
+                "pair": e.pair,
+                "trainable": e.trainable,
+                "ranks": e.ranks,
+            }
             for e in self.entries
         ]
 
@@ -117,7 +178,8 @@ class AdapterLayout:
     def from_json(data: list[dict[str, Any]]) -> "AdapterLayout":
         entries, offset = [], 0
         for item in data:
-            entry = Entry(item["name"], tuple(item["shape"]), offset, item["factor"], item["pair"], item["trainable"])
+            place = item["name"], tuple(item["shape"]), offset, item["factor"], item["pair"]
+            entry = Entry(*place, item["trainable"], item["ranks"])
             entries.append(entry)
             offset += entry.size
         return AdapterLayout(tuple(entries))
@@ -126,3 +188,9 @@ class AdapterLayout:
     def _check(vector: Tensor, size: int, what: str) -> None:
         if vector.shape[-1] != size:
             raise ValueError(f"{what} must have {size} values, got {vector.shape[-1]}")
+
+
+def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view with the last dimension in this shape."""
+    view: Tensor = values.unflatten(-1, shape)  # type: ignore[no-untyped-call]
+    return view

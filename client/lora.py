@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from client.layout import PEFT_PREFIX, AdapterLayout, Entry
+from client.part import Part
 from privacy import checks
 from privacy.rng import simulation_generator
 
@@ -20,6 +21,7 @@ __all__ = [
     "AdapterLayout",
     "Entry",
     "LoraSpec",
+    "Part",
     "adapter_layout",
     "computes_as_linear",
     "head_modules",

@@ -15,10 +15,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.engine import Engine
+from client.part import Part
 from client.records import Records
 from privacy.queries import OneHotVote
 from privacy.rng import simulation_generator
 
+WHOLE = Part()
 CANDIDATE_MEMORY = 256 * 2**20
 """Bytes of simulated updates that are held at a time."""
 
@@ -26,25 +28,29 @@ CANDIDATE_MEMORY = 256 * 2**20
 def clip_votes(
     engine: Engine,
     start: Float[Tensor, " size"],
-    deltas: Float[Tensor, "clients dim"],
+    rows: Float[Tensor, "clients d"],
     clients: Sequence[Records],
     query: OneHotVote,
     seeds: Sequence[int],
-    basis: Float[Tensor, "k dim"] | None = None,
+    part: Part = WHOLE,
+    ranks: int | None = None,
+    basis: Float[Tensor, "k d"] | None = None,
 ) -> Int64[Tensor, " clients"]:
     """The bin each client votes for; -1 where it has no vote (no update, or no finite loss).
 
     Args:
         engine: bound to nothing in particular; its layout says which values are trained.
         start: full vector the clients trained from.
-        deltas: their updates.
+        rows: their updates as they would be sent.
         clients: their records.
         query: grid, candidates and simulated noise.
         seeds: one per client, for the simulated noise.
+        part: what they trained of the adapter.
+        ranks: how many ranks these clients have; None: all that ``part`` trains. They try nothing beyond them.
         basis: orthonormal rows of the subspace the run clips and noises in, or None.
     """
     origin = engine.layout.trainable(start)
-    updates = deltas if basis is None else deltas @ basis.T
+    updates = rows if basis is None else rows @ basis.T
     norms = updates.double().norm(dim=1)
     votes = torch.full((len(clients),), -1, dtype=torch.int64)
     voters = [i for i, records in enumerate(clients) if len(records) and 0 < float(norms[i]) < float("inf")]
@@ -52,7 +58,7 @@ def clip_votes(
     for first in range(0, len(voters), group):
         members = voters[first : first + group]
         trials = torch.stack([_trials(updates[i], float(norms[i]), query, seeds[i]) for i in members])
-        trials = origin + (trials if basis is None else trials @ basis)
+        trials = origin + part.received(engine.layout, trials if basis is None else trials @ basis, ranks)
         losses = engine.candidate_losses(start, trials, [clients[i] for i in members])
         distances = (losses[:, 1:] - losses[:, :1]).abs()
         for i, distance in zip(members, distances, strict=True):

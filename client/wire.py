@@ -7,24 +7,35 @@ what is wrong is named by :class:`BadMessage`, in words that repeat nothing of t
 
 import functools
 import hashlib
-import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 import privacy
+from client.part import Part
+from client.wire_records import BadMessage, arrays_of, config_of, typed, vector
 from privacy.mechanism import Contribution, Plan, validate
 from privacy.queries import query_from_json
 from privacy.subspace import SubspaceClip
 
+__all__ = [
+    "BadMessage",
+    "EvaluateRequest",
+    "TrainRequest",
+    "code_fingerprint",
+    "contribution_records",
+    "read_contribution",
+    "read_totals",
+    "totals_records",
+]
 
-class BadMessage(ValueError):
-    """A message that does not have the form it must have."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,31 +46,35 @@ class TrainRequest:
         round: number of the round; 0 is the initial release.
         adapter: float32 ``[size]``, the full adapter vector (frozen factors included).
         plan: what is clipped, asked and noised.
-        train: factors trained this round, ``"both"``, ``"a"`` or ``"b"``.
+        part: what of the adapter is trained and sent.
         clients: int64 ids of logical clients.
         basis: float32 ``[k, d]`` of the public subspace the run clips in, or None; needed to read a plan that uses it.
+        ranks: int64, for every client how many ranks it can train (what it sends is zero beyond them), or None: all.
         job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
     """
 
     round: int
     adapter: np.ndarray
     plan: Plan
-    train: str
+    part: Part
     clients: np.ndarray
     job: str
     basis: np.ndarray | None = None
+    ranks: np.ndarray | None = None
 
     def to_records(self) -> RecordDict:
         arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
         if self.basis is not None:
             arrays["basis"] = Array(self.basis.astype(np.float32).ravel())
+        if self.ranks is not None:
+            arrays["ranks"] = Array(self.ranks.astype(np.int64))
         return RecordDict(
             {
                 "arrays": ArrayRecord(arrays),
                 "config": ConfigRecord(
                     {
                         "round": self.round,
-                        "train": self.train,
+                        "part": json.dumps(self.part.to_json()),
                         "plan": json.dumps(self.plan.to_json()),
                         "job": self.job,
                         "rank": 0 if self.basis is None else len(self.basis),
@@ -70,24 +85,23 @@ class TrainRequest:
 
     @staticmethod
     def from_records(records: RecordDict) -> "TrainRequest":
-        config = _config(records)
-        clients = _array(records, "clients", "int64")
+        config = config_of(records)
+        clients = vector(records, "clients", "int64")
         if not bool(np.all(np.diff(clients) > 0)):  # a client listed twice would count twice: sensitivity 2
             raise BadMessage("clients must be listed once each, in increasing order")
         basis = _basis(records, config)
-        text = _typed(config, "plan", str)
-        try:
-            plan = _plan(json.loads(text), basis)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BadMessage(f"plan cannot be read: {type(error).__name__}: {error}") from None
+        ranks = vector(records, "ranks", "int64", (len(clients),)) if "ranks" in arrays_of(records) else None
+        if ranks is not None and not bool(np.all(ranks >= 1)):
+            raise BadMessage("ranks must be >= 1")
         return TrainRequest(
-            round=_typed(config, "round", int),
-            adapter=_array(records, "adapter", "float32"),
-            plan=plan,
-            train=_typed(config, "train", str),
+            round=typed(config, "round", int),
+            adapter=vector(records, "adapter", "float32"),
+            plan=_parsed(config, "plan", lambda values: _plan(values, basis)),
+            part=_parsed(config, "part", Part.from_json),
             clients=clients,
-            job=_typed(config, "job", str),
+            job=typed(config, "job", str),
             basis=basis,
+            ranks=ranks,
         )
 
 
@@ -111,13 +125,13 @@ class EvaluateRequest:
 
     @staticmethod
     def from_records(records: RecordDict) -> "EvaluateRequest":
-        config = _config(records)
+        config = config_of(records)
         return EvaluateRequest(
-            adapter=_array(records, "adapter", "float32"),
-            split=_typed(config, "split", str),
-            start=_typed(config, "start", int),
-            stop=_typed(config, "stop", int),
-            job=_typed(config, "job", str),
+            adapter=vector(records, "adapter", "float32"),
+            split=typed(config, "split", str),
+            start=typed(config, "start", int),
+            stop=typed(config, "stop", int),
+            job=typed(config, "job", str),
         )
 
 
@@ -136,17 +150,17 @@ def read_contribution(records: RecordDict, plan: Plan, round: int, clients: int)
     Raises:
         BadMessage: naming what is wrong.
     """
-    config = _config(records)
-    if (got := _typed(config, "round", int)) != round:
+    config = config_of(records)
+    if (got := typed(config, "round", int)) != round:
         raise BadMessage(f"reply is for round {got}, this is round {round}")
-    if (code := _typed(config, "code", str)) != code_fingerprint():
+    if (code := typed(config, "code", str)) != code_fingerprint():
         raise BadMessage(f"client runs other code ({code[:12]}) than the server ({code_fingerprint()[:12]})")
     shapes = [plan.clip.dim, *(query.dim for query in plan.queries)]
     names = ["encoded", *(f"answer-{i}" for i in range(len(plan.queries)))]
-    if sorted(_arrays(records)) != sorted(names):
+    if sorted(arrays_of(records)) != sorted(names):
         raise BadMessage(f"reply must hold the arrays {names} and no others")
     encoded, *answers = (
-        torch.from_numpy(_array(records, name, "int64", (size,))) for name, size in zip(names, shapes, strict=True)
+        torch.from_numpy(vector(records, name, "int64", (size,))) for name, size in zip(names, shapes, strict=True)
     )
     contribution = Contribution(encoded, tuple(answers))
     try:
@@ -186,12 +200,20 @@ def code_fingerprint() -> str:
 
 
 def _basis(records: RecordDict, config: ConfigRecord) -> np.ndarray | None:
-    if "basis" not in _arrays(records):
+    if "basis" not in arrays_of(records):
         return None
-    values, rank = _array(records, "basis", "float32"), _typed(config, "rank", int)
+    values, rank = vector(records, "basis", "float32"), typed(config, "rank", int)
     if rank < 1 or len(values) % rank:
         raise BadMessage(f"a basis of {len(values)} values cannot have {rank} rows")
     return values.reshape(rank, -1)
+
+
+def _parsed(config: ConfigRecord, name: str, build: Callable[[Any], T]) -> T:
+    text = typed(config, name, str)
+    try:
+        return build(json.loads(text))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"{name} cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _plan(data: dict[str, Any], basis: np.ndarray | None) -> Plan:
@@ -202,49 +224,3 @@ def _plan(data: dict[str, Any], basis: np.ndarray | None) -> Plan:
     queries = tuple(query_from_json(query) for query in data["queries"])
     clip = SubspaceClip(torch.from_numpy(basis.copy()), float(data["clip"]["bound"]))
     return Plan(clip, float(data["noise_multiplier"]), queries)
-
-
-def _config(records: RecordDict) -> ConfigRecord:
-    config = records.config_records.get("config")
-    if config is None:
-        raise BadMessage("message has no record 'config'")
-    return config
-
-
-def _arrays(records: RecordDict) -> ArrayRecord:
-    arrays = records.array_records.get("arrays")
-    if arrays is None:
-        raise BadMessage("message has no record 'arrays'")
-    return arrays
-
-
-def _typed(config: ConfigRecord, name: str, kind: type) -> Any:
-    value = config.get(name)
-    if type(value) is not kind:
-        raise BadMessage(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _array(records: RecordDict, name: str, dtype: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A vector that says of itself what it is: the bytes are compared with the one header it can have, not parsed."""
-    array = _arrays(records).get(name)
-    if array is None:
-        raise BadMessage(f"message has no array {name!r}")
-    if array.dtype != dtype or array.stype != "numpy.ndarray" or len(array.shape) != 1 or array.shape[0] < 0:
-        raise BadMessage(f"array {name!r} must be a vector of {dtype}")
-    if shape is not None and tuple(array.shape) != shape:
-        raise BadMessage(f"array {name!r} must have shape {shape}, got {tuple(array.shape)}")
-    header = _npy_header(int(array.shape[0]), dtype)
-    if len(array.data) != len(header) + int(array.shape[0]) * np.dtype(dtype).itemsize:
-        raise BadMessage(f"array {name!r} does not hold as many bytes as its shape says")
-    if not array.data.startswith(header):
-        raise BadMessage(f"array {name!r} is not what its header says")
-    return np.frombuffer(array.data, dtype, offset=len(header)).copy()
-
-
-def _npy_header(length: int, dtype: str) -> bytes:
-    """What numpy writes before the values of a vector (format 1.0; Flower's arrays are .npy files)."""
-    header = io.BytesIO()
-    description = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
-    np.lib.format.write_array_header_1_0(header, description)
-    return header.getvalue()

@@ -31,34 +31,53 @@ class Worker:
 
     def contribution(self, request: TrainRequest) -> Contribution:
         """The bounded sum over the requested clients. Rows, norms, losses and votes end here."""
-        self.engine.switch(request.train)
-        start = torch.from_numpy(request.adapter.copy())
-        clients = [self.data.client(int(client)) for client in request.clients]
-        seeds = [local_seed(self.job.seed, request.round, int(client)) for client in request.clients]
+        self.engine.switch(request.part.factors)
         total = Contribution.zero(request.plan)
-        for updates in self.engine.train(start, clients, self.job.local, seeds):
-            records = [clients[i] for i in updates.clients]
-            units = self._units(start, updates.deltas, records, [seeds[i] for i in updates.clients], request)
-            total = total + contribute(units, request.plan)
+        for ranks, members in _by_rank(request):
+            whole = torch.from_numpy(request.adapter.copy())
+            start = whole if ranks is None else self.engine.layout.truncated(whole, ranks)
+            clients = [self.data.client(int(client)) for client in request.clients[members]]
+            seeds = [local_seed(self.job.seed, request.round, int(client)) for client in request.clients[members]]
+            for updates in self.engine.train(start, clients, self.job.local, seeds):
+                records = [clients[i] for i in updates.clients]
+                rows = request.part.sent(self.engine.layout, updates.deltas)
+                units = self._units(start, rows, records, [seeds[i] for i in updates.clients], ranks, request)
+                total = total + contribute(units, request.plan)
         return total
 
     def _units(
-        self, start: torch.Tensor, deltas: torch.Tensor, clients: list[Records], seeds: list[int], request: TrainRequest
+        self,
+        start: torch.Tensor,
+        rows: torch.Tensor,
+        clients: list[Records],
+        seeds: list[int],
+        ranks: int | None,
+        request: TrainRequest,
     ) -> Units:
+        """What clients bring that trained from ``start``, which is zero beyond the ``ranks`` they train."""
         votes = losses = None
         basis = None if request.basis is None else torch.from_numpy(request.basis.copy())
         for query in request.plan.queries:
             if isinstance(query, OneHotVote):
-                votes = clip_votes(self.engine, start, deltas, clients, query, seeds, basis)
+                votes = clip_votes(self.engine, start, rows, clients, query, seeds, request.part, ranks, basis)
             if isinstance(query, BoundedMean | LossHistogram) and losses is None:
                 losses = self.engine.losses(start, clients)  # of the broadcast model, before local training
-        return Units(deltas, losses, votes)
+        return Units(rows, losses, votes)
 
     def metrics(self, request: EvaluateRequest) -> Metrics:
         """Metrics of an adapter on part of a public split."""
         records = {"validation": self.data.validation, "test": self.data.test}[request.split]
         part = records.select(np.arange(request.start, request.stop))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
+
+
+def _by_rank(request: TrainRequest) -> list[tuple[int | None, np.ndarray]]:
+    """Numbers of ranks, None for all, and the positions of the clients that train so many."""
+    most = request.part.ranks
+    if request.ranks is None:
+        return [(most, np.arange(len(request.clients)))]
+    ranks = request.ranks if most is None else np.minimum(request.ranks, most)
+    return [(int(rank), np.flatnonzero(ranks == rank)) for rank in np.unique(ranks)]
 
 
 def make_engine(job: Job) -> Engine:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from client.data import PreparedData, prepare
 from client.job import Job
-from client.lora import AdapterLayout, LoraSpec, adapter_layout, initial_adapter
+from client.lora import AdapterLayout, LoraSpec, Part, adapter_layout, initial_adapter
 from client.models import load_base
 from client.training import LocalTraining
 from privacy.commitment import Commitment
@@ -24,7 +24,7 @@ from server.budget import commit, round_sampling
 from server.config import ConfigError, RunConfig
 from server.data_spec import data_spec
 from server.methods import Methods, methods
-from strategies.aggregation.aggregation import Aggregation
+from strategies.aggregation.aggregation import Adapters
 from strategies.controller import Setting
 from strategies.dp_fedavg import DpFedAvg, RoundFailed, Subspace
 
@@ -58,7 +58,8 @@ def assemble(config: RunConfig) -> Assembly:
     commitment, multipliers = commit(config, parts.controller)
     data = prepare(data_spec(config))
     model, _ = load_base(config.model.name, config.model.task, data.num_labels)
-    spec = lora_spec(config, model, parts.aggregation)
+    adapters = Adapters(config.model.rank, config.clients, config.seed)
+    spec = lora_spec(config, model, parts.aggregation.part(adapters, 1))
     layout = adapter_layout(model, spec)
     job = Job(
         model=config.model.name,
@@ -74,12 +75,14 @@ def assemble(config: RunConfig) -> Assembly:
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
     )
-    setting = Setting(config.rounds, (layout.blocks(),), round_sampling(config), multipliers, commitment.order)
+    layouts = tuple(parts.aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, config.rounds + 1))
+    layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
+    setting = Setting(config.rounds, layouts, round_sampling(config), multipliers, commitment.order)
     start = initial_adapter(layout, model, config.seed)
     return Assembly(config, data, parts, spec, layout, start, job, commitment, setting)
 
 
-def lora_spec(config: RunConfig, model: nn.Module, aggregation: Aggregation) -> LoraSpec:
+def lora_spec(config: RunConfig, model: nn.Module, part: Part) -> LoraSpec:
     """The adapters of a run; ``model.layers = n`` means the top n layers."""
     base: Any = model.config
     total = int(base.num_hidden_layers)
@@ -87,7 +90,7 @@ def lora_spec(config: RunConfig, model: nn.Module, aggregation: Aggregation) -> 
         raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
     targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())
-    return LoraSpec(config.model.rank, config.model.alpha, targets, layers, aggregation.train(1), HEADS)
+    return LoraSpec(config.model.rank, config.model.alpha, targets, layers, part.factors, HEADS)
 
 
 def local_training(config: RunConfig) -> LocalTraining:
@@ -131,6 +134,7 @@ def make_strategy(
         work=np.asarray(assembly.data.client_tokens),
         noise=make_noise(config),
         subspace=subspace,
+        seed=config.seed,
     )
 
 

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from client.engine import Engine
+from client.part import Part
 from client.records import Records
 from client.training import LocalTraining
 from client.worker import local_seed, make_engine
 from server.assembly import Assembly
 from server.config import ConfigError, Public
-from strategies.aggregation.aggregation import Factors
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,19 @@ class PublicTraining:
         layout = self.engine.layout
         return layout.with_trainable(start, layout.trainable(start) + delta)
 
-    def basis(self, adapter: Float[Tensor, " size"], train: Factors) -> Float[Tensor, "k d"]:
+    def basis(self, adapter: Float[Tensor, " size"], part: Part) -> Float[Tensor, "k d"]:
         """The k leading right singular vectors of the public records' gradients at ``adapter``, as rows.
 
-        From the eigenvectors of the Gram matrix (n x n), in float64: n public records are far fewer than d values.
+        In the space of what ``part`` sends. From the eigenvectors of the Gram matrix (n x n), in float64: n public
+        records are far fewer than d values.
         """
         assert self.engine is not None, "public.subspace = 0"
-        self.engine.switch(train)
-        gradients = torch.zeros(len(self.records), self.engine.layout.dim)
-        for chunk in self.engine.per_record_gradients(adapter, self.records):
-            gradients[torch.from_numpy(chunk.records)] = chunk.rows
+        self.engine.switch(part.factors)
+        layout = self.engine.layout
+        start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
+        gradients = torch.zeros(len(self.records), part.layout(layout).dim)
+        for chunk in self.engine.per_record_gradients(start, self.records):
+            gradients[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows)
         rows = gradients.double()
         _, vectors = torch.linalg.eigh(rows @ rows.T)
         leading = vectors[:, -self.config.subspace :].flip(1)

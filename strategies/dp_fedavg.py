@@ -11,75 +11,37 @@ when a budget is spent, nor begin with an initial release).
 """
 
 import logging
-import time
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from jaxtyping import Float
 from torch import Tensor
 
-from client.lora import AdapterLayout
+from client.lora import AdapterLayout, Part
 from client.wire import TrainRequest
-from privacy.clipping import FlatClip, NoUpdate
 from privacy.errors import BudgetExceeded
 from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger import Ledger
 from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release, reopened_release
 from privacy.sampling import CohortSampler
-from privacy.subspace import SubspaceClip
-from strategies.aggregation.aggregation import Aggregation, Factors
+from strategies.aggregation.aggregation import Adapters, Aggregation
 from strategies.controller import Controller, PublicSignals, Setting
+from strategies.dispatch import RoundFailed, connected, shares
 from strategies.optimizer import Optimizer
+from strategies.public_subspace import Subspace, within
 from strategies.replies import summed
-from strategies.shards import split
+from strategies.server_state import ServerState
+from strategies.server_step import PublicLoss, Server
+
+__all__ = ["DpFedAvg", "RoundFailed", "ServerState", "Subspace"]
 
 log = logging.getLogger(__name__)
-
-
-class RoundFailed(RuntimeError):
-    """A round that cannot go on: too few nodes, or too few sound replies. Its charge stands."""
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """Everything that changes from round to round; a checkpoint holds exactly this and the ledger.
-
-    Attributes:
-        round: the last round done; -1 before the initial release, 0 before round 1.
-        adapter: float32 ``[size]``, the global adapter in full (frozen factors included).
-        served: float32 ``[size]``, its exponential moving average; the adapter itself where no average is kept.
-        optimizer: named tensors of the server optimizer.
-        controller: the controller's state.
-        basis: float32 ``[k, d]``, the public subspace updates are clipped in; None for the whole space.
-        basis_round: the round it was made for.
-    """
-
-    round: int
-    adapter: Float[Tensor, " size"]
-    served: Float[Tensor, " size"]
-    optimizer: dict[str, Tensor]
-    controller: Any
-    basis: Float[Tensor, "k d"] | None = None
-    basis_round: int = -1
-
-
-class Subspace(Protocol):
-    """Where a public subspace comes from."""
-
-    @property
-    def refresh(self) -> int:
-        """Rounds a basis is kept, >= 1."""
-        ...
-
-    def basis(self, adapter: Float[Tensor, " size"], train: Factors) -> Float[Tensor, "k d"]:
-        """Orthonormal rows in the space of the trained values, from public data and the adapter alone."""
-        ...
 
 
 class DpFedAvg(Strategy):
@@ -88,7 +50,7 @@ class DpFedAvg(Strategy):
     Args:
         controller: plans every release.
         optimizer: takes the released mean update as a pseudo-gradient.
-        aggregation: names the factors each round trains.
+        aggregation: names what each round trains, and may rewrite the adapter after it.
         setting: what the run told the controller.
         layout: where each adapter value lies.
         ledger: pays for every release.
@@ -101,6 +63,13 @@ class DpFedAvg(Strategy):
         noise: noise of the mechanism; None is the default.
         subspace: gives the public subspace to clip in at an adapter; None clips in the whole space.
         patience: seconds to wait for the nodes.
+        seed: of the run's public randomness, for aggregations that draw from it.
+
+    Attributes:
+        state: of the server; whole again as soon as ``aggregate_train`` returns, so it can be saved right then.
+        release: the last one.
+        public_loss: mean loss of a full adapter on the public validation set; must be set before :meth:`begin` if the
+            optimizer reads it.
     """
 
     def __init__(
@@ -121,33 +90,33 @@ class DpFedAvg(Strategy):
         noise: Noise | None = None,
         subspace: Subspace | None = None,
         patience: float = 600.0,
+        seed: int = 0,
     ) -> None:
         self.controller = controller
-        self.optimizer = optimizer
-        self.aggregation = aggregation
+        self.server = Server(optimizer, aggregation, layout, served_average)
+        self.adapters = Adapters(layout.rank, setting.sampling.population, seed)
         self.setting = setting
-        self.layout = layout
         self.ledger = ledger
         self.sampler = sampler
         self.job = job
         self.nodes = nodes
         self.clients_per_node = clients_per_node
-        self.served_average = served_average
         self.work = work
         self.noise = noise
         self.subspace = subspace
         self.patience = patience
         self.state: ServerState | None = None
         self.release: Release | None = None
+        self.public_loss: PublicLoss | None = None
         self._sent: list[tuple[Metadata, int]] = []
         self._next: tuple[ServerState, int, Plan, Poisson] | None = None
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """Start from a full adapter vector; ``public`` describes the model it makes."""
-        factors = self.layout.training(self.aggregation.train(1))
-        optimizer = self.optimizer.init(factors.trainable(adapter))
+        if self.server.optimizer.reads_public_loss and self.public_loss is None:
+            raise ValueError(f"{type(self.server.optimizer).__name__} reads the public loss; set public_loss first")
         first = 0 if self.initial() is None else -1
-        self.state = ServerState(first, adapter, adapter, optimizer, self.controller.init(self.setting, public))
+        self.state = self.server.start(adapter, self.controller.init(self.setting, public), first)
 
     def restore(self, state: ServerState, update: Tensor | None = None, answers: tuple[Tensor, ...] = ()) -> None:
         """Go on from a checkpoint.
@@ -188,14 +157,20 @@ class DpFedAvg(Strategy):
             sampling = self.setting.sampling if round else self.initial()
             assert sampling is not None
             plan = self.controller.plan(state.controller, round)
-            self._next = (state, round, plan if state.basis is None else _within(state.basis, plan), sampling)
+            self._next = (state, round, plan if state.basis is None else within(state.basis, plan), sampling)
         return self._next[1:]
 
+    def part(self, round: int) -> Part:
+        """What a round trains; the initial release trains what round 1 does."""
+        return self.server.aggregation.part(self.adapters, max(round, 1))
+
     def _with_basis(self, state: ServerState) -> ServerState:
-        """The state with a subspace fresh enough for the next round; it is made from public data and the adapter."""
-        round = state.round + 1
-        if self.subspace is not None and (state.basis is None or round >= state.basis_round + self.subspace.refresh):
-            basis = self.subspace.basis(state.adapter, self.aggregation.train(max(round, 1)))
+        """The state with a subspace fit for the next round; it is made from public data and the adapter."""
+        round, made = state.round + 1, state.basis_round
+        if self.subspace is not None and (
+            state.basis is None or round >= made + self.subspace.refresh or self.part(round) != self.part(made)
+        ):
+            basis = self.subspace.basis(state.adapter, self.part(round))
             state = self.state = replace(state, basis=basis, basis_round=round)
         return state
 
@@ -211,23 +186,17 @@ class DpFedAvg(Strategy):
         round, plan, sampling = self._planned(server_round)
         if (refusal := self.refusal()) is not None:
             raise BudgetExceeded(refusal)
-        nodes = self._wait_for_nodes(grid)
+        nodes = connected(grid, self.nodes, self.patience)
         if self.sampler.insecure and self.ledger.not_private is None:
             self.ledger.stamp_not_private("cohorts are drawn from a seed")
         attempt = sum(event.round == round and event.label == _label(round) for event in self.ledger.events)
         cohort = self.sampler.draw(sampling, round, attempt, label=_label(round))
-        if self.clients_per_node is None:
-            shares = list(zip(nodes, split(cohort, len(nodes), self.work), strict=True))
-        else:
-            shares = [(nodes[client % len(nodes)], cohort[i : i + 1]) for i, client in enumerate(cohort.tolist())]
+        state = self._state()
+        adapter, basis = state.adapter.numpy(), None if state.basis is None else state.basis.numpy()
         self._sent, messages = [], []
-        for node, clients in shares:
-            if len(clients) == 0:
-                continue
-            state = self._state()
-            train = self.aggregation.train(max(round, 1))
-            basis = None if state.basis is None else state.basis.numpy()
-            request = TrainRequest(round, state.adapter.numpy(), plan, train, clients, self.job, basis)
+        for node, clients in shares(cohort, nodes, self.work, self.clients_per_node):
+            ranks = self.server.aggregation.client_ranks(self.adapters, clients)
+            request = TrainRequest(round, adapter, plan, self.part(round), clients, self.job, basis, ranks)
             message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
             self._sent.append((message.metadata, len(clients)))
             messages.append(message)
@@ -244,7 +213,9 @@ class DpFedAvg(Strategy):
             total, plan, label=_label(round), round=round, sampling=sampling, ledger=self.ledger, noise=self.noise
         )
         if round > 0:
-            state = self._step(state, self.release.update, round)
+            scale = self.controller.step_scale(state.controller)
+            loss = self._public_loss if self.server.optimizer.reads_public_loss else None
+            state = self.server.after(state, self.release, self.part(round), round, scale, loss)
         self.state = replace(state, round=round)
         return ArrayRecord({"adapter": Array(self.state.served.numpy())}), None
 
@@ -270,22 +241,20 @@ class DpFedAvg(Strategy):
         log.info(
             "DP-FedAvg: %s, %s, %s; %d values, expected cohort %g",
             type(self.controller).__name__,
-            type(self.optimizer).__name__,
-            type(self.aggregation).__name__,
+            type(self.server.optimizer).__name__,
+            type(self.server.aggregation).__name__,
             self.setting.dimension(1),
             self.setting.sampling.expected_units,
         )
 
-    def _step(self, state: ServerState, update: Float[Tensor, " d"], round: int) -> ServerState:
-        factors = self.layout.training(self.aggregation.train(round))
-        optimizer, parameters = self.optimizer.step(state.optimizer, factors.trainable(state.adapter), update, round)
-        adapter = factors.with_trainable(state.adapter, parameters)
-        served = adapter
-        if self.served_average:
-            # Debiased, so that the first rounds are not dragged towards the starting point.
-            share = (1 - self.served_average) / (1 - self.served_average**round)
-            served = torch.lerp(state.served, adapter, share)
-        return replace(state, adapter=adapter, served=served, optimizer=optimizer)
+    def _public_loss(self, adapter: Float[Tensor, " size"]) -> float:
+        """The public loss for the optimizer. A failed evaluation is NaN: it must not lose a release that is paid."""
+        assert self.public_loss is not None
+        try:
+            return self.public_loss(adapter)
+        except RoundFailed as error:
+            log.warning("public loss for the server optimizer: %s", error)
+            return math.nan
 
     def _total(self, plan: Plan, round: int, replies: Iterable[Message], sampling: Poisson) -> Contribution:
         total, sound = summed(self._sent, replies, plan, round)
@@ -306,33 +275,10 @@ class DpFedAvg(Strategy):
             raise ValueError(f"server_round must be {round}, the round after the state, got {server_round}")
         return round, plan, sampling
 
-    def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        """All nodes, sorted. The ServerApp may start before they are registered; sampling needs none of them."""
-        deadline = time.monotonic() + self.patience
-        while len(nodes := sorted(grid.get_node_ids())) < self.nodes:
-            if time.monotonic() > deadline:
-                raise RoundFailed(f"{len(nodes)} of {self.nodes} nodes connected within {self.patience:g} s")
-            time.sleep(0.1)
-        return nodes[: self.nodes]
-
     def _state(self) -> ServerState:
         if self.state is None:
             raise ValueError("the strategy has no state; call begin() or restore a checkpoint first")
         return self.state
-
-
-def _within(basis: Float[Tensor, "k d"], plan: Plan) -> Plan:
-    """The plan with flat clipping moved into the subspace."""
-    match plan.clip:
-        case NoUpdate():
-            return plan
-        case FlatClip(bound=bound):
-            return replace(plan, clip=SubspaceClip(basis, bound))
-        case other:
-            raise ValueError(
-                f"a public subspace needs flat clipping, the controller planned {type(other).__name__}; "
-                "set public.subspace = 0"
-            )
 
 
 def _label(round: int) -> str:

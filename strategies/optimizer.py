@@ -1,20 +1,64 @@
 """What a server optimizer is: state and parameters in, a released update, state and parameters out."""
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class ServerStep:
+    """What the optimizer knows of a round; all of it is released or public.
+
+    Attributes:
+        round: 1..T.
+        update: ``[d]``, the released mean update: a noisy pseudo-gradient in the direction of descent.
+        noise_std: standard deviation of the noise in each value of ``update``: 0-d where all are alike, else ``[d]``.
+        scale: the controller's factor on this step.
+        public_loss: mean loss on the public validation set at trained values ``[d]``; NaN where the evaluation failed.
+            None unless the optimizer declares that it reads it.
+    """
+
+    round: int
+    update: Float[Tensor, " d"]
+    noise_std: Float[Tensor, "*d"]
+    scale: float = 1.0
+    public_loss: Callable[[Float[Tensor, " d"]], float] | None = None
+
+    def rate(self, learning_rate: float, decay: float) -> float:
+        """The learning rate of this step, eta * decay^(round - 1) * scale."""
+        return learning_rate * decay ** (self.round - 1) * self.scale
+
+
 class Optimizer(Protocol):
-    """Parameters are the object's frozen fields; state is named tensors, so that a checkpoint can hold it."""
+    """Parameters are the object's frozen fields; state is named tensors, so that a checkpoint can hold it.
+
+    A state tensor of the shape of the parameters holds one number per value. It is kept for the whole adapter, and a
+    round that trains a part of it is given that part: what is not trained keeps its state. 0-d tensors are given as
+    they are.
+    """
+
+    @property
+    def reads_public_loss(self) -> bool:
+        """Whether ``step`` calls ``public_loss``; each call costs an evaluation on the public validation set."""
+        ...
+
+    @property
+    def moments(self) -> Mapping[str, Literal[1, 2]]:
+        """Which state tensors are first moments of updates and which are second moments; others may stay unnamed.
+
+        An aggregation that rewrites the adapter in other coordinates moves them along.
+        """
+        ...
 
     def init(self, parameters: Float[Tensor, " d"]) -> dict[str, Tensor]:
         """State before the first round."""
         ...
 
     def step(
-        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], update: Float[Tensor, " d"], round: int
+        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], step: ServerStep
     ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
-        """New state and parameters after round ``round`` (1..T) released the mean ``update``."""
+        """New state and parameters after a round. Arguments are left as they are."""
         ...

@@ -1,18 +1,24 @@
 """Federated averaging and its momentum form: the released mean update as a pseudo-gradient.
 
     FedAvg:   x_{t+1} = x_t + eta_t u_t
-    FedAvgM:  m_t = beta m_{t-1} + u_t,   x_{t+1} = x_t + eta_t m_t            eta_t = eta * decay^(t-1)
+    FedAvgM:  m_t = beta m_{t-1} + u_t,   x_{t+1} = x_t + eta_t m_t            eta_t = eta * decay^(t-1) * scale_t
+
+scale_t is the controller's factor, 1 for most. A value that a round does not train keeps its momentum for the next
+round that does.
 
 References: McMahan et al. 2017 (arXiv 1602.05629v4), Algorithm 1; Reddi et al. 2021, "Adaptive Federated Optimization"
 (arXiv 2003.00295v5), the server form with momentum. Guarantee: post-processing of the release.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from privacy import checks
+from strategies.optimizer import ServerStep
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class FedAvg:
         decay: factor on eta after each round, in (0, 1].
     """
 
+    reads_public_loss: ClassVar[bool] = False
+    moments: ClassVar[Mapping[str, Literal[1, 2]]] = {}
     learning_rate: float = 1.0
     decay: float = 1.0
 
@@ -36,10 +44,10 @@ class FedAvg:
         return {}
 
     def step(
-        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], update: Float[Tensor, " d"], round: int
+        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], step: ServerStep
     ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
-        """New state and parameters after round ``round`` (1..T) released ``update``."""
-        return state, parameters + self.learning_rate * self.decay ** (round - 1) * update
+        """New state and parameters."""
+        return state, parameters + step.rate(self.learning_rate, self.decay) * step.update
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class FedAvgM:
         momentum: beta, in [0, 1); the sum of a constant update grows to 1 / (1 - beta) times it.
     """
 
+    reads_public_loss: ClassVar[bool] = False
+    moments: ClassVar[Mapping[str, Literal[1, 2]]] = {"momentum": 1}
     learning_rate: float = 1.0
     decay: float = 1.0
     momentum: float = 0.9
@@ -66,8 +76,8 @@ class FedAvgM:
         return {"momentum": parameters.new_zeros(parameters.shape)}
 
     def step(
-        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], update: Float[Tensor, " d"], round: int
+        self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], step: ServerStep
     ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
-        """New state and parameters after round ``round`` (1..T) released ``update``."""
-        momentum = self.momentum * state["momentum"] + update
-        return {"momentum": momentum}, parameters + self.learning_rate * self.decay ** (round - 1) * momentum
+        """New state and parameters."""
+        momentum = self.momentum * state["momentum"] + step.update
+        return {"momentum": momentum}, parameters + step.rate(self.learning_rate, self.decay) * momentum

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client import wire
+from client.part import Part
 from client.wire import (
     BadMessage,
     EvaluateRequest,
@@ -34,6 +35,7 @@ from privacy.mechanism import Contribution, Plan, Units, contribute
 from privacy.queries import NormBit, OneHotVote
 from privacy.rng import torch_generator
 
+PART = Part("b", 2, scale_b=0.5)
 ROUND, CLIENTS, GRID = 4, 3, 2**40
 PLAN = Plan(FlatClip(0.5, 6), 1.5, (NormBit(0.5, 5.0),))
 VOTES = Plan(NoUpdate(), 1.0, (OneHotVote((0.5, 1.0, 2.0), 2.0, simulated_noise_std_per_bound=0.1),))
@@ -88,16 +90,18 @@ def test_the_reply_of_this_file_is_sound() -> None:
 @pytest.mark.parametrize("plan", [PLAN, VOTES], ids=["update and bit", "votes only"])
 def test_a_train_request_arrives_as_it_was_sent(plan: Plan) -> None:
     adapter = np.linspace(-1, 1, 9, dtype=np.float32)
-    sent = TrainRequest(ROUND, adapter, plan, "b", np.array([1, 5, 900]), '{"job": "x"}')
+    sent = TrainRequest(ROUND, adapter, plan, PART, np.array([1, 5, 900]), '{"job": "x"}', ranks=np.array([1, 2, 2]))
     got = TrainRequest.from_records(transported(sent.to_records()))
     np.testing.assert_array_equal(got.adapter, adapter)
     np.testing.assert_array_equal(got.clients, sent.clients)
     assert (got.adapter.dtype, got.clients.dtype) == (np.float32, np.int64)
-    assert (got.round, got.plan, got.train, got.job) == (ROUND, plan, "b", '{"job": "x"}')
+    assert (got.round, got.plan, got.part, got.job) == (ROUND, plan, PART, '{"job": "x"}')
+    assert got.ranks is not None
+    assert got.ranks.tolist() == [1, 2, 2]
 
 
 def test_a_train_request_without_clients_is_one() -> None:
-    sent = TrainRequest(0, np.zeros(2), PLAN, "both", np.empty(0, dtype=np.int64), "{}")
+    sent = TrainRequest(0, np.zeros(2), PLAN, Part(), np.empty(0, dtype=np.int64), "{}")
     got = TrainRequest.from_records(transported(sent.to_records()))
     assert got.clients.shape == (0,)
     assert got.adapter.dtype == np.float32
@@ -311,7 +315,7 @@ def test_a_mutated_reply_is_read_as_a_possible_sum_or_refused(changes: list[tupl
 
 # --- requests and totals -----------------------------------------------------------------------------------------
 
-REQUEST = TrainRequest(ROUND, np.zeros(4), PLAN, "both", np.array([2, 3]), "{}")
+REQUEST = TrainRequest(ROUND, np.zeros(4), PLAN, Part(), np.array([2, 3]), "{}")
 
 
 @pytest.mark.parametrize(
@@ -346,7 +350,33 @@ def test_a_plan_that_cannot_be_read_is_refused(plan: str) -> None:
         TrainRequest.from_records(records)
 
 
-@pytest.mark.parametrize("name", ["round", "plan", "train", "job"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "",
+        "3",
+        '{"factors": "c"}',
+        '{"factors": "b", "ranks": 0}',
+        '{"scale_a": 0}',
+        '{"scale_b": NaN}',
+        '{"other": 1}',
+    ],
+)
+def test_a_part_that_cannot_be_read_is_refused(part: str) -> None:
+    records = REQUEST.to_records()
+    records.config_records["config"]["part"] = part
+    with pytest.raises(BadMessage, match="part cannot be read"):
+        TrainRequest.from_records(records)
+
+
+@pytest.mark.parametrize("ranks", [[1], [1, 0], [1, -3], [1, 2, 3]])
+def test_ranks_are_one_per_client_and_at_least_one(ranks: list[int]) -> None:
+    records = replace(REQUEST, ranks=np.array(ranks)).to_records()
+    with pytest.raises(BadMessage, match="ranks"):
+        TrainRequest.from_records(records)
+
+
+@pytest.mark.parametrize("name", ["round", "plan", "part", "job"])
 def test_a_request_without_a_setting_is_refused(name: str) -> None:
     records = REQUEST.to_records()
     del records.config_records["config"][name]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from client.part import Part
 from server.assembly import Assembly, assemble
 from server.config import ConfigError, parse
 from server.public import PublicTraining
@@ -55,7 +56,7 @@ def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
     made = assembly(cache, subspace=8, **{"warm-start-epochs": 1})
     public = PublicTraining.of(made)
     start = public.warm_start(made.start)
-    basis = public.basis(start, "b").double()
+    basis = public.basis(start, Part("b")).double()
     assert basis.shape == (8, made.setting.dimension(1))
     assert torch.allclose(basis @ basis.T, torch.eye(8, dtype=torch.float64), atol=1e-5)
     assert public.engine is not None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from client.lora import Part
 from privacy.clipping import FlatClip
 from privacy.events import Poisson
 from privacy.mechanism import Plan, Release
@@ -65,9 +66,9 @@ def test_requests_carry_the_whole_adapter_the_plan_and_the_factors(fed) -> None:
     first, last = nodes.requests[0][1], nodes.requests[-1][1]
     np.testing.assert_array_equal(first.adapter, fed.START.numpy())
     assert not np.array_equal(last.adapter, fed.START.numpy())
-    assert (first.plan, first.train, first.round, first.job) == (
+    assert (first.plan, first.part, first.round, first.job) == (
         Plan(FlatClip(fed.BOUND, fed.DIM), 1.5),
-        "both",
+        Part("both"),
         1,
         '{"a": 1}',
     )
@@ -75,11 +76,10 @@ def test_requests_carry_the_whole_adapter_the_plan_and_the_factors(fed) -> None:
 
 
 def test_ffa_releases_and_moves_b_and_the_head_only(fed) -> None:
-    layout = fed.LAYOUT.training("b")
-    setting = Setting(fed.ROUNDS, (layout.blocks(),), fed.SAMPLING, (1.5,) * fed.ROUNDS)
-    strategy, nodes = fed.make(aggregation=Ffa(), layout=layout, setting=setting, optimizer=FedAvgM()), fed.Nodes()
+    setting = Setting(fed.ROUNDS, (fed.LAYOUT.training("b").blocks(),), fed.SAMPLING, (1.5,) * fed.ROUNDS)
+    strategy, nodes = fed.make(aggregation=Ffa(), setting=setting, optimizer=FedAvgM()), fed.Nodes()
     release = fed.hold(strategy, nodes)
-    assert {request.train for _, request in nodes.requests} == {"b"}
+    assert {request.part for _, request in nodes.requests} == {Part("b")}
     assert len(release.update) == 8
     adapter = fed.state_of(strategy).adapter
     assert torch.equal(adapter[:6], fed.START[:6])

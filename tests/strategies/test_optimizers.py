@@ -1,9 +1,9 @@
-"""Server optimizers against numbers worked out by hand, and which factors an aggregation trains."""
+"""Server optimizers against numbers worked out by hand."""
 
 import pytest
 import torch
 
-from strategies.aggregation.factors import Ffa, Plain
+from strategies.optimizer import ServerStep
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
 
 START = torch.tensor([1.0, -2.0])
@@ -13,7 +13,7 @@ UPDATES = [torch.tensor([0.5, 0.25]), torch.tensor([-1.0, 0.5]), torch.tensor([0
 def walk(optimizer: FedAvg | FedAvgM) -> list[torch.Tensor]:
     state, parameters, path = optimizer.init(START), START, []
     for round, update in enumerate(UPDATES, start=1):
-        state, parameters = optimizer.step(state, parameters, update, round)
+        state, parameters = optimizer.step(state, parameters, ServerStep(round, update, torch.tensor(0.1)))
         path.append(parameters)
     return path
 
@@ -55,7 +55,7 @@ def test_a_constant_update_grows_to_one_over_one_minus_momentum() -> None:
     state = optimizer.init(parameters)
     for round in range(1, 100):
         before = parameters
-        state, parameters = optimizer.step(state, parameters, update, round)
+        state, parameters = optimizer.step(state, parameters, ServerStep(round, update, torch.tensor(0.1)))
     torch.testing.assert_close(parameters - before, torch.tensor([4.0]))
 
 
@@ -63,7 +63,7 @@ def test_steps_leave_their_arguments_alone() -> None:
     for optimizer in (FedAvg(), FedAvgM()):
         state, parameters, update = optimizer.init(START), START.clone(), UPDATES[0].clone()
         kept = {name: value.clone() for name, value in state.items()}
-        optimizer.step(state, parameters, update, 1)
+        optimizer.step(state, parameters, ServerStep(1, update, torch.tensor(0.1)))
         assert torch.equal(parameters, START)
         assert torch.equal(update, UPDATES[0])
         assert all(torch.equal(state[name], value) for name, value in kept.items())
@@ -82,8 +82,3 @@ def test_steps_leave_their_arguments_alone() -> None:
 def test_values_that_cannot_work_are_refused(make, argument: str) -> None:
     with pytest.raises(ValueError, match=argument):
         make()
-
-
-def test_aggregations_train_their_factors() -> None:
-    assert [Plain().train(round) for round in (1, 2, 3)] == ["both"] * 3
-    assert [Ffa().train(round) for round in (1, 2, 3)] == ["b"] * 3
