@@ -1,88 +1,198 @@
-"""The ServerApp: reads the run's configuration, runs it, and leaves its folder complete, whatever happens."""
+"""The ServerApp: reads the run's configuration, runs it or goes on with it, and leaves its folder complete."""
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from privacy.errors import CorruptRun
 from privacy.ledger import Ledger
 from server.artefacts import RunResult, write_artefacts
-from server.assembly import LEDGER_FILE, assemble, connected_nodes, make_strategy
+from server.assembly import LEDGER_FILE, Assembly, assemble, connected_nodes, make_strategy
+from server.checkpoint import Checkpoint, Times, checkpoint_folder, load_checkpoint, save_checkpoint
 from server.config import ConfigError, RunConfig, load, parse, unflatten
 from server.environment import write_environment
-from server.evaluation import on_workers
-from server.loop import run_rounds
+from server.errors import CannotResume
+from server.evaluation import Evaluate, on_workers
+from server.loop import go_on, run_rounds
 from server.public import PublicTraining
+from server.resume import (
+    CONFIG_FILE,
+    Resumed,
+    check_origin,
+    check_secret,
+    claim,
+    note_resumed,
+    write_origin,
+)
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
+from strategies.dp_fedavg import DpFedAvg
 
 log = logging.getLogger(__name__)
 
 app = ServerApp()
-SPECIAL_KEYS = ("config-file", "run-folder")
+SPECIAL_KEYS = ("config-file", "run-folder", "resume", "other-code")
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what ``context.run_config`` describes."""
-    config = configuration(context.run_config)
-    given = str(context.run_config.get("run-folder", ""))
+    """Run what ``context.run_config`` describes, or go on with the run in the folder that its ``resume`` names."""
+    keys = context.run_config
+    config, resume = configuration(keys), str(keys.get("resume", ""))
+    given = resume or str(keys.get("run-folder", ""))
     folder = Path(given) if given else Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
     folder.mkdir(parents=True, exist_ok=True)
-    with Telemetry(folder) as telemetry:
-        try:
-            run(config, folder, grid, telemetry)
-        except BaseException as error:
-            telemetry.status("failed", f"{type(error).__name__}: {error}")
-            raise
+    # Whoever holds the ledger owns the folder, so it comes before anything is written there.
+    ledger = claim(folder) if resume else None
+    if ledger is None and (folder / LEDGER_FILE).exists():
+        raise ConfigError(f"run-folder = {str(folder)!r} already holds a run; a ledger is never overwritten")
+    try:
+        with Telemetry(folder) as telemetry:
+            try:
+                run(config, folder, grid, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
+            except BaseException as error:
+                telemetry.status("failed", f"{type(error).__name__}: {error}")
+                raise
+    finally:
+        if ledger is not None:
+            ledger.close()
 
 
 def configuration(run_config: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a Flower run: the file it names, else its flat keys."""
+    """The configuration of a Flower run: the file it names, that of the run it goes on with, else its flat keys."""
     if file := str(run_config.get("config-file", "")):
         return load(Path(file))
+    if folder := str(run_config.get("resume", "")):
+        return load(Path(folder) / CONFIG_FILE)
     return parse(unflatten({key: value for key, value in run_config.items() if key not in SPECIAL_KEYS}))
 
 
-def run(config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry) -> None:
-    """One run from configuration to artefacts."""
+def run(
+    config: RunConfig,
+    folder: Path,
+    grid: Grid,
+    telemetry: Telemetry,
+    ledger: Ledger | None = None,
+    *,
+    other_code: bool = False,
+) -> None:
+    """One run from configuration to artefacts.
+
+    Args:
+        ledger: of the run that goes on, held; None starts one.
+        other_code: go on although the code has changed.
+    """
     started = time.monotonic()
     telemetry.status("preparing", "preparing data, model and noise")
-    (folder / "config.toml").write_text(config.to_toml())
-    write_environment(folder)
     assembly = assemble(config)
-    if (folder / LEDGER_FILE).exists():
-        raise ConfigError(f"run-folder = {str(folder)!r} already holds a run; a ledger is never overwritten")
+    changes: list[str] = []
+    if ledger is not None:
+        changes = _check_same_run(assembly, folder, ledger, other_code)
+    (folder / CONFIG_FILE).write_text(config.to_toml())
+    write_environment(folder)
     public = PublicTraining.of(assembly)
-    ledger = Ledger.create(folder / LEDGER_FILE, assembly.commitment)
-    try:
+    if ledger is None:
+        write_origin(folder, config, assembly.data.folder.name)
+    with ledger or Ledger.create(folder / LEDGER_FILE, assembly.commitment) as ledger:
         telemetry.status("preparing", "waiting for workers")
         expected = config.clients if config.simulation.clients_per_node else config.engine.workers
         nodes = connected_nodes(grid, expected)
         strategy = make_strategy(assembly, folder, nodes, ledger, public if config.public.subspace else None)
-        if config.public.warm_start_epochs:
-            telemetry.status("preparing", "warm start on public records")
-        start = public.warm_start(assembly.start)
         splits = {"validation": (public.used, len(assembly.data.validation)), "test": (0, len(assembly.data.test))}
         workers = min(nodes, 64)
         evaluate = on_workers(grid, workers, assembly.job.to_json(), splits, config.engine.round_timeout)
-        telemetry.status("preparing", "first evaluation")
-        strategy.begin(start, PublicSignals(0, evaluate(start, "validation").loss))
-        refusal = run_rounds(strategy, grid, evaluate, config, telemetry, folder)
-        assert strategy.state is not None
-        telemetry.status("running", "evaluating on the test set")
-        result = RunResult(
-            validation=evaluate(strategy.state.served, "validation"),
-            test=evaluate(strategy.state.served, "test"),
-            rounds_done=strategy.state.round,
-            seconds=time.monotonic() - started,
-            stopped=refusal,
-        )
-        write_artefacts(folder, assembly, strategy.state, ledger, result)
-    finally:
-        ledger.close()
+        strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
+        strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
+        if checkpoint_folder(folder) is not None:
+            before = _go_on(strategy, evaluate, assembly, telemetry, folder, changes)
+        else:
+            before = 0.0
+            _begin(strategy, evaluate, assembly, telemetry, folder, public)
+
+        def elapsed() -> float:
+            return before + time.monotonic() - started
+
+        refusal = run_rounds(strategy, grid, evaluate, config, telemetry, folder, elapsed=elapsed)
+        _finish(strategy, evaluate, assembly, telemetry, folder, elapsed, refusal)
     telemetry.status("stopped-budget" if refusal else "completed", refusal or f"{config.rounds} rounds done")
+
+
+def _check_same_run(assembly: Assembly, folder: Path, ledger: Ledger, other_code: bool) -> list[str]:
+    """What of the code is different, in words; CannotResume or CorruptRun if it cannot be the same run."""
+    config = assembly.config
+    changes = check_origin(folder, config, data=assembly.data.folder.name, other_code=other_code)
+    check_secret(folder, config, ledger)
+    if ledger.commitment != assembly.commitment:
+        raise CannotResume(
+            "the settings now give another commitment than the ledger's first line, so the code that calibrates the "
+            "noise has changed; go back to the code the run was started with"
+        )
+    if ledger.charges and checkpoint_folder(folder) is None:
+        raise CorruptRun(f"{folder} has spent budget but has no checkpoint; restore the folder, or start a new run")
+    return changes
+
+
+def _begin(
+    strategy: DpFedAvg,
+    evaluate: Evaluate,
+    assembly: Assembly,
+    telemetry: Telemetry,
+    folder: Path,
+    public: PublicTraining,
+) -> None:
+    """From nothing to the state before the first release, which is checkpointed."""
+    if assembly.config.public.warm_start_epochs:
+        telemetry.status("preparing", "warm start on public records")
+    start = public.warm_start(assembly.start)
+    telemetry.status("preparing", "first evaluation")
+    strategy.begin(start, PublicSignals(0, evaluate(start, "validation").loss))
+    assert strategy.state is not None
+    save_checkpoint(folder, Checkpoint.after(strategy.state, None, strategy.ledger.head, Times()))
+
+
+def _go_on(
+    strategy: DpFedAvg,
+    evaluate: Evaluate,
+    assembly: Assembly,
+    telemetry: Telemetry,
+    folder: Path,
+    changes: list[str],
+) -> float:
+    """Back to where the last checkpoint left the run; the seconds it had taken."""
+    strategy.begin(assembly.start, PublicSignals(0, 1.0))  # only for the form of a state
+    assert strategy.state is not None
+    first = strategy.state.round
+    checkpoint = load_checkpoint(folder, strategy.state)
+    round = checkpoint.state.round
+    telemetry.status("preparing", f"resuming after round {max(round, 0)}")
+    lost = len(strategy.ledger.charges) - (round - first)
+    note_resumed(folder, Resumed(round, time.time(), lost, tuple(changes)))
+    go_on(strategy, evaluate, assembly.config, telemetry, checkpoint)
+    return checkpoint.taken.run
+
+
+def _finish(
+    strategy: DpFedAvg,
+    evaluate: Evaluate,
+    assembly: Assembly,
+    telemetry: Telemetry,
+    folder: Path,
+    elapsed: Callable[[], float],
+    refusal: str | None,
+) -> None:
+    """Test the served adapter and write what the run leaves behind."""
+    assert strategy.state is not None
+    telemetry.status("running", "evaluating on the test set")
+    result = RunResult(
+        validation=evaluate(strategy.state.served, "validation"),
+        test=evaluate(strategy.state.served, "test"),
+        rounds_done=strategy.state.round,
+        seconds=elapsed(),
+        stopped=refusal,
+    )
+    write_artefacts(folder, assembly, strategy.state, strategy.ledger, result)

@@ -1,7 +1,8 @@
-"""The rounds of a run: refuse or sample, train, release, evaluate, tell the controller, checkpoint, report."""
+"""The rounds of a run: refuse or sample, train, release, checkpoint, evaluate, tell the controller, record."""
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -10,60 +11,92 @@ from torch import Tensor
 
 from client.tasks import Metrics
 from privacy.mechanism import Release
-from server.checkpoint import save_checkpoint
+from server.checkpoint import Checkpoint, Times, save_checkpoint
 from server.config import RunConfig
 from server.evaluation import Evaluate
 from server.telemetry import RoundRecord, Telemetry, released_values
 from strategies.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg
+from strategies.server_state import ServerState
 
 
 def run_rounds(
-    strategy: DpFedAvg, grid: Grid, evaluate: Evaluate, config: RunConfig, telemetry: Telemetry, run_folder: Path
+    strategy: DpFedAvg,
+    grid: Grid,
+    evaluate: Evaluate,
+    config: RunConfig,
+    telemetry: Telemetry,
+    run_folder: Path,
+    *,
+    elapsed: Callable[[], float] = time.monotonic,
 ) -> str | None:
     """Run until the last planned round or until the budget refuses; the refusal in words, or None.
 
+    A release is checkpointed before anything else happens, so that what fails after it (evaluation on workers, a
+    controller) loses no round: :func:`finish_round` is done again when the run goes on.
+
+    Args:
+        elapsed: wall seconds that the run has taken, for the checkpoints.
+
     Raises:
-        RoundFailed: a round could not be held; everything up to the round before is checkpointed.
+        RoundFailed: a round could not be held; everything up to the last release is checkpointed.
     """
-    state = strategy.state
-    assert state is not None, "begin() or restore a checkpoint first"
-    while state.round < config.rounds:
+    while _state(strategy).round < config.rounds:
         if (refusal := strategy.refusal()) is not None:
             return refusal
         start = time.monotonic()
-        round, _, sampling = strategy.next_plan()
+        round, _, _ = strategy.next_plan()
         telemetry.status("running", f"round {round} of {config.rounds}" if round else "histogram of thresholds")
         messages = list(strategy.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
         replies = list(grid.send_and_receive(messages, timeout=config.engine.round_timeout)) if messages else []
         strategy.aggregate_train(round, replies)
-        state, release = strategy.state, strategy.release
-        assert state is not None
-        assert release is not None
-        metrics = None
-        if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
-            metrics = evaluate(state.served, "validation")
-        loss = None if metrics is None else metrics.loss
-        strategy.observe(PublicSignals(round, loss, strategy.ledger.rho_spent))
-        state = strategy.state
-        assert state is not None
-        save_checkpoint(run_folder, state, strategy.ledger.head)
-        seconds = time.monotonic() - start
-        telemetry.round(_record(strategy, release, round, sampling.expected_units, metrics, seconds, config))
+        taken = Times(elapsed(), time.monotonic() - start)
+        save_checkpoint(run_folder, Checkpoint.after(_state(strategy), strategy.release, strategy.ledger.head, taken))
+        finish_round(strategy, evaluate, config, telemetry, start)
     return None
 
 
-def _record(
-    strategy: DpFedAvg,
-    release: Release,
-    round: int,
-    expected_cohort: float,
-    metrics: Metrics | None,
-    seconds: float,
-    config: RunConfig,
-) -> RoundRecord:
-    """What may be shown of a round: released values and public ones."""
-    assert strategy.state is not None
+def finish_round(strategy: DpFedAvg, evaluate: Evaluate, config: RunConfig, telemetry: Telemetry, start: float) -> None:
+    """What follows a release: evaluate on public data, tell the controller, record it all.
+
+    ``start`` is when the round began, by ``time.monotonic``.
+    """
+    round, metrics = _state(strategy).round, None
+    if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
+        metrics = evaluate(_state(strategy).served, "validation")
+    _tell(strategy, None if metrics is None else metrics.loss)
+    telemetry.round(_record(strategy, metrics, time.monotonic() - start, config))
+
+
+def go_on(
+    strategy: DpFedAvg, evaluate: Evaluate, config: RunConfig, telemetry: Telemetry, checkpoint: Checkpoint
+) -> None:
+    """Put a strategy where a checkpoint left it, and do what may have been missing behind its release."""
+    strategy.restore(checkpoint.state, checkpoint.update, checkpoint.answers)
+    round = checkpoint.state.round
+    kept = telemetry.rewind(round if checkpoint.update is not None else -1)
+    if checkpoint.update is None:
+        return
+    if kept and kept[-1].round == round:  # it was evaluated and recorded: the same loss gives the same plans
+        _tell(strategy, kept[-1].validation_loss)
+    else:
+        finish_round(strategy, evaluate, config, telemetry, time.monotonic() - checkpoint.taken.round)
+
+
+def _tell(strategy: DpFedAvg, loss: float | None) -> None:
+    strategy.observe(PublicSignals(_state(strategy).round, loss, strategy.ledger.rho_spent))
+
+
+def _state(strategy: DpFedAvg) -> ServerState:
+    assert strategy.state is not None, "begin() or restore a checkpoint first"
+    return strategy.state
+
+
+def _record(strategy: DpFedAvg, metrics: Metrics | None, seconds: float, config: RunConfig) -> RoundRecord:
+    """What may be shown of the last release: released values and public ones."""
+    state, release = _state(strategy), strategy.release
+    assert release is not None
+    round = state.round
     noise_norm = _noise_norm(release)
     update_norm = float(release.update.double().norm())
     bound = getattr(release.plan.clip, "bound", None)
@@ -74,7 +107,7 @@ def _record(
         epsilon_spent=strategy.ledger.spent(),
         epsilon_budget=config.privacy.epsilon,
         noise_multiplier=release.plan.effective_noise_multiplier,
-        expected_cohort=expected_cohort,
+        expected_cohort=release.expected_units,
         seconds=seconds,
         clip_bound=None if bound is None else float(bound),
         validation_loss=None if metrics is None else metrics.loss,
@@ -82,7 +115,7 @@ def _record(
         update_norm=update_norm if round else None,
         noise_norm=noise_norm if round else None,
         signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if round else None,
-        extra=released_values(strategy.controller.released_values(strategy.state.controller)),
+        extra=released_values(strategy.controller.released_values(state.controller)),
         not_private=strategy.ledger.not_private,
     )
 

@@ -5,6 +5,7 @@ What may be in a record, and why nothing else can be: :mod:`server.round_record`
 
 import json
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,9 +72,7 @@ class Telemetry:
             os.truncate(metrics, text.rfind(b"\n") + 1)
         self._scalars: _ScalarWriter | None = None
         if tensorboard:
-            from tensorboard.summary import Writer  # half a second of imports that a run without it need not pay
-
-            self._scalars = Writer(str(self._folder / TENSORBOARD_FOLDER))
+            self._open_scalars()
 
     def round(self, record: RoundRecord) -> None:
         """Append one record to metrics.jsonl and to TensorBoard."""
@@ -82,6 +81,33 @@ class Telemetry:
         line = json.dumps(record.to_json(), allow_nan=False)
         with (self._folder / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._add_scalars(record)
+
+    def rewind(self, round: int) -> list[RoundRecord]:
+        """Forget what was recorded after ``round``, for a run that goes on from there; returns what is left.
+
+        TensorBoard files cannot be shortened, so they are written anew from the records that stay.
+        """
+        kept = [record for record in read_metrics(self._folder) if record.round <= round]
+        draft = self._folder / f"{METRICS_FILE}.tmp"
+        draft.write_text("".join(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in kept))
+        draft.replace(self._folder / METRICS_FILE)
+        if self._scalars is not None:
+            self.close()
+            shutil.rmtree(self._folder / TENSORBOARD_FOLDER, ignore_errors=True)
+            self._open_scalars()
+            for record in kept:
+                self._add_scalars(record)
+        return kept
+
+    def _open_scalars(self) -> None:
+        from tensorboard.summary import Writer  # half a second of imports that a run without it need not pay
+
+        self._scalars = Writer(str(self._folder / TENSORBOARD_FOLDER))
+
+    def _add_scalars(self, record: RoundRecord) -> None:
         if self._scalars is not None:
             for tag, value in _scalars(record).items():
                 self._scalars.add_scalar(tag, value, record.round)

@@ -13,11 +13,12 @@ from server.config import RunConfig, flatten
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 HEADER = "[tool.flwr.app.config]"
+LAUNCHER_KEYS: dict[str, str | bool] = {"config-file": "", "run-folder": "", "resume": "", "other-code": False}
 
 
 def flwr_defaults() -> dict[str, str | int | float | bool]:
-    """Every key of a run with its default, flat, and the two keys with which a launcher says where things are."""
-    return {"config-file": "", "run-folder": "", **flatten(RunConfig().to_table())}
+    """Every key of a run with its default, flat, and the keys with which a launcher says where things are."""
+    return {**LAUNCHER_KEYS, **flatten(RunConfig().to_table())}
 
 
 def rewritten(pyproject: str) -> str:

@@ -7,12 +7,13 @@ sums of a round are those of any other engine, whatever the number of nodes.
 ``lacquer run --engine inprocess`` starts this module as a process.
 """
 
+import json
 import logging
 import pickle
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -146,7 +147,12 @@ def _identity(node: int) -> Iterator[None]:
 
 
 def run_inprocess(
-    config: RunConfig, run_folder: Path, *, server_app: ServerApp | None = None, client_app: ClientApp | None = None
+    config: RunConfig,
+    run_folder: Path,
+    *,
+    server_app: ServerApp | None = None,
+    client_app: ClientApp | None = None,
+    keys: Mapping[str, str | bool] | None = None,
 ) -> None:
     """Run ``config`` in this process; whatever the ServerApp raises is raised here.
 
@@ -154,6 +160,7 @@ def run_inprocess(
         config: the resolved configuration, see :func:`simulations.launcher.run_flower`.
         run_folder: existing folder of the run.
         server_app, client_app: the apps to run; Lacquer's own by default.
+        keys: further keys for the ServerApp: ``resume`` goes on with the run in ``run_folder``.
     """
     if server_app is None or client_app is None:
         import client.app  # they load torch and transformers, which a grid in a test may not need
@@ -166,7 +173,11 @@ def run_inprocess(
     config_file = run_folder / "config.toml"
     config_file.write_text(config.to_toml(), encoding="utf-8")
     nodes = config.clients if config.simulation.clients_per_node == 1 else config.engine.workers
-    run_config: dict[str, str | int | float | bool] = {"config-file": str(config_file), "run-folder": str(run_folder)}
+    run_config: dict[str, str | int | float | bool] = {
+        "config-file": str(config_file),
+        "run-folder": str(run_folder),
+        **(keys or {}),
+    }
     grid = InProcessGrid(client_app, nodes, run_config)
     with _identity(SERVER_NODE):
         server_app(
@@ -178,8 +189,8 @@ def run_inprocess(
 
 
 if __name__ == "__main__":
-    launcher, private, folder, plugins = sys.argv[1:]
+    launcher, private, folder, plugins, *special = sys.argv[1:]
     end_with_launcher(int(launcher), Path(private))
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run_inprocess(load(Path(folder) / "config.toml"), Path(folder))
+    run_inprocess(load(Path(folder) / "config.toml"), Path(folder), keys=json.loads(special[0]) if special else None)

@@ -7,6 +7,7 @@ environment; the outcome is what the SuperLink says of the run at its end and wh
 everything that was started is stopped, after success, failure, Ctrl-C and SIGTERM alike.
 """
 
+import json
 import logging
 import os
 import shutil
@@ -15,8 +16,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from server.config import RunConfig
@@ -48,6 +50,7 @@ def run_flower(
     follow: Follow = wait_quietly,
     plugins: Path | None = None,
     app: App | None = None,
+    keys: Mapping[str, str | bool] | None = None,
     pending_timeout: float = 300.0,
 ) -> None:
     """Run ``config`` through Flower's simulation engine on Ray and wait for its end.
@@ -58,6 +61,7 @@ def run_flower(
         follow: shows the run while it goes on.
         plugins: folder to look for a user's own modules in (default: the current one).
         app: the modules to run, for tests.
+        keys: further keys for the ServerApp: ``resume`` goes on with the run in ``run_folder``.
         pending_timeout: seconds within which the ServerApp must have started.
 
     Raises:
@@ -70,6 +74,7 @@ def run_flower(
     config_file, output = run_folder / "config.toml", run_folder / "flower.log"
     config_file.write_text(config.to_toml(), encoding="utf-8")
     output.touch()
+    begun = output.stat().st_size
     with private_processes() as (root, family):
         folder = stage(
             root / "app",
@@ -78,6 +83,7 @@ def run_flower(
             run_folder=run_folder,
             log=output,
             plugins=(plugins or Path.cwd()).resolve(),
+            keys=keys,
         )
         flower = PrivateFlower(root, environment(root, family.tag, plan, preload=app.client), family, output)
         flower.start()
@@ -85,24 +91,35 @@ def run_flower(
         deadline = time.monotonic() + pending_timeout
         follow(lambda: flower.goes_on(deadline))
         state, details = flower.status()
-        _judge(run_folder, output, completed=state == "finished:completed", otherwise=details or f"Flower says {state}")
+        completed, otherwise = state == "finished:completed", details or f"Flower says {state}"
+        _judge(run_folder, output, completed=completed, otherwise=otherwise, begun=begun)
 
 
 def run_child(
-    config: RunConfig, run_folder: Path, *, follow: Follow = wait_quietly, plugins: Path | None = None
+    config: RunConfig,
+    run_folder: Path,
+    *,
+    follow: Follow = wait_quietly,
+    plugins: Path | None = None,
+    keys: Mapping[str, str | bool] | None = None,
+    module: str = "simulations.inprocess",
+    threads: int | None = None,
 ) -> None:
     """Run ``config`` in process, in a child process of its own, and wait for its end.
 
-    Arguments and errors: see :func:`run_flower`; the log is ``inprocess.log``.
+    Arguments and errors: see :func:`run_flower`; the log is ``inprocess.log``. ``module`` is what the child executes,
+    ``threads`` how many CPU threads it gets (default: all cores).
     """
     run_folder = run_folder.resolve()
     output = run_folder / "inprocess.log"
     plan = resources(config)
+    if threads is not None:
+        plan = replace(plan, threads=threads)
     (run_folder / "config.toml").write_text(with_workers(config, plan.workers).to_toml(), encoding="utf-8")
     with private_processes() as (root, family), output.open("ab") as sink:
         child = subprocess.Popen(
-            [sys.executable, "-m", "simulations.inprocess", str(os.getpid()), str(root), str(run_folder),
-             str((plugins or Path.cwd()).resolve())],
+            [sys.executable, "-m", module, str(os.getpid()), str(root), str(run_folder),
+             str((plugins or Path.cwd()).resolve()), *([json.dumps(dict(keys))] if keys else [])],
             cwd=root, env=environment(root, family.tag, plan), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -126,8 +143,8 @@ def private_processes() -> Iterator[tuple[Path, Family]]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str) -> None:
-    """Hold the engine's word against the ServerApp's own.
+def _judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str, begun: int = 0) -> None:
+    """Hold the engine's word against the ServerApp's own; ``begun`` is where in ``output`` this run, resumed, began.
 
     Raises:
         RunFailed: unless both say that the run completed.
@@ -136,7 +153,7 @@ def _judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str) -
     if completed and own is not None and own.state in STATES_OF_SUCCESS:
         return
     reason = own.message if own is not None and own.state == "failed" else otherwise
-    if _RAY_TOO_SLOW in output.read_text(errors="replace"):
+    if _RAY_TOO_SLOW in output.read_bytes()[begun:].decode(errors="replace"):
         reason = (
             "Ray did not start within the 30 s that it allows itself, so the machine is too busy or too small; nothing "
             "was trained or released; try again later, or with --engine inprocess"

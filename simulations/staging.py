@@ -7,6 +7,7 @@ that nobody else bears, which imports ``server.app`` and ``client.app`` from whe
 any other file of those names.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,16 @@ def packages_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def stage(folder: Path, app: App, *, config_file: Path, run_folder: Path, log: Path, plugins: Path) -> Path:
+def stage(
+    folder: Path,
+    app: App,
+    *,
+    config_file: Path,
+    run_folder: Path,
+    log: Path,
+    plugins: Path,
+    keys: Mapping[str, str | bool] | None = None,
+) -> Path:
     """Write the wrapper app into ``folder``.
 
     Args:
@@ -37,20 +47,21 @@ def stage(folder: Path, app: App, *, config_file: Path, run_folder: Path, log: P
         run_folder: where the run writes, absolute.
         log: file that gets everything the server process and the actors print, from the first import on.
         plugins: folder appended to the path of server and actors: a user's modules are found but shadow nothing.
+        keys: further keys for the ServerApp, see ``server.app.SPECIAL_KEYS``.
 
     Returns:
         the folder of the app.
     """
     package = folder / PACKAGE
     package.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(config_file, run_folder)))
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(config_file, run_folder, keys or {})))
     (package / "__init__.py").write_text(_INIT.format(root=str(packages_root()), plugins=str(plugins), log=str(log)))
-    for part, module in (("server", app.server), ("client", app.client)):
-        (package / f"{part}.py").write_text(_PART.format(package=PACKAGE, module=module))
+    for part, module, first in (("server", app.server, _REVIVE), ("client", app.client, "")):
+        (package / f"{part}.py").write_text(_PART.format(package=PACKAGE, module=module, first=first))
     return folder
 
 
-def _project(config_file: Path, run_folder: Path) -> dict[str, object]:
+def _project(config_file: Path, run_folder: Path, keys: Mapping[str, str | bool]) -> dict[str, object]:
     return {
         "project": {
             "name": "lacquer-run",
@@ -64,7 +75,7 @@ def _project(config_file: Path, run_folder: Path) -> dict[str, object]:
                 "app": {
                     "publisher": "lacquer",
                     "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                    "config": {"config-file": str(config_file), "run-folder": str(run_folder)},
+                    "config": {"config-file": str(config_file), "run-folder": str(run_folder), **keys},
                 }
             }
         },
@@ -98,6 +109,11 @@ _PART = '''\
 """Written by simulations/staging.py for one run."""
 
 from {package} import load
-
+{first}
 app = load({module!r})
 '''
+
+# Flower's pool of actors lives in the process of the ServerApp.
+_REVIVE = """from simulations.actors import replace_dead_actors
+
+replace_dead_actors()"""

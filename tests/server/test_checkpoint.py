@@ -1,5 +1,6 @@
 """A checkpoint comes back bit for bit, a crash leaves the old one or the new one, and what is none is refused."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -15,11 +16,12 @@ from privacy.errors import CorruptRun
 from privacy.events import Poisson
 from privacy.rng import torch_generator
 from server import checkpoint
-from server.checkpoint import load_checkpoint, save_checkpoint
+from server.checkpoint import Checkpoint, Times, ledger_head, load_checkpoint, save_checkpoint
+from server.packing import same_bits
 from strategies.controller import PublicSignals, Setting
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
-from strategies.dp_fedavg import ServerState
+from strategies.server_state import ServerState
 
 SETTING = Setting(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)
 HEAD = "12:abcdef"
@@ -31,38 +33,42 @@ def fresh(controller: Any = None) -> ServerState:
     return ServerState(-1, torch.zeros(11), torch.zeros(11), {"momentum": torch.zeros(8)}, state)
 
 
-def state_after(round: int) -> ServerState:
-    """A state whose every number is unlike the one it starts with, odd floats included."""
+def after(round: int) -> Checkpoint:
+    """A checkpoint whose every number is unlike the one a run starts with, odd floats included."""
     generator = torch_generator(round, "state")
     adapter = torch.randn(11, generator=generator)
     adapter[:4] = torch.tensor([math.nan, -0.0, 1e-45, math.inf])
     lac = LacState(SETTING, 1 / 3 / round, 0.1 + 0.2, math.nan, 5e-324)
     served = torch.randn(11, generator=generator)
-    return ServerState(round, adapter, served, {"momentum": torch.randn(8, generator=generator)}, lac)
+    optimizer = {"momentum": torch.randn(8, generator=generator), "count": torch.tensor(round)}
+    basis = torch.randn(2, 8, generator=generator)
+    state = ServerState(round, adapter, served, optimizer, lac, basis, round - 1)
+    answers = (torch.randn(3, generator=generator, dtype=torch.float64),)
+    return Checkpoint(state, torch.randn(8, generator=generator), answers, f"{HEAD}{round}", Times(1 / 3, 0.1 * round))
 
 
-def same(one: ServerState, other: ServerState) -> bool:
-    def bits(state: ServerState) -> Any:
-        tensors = {"adapter": state.adapter, "served": state.served, **state.optimizer}
-        return state.round, repr(state.controller), {n: t.view(torch.int32).tolist() for n, t in tensors.items()}
-
-    return bool(bits(one) == bits(other))
+def started() -> ServerState:
+    """What load_checkpoint is given for form."""
+    return replace(fresh(), optimizer={"momentum": torch.zeros(8), "count": torch.tensor(0)})
 
 
-def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def only(state: ServerState) -> Checkpoint:
+    return Checkpoint(state, None, (), HEAD)
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     for round in (1, 2, 3):
-        save_checkpoint(tmp_path, state_after(round), HEAD + str(round))
-        loaded, head = load_checkpoint(tmp_path, fresh())
-        assert same(loaded, state_after(round))
-        assert head == HEAD + str(round)
+        save_checkpoint(tmp_path, after(round))
+        assert same_bits(load_checkpoint(tmp_path, started()), after(round))
+        assert ledger_head(tmp_path) == after(round).ledger_head
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert not same_bits(after(1), after(2))
 
 
 def test_an_adapter_that_is_served_as_it_is_is_kept_once_each(tmp_path: Path) -> None:
     adapter = torch.arange(11.0)
-    state = replace(fresh(), adapter=adapter, served=adapter)
-    save_checkpoint(tmp_path, state, HEAD)
-    loaded, _ = load_checkpoint(tmp_path, fresh())
+    save_checkpoint(tmp_path, only(replace(fresh(), adapter=adapter, served=adapter)))
+    loaded = load_checkpoint(tmp_path, fresh()).state
     assert torch.equal(loaded.served, adapter)
     assert loaded.served.data_ptr() != loaded.adapter.data_ptr()
 
@@ -73,28 +79,56 @@ def test_a_controller_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None
         losses = [0.6, 0.65, 0.5, 0.41]
         for round, loss in enumerate(losses, start=1):
             state = controller.update(state, None, PublicSignals(round, loss))  # type: ignore[attr-defined]
-            save_checkpoint(tmp_path, replace(fresh(controller), round=round, controller=state), HEAD)
-            loaded, _ = load_checkpoint(tmp_path, fresh(controller))
-            assert loaded.controller == state
-            assert controller.plan(loaded.controller, round + 1 if round < 3 else 3) == controller.plan(
-                state, round + 1 if round < 3 else 3
-            )
-            state = loaded.controller
+            save_checkpoint(tmp_path, only(replace(fresh(controller), round=round, controller=state)))
+            loaded = load_checkpoint(tmp_path, fresh(controller)).state.controller
+            assert loaded == state
+            plan = controller.plan(loaded, min(round + 1, 3))  # type: ignore[attr-defined]
+            assert plan == controller.plan(state, min(round + 1, 3))  # type: ignore[attr-defined]
+            state = loaded
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Nested in a controller's state; the template has none of them."""
+
+    loss: float
+    weights: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Remembering:
-    """A controller's state with a tuple in it."""
+    """A controller's state with all that may be in one."""
 
     setting: Setting
     losses: tuple[float, ...]
+    networks: dict[str, torch.Tensor]
+    last: Seen | None = None
+    replay: tuple[Seen, ...] = ()
+    name: str = ""
 
 
-def test_tuples_come_back_as_tuples(tmp_path: Path) -> None:
-    state = replace(fresh(), controller=Remembering(SETTING, (0.1, 0.2)))
-    save_checkpoint(tmp_path, state, HEAD)
-    loaded, _ = load_checkpoint(tmp_path, replace(fresh(), controller=Remembering(SETTING, ())))
-    assert loaded.controller == Remembering(SETTING, (0.1, 0.2))
+def test_nested_states_come_back_with_their_types(tmp_path: Path) -> None:
+    seen = [Seen(loss, {"q": torch.full((2,), loss), "n": torch.tensor(3)}) for loss in (0.1, math.nan)]
+    networks = {"actor.0.weight": torch.randn(3, 2, generator=torch_generator(0, "w")), "steps": torch.tensor([7])}
+    state = Remembering(SETTING, (0.1, 0.2), networks, seen[0], tuple(seen), "x")
+    template = replace(fresh(), controller=Remembering(SETTING, (), {}))
+    save_checkpoint(tmp_path, only(replace(template, controller=state)))
+    loaded = load_checkpoint(tmp_path, template).state.controller
+    assert same_bits(loaded, state)
+    assert loaded.setting is SETTING
+    assert type(loaded.replay) is tuple
+    assert type(loaded.last) is Seen
+
+
+def test_a_state_that_has_no_place_in_a_checkpoint_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Secretive:
+        setting: Setting
+        values: set[int]
+
+    with pytest.raises(TypeError, match=r"controller\.values cannot be kept in a checkpoint, it is a set"):
+        save_checkpoint(tmp_path, only(replace(fresh(), controller=Secretive(SETTING, {1}))))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- crashes ------------------------------------------------------------------------------------------------------
@@ -114,11 +148,11 @@ def test_a_crash_at_any_step_leaves_the_old_checkpoint_or_the_new_one(
     step: str, when: str, before_that: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every call of every step, in a folder that itself may be what an earlier crash left behind."""
-    old, new = state_after(1), state_after(2)
+    old, new = after(1), after(2)
     for call in range(10):
         folder = tmp_path / str(call)
         folder.mkdir()
-        save_checkpoint(folder, old, HEAD)
+        save_checkpoint(folder, old)
         if before_that == "crash between the renames":
             (folder / "checkpoint").rename(folder / ".checkpoint.old")
         elif before_that == "crash after them":
@@ -128,14 +162,14 @@ def test_a_crash_at_any_step_leaves_the_old_checkpoint_or_the_new_one(
         with monkeypatch.context() as patch:
             crashing(patch, step, when, call)
             try:
-                save_checkpoint(folder, new, HEAD)
+                save_checkpoint(folder, new)
                 finished = True
             except Crash:
                 finished = False
-        loaded, _ = load_checkpoint(folder, fresh())
-        assert same(loaded, new) or (not finished and same(loaded, old))
-        save_checkpoint(folder, new, HEAD)  # and the run goes on
-        assert same(load_checkpoint(folder, fresh())[0], new)
+        loaded = load_checkpoint(folder, started())
+        assert same_bits(loaded, new) or (not finished and same_bits(loaded, old))
+        save_checkpoint(folder, new)  # and the run goes on
+        assert same_bits(load_checkpoint(folder, started()), new)
         if finished:
             assert call > 0, f"{step} is no step any more"
             return
@@ -163,13 +197,13 @@ def crashing(patch: pytest.MonkeyPatch, step: str, when: str, call: int) -> None
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    save_checkpoint(tmp_path, state_after(2), HEAD)
+    save_checkpoint(tmp_path, after(2))
     return tmp_path / "checkpoint"
 
 
 def refused(folder: Path, start: ServerState | None = None) -> str:
     with pytest.raises(CorruptRun) as error:
-        load_checkpoint(folder.parent, start or fresh())
+        load_checkpoint(folder.parent, start or started())
     return str(error.value)
 
 
@@ -197,6 +231,9 @@ def test_a_damaged_file_is_corrupt(name: str, damage: str, saved: Path) -> None:
     assert "is not a checkpoint of this run" in refused(saved)
 
 
+CONTROLLER = "strategies.controllers.dp_lac.LacState"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -204,20 +241,29 @@ def test_a_damaged_file_is_corrupt(name: str, damage: str, saved: Path) -> None:
         {"round": "2"},
         {"round": 2.5},
         {"round": True},
+        {"round": [2]},
+        {"adapter": None},
+        {"adapter": {"tensor": "nobody"}},
+        {"adapter": {"tensor": "served", "more": 1}},
         {"controller": []},
         {"controller": {}},
-        {"controller": {"bound": 1.0}},
-        {"controller": {"colour": "red"}},
+        {"controller": {"known": "setting"}},
+        {"controller": {"known": "somebody"}},
+        {"controller": {"dataclass": CONTROLLER, "fields": {}}},
+        {"controller": {"dataclass": CONTROLLER, "fields": {"colour": "red"}}},
+        {"controller": {"dataclass": "subprocess.Popen", "fields": {"args": "true"}}},
+        {"controller": {"dataclass": "strategies.controllers.fixed.Fixed", "fields": {"clip_norm": 1.0}}},
         {"controller": None},
+        {"colour": "red"},
     ],
 )
-def test_a_document_of_another_form_is_corrupt(change: dict[str, Any], saved: Path) -> None:
+def test_a_state_of_another_form_is_corrupt(change: dict[str, Any], saved: Path) -> None:
     document = json.loads((saved / "state.json").read_text())
-    (saved / "state.json").write_text(json.dumps({**document, **change}))
+    (saved / "state.json").write_text(json.dumps({**document, "state": {**document["state"], **change}}))
     assert "is not a checkpoint of this run" in refused(saved)
 
 
-@pytest.mark.parametrize("key", ["round", "controller", "ledger_head"])
+@pytest.mark.parametrize("key", ["format", "state", "release", "ledger_head", "seconds", "tensors_sha256"])
 def test_a_document_without_a_part_is_corrupt(key: str, saved: Path) -> None:
     document = json.loads((saved / "state.json").read_text())
     del document[key]
@@ -233,8 +279,6 @@ def test_a_document_without_a_part_is_corrupt(key: str, saved: Path) -> None:
         ("adapter", torch.zeros(12)),
         ("adapter", torch.zeros(11, dtype=torch.float64)),
         ("served", torch.zeros(1)),
-        ("optimizer.momentum", torch.zeros(9)),
-        ("optimizer.velocity", torch.zeros(8)),
         ("optimizer.momentum", None),
         ("served", None),
     ],
@@ -245,11 +289,16 @@ def test_tensors_of_another_run_are_refused(name: str, tensor: torch.Tensor | No
     if tensor is not None:
         tensors[name] = tensor
     save_file(tensors, saved / "state.safetensors")
+    assert "is not the file that was written" in refused(saved)
+    document = json.loads((saved / "state.json").read_text())  # and whoever changes the digest as well
+    digest = hashlib.sha256((saved / "state.safetensors").read_bytes()).hexdigest()
+    (saved / "state.json").write_text(json.dumps({**document, "tensors_sha256": digest}))
     refused(saved)
 
 
 def test_another_controller_or_optimizer_is_refused(saved: Path) -> None:
-    assert "controller" in refused(saved, fresh(Fixed()))
+    other = replace(started(), controller=fresh(Fixed()).controller)
+    assert "holds a strategies.controllers.dp_lac.LacState" in refused(saved, other)
     assert "another run" in refused(saved, replace(fresh(), optimizer={}))
 
 
@@ -258,4 +307,4 @@ def test_nothing_in_a_checkpoint_is_a_pickle(saved: Path) -> None:
     json.loads((saved / "state.json").read_text())
     head = (saved / "state.safetensors").read_bytes()
     length = int.from_bytes(head[:8], "little")
-    assert set(json.loads(head[8 : 8 + length])) >= {"adapter", "served", "optimizer.momentum"}
+    assert set(json.loads(head[8 : 8 + length])) >= {"adapter", "served", "optimizer.momentum", "release.update"}

@@ -27,7 +27,7 @@ from privacy.sampling import CohortSampler
 from server.budget import commit, round_sampling
 from server.checkpoint import load_checkpoint
 from server.config import RunConfig, parse
-from server.loop import run_rounds
+from server.loop import go_on, run_rounds
 from server.round_record import RoundRecord
 from server.telemetry import Telemetry, read_metrics
 from simulations.inprocess import InProcessGrid
@@ -133,9 +133,11 @@ class Run:
         strategy = self.strategy(ledger)
         if resume:
             assert strategy.state is not None
-            strategy.state, _ = load_checkpoint(self.folder, strategy.state)
+            checkpoint = load_checkpoint(self.folder, strategy.state)
         grid = InProcessGrid(self.app or clients(), self.nodes)
         with Telemetry(self.folder, tensorboard=False) as telemetry:
+            if resume:
+                go_on(strategy, self.evaluate, self.config, telemetry, checkpoint)
             refusal = run_rounds(strategy, grid, self.evaluate, self.config, telemetry, self.folder)
         self.last = strategy
         return refusal
@@ -360,7 +362,7 @@ def test_the_checkpoint_names_the_ledger_it_belongs_to(start: MakeRun) -> None:
     ledger.close()
     file = run.folder / "ledger.jsonl"
     assert run.last.state is not None
-    _, head = load_checkpoint(run.folder, run.last.state)
+    head = load_checkpoint(run.folder, run.last.state).ledger_head
     Ledger.open(file, head).close()
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-2]))  # an older backup

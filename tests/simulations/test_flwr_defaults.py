@@ -2,8 +2,9 @@ import tomllib
 
 import pytest
 
+from server.app import SPECIAL_KEYS
 from server.config import RunConfig, parse, unflatten
-from simulations.flwr_defaults import HEADER, PYPROJECT, flwr_defaults, rewritten
+from simulations.flwr_defaults import HEADER, LAUNCHER_KEYS, PYPROJECT, flwr_defaults, rewritten
 
 
 def test_pyproject_holds_the_defaults_of_the_schema():
@@ -12,8 +13,9 @@ def test_pyproject_holds_the_defaults_of_the_schema():
 
 
 def test_the_flat_defaults_are_the_default_configuration():
-    flat = {key: value for key, value in flwr_defaults().items() if key not in ("config-file", "run-folder")}
+    flat = {key: value for key, value in flwr_defaults().items() if key not in LAUNCHER_KEYS}
     assert parse(unflatten(flat)) == RunConfig()
+    assert set(LAUNCHER_KEYS) == set(SPECIAL_KEYS)
 
 
 def test_rewriting_replaces_the_table_and_nothing_else():

@@ -1,0 +1,171 @@
+"""Going on with a run that was broken off: what must be the same as at its start, and where it stood.
+
+``origin.json`` is written before the ledger and tells what the run was started with; ``resumed.jsonl`` gets a line each
+time it goes on. The rules, each with the reason it is not left to the user:
+
+- the settings that decide what is released are those of the start: the ledger's commitment was computed from them;
+- the ledger's chain is whole and holds the line the checkpoint saw: a shorter one would spend the same budget twice;
+- the secret that draws cohorts is there: a fresh one would give whoever can break a run off a choice between cohorts;
+- the code is that of the start, unless the caller says that a change is meant. The ledger's rules hold either way;
+- nobody else holds the ledger, and the run has not ended.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from privacy.errors import CorruptRun
+from privacy.ledger import Ledger
+from server.assembly import LEDGER_FILE, SAMPLING_SECRET
+from server.checkpoint import ledger_head
+from server.code_version import code_version, differences
+from server.config import ConfigError, RunConfig, flatten, load, parse
+from server.errors import CannotResume
+from server.telemetry import read_status
+
+CONFIG_FILE = "config.toml"
+ORIGIN_FILE = "origin.json"
+RESUMES_FILE = "resumed.jsonl"
+FREE = ("output", "data.cache", "engine.kind", "engine.workers", "engine.round-timeout", "engine.prefix-cache-mb")
+"""Settings that may differ when a run goes on: they change where and how fast it trains, and not what it releases."""
+
+ENDED = ("completed", "stopped-budget")
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """One time a run went on.
+
+    Attributes:
+        round: the last one released before; 0 if only the initial release or nothing was, -1 if not even that.
+        time: seconds since 1970.
+        lost: charges so far that no released round stands for: the run was broken off between the charge and the
+            checkpoint, or the round failed. They stay spent.
+        code: what of the code was different from that at the start, in words.
+    """
+
+    round: int
+    time: float
+    lost: int
+    code: tuple[str, ...] = ()
+
+
+def write_origin(run_folder: Path, config: RunConfig, data: str) -> None:
+    """Note what a run starts with: settings, prepared data set (the name of its folder is a digest), code."""
+    origin = {"format": 1, "config": config.to_table(), "data": data, "code": code_version(config)}
+    draft = run_folder / f"{ORIGIN_FILE}.tmp"
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(origin, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(run_folder / ORIGIN_FILE)
+
+
+def check_origin(
+    run_folder: Path, config: RunConfig, *, data: str | None = None, other_code: bool = False
+) -> list[str]:
+    """Hold ``config``, the data set and the code of now against the start of the run; what of the code is different.
+
+    Raises:
+        CannotResume: something else than :data:`FREE` settings is different (code only counts without ``other_code``).
+        CorruptRun: origin.json is not what a run writes.
+    """
+    try:
+        origin = json.loads((run_folder / ORIGIN_FILE).read_text(encoding="utf-8"))
+        table, digest, code = dict(origin["config"]), str(origin["data"]), dict(origin["code"])
+    except FileNotFoundError:
+        raise CannotResume(f"{run_folder} has no {ORIGIN_FILE}: it is of an older version, or no run folder") from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise CorruptRun(f"{run_folder / ORIGIN_FILE} cannot be read: {error}; restore it") from error
+    changes = differences(code, code_version(config))
+    if changes and not other_code:
+        raise CannotResume(
+            f"the run was started with other code: {_listed(changes)}. Go back to that code, or say that the change is "
+            "meant (lacquer resume --other-code): the ledger still refuses what was not committed to, and the report "
+            "will name the change"
+        )
+    try:
+        before = flatten(parse(table).to_table())
+    except ConfigError as error:
+        raise CannotResume(f"this code does not know the settings the run was started with: {error}") from error
+    now = flatten(config.to_table())
+    wrong = [
+        f"{key} is {now.get(key)!r}, it was {before.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if key not in FREE and before.get(key) != now.get(key)
+    ]
+    if wrong:
+        raise CannotResume(f"the settings are not those the run was started with: {_listed(wrong)}; put them back")
+    if data is not None and data != digest:
+        raise CannotResume(
+            "the data set is not the one the run was started with: its source, its tokenizer or the code that prepares "
+            "it has changed; put it back, or start a new run (which spends a budget of its own)"
+        )
+    return changes
+
+
+def claim(run_folder: Path) -> Ledger:
+    """The ledger of a run that has not ended: verified, not older than the checkpoint, and held by nobody else.
+
+    Raises:
+        CannotResume: the run has ended, another process holds the ledger, or there is none.
+        CorruptRun: the ledger was tampered with or rolled back.
+    """
+    status, path = read_status(run_folder), run_folder / LEDGER_FILE
+    if status is not None and status.state in ENDED:
+        raise CannotResume(f"{run_folder} has ended ({status.state}: {status.message}); there is nothing to go on with")
+    if not path.is_file():
+        raise CannotResume(
+            f"{run_folder} has no ledger: the run was broken off before it could spend anything; start it anew"
+        )
+    try:
+        return Ledger.open(path, ledger_head(run_folder))
+    except BlockingIOError:
+        raise CannotResume(f"{run_folder} is still running: a process holds its ledger; stop that one first") from None
+
+
+def check_resumable(run_folder: Path, *, other_code: bool = False) -> RunConfig:
+    """All that can be checked before anything starts; the run's settings.
+
+    Raises:
+        CannotResume, CorruptRun, ConfigError: why it cannot go on.
+    """
+    if not (run_folder / CONFIG_FILE).is_file():
+        raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
+    config = load(run_folder / CONFIG_FILE)
+    with claim(run_folder) as ledger:
+        check_secret(run_folder, config, ledger)
+    check_origin(run_folder, config, other_code=other_code)
+    return config
+
+
+def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
+    """Refuse to draw cohorts anew for a run that has drawn some; CorruptRun."""
+    secret = run_folder / SAMPLING_SECRET
+    if ledger.charges and not config.privacy.seeded_cohorts and not secret.is_file():
+        raise CorruptRun(f"{secret} is gone: without it other cohorts would be drawn than were; restore it")
+
+
+def note_resumed(run_folder: Path, resumed: Resumed) -> None:
+    """Add a line to resumed.jsonl."""
+    with (run_folder / RESUMES_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(resumed)) + "\n")
+
+
+def read_resumed(run_folder: Path) -> tuple[Resumed, ...]:
+    """Every time a run went on, in order; CorruptRun if a line is none of ours."""
+    path = run_folder / RESUMES_FILE
+    if not path.is_file():
+        return ()
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return tuple(Resumed(**{**line, "code": tuple(line["code"])}) for line in lines)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptRun(f"{path} is not what a resumed run writes: {error}") from error
+
+
+def _listed(items: list[str]) -> str:
+    more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
+    return "; ".join(items[:_NAMED]) + more
