@@ -41,6 +41,14 @@ def methods(config: RunConfig) -> Methods:
     controller = part(Controller, CONTROLLERS, chosen.controller, chosen.controller_options)
     optimizer = part(Optimizer, OPTIMIZERS, chosen.optimizer, chosen.optimizer_options)
     aggregation = part(Aggregation, AGGREGATIONS, chosen.aggregation, chosen.aggregation_options)
+    if aggregation is not None and aggregation.individual:
+        of_sums = ", ".join(name for name in AGGREGATIONS if not build("", AGGREGATIONS, name, {}).individual)
+        wrong.append(
+            f"strategy.aggregation = {chosen.aggregation!r}: needs every client's own factors, but client-level "
+            "privacy releases nothing but the noisy sum over clients. It is sound only where each client adds "
+            "record-level noise before it sends its factors, which this version does not offer; for client-level "
+            f"privacy take one of {of_sums}"
+        )
     every = config.evaluation.every
     if controller is not None and controller.reads_validation and every > 1:
         wrong.append(f"evaluation.every = {every}: {chosen.controller} reads the validation loss of every round; set 1")

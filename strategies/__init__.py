@@ -22,10 +22,17 @@ OPTIMIZERS = {
     "fedavgm": "strategies.optimizers.fedavg:FedAvgM",
     "fedadam": "strategies.optimizers.fedadam:FedAdam",
     "fedadamw": "strategies.optimizers.fedadam:FedAdamW",
+    "public-line-search": "strategies.optimizers.line_search:PublicLineSearch",
+    "prodigy": "strategies.optimizers.prodigy:Prodigy",
 }
 AGGREGATIONS = {
     "plain": "strategies.aggregation.factors:Plain",
     "ffa": "strategies.aggregation.factors:Ffa",
     "rolora": "strategies.aggregation.factors:RoLora",
     "fedsvd": "strategies.aggregation.fedsvd:FedSvd",
+    "dp-dylora": "strategies.aggregation.ranks:DyLora",
+    "zero-pad": "strategies.aggregation.ranks:ZeroPad",
+    "flora": "strategies.aggregation.individual:Flora",
+    "fedex": "strategies.aggregation.individual:FedEx",
+    "fedgsa": "strategies.aggregation.individual:FedGsa",
 }

@@ -11,9 +11,10 @@ clipping; C_t and z may change from round to round, hence the average p_t with t
 References: Tang, Shpilevskiy, Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)"
 (AAAI 2024, arXiv 2312.14334), Algorithm 1, there with constant noise; Reddi et al. 2021 (arXiv 2003.00295v5), FedAdam.
 Guarantee: post-processing of the release; s_t is public.
-Deviations: ``relative-floor`` bounds the denominator from below by a share of the noise itself, because an absolute
-eps_root must be retuned with every C (0, the default, is the paper's rule). The average of a few hundred squares is
-off by a tenth of s_t^2: signals below a third of the noise are beyond what the correction can see.
+Deviations: ``relative-floor`` bounds the denominator from below by a share of the noise variance itself, because an
+absolute eps_root must be retuned with every C, and because after a few rounds vhat - phat is still mostly chance: in
+round 1 it is negative for two values of three, which eps_root = 1e-8 alone would move by hundreds of eta. 0 is the
+paper's rule. Even after hundreds of rounds signals below a third of the noise are beyond what the correction can see.
 ``bias-correction = false`` is plain FedAdam, eta_t mhat_t / (sqrt(vhat_t) + eps). FedAdamW adds decoupled decay w.
 """
 
@@ -54,7 +55,7 @@ class FedAdam:
     beta2: float = 0.99
     bias_correction: bool = True
     eps_root: float = 1e-8
-    relative_floor: float = 0.0
+    relative_floor: float = 0.25
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ class FedAdamW:
     beta2: float = 0.99
     bias_correction: bool = True
     eps_root: float = 1e-8
-    relative_floor: float = 0.0
+    relative_floor: float = 0.25
     eps: float = 1e-8
     weight_decay: float = 0.01
 
