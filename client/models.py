@@ -29,11 +29,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from client import random_models
+from client import predictions, random_models
 from client.model_files import MINILM_HUB_ID, cannot_load, locate
+from client.tasks import TASKS
 from privacy import checks
 
-TASKS = ("classification", "causal-lm")
 Pooling = Literal["mean", "last"]
 
 # Measured on 2 cores, fp32, 16 to 128 tokens with ragged padding: sdpa takes 0.89-1.0 times the time of eager and both
@@ -102,8 +102,8 @@ def load_base(
 
     Args:
         name: see the module's docstring.
-        task: ``"classification"`` gives a :class:`SequenceClassifier` (needs `num_labels`); ``"causal-lm"`` the
-            architecture's language model.
+        task: ``"classification"`` gives a :class:`SequenceClassifier` (needs `num_labels`); ``"causal-lm"`` and
+            ``"summarisation"`` the architecture's language model.
         num_labels: classes, for classification only.
         attention: implementation of the attention in transformers.
         dtype: of the frozen weights; the classifier stays float32.
@@ -116,13 +116,14 @@ def load_base(
         checks.integer_at_least(2, num_labels=num_labels)
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": dtype}
     if name.startswith(random_models.PREFIX):
-        model = random_models.build(name, causal=task == "causal-lm", **options)
+        model = random_models.build(name, causal=task != "classification", **options)
         tokenizer: PreTrainedTokenizerBase = random_models.byte_tokenizer()
     else:
         model, tokenizer = _load_pretrained(name, task, options)
     model.requires_grad_(False)
-    if task == "causal-lm":
-        return model.eval(), tokenizer
+    if task != "classification":
+        predictions.mark(model.eval())
+        return model, tokenizer
     assert num_labels is not None
     pooling: Pooling = "last" if _is_decoder(model) else "mean"
     return SequenceClassifier(model, num_labels, pooling).eval(), tokenizer
@@ -152,7 +153,7 @@ def _load_pretrained(name: str, task: str, options: dict[str, Any]) -> tuple[Any
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(location, **where)
-            if task == "causal-lm":
+            if task != "classification":
                 auto: Any = AutoModelForCausalLM
             else:
                 auto = AutoModel

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.batch import Pool, micro_batches
+from client.predictions import Predictions
 from client.prefix import Prefix
 from client.stacked import Rows
 from client.stacked_model import StackedModel
@@ -57,7 +58,7 @@ class Passes:
         self.token_budget //= 2
         log.warning("device memory is full: token budget halved to %d", self.token_budget)
 
-    def _logits(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor, Batch]:
+    def _logits(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor | Predictions, Batch]:
         batch = pool.batch(rows, self.stacked.pad, self.stacked.device)
         mask = batch.attention_mask if pool.padded(rows) else None
         self.tokens_run += batch.input_ids.numel()

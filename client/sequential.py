@@ -18,6 +18,7 @@ from client.cohort import RecordGradients
 from client.layout import PEFT_PREFIX, AdapterLayout, Entry
 from client.lora import LoraSpec, matches
 from client.peft_files import peft_config
+from client.predictions import Predictions, run
 from client.records import Records
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
@@ -155,9 +156,8 @@ class SequentialEngine:
             batch = replace(batch, logit_offsets=offsets.expand(len(rows), -1))
         return self.task.per_record_loss(self._logits(batch.input_ids, batch.attention_mask), batch)
 
-    def _logits(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        output = self._model(input_ids=input_ids, attention_mask=attention_mask)
-        return output if isinstance(output, Tensor) else output.logits
+    def _logits(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | Predictions:
+        return run(self._model.get_base_model(), input_ids, attention_mask)
 
 
 def _adapter_tensors(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -24,6 +24,7 @@ from client.lora import (
 )
 from client.memory import keep_freed_memory
 from client.precision import FrozenLinear, frozen, onednn_products
+from client.predictions import Predictions, run
 from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 
 
@@ -98,12 +99,11 @@ class StackedModel:
     def pad(self) -> int:
         return getattr(self.model.config, "pad_token_id", None) or 0
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, rows: Rows) -> Tensor:
-        """Logits of rows that belong to the slots named by `rows`."""
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, rows: Rows) -> Tensor | Predictions:
+        """Logits of rows that belong to the slots named by `rows`, or what a language model's loss takes instead."""
         self.context.rows = rows.to(self.device)
         with onednn_products():
-            output = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return output if isinstance(output, Tensor) else output.logits
+            return run(self.model, input_ids, attention_mask)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """Gradients of `loss`, into the bound buffers."""

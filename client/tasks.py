@@ -23,9 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from client.predictions import Predictions, token_losses
 from privacy import checks
-
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,13 @@ class Metrics:
 
 
 class Task(Protocol):
-    """What the engine asks of a task."""
+    """What the engine asks of a task. `logits` are what :func:`client.predictions.run` gave."""
 
-    def per_record_loss(self, logits: Tensor, batch: Batch) -> Float[Tensor, " n"]:
+    def per_record_loss(self, logits: Any, batch: Batch) -> Float[Tensor, " n"]:
         """Loss of every record, in nats."""
         ...
 
-    def totals(self, logits: Tensor, batch: Batch) -> Float[Tensor, "3"]:
+    def totals(self, logits: Any, batch: Batch) -> Float[Tensor, "3"]:
         """float64 sums over the batch: loss, hits, and the count both are averaged over. Sums of batches add up."""
         ...
 
@@ -141,20 +140,30 @@ class SequenceClassification:
 
 @dataclass(frozen=True)
 class CausalLM:
-    """Next-token prediction. A record's loss is the weighted mean over its predicted tokens."""
+    """Next-token prediction. A record's loss is the weighted mean over its predicted tokens.
 
-    def per_record_loss(self, logits: Float[Tensor, "n t vocabulary"], batch: Batch) -> Float[Tensor, " n"]:
+    Attributes:
+        weighted_only: tokens of weight 0 count in no metric either; summarisation marks its prompts so. Otherwise
+            weights, such as those of sensitive tokens, are a matter of training alone.
+    """
+
+    weighted_only: bool = False
+
+    def per_record_loss(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " n"]:
         """``sum_t w_t CE_t / sum_t w_t`` over the predicted tokens; 0 for a record with nothing to predict."""
-        losses, weights, _ = _next_token(logits, batch)
+        needed = _predicted(batch, batch.token_weights is not None)
+        losses, _ = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
+        dense = losses.new_zeros(needed.shape).masked_scatter(needed, losses)
+        weights = needed.to(losses.dtype)
         if batch.token_weights is not None:
-            weights = weights * batch.token_weights[:, 1:].to(weights.dtype)
-        return (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
+            weights = weights * batch.token_weights[:, 1:].to(losses.dtype)
+        return (dense * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
 
-    def totals(self, logits: Float[Tensor, "n t vocabulary"], batch: Batch) -> Float[Tensor, "3"]:
+    def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, "3"]:
         """Summed unweighted loss, right next tokens, predicted tokens."""
-        losses, weights, hits = _next_token(logits, batch)
-        sums = [(losses.double() * weights).sum(), (hits * weights).double().sum(), weights.double().sum()]
-        return torch.stack(sums)
+        needed = _predicted(batch, self.weighted_only)
+        losses, hits = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
+        return torch.stack([losses.double().sum(), hits.double().sum(), needed.double().sum()])
 
     def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
         """Mean loss per token, next-token accuracy, perplexity."""
@@ -166,20 +175,34 @@ class CausalLM:
         return None
 
 
+TASKS = ("classification", "causal-lm", "summarisation")
+"""Names a run may give its task."""
+
+
+def make_task(name: str, num_labels: int = 0, balance: str = "none") -> Task:
+    """The task of a run.
+
+    Raises:
+        ValueError: unknown name, fewer than two classes, or balancing where there are no labels.
+    """
+    checks.one_of(TASKS, task=name)
+    if name == "classification":
+        return SequenceClassification(num_labels, balance)
+    if balance != "none":
+        raise ValueError(f"balance must be 'none' for task {name!r}, which has no labels, got {balance!r}")
+    return CausalLM(weighted_only=name == "summarisation")
+
+
 def _labels(batch: Batch) -> Tensor:
     if batch.labels is None:
         raise ValueError("classification needs labels; this batch has none (is the label column set?)")
     return batch.labels
 
 
-def _next_token(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, 0/1 weights and hits of predicting tokens 1..t-1, each float32 or bool ``[n, t - 1]``."""
+def _predicted(batch: Batch, weighted: bool) -> Tensor:
+    """Which of the tokens 1..t-1 are predicted, bool ``[n, t - 1]``; with `weighted`, only those of weight above 0."""
     real = batch.attention_mask[:, 1:].bool()
-    targets = batch.input_ids[:, 1:].masked_fill(~real, IGNORED_LABEL)
-    predictions = logits[:, :-1]
-    flat = _wide(predictions.flatten(0, 1))
-    losses = F.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=IGNORED_LABEL)
-    return losses.view(targets.shape), real.to(losses.dtype), predictions.argmax(dim=-1) == targets
+    return real & (batch.token_weights[:, 1:] > 0) if weighted and batch.token_weights is not None else real
 
 
 def _wide(logits: Tensor) -> Tensor:
