@@ -16,6 +16,7 @@ CONTROLLERS = {
     "percentile": "strategies.controllers.percentile:Percentile",
     "dc-sgd-p": "strategies.controllers.dc_sgd:DcSgdP",
     "dc-sgd-e": "strategies.controllers.dc_sgd:DcSgdE",
+    "rl": "strategies.controllers.rl.controller:Rl",
 }
 OPTIMIZERS = {
     "fedavg": "strategies.optimizers.fedavg:FedAvg",

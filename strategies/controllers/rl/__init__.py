@@ -1,0 +1,1 @@
+"""The controller ``rl``: its page is ``controller.py``."""

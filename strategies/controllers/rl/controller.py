@@ -1,0 +1,152 @@
+"""RL: a soft actor-critic moves one threshold per adapter and, where the ledger filters, the noise of every round.
+
+Every k rounds the agent acts, a in (-1, 1)^(n+1):
+
+    C_i <- clip(C_i exp(delta_C a_i), C_i0/10, 10 C_i0),      log z offset <- offset + delta_z a_{n+1}
+    reward = max(log1p(max(rho, -1 + 1e-3)), -5),   rho = (log v_before - log v_now) / share of the budget spent
+
+with v the loss on the server's public validation set. Its state: noisy clip bits of every adapter and the squared norm
+of every released block less that of its noise, both averaged over the interval; the public loss; budget and round.
+
+Reference: the controller of Khadangi et al., "RLDP" (arXiv 2507.22565v1), in the sound form: its state, utility and
+reward read raw norms, losses and Fisher moments of private batches, and its blocks carry noise sigma C_i each, which is
+sqrt(n) too little. Kept from the paper: log-changes of radii and noise at intervals, SAC with twin Huber critics, fixed
+temperature, Polyak targets, first-in first-out buffer, warm-up, reward per budget spent, noise left alone near the end.
+Guarantee: each round is one Poisson-sampled Gaussian whose multiplier the ledger checks: the run's own in floor mode,
+any that the Rényi filter pays for in filter mode (``privacy.mode = "filter"``). n bits have sensitivity sqrt(n)/2 and
+are part of that Gaussian; the n blocks have the optimal joint noise of ``PerAdapterClip``.
+Deviations: unit client; one policy for all adapters, whatever their number (``networks.py``); the numbers the paper's
+copy at hand lost are ours. A run of 200 rounds gives 40 transitions, so by default the agent acts with a policy learnt
+beforehand on synthetic federated problems (``simulations/benchmarks/rl_pretraining.py``, no private data) and goes on
+learning only if asked.
+
+Cost and worth: OVERHEAD
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from privacy import checks
+from privacy.clipping import PerAdapterClip
+from privacy.events import Poisson
+from privacy.mechanism import Plan, Release
+from privacy.queries import AdapterBits
+from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.rl import sac, spending
+from strategies.controllers.rl.decisions import Acting, RlState, begin, decide
+from strategies.controllers.rl.observation import hear
+from strategies.controllers.rl.pretrained import pretrained_weights
+from strategies.controllers.rl.sac import Learning
+from strategies.joint_event import update_multiplier
+
+
+@dataclass(frozen=True)
+class Rl:
+    """The RL controller.
+
+    Attributes:
+        clip_norm: C_0, L2 norm of all starting thresholds together; each adapter starts at C_0 / sqrt(n).
+        interval: k, rounds between two actions.
+        step: delta_C, largest change of log C_i per action.
+        noise_step: delta_z, largest change of the noise's log offset per action (filter mode).
+        noise_range: z stays within this factor of the run's own multiplier, > 1.
+        bit_share: share of 1/z^2 that pays for the clip bits, in (0, 1).
+        policy: ``"pretrained"``, or ``"scratch"`` for an agent that knows nothing.
+        learn: draw actions around the policy and go on learning; an agent from scratch always does.
+        warm_up: transitions before the first gradient step; an agent from scratch acts at random until then.
+        updates: gradient steps per action.
+        buffer: most transitions remembered.
+        batch, learning_rate, temperature, discount, polyak: of SAC.
+        seed: of everything random in the agent.
+    """
+
+    reads_validation: ClassVar[bool] = True
+    clip_norm: float = 1.0
+    interval: int = 5
+    step: float = 0.35
+    noise_step: float = 0.1
+    noise_range: float = 1.5
+    bit_share: float = 0.05
+    policy: str = "pretrained"
+    learn: bool = False
+    warm_up: int = 8
+    updates: int = 4
+    buffer: int = 10_000
+    batch: int = 64
+    learning_rate: float = 1e-3
+    temperature: float = 0.02
+    discount: float = 0.99
+    polyak: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.positive(clip_norm=self.clip_norm, step=self.step, noise_step=self.noise_step)
+        checks.integer_at_least(1, interval=self.interval, warm_up=self.warm_up, updates=self.updates)
+        checks.integer_at_least(1, buffer=self.buffer)
+        checks.within(1.001, 100.0, noise_range=self.noise_range)
+        checks.within(1e-4, 0.99, bit_share=self.bit_share)
+        checks.one_of(("pretrained", "scratch"), policy=self.policy)
+        assert self.acting  # its own checks
+
+    @property
+    def acting(self) -> Acting:
+        """How the agent acts and learns."""
+        scratch = self.policy == "scratch"
+        learning = Learning(self.seed, self.discount, self.temperature, self.polyak, self.learning_rate, self.batch)
+        return Acting(
+            learning, self.step, self.noise_step, self.noise_range,
+            explores=self.learn or scratch, random_until=self.warm_up if scratch else 0,
+            warm_up=self.warm_up, updates=self.updates,
+        )  # fmt: skip
+
+    def initial(self, sampling: Poisson) -> InitialRelease | None:
+        return None
+
+    def profile(self, rounds: int) -> tuple[float, ...]:
+        return constant_profile(rounds)
+
+    def init(self, setting: Setting, public: PublicSignals) -> RlState:
+        adapters = len(setting.blocks(1))
+        for layout in setting.layouts:
+            if len(layout) != adapters:
+                raise ValueError(
+                    f"rl needs equally many adapters in every round, got {adapters} and {len(layout)}; choose an "
+                    "aggregation that trains the same pairs throughout"
+                )
+        weights = pretrained_weights() if self.policy == "pretrained" else sac.fresh_weights(self.seed)
+        transitions = setting.rounds // self.interval if self.acting.explores else 1
+        agent = sac.new_agent(weights, adapters, max(1, min(self.buffer, transitions)))
+        return begin(setting, agent, math.nan if public.validation_loss is None else public.validation_loss)
+
+    def plan(self, state: RlState, round: int) -> Plan:
+        setting, sizes = state.setting, state.setting.blocks(round)
+        z = spending.multiplier(setting, state.spent, round, state.offset, self.noise_range)
+        start = self.clip_norm / math.sqrt(len(sizes))
+        bounds = tuple(start * math.exp(scale) for scale in state.scales)
+        bits = AdapterBits(bounds, sizes, math.sqrt(len(sizes)) / 2 * z / math.sqrt(self.bit_share))
+        return Plan(PerAdapterClip(bounds, sizes), update_multiplier(z, (bits,)), (bits,))
+
+    def update(self, state: RlState, released: Release, public: PublicSignals) -> RlState:
+        if public.validation_loss is None:
+            raise ValueError("rl needs the validation loss of every round; set evaluation.every = 1")
+        spent = state.spent + spending.cost(state.setting, released.plan.effective_noise_multiplier)
+        loss = public.validation_loss
+        state = replace(
+            state,
+            heard=hear(state.heard, released),
+            spent=max(spent, public.rho_spent),  # rounds that failed are charged too
+            first_loss=loss if math.isnan(state.first_loss) else state.first_loss,
+            loss_before=loss if math.isnan(state.loss_before) else state.loss_before,
+            loss=loss,
+        )
+        if public.round % self.interval and public.round < state.setting.rounds:
+            return state
+        return decide(state, self.acting, public.round)
+
+    def step_scale(self, state: RlState) -> float:
+        return 1.0
+
+    def released_values(self, state: RlState) -> dict[str, float]:
+        bounds = [self.clip_norm / math.sqrt(len(state.scales)) * math.exp(scale) for scale in state.scales]
+        return {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset, "actions": float(state.actions)}

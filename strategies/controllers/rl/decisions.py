@@ -1,0 +1,137 @@
+"""The agent's side of a run: what it saw, what it is paid, and how its actions move thresholds and noise."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from strategies.controller import Setting
+from strategies.controllers.rl import sac, spending
+from strategies.controllers.rl.networks import GLOBAL, LOCAL
+from strategies.controllers.rl.observation import Heard, global_features, local_features, nothing
+from strategies.controllers.rl.sac import Agent, Learning
+
+REACH = math.log(10.0)
+"""C_i stays within a factor of 10 of its start."""
+
+FREEZE = 0.9
+"""Share of the budget after which what is left is spent evenly."""
+
+LEAST_REWARD = -5.0
+
+
+@dataclass(frozen=True)
+class RlState:
+    """Where the controller stands; everything in it comes from releases, public values and its own seed.
+
+    Attributes:
+        setting: of the run.
+        scales: log(C_i / C_i0).
+        offset: logarithm of the noise wished for, relative to spending evenly what is left.
+        heard: sums over the rounds since the last action.
+        spent, spent_before: of the budget, now and at the last action.
+        first_loss, loss_before, loss: public loss at the start, at the last action, now.
+        last: observation and action of the last action.
+        actions: how many there were.
+        agent: the learner.
+    """
+
+    setting: Setting
+    scales: tuple[float, ...]
+    offset: float
+    heard: Heard
+    spent: float
+    spent_before: float
+    first_loss: float
+    loss_before: float
+    loss: float
+    last: dict[str, Tensor]
+    actions: int
+    agent: Agent
+
+
+@dataclass(frozen=True)
+class Acting:
+    """How the agent acts and learns; see the fields of the same names of ``Rl``."""
+
+    learning: Learning
+    step: float
+    noise_step: float
+    noise_range: float
+    explores: bool
+    random_until: int
+    warm_up: int
+    updates: int
+
+
+def begin(setting: Setting, agent: Agent, loss: float) -> RlState:
+    """The state before round 1."""
+    adapters = len(setting.blocks(1))
+    last = {"local": torch.zeros(adapters, LOCAL), "whole": torch.zeros(GLOBAL), "action": torch.zeros(adapters + 1)}
+    scales = (0.0,) * adapters
+    return RlState(setting, scales, 0.0, nothing(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
+
+
+def decide(state: RlState, acting: Acting, round: int) -> RlState:
+    """Learn from the interval that ends with ``round``, then act for the next one."""
+    setting, agent = state.setting, state.agent
+    ends = round == setting.rounds
+    local, whole = observation(state, acting, round)
+    if acting.explores and state.actions:
+        seen = {"next-local": local, "next-whole": whole, "end": torch.tensor(float(ends))}
+        agent = sac.remember(agent, state.last | seen | {"reward": torch.tensor(reward(state))})
+        if agent.stored >= acting.warm_up:
+            for _ in range(acting.updates):
+                agent = sac.learn(agent, acting.learning)
+    state = replace(state, agent=agent, heard=nothing(len(local)), spent_before=state.spent, loss_before=state.loss)
+    return state if ends else _acted(state, acting, local, whole)
+
+
+def observation(state: RlState, acting: Acting, round: int) -> tuple[Float[Tensor, "n l"], Float[Tensor, " g"]]:
+    """What the agent sees after ``round``."""
+    setting, intervals = state.setting, state.setting.rounds / max(state.heard.rounds, 1)
+    whole = global_features(
+        done=round / setting.rounds,
+        spent=state.spent / spending.budget(setting),
+        offset=state.offset / math.log(acting.noise_range),
+        gain=_gain(state.loss_before, state.loss) * intervals,
+        level=_gain(state.first_loss, state.loss),
+    )
+    return local_features(state.heard, state.scales, REACH, setting.blocks(round)), whole
+
+
+def reward(state: RlState) -> float:
+    """log1p of the fall of the log public loss per share of the budget spent on it, at least LEAST_REWARD."""
+    share = (state.spent - state.spent_before) / spending.budget(state.setting)
+    if not math.isfinite(state.loss):
+        return LEAST_REWARD
+    ratio = _gain(state.loss_before, state.loss) / max(share, 1e-6)
+    return max(math.log1p(max(ratio, -1.0 + 1e-3)), LEAST_REWARD)
+
+
+def _acted(state: RlState, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> RlState:
+    agent = state.agent
+    if acting.explores:
+        at_random = agent.stored < acting.random_until
+        agent, action = sac.explore(agent, acting.learning, local, whole, at_random=at_random)
+    else:
+        action = sac.act(agent, local, whole)
+    *changes, noise = action.tolist()
+    scales = tuple(
+        min(max(scale + acting.step * change, -REACH), REACH)
+        for scale, change in zip(state.scales, changes, strict=True)
+    )
+    limit = math.log(acting.noise_range)
+    offset = min(max(state.offset + acting.noise_step * noise, -limit), limit)
+    if state.setting.order is None or state.spent > FREEZE * spending.budget(state.setting):
+        offset = 0.0
+    last = {"local": local, "whole": whole, "action": action}
+    return replace(state, agent=agent, scales=scales, offset=offset, last=last, actions=state.actions + 1)
+
+
+def _gain(before: float, now: float) -> float:
+    """Fall of the log loss; 0 where either is no positive number."""
+    usable = math.isfinite(before) and math.isfinite(now) and before > 0 and now > 0
+    return math.log(before / now) if usable else 0.0

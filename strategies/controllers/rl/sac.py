@@ -1,0 +1,186 @@
+"""Soft actor-critic with twin Huber critics, fixed temperature, Polyak targets and a first-in first-out buffer.
+
+    y = r + gamma (1 - end) [ min_j Q'_j(s', a') - alpha log pi(a'|s') ],   a' ~ pi(s')
+    critics:  sum_j Huber(Q_j(s, a) - y)        actor:  alpha log pi(a~|s) - min_j Q_j(s, a~),   a~ ~ pi(s)
+
+References: Haarnoja et al. 2018 (arXiv 1812.05905v2), with its temperature held fixed as RLDP does (2507.22565v1).
+Deviation: log pi is averaged over the actions, not summed, so that one temperature suits any number of adapters.
+
+Everything is a value: an :class:`Agent` goes in, an Agent comes out, and its random numbers are functions of the seed
+and of its own counters. So an agent that comes back from a checkpoint acts and learns as one that never stopped.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss, softplus
+
+from privacy import checks
+from privacy.rng import torch_generator
+from strategies.controllers.rl.networks import GLOBAL, LOCAL, Weights, initial_weights, policy, targets_of, value
+
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Parameters of the learner.
+
+    Attributes:
+        seed: names its random numbers.
+        discount: gamma, in [0, 1).
+        temperature: alpha, > 0; weight of the entropy per action.
+        polyak: share of the critics that their targets take over per step.
+        learning_rate: of Adam, for actor and critics.
+        batch: transitions per step, drawn with replacement.
+    """
+
+    seed: int = 0
+    discount: float = 0.99
+    temperature: float = 0.02
+    polyak: float = 0.01
+    learning_rate: float = 1e-3
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        checks.integer_at_least(0, seed=self.seed)
+        checks.integer_at_least(1, batch=self.batch)
+        checks.positive(temperature=self.temperature, learning_rate=self.learning_rate)
+        checks.probability(polyak=self.polyak, one_minus_discount=1 - self.discount)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What the learner is after some experience; a checkpoint holds it.
+
+    Attributes:
+        weights: of the actor, the critics and their targets.
+        moments: Adam's, named ``first.`` and ``second.`` and the weight.
+        buffer: the last transitions, one row each, as many as it can hold.
+        stored: transitions ever stored.
+        steps: gradient steps done.
+        draws: actions drawn.
+    """
+
+    weights: Weights
+    moments: dict[str, Tensor]
+    buffer: dict[str, Tensor]
+    stored: int = 0
+    steps: int = 0
+    draws: int = 0
+
+    @property
+    def remembered(self) -> int:
+        """Transitions in the buffer."""
+        return min(self.stored, len(self.buffer["reward"]))
+
+
+def new_agent(weights: Weights, adapters: int, capacity: int) -> Agent:
+    """An agent without experience; the targets start as the critics."""
+    moments = {f"{kind}.{name}": torch.zeros_like(w) for kind in ("first", "second") for name, w in weights.items()}
+    shapes = {"local": (adapters, LOCAL), "whole": (GLOBAL,), "action": (adapters + 1,), "reward": (), "end": ()}
+    shapes |= {"next-local": (adapters, LOCAL), "next-whole": (GLOBAL,)}
+    buffer = {name: torch.zeros(capacity, *shape) for name, shape in shapes.items()}
+    return Agent(weights | targets_of(weights), moments, buffer)
+
+
+def fresh_weights(seed: int) -> Weights:
+    """Weights of an actor and critics that know nothing."""
+    return initial_weights(torch_generator(seed, "rl", "weights"))
+
+
+def act(agent: Agent, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> Float[Tensor, " a"]:
+    """The policy's action at its mode, in (-1, 1)."""
+    with torch.no_grad():
+        mean, _ = policy(agent.weights, local.unsqueeze(0), whole.unsqueeze(0))
+    return torch.tanh(mean[0])
+
+
+def explore(
+    agent: Agent, learning: Learning, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"], *, at_random: bool
+) -> tuple[Agent, Float[Tensor, " a"]]:
+    """An action drawn from the policy, or uniformly from (-1, 1) with ``at_random``."""
+    generator = torch_generator(learning.seed, "rl", "act", agent.draws)
+    agent = replace(agent, draws=agent.draws + 1)
+    if at_random:
+        return agent, 2 * torch.rand(len(local) + 1, generator=generator) - 1
+    with torch.no_grad():
+        action, _ = _drawn(agent.weights, local.unsqueeze(0), whole.unsqueeze(0), generator)
+    return agent, action[0]
+
+
+def remember(agent: Agent, transition: dict[str, Tensor]) -> Agent:
+    """The agent with a transition stored in place of the oldest."""
+    place = agent.stored % len(agent.buffer["reward"])
+    buffer = {name: values.clone() for name, values in agent.buffer.items()}
+    for name, values in buffer.items():
+        values[place] = transition[name]
+    return replace(agent, buffer=buffer, stored=agent.stored + 1)
+
+
+def learn(agent: Agent, learning: Learning) -> Agent:
+    """One gradient step on critics and actor, from a batch of remembered transitions."""
+    generator = torch_generator(learning.seed, "rl", "learn", agent.steps)
+    chosen = torch.randint(agent.remembered, (learning.batch,), generator=generator)
+    batch = {name: values[chosen] for name, values in agent.buffer.items()}
+    weights = agent.weights
+    with torch.no_grad():
+        action, density = _drawn(weights, batch["next-local"], batch["next-whole"], generator)
+        after = _least(weights, "target-", batch["next-local"], batch["next-whole"], action)
+        goal = batch["reward"] + learning.discount * (1 - batch["end"]) * (after - learning.temperature * density)
+    trained = {n: w.detach().requires_grad_() for n, w in weights.items() if not n.startswith("target-")}
+    critics = [name for name in trained if name.startswith("critic")]
+    actors = [name for name in trained if name.startswith("actor")]
+    loss = torch.stack(
+        [
+            smooth_l1_loss(value(trained, critic, batch["local"], batch["whole"], batch["action"]), goal)
+            for critic in ("critic1", "critic2")
+        ]
+    ).sum()
+    gradients = dict(zip(critics, torch.autograd.grad(loss, [trained[n] for n in critics]), strict=True))
+    action, density = _drawn(trained, batch["local"], batch["whole"], generator)
+    worth = _least(trained, "", batch["local"], batch["whole"], action)
+    loss = (learning.temperature * density - worth).mean()
+    gradients |= dict(zip(actors, torch.autograd.grad(loss, [trained[n] for n in actors]), strict=True))
+    return _stepped(agent, learning, gradients)
+
+
+def _stepped(agent: Agent, learning: Learning, gradients: Weights) -> Agent:
+    """Adam on actor and critics (Kingma and Ba 2015), then the targets follow."""
+    steps, weights, moments = agent.steps + 1, dict(agent.weights), dict(agent.moments)
+    (b1, b2), rate = _BETAS, learning.learning_rate
+    for name, gradient in gradients.items():
+        first = moments[f"first.{name}"] = torch.lerp(gradient, moments[f"first.{name}"], b1)
+        second = moments[f"second.{name}"] = torch.lerp(gradient**2, moments[f"second.{name}"], b2)
+        scale = (second / (1 - b2**steps)).sqrt() + _EPSILON
+        weights[name] = weights[name] - rate / (1 - b1**steps) * first / scale
+    for name in weights:
+        if name.startswith("target-"):
+            weights[name] = torch.lerp(weights[name], weights[name.removeprefix("target-")], learning.polyak)
+    return replace(agent, weights=weights, moments=moments, steps=steps)
+
+
+def _least(
+    weights: Weights,
+    prefix: str,
+    local: Float[Tensor, "b n l"],
+    whole: Float[Tensor, "b g"],
+    action: Float[Tensor, "b a"],
+) -> Float[Tensor, " b"]:
+    """The smaller of the two critics' values."""
+    return torch.minimum(*(value(weights, f"{prefix}critic{j}", local, whole, action) for j in (1, 2)))
+
+
+def _drawn(
+    weights: Weights, local: Float[Tensor, "b n l"], whole: Float[Tensor, "b g"], generator: torch.Generator
+) -> tuple[Float[Tensor, "b a"], Float[Tensor, " b"]]:
+    """An action in (-1, 1) by the reparametrisation a = tanh(mean + std xi), and its log density per action."""
+    mean, log_std = policy(weights, local, whole)
+    noise = torch.randn(mean.shape, generator=generator)
+    before = mean + log_std.exp() * noise
+    # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which does not cancel for large x.
+    squash = 2 * (torch.log(before.new_tensor(2.0)) - before - softplus(-2 * before))
+    density = -0.5 * noise**2 - log_std - 0.5 * torch.log(before.new_tensor(2 * torch.pi)) - squash
+    return torch.tanh(before), density.mean(dim=1)
