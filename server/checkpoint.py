@@ -26,7 +26,7 @@ from torch import Tensor
 
 from privacy.errors import CorruptRun
 from privacy.mechanism import Release
-from server.packing import classes_of, pack, unpack
+from strategies.packing import classes_of, pack, unpack
 from strategies.server_state import ServerState
 
 FOLDER = "checkpoint"

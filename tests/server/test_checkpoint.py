@@ -17,10 +17,10 @@ from privacy.events import Poisson
 from privacy.rng import torch_generator
 from server import checkpoint
 from server.checkpoint import Checkpoint, Times, ledger_head, load_checkpoint, save_checkpoint
-from server.packing import same_bits
 from strategies.controller import PublicSignals, Setting
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
+from strategies.packing import same_bits
 from strategies.server_state import ServerState
 
 SETTING = Setting(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)
