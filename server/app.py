@@ -107,7 +107,6 @@ def run(
         workers = min(nodes, 64)
         evaluate = on_workers(grid, workers, assembly.job.to_json(), splits, config.engine.round_timeout)
         strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
-        strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
         if checkpoint_folder(folder) is not None:
             before = _go_on(strategy, evaluate, assembly, telemetry, folder, changes)
         else:
