@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 import privacy
 from client.part import Part
-from client.wire_records import BadMessage, arrays_of, config_of, typed, vector
+from client.wire_records import BadMessage, arrays_of, config_of, exactly, typed, vector
 from privacy.mechanism import Contribution, Plan, validate
 from privacy.queries import query_from_json
 from privacy.subspace import SubspaceClip
@@ -147,21 +147,26 @@ def contribution_records(contribution: Contribution, round: int) -> RecordDict:
 def read_contribution(records: RecordDict, plan: Plan, round: int, clients: int) -> Contribution:
     """The sum a node sent for ``clients`` clients, checked: form, round, code, and that such a sum is possible.
 
+    Memory: what arrived, and one copy of the sum's own size; every declared size is compared before it is used.
+
     Raises:
-        BadMessage: naming what is wrong.
+        BadMessage: naming what is wrong, in words that hold nothing of the sender's and no number of clients.
     """
     config = config_of(records)
-    if (got := typed(config, "round", int)) != round:
-        raise BadMessage(f"reply is for round {got}, this is round {round}")
-    if (code := typed(config, "code", str)) != code_fingerprint():
-        raise BadMessage(f"client runs other code ({code[:12]}) than the server ({code_fingerprint()[:12]})")
+    if typed(config, "round", int) != round:
+        raise BadMessage(f"reply is for another round, this is round {round}")
+    if typed(config, "code", str) != code_fingerprint():
+        raise BadMessage(f"client runs other code than the server ({code_fingerprint()[:12]})")
     shapes = [plan.clip.dim, *(query.dim for query in plan.queries)]
     names = ["encoded", *(f"answer-{i}" for i in range(len(plan.queries)))]
-    if sorted(arrays_of(records)) != sorted(names):
+    if len(arrays_of(records)) != len(names) or set(arrays_of(records)) != set(names):
         raise BadMessage(f"reply must hold the arrays {names} and no others")
     encoded, *answers = (
         torch.from_numpy(vector(records, name, "int64", (size,))) for name, size in zip(names, shapes, strict=True)
     )
+    if len(config) != 2:
+        raise BadMessage("config must hold round and code and no others")
+    exactly(records, "arrays", "config")
     contribution = Contribution(encoded, tuple(answers))
     try:
         validate(contribution, plan, clients)
@@ -178,7 +183,7 @@ def totals_records(loss: float, accuracy: float, count: int) -> RecordDict:
 def read_totals(records: RecordDict) -> tuple[float, float, int]:
     """Loss, accuracy and number of records of a shard."""
     metrics = records.metric_records.get("metrics")
-    if metrics is None or {"loss", "accuracy", "count"} - set(metrics):
+    if metrics is None or {"loss", "accuracy", "count"} != set(metrics):
         raise BadMessage("evaluation reply must hold loss, accuracy and count")
     loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
     if not isinstance(loss, float) or not isinstance(accuracy, float) or not isinstance(count, int) or count < 1:

@@ -11,6 +11,12 @@ class BadMessage(ValueError):
     """A message that does not have the form it must have."""
 
 
+def exactly(records: RecordDict, *names: str) -> None:
+    """Refuse a message that holds other records than these: what nobody asked for is not carried along."""
+    if len(records) != len(names) or set(records) != set(names):
+        raise BadMessage(f"message must hold the records {sorted(names)} and no others")
+
+
 def config_of(records: RecordDict) -> ConfigRecord:
     """The record of settings."""
     config = records.config_records.get("config")
@@ -43,7 +49,7 @@ def vector(records: RecordDict, name: str, dtype: str, shape: tuple[int, ...] | 
     if array.dtype != dtype or array.stype != "numpy.ndarray" or len(array.shape) != 1 or array.shape[0] < 0:
         raise BadMessage(f"array {name!r} must be a vector of {dtype}")
     if shape is not None and tuple(array.shape) != shape:
-        raise BadMessage(f"array {name!r} must have shape {shape}, got {tuple(array.shape)}")
+        raise BadMessage(f"array {name!r} must have shape {shape}, it has another")
     header = _npy_header(int(array.shape[0]), dtype)
     if len(array.data) != len(header) + int(array.shape[0]) * np.dtype(dtype).itemsize:
         raise BadMessage(f"array {name!r} does not hold as many bytes as its shape says")

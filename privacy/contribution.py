@@ -136,7 +136,8 @@ class _GridSum:
 def validate(contribution: Contribution, plan: Plan, max_units: int) -> None:
     """Raise ValueError unless ``contribution`` can be the sum of at most ``max_units`` honest units under ``plan``.
 
-    For replies from elsewhere. Messages name what is wrong but no value: the values are private.
+    For replies from elsewhere. Messages name what is wrong but no value, not even ``max_units``: who took part is
+    private.
     """
     checks.integer_at_least(0, max_units=max_units)
     if max_units > MAX_UNITS:
@@ -151,7 +152,7 @@ def validate(contribution: Contribution, plan: Plan, max_units: int) -> None:
         _check_sum(query.name, answer, max_units)
         if not query.possible(answer.to(torch.float64) * (query.sensitivity / GRID), max_units):
             raise ValueError(
-                f"{query.name!r} must be a possible sum over at most {max_units} units, it is not; drop the reply"
+                f"{query.name!r} must be a possible sum over the units that were asked, it is not; drop the reply"
             )
 
 
@@ -162,6 +163,6 @@ def _check_sum(name: str, total: Int64[Tensor, " k"], max_units: int) -> None:
     numbers = total.to(torch.float64).unsqueeze(0)
     if not inside or float(squared_norms(numbers).sqrt_()) > limit * (1 + 1e-9):
         raise ValueError(
-            f"{name} of a contribution must have an L2 norm of at most {max_units} units of sensitivity, it has more; "
-            "drop the reply"
+            f"{name} of a contribution must have an L2 norm of at most one sensitivity for every unit that was asked, "
+            "it has more; drop the reply"
         )

@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from client.tasks import Metrics
-from client.wire import EvaluateRequest, read_totals
-from strategies.dp_fedavg import RoundFailed
+from client.wire import BadMessage, EvaluateRequest, read_totals
+from strategies.dispatch import RoundFailed
+from strategies.replies import error_text
 
 Evaluate = Callable[[Float[Tensor, " size"], str], Metrics]
 
@@ -45,14 +46,22 @@ def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, in
             if stop > start
         ]
         replies = list(grid.send_and_receive(messages, timeout=timeout))
-        failed = [reply.error.reason for reply in replies if reply.has_error()]
-        if failed or len(replies) < len(messages):
+        answers, problems = {}, []
+        for reply in replies:
+            try:
+                if reply.has_error():
+                    problems.append(error_text(reply))
+                else:
+                    answers[reply.metadata.src_node_id] = read_totals(reply.content)
+            except BadMessage as error:
+                problems.append(str(error))
+        if len(answers) < len(messages):
             raise RoundFailed(
-                f"evaluation on {split}: {len(replies) - len(failed)} of {len(messages)} workers answered"
-                + (f"; the first error: {failed[0]}" if failed else "")
+                f"evaluation on {split}: {len(answers)} of {len(messages)} workers answered"
+                + (f"; the first error: {problems[0]}" if problems else "")
             )
         # In one order, so that the mean is the same to the last bit whoever answers first.
-        parts = [read_totals(r.content) for r in sorted(replies, key=lambda reply: reply.metadata.src_node_id)]
+        parts = [answers[node] for node in sorted(answers)]
         weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
         count = int(weights.sum())
         if count != cuts[-1] - cuts[0]:

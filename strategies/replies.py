@@ -1,6 +1,11 @@
 """From the replies of a round to one sum: each sound reply once, everything else refused by name and left out.
 
 A reply left out contributes zero; noise and divisor stay as they are, so the guarantee does not depend on who answered.
+What one node can do to the sum is bounded, whatever it sends: its encoded sum has at most the norm of as many clipped
+updates as it was given clients, see :func:`privacy.mechanism.validate`.
+
+Logs name the node and the kind of failure. They repeat nothing that a node sent: the text of a client's exception may
+quote its data, and anything may stand in a hostile reply.
 """
 
 import logging
@@ -13,6 +18,17 @@ from privacy.mechanism import Contribution, Plan
 
 log = logging.getLogger(__name__)
 
+ERRORS = {
+    0: "its worker died, or failed outside the client's code",
+    1: "its code could not be loaded",
+    2: "the client's code raised an exception; its own log has the traceback",
+    3: "the message was not available",
+    4: "its reply was not available",
+    5: "the node was not available",
+    8: "the client's process crashed",
+}
+"""Flower's error codes (``flwr.common.constant.ErrorCode``) in words; others are named by nothing but "failed"."""
+
 
 def summed(
     sent: Sequence[tuple[Metadata, int]], replies: Iterable[Message], plan: Plan, round: int
@@ -21,25 +37,37 @@ def summed(
 
     Args:
         sent: metadata of every message that went out, and the number of clients it named.
-        replies: what came back.
+        replies: what came back; each is read and let go before the next is taken.
         plan: of the round.
         round: its number.
     """
     # The grid names a message when it sends it. A second reply to one would count its clients twice.
     waiting = {metadata.message_id: (metadata.dst_node_id, clients) for metadata, clients in sent}
-    sound, total = 0, Contribution.zero(plan)
+    sound, foreign, total = 0, 0, Contribution.zero(plan)
     for reply in replies:
-        asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-        if asked is None:
-            log.warning("round %d: a reply that was not asked for was dropped", round)
+        key, failed = reply.metadata.reply_to_message_id, reply.has_error()
+        asked = waiting.get(key)
+        # An error may come from the server's own side, which then stands in for the node.
+        if asked is None or not (failed or reply.metadata.src_node_id == asked[0]):
+            foreign += 1
             continue
-        node, clients = asked
-        if reply.has_error():
-            log.warning("round %d: node %d failed: %s", round, node, reply.error.reason)
+        node, clients = waiting.pop(key)
+        if failed:
+            log.warning("round %d: node %d failed: %s", round, node, error_text(reply))
             continue
         try:
             total = total + read_contribution(reply.content, plan, round, clients)
             sound += 1
         except BadMessage as error:
             log.warning("round %d: reply of node %d refused: %s", round, node, error)
+        except Exception as error:  # whatever a node makes us stumble over, the others' work must not be lost for it
+            log.error("round %d: reply of node %d refused: reading it raised %s", round, node, type(error).__name__)
+    if foreign:
+        log.warning("round %d: replies that were not asked for, or came twice, were dropped: %d", round, foreign)
     return total, sound
+
+
+def error_text(reply: Message) -> str:
+    """What kind of failure an error reply tells of; nothing of its free text."""
+    code = reply.error.code
+    return ERRORS.get(code, "failed") if type(code) is int else "failed"

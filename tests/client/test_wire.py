@@ -228,7 +228,7 @@ def test_a_sum_of_more_clients_than_were_asked_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"round": 5}, "reply is for round 5, this is round 4"),
+        ({"round": 5}, "reply is for another round, this is round 4"),
         ({"round": None}, "round must be a int"),
         ({"round": True}, "round must be a int, got bool"),
         ({"round": 4.0}, "round must be a int, got float"),
@@ -274,7 +274,7 @@ mutations = st.one_of(
     st.tuples(st.just("values"), st.integers(-(2**63), 2**63 - 1), st.integers(0, 5)),
     st.tuples(st.just("dtype"), st.sampled_from(["int64", "float64", "object", "", "int32", "V8"]), st.just(0)),
     st.tuples(st.just("round"), st.one_of(st.integers(-(2**63), 2**63), st.floats(), st.text(), st.none()), st.just(0)),
-    st.tuples(st.just("name"), st.text(max_size=12), st.just(0)),
+    st.tuples(st.just("name"), st.text(max_size=12).filter(lambda name: name not in ("round", "code")), st.just(0)),
 )
 
 

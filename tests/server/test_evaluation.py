@@ -9,7 +9,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.wire import BadMessage, EvaluateRequest, totals_records
+from client.wire import EvaluateRequest, totals_records
 from server.evaluation import Evaluate, on_workers
 from strategies.dp_fedavg import RoundFailed
 
@@ -99,7 +99,7 @@ def test_no_worker_is_an_error() -> None:
     ("kind", "words"),
     [
         ("silent", "evaluation on test: 2 of 3 workers answered"),
-        ("error", "2 of 3 workers answered; the first error: it broke"),
+        ("error", "2 of 3 workers answered; the first error: its code could not be loaded"),
         ("fewer", "evaluation on test: 29 of 41 records"),
     ],
 )
@@ -118,5 +118,5 @@ def test_a_part_that_is_missing_is_an_error(kind: str, words: str) -> None:
 
 
 def test_a_reply_that_is_none_is_refused() -> None:
-    with pytest.raises(BadMessage):
+    with pytest.raises(RoundFailed, match="0 of 3 workers answered; the first error: evaluation reply must hold"):
         Workers(reply=lambda message, _: Message(RecordDict(), reply_to=message)).evaluate()(ADAPTER, "test")
