@@ -33,6 +33,7 @@ class DataSpec:
         partition: one of :data:`client.partition.SCHEMES`.
         dirichlet_alpha: concentration of the label skew.
         validation_records, test_records: sizes of the public validation set and of a test set carved out.
+        train_records: most records dealt to the clients, drawn by the seed; 0 deals all there are.
         records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
         max_length: tokens of a record beyond this are cut off (and counted).
         cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
@@ -52,6 +53,7 @@ class DataSpec:
     dirichlet_alpha: float = 1.0
     validation_records: int = 1000
     test_records: int = 1000
+    train_records: int = 0
     records_per_client: int = 20
     max_length: int = 128
     cache: str = ""
@@ -63,7 +65,7 @@ class DataSpec:
             ValueError: naming the setting, its value and what to do.
         """
         checks.integer_at_least(1, clients=self.clients, records_per_client=self.records_per_client)
-        checks.integer_at_least(0, seed=self.seed)
+        checks.integer_at_least(0, seed=self.seed, train_records=self.train_records)
         checks.integer_at_least(1, validation_records=self.validation_records, test_records=self.test_records)
         checks.integer_at_least(4, max_length=self.max_length)
         checks.positive(dirichlet_alpha=self.dirichlet_alpha)

@@ -57,6 +57,7 @@ def hold_out(spec: DataSpec) -> Held:
         texts, empty = _carve(source, test, spec), source.skipped + (0 if test is None else test.skipped)
     texts, removed = _separate(texts, spec)
     removed["empty"] = empty
+    texts["train"] = _drawn(texts["train"], spec)
     if spec.task == "causal-lm":
         return Held(texts, {}, [], removed)
     raw = {part: texts[part].labels or [] for part in PARTS}
@@ -105,6 +106,14 @@ def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts
             )
     texts["train"] = source.select(np.sort(order[start:]))
     return texts
+
+
+def _drawn(train: Texts, spec: DataSpec) -> Texts:
+    """As many training records as wanted, drawn by the seed, in the order they had."""
+    if not 0 < spec.train_records < len(train):
+        return train
+    rows = simulation_generator(spec.seed, "train-records").permutation(len(train))[: spec.train_records]
+    return train.select(np.sort(rows))
 
 
 def _separate(texts: dict[str, Texts], spec: DataSpec) -> tuple[dict[str, Texts], dict[str, int]]:

@@ -93,6 +93,7 @@ class Model(_Table):
 class Data(_Table):
     """Where records come from and how they become clients, a public validation set and a test set.
 
+    ``train-records`` deals so many of the records to the clients, drawn by the seed; 0 deals all.
     ``partition = "repeated"`` is for speed tests: any number of clients share the records, see ``client.partition``.
     """
 
@@ -106,6 +107,7 @@ class Data(_Table):
     dirichlet_alpha: Positive = 1.0
     validation_records: Count = 1000
     test_records: Count = 1000
+    train_records: CountOrAuto = 0
     records_per_client: Count = 20
     cache: str = ""
 

@@ -22,6 +22,7 @@ def data_spec(config: RunConfig) -> DataSpec:
         dirichlet_alpha=data.dirichlet_alpha,
         validation_records=data.validation_records,
         test_records=data.test_records,
+        train_records=data.train_records,
         records_per_client=data.records_per_client,
         max_length=config.model.max_length,
         cache=data.cache,

@@ -1,23 +1,20 @@
 """The ``lacquer`` command."""
 
 import enum
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from privacy.errors import CorruptRun
 from server.config import ConfigError, RunConfig
 from simulations.calibrate import calibrate_command
+from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.settings import configure, describe, preset_files
+from simulations.sweep import sweep_command
 
 app = typer.Typer(
     name="lacquer",
@@ -27,8 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("calibrate")(calibrate_command)
-
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+app.command("sweep")(sweep_command)
 
 
 class EngineKind(enum.StrEnum):
@@ -59,13 +55,13 @@ def run(
         overrides["engine.workers"] = workers
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
-    with _refusals():
+    with refusals():
         from simulations.preflight import check
 
         config = configure(preset, settings or [], overrides, here)
         check(config)
         folder = new_run_folder(config)
-    with _interruptible():
+    with interruptible():
         _run(config, folder, here, quiet)
 
 
@@ -82,12 +78,12 @@ def _run(config: RunConfig, folder: Path, plugins: Path, quiet: bool) -> None:
     try:
         launch(config, folder, follow=watch, plugins=plugins)
     except RunFailed as failure:
-        _say(f"The run failed: {failure}\n\nRun folder: {folder}")
+        say(f"The run failed: {failure}\n\nRun folder: {folder}")
         write_report(folder)
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         _say_interrupted(folder)
-        _say(f"Interrupted; everything that was started is stopped.\nRun folder: {folder}", style="yellow")
+        say(f"Interrupted; everything that was started is stopped.\nRun folder: {folder}", style="yellow")
         write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
     write_report(folder)
@@ -117,7 +113,7 @@ def report(
     try:
         typer.echo(write_report(run_folder))
     except NoRunFolder as error:
-        _fail(str(error), MISUSED)
+        fail(str(error), MISUSED)
 
 
 def new_run_folder(config: RunConfig) -> Path:
@@ -135,45 +131,9 @@ def new_run_folder(config: RunConfig) -> Path:
     raise ConfigError(f"output = {config.output!r}: {stem.name} and 999 more are taken")
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What a person can put right is said in lines, without a traceback."""
-    try:
-        yield
-    except (ConfigError, CorruptRun) as error:
-        _fail(str(error), MISUSED)
-    except KeyboardInterrupt:
-        _fail("Interrupted; nothing was started.", INTERRUPTED)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and a lost terminal end a run as Ctrl-C does: nothing started may stay behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
-
-
 def _say_interrupted(folder: Path) -> None:
     """The processes that could have written it are gone."""
     from server.telemetry import Telemetry
 
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("failed", "interrupted")
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    _say(message)
-    raise typer.Exit(code)
-
-
-def _say(message: str, style: str = "red") -> None:
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True, style=style)

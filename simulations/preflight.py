@@ -15,13 +15,6 @@ def check(config: RunConfig) -> None:
     Raises:
         ConfigError: one line for every setting that cannot work.
     """
-    # Imported here: torch, scipy and the data readers take seconds, and `lacquer --help` needs none of them.
-    from client.data import prepare
-    from client.model_files import locate
-    from server.budget import commit
-    from server.data_spec import data_spec
-    from server.methods import methods
-
     problems: list[str] = []
 
     @contextmanager
@@ -32,10 +25,36 @@ def check(config: RunConfig) -> None:
             problems.append(str(error))
 
     with collected():
-        commit(config, methods(config).controller)
+        check_noise(config)
     with collected():
-        if not config.model.name.startswith("random:"):  # weights that are made, not found
-            locate(config.model.name)
-        prepare(data_spec(config))
+        check_data(config)
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_noise(config: RunConfig) -> tuple[float, ...]:
+    """Check the methods and the budget; the effective noise multiplier of every round, as calibrated.
+
+    Raises:
+        ConfigError: a method that is not there, or a budget that cannot be kept.
+    """
+    # Imported here: torch, scipy and the data readers take seconds, and `lacquer --help` needs none of them.
+    from server.budget import commit
+    from server.methods import methods
+
+    return commit(config, methods(config).controller)[1]
+
+
+def check_data(config: RunConfig) -> None:
+    """Check model and data, and prepare the data set.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    from client.data import prepare
+    from client.model_files import locate
+    from server.data_spec import data_spec
+
+    if not config.model.name.startswith("random:"):  # weights that are made, not found
+        locate(config.model.name)
+    prepare(data_spec(config))

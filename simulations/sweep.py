@@ -1,0 +1,149 @@
+"""``lacquer sweep``: a grid of runs from one file, resumable, with what may be compared kept in one results file."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from server.config import ConfigError
+from simulations.endings import FAILED, INTERRUPTED, interruptible, refusals, say
+from simulations.sweep_file import Cell, chosen, find_sweep, read_cells
+
+if TYPE_CHECKING:
+    from simulations.sweep_display import Progress
+
+
+def sweep_command(
+    preset: Annotated[str, typer.Argument(help="A sweep that comes with Lacquer, or a TOML file.")],
+    data: Annotated[Path, typer.Option(help="Folder in which relative data files are looked for.")] = Path(),
+    output: Annotated[Path, typer.Option(help="Run folders go to OUTPUT/NAME/CELL.")] = Path("runs/sweeps"),
+    results: Annotated[
+        Path | None, typer.Option(help="Results file, read and continued.", show_default="OUTPUT/NAME/results.json")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each a process of one thread.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Cells to run, such as 'default/dp-lac*'. Repeatable.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most cells to run now.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells; run nothing.")] = False,
+) -> None:
+    """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others go on."""
+    from simulations.sweep_display import Progress, print_cells, summary_line
+
+    here = Path.cwd()
+    sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
+    with refusals():
+        name, every = read_cells(find_sweep(preset), data.expanduser().resolve())
+        cells = chosen(every, only or [])
+        store = _Store(name, output / name, results or output / name / "results.json", every)
+        todo = [cell for cell in cells if cell.key not in store.done]
+        todo = todo[:limit] if limit else todo
+        multipliers = _check(cells if dry_run else todo)
+    console = Console()
+    if dry_run:
+        print_cells(console, cells, multipliers, store.done)
+        return
+    progress = Progress(len(cells), sum(cell.key in store.done for cell in cells))
+    try:
+        with interruptible():
+            _run(todo, store, jobs, here, progress, console)
+    except KeyboardInterrupt:
+        say("Interrupted; what was running is stopped, its ledgers are kept. The same command goes on.", "yellow")
+        raise typer.Exit(INTERRUPTED) from None
+    console.print(f"{summary_line(progress)}; results: {store.file}", markup=False, highlight=False, soft_wrap=True)
+    for key, error in progress.failed:
+        say(f"\n{key} failed: {error}")
+    if progress.failed:
+        raise typer.Exit(FAILED)
+
+
+class _Store:
+    """The results file of a sweep and the cells in it; completed run folders that it lacks are taken in."""
+
+    def __init__(self, name: str, folder: Path, file: Path, cells: list[Cell]) -> None:
+        from simulations.sweep_results import merged, read_results, row
+        from simulations.sweep_runner import finished_folder
+
+        self.folder, self.file, self._name = folder.resolve(), file, name
+        try:
+            self._rows = read_results(file)
+        except ValueError as error:
+            raise ConfigError(f"--results: {error}") from None
+        for cell in cells:
+            if cell.key not in self._of(cells) and (found := finished_folder(cell, self.folder)) is not None:
+                self._rows = merged(self._rows, row(cell, found))
+        self.done = self._of(cells)
+
+    def _of(self, cells: list[Cell]) -> set[str]:
+        kept = {(entry["cell"], entry["digest"]) for entry in self._rows}
+        return {cell.key for cell in cells if (cell.key, cell.digest) in kept}
+
+    def add(self, new: dict[str, Any]) -> None:
+        """Keep a row, on disk at once."""
+        from simulations.sweep_results import merged, write_results
+
+        self._rows = merged(self._rows, new)
+        write_results(self.file, self._name, self._rows)
+
+
+def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
+    """Refuse all cells if one of them cannot run; their calibrated noise multipliers.
+
+    Raises:
+        ConfigError: every distinct problem, with the first cell that has it.
+    """
+    from simulations.preflight import check_data, check_noise
+    from simulations.public_only import check_public_only
+
+    multipliers: dict[str, tuple[float, ...]] = {}
+    problems: dict[str, str] = {}
+    calibrated: dict[str, tuple[float, ...]] = {}  # seeds and data do not change the noise, and some take seconds
+    for cell in cells:
+        config = cell.config
+        noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
+        try:
+            if cell.kind == "public-only":
+                check_public_only(config)
+            elif noise not in calibrated:
+                calibrated[noise] = check_noise(config)
+            multipliers[cell.key] = () if cell.kind == "public-only" else calibrated[noise]
+            check_data(config)
+        except ValueError as error:  # ConfigError is one
+            problems.setdefault(str(error), cell.key)
+    if problems:
+        raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
+    return multipliers
+
+
+def _run(cells: list[Cell], store: _Store, jobs: int, plugins: Path, progress: "Progress", console: Console) -> None:
+    from simulations.sweep_display import progress_table, row_cells, summary_line
+    from simulations.sweep_runner import Outcome, run_cells
+
+    drawn = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    live = Live(console=console, refresh_per_second=2) if drawn else None
+
+    def ended(outcome: Outcome) -> None:
+        key = outcome.cell.key
+        del progress.running[key]
+        if outcome.row is None:
+            progress.failed.append((key, outcome.error))
+            line = f"{key} FAILED: {outcome.error.partition(chr(10))[0]}"
+        else:
+            progress.rows.append(outcome.row)
+            store.add(outcome.row)
+            line = "  ".join(row_cells(outcome.row))
+        if live is None:
+            console.print(f"{line}  ({summary_line(progress)})", markup=False, highlight=False, soft_wrap=True)
+
+    def look() -> None:
+        if live is not None:
+            live.update(progress_table(progress))
+
+    if live is None:
+        run_cells(cells, store.folder, jobs, plugins, progress.start, ended, look)
+        return
+    with live:
+        run_cells(cells, store.folder, jobs, plugins, progress.start, ended, look)

@@ -1,0 +1,33 @@
+"""One cell of a sweep, in a process of its own: a federated run or public training, and what it cost of the CPU.
+
+Started by :func:`simulations.launcher.run_child`, with the arguments of :mod:`simulations.inprocess`.
+"""
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+KIND_FILE = "kind"
+USAGE_FILE = "usage.json"
+
+
+def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
+    """Run the cell whose folder holds ``config.toml`` and ``kind``."""
+    # Imported here: whoever only reads what a cell left needs none of it.
+    from server.config import load
+    from simulations.inprocess import run_inprocess
+    from simulations.processes import end_with_launcher
+    from simulations.public_only import run_public_only
+
+    end_with_launcher(launcher, private)
+    sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    run = run_public_only if (folder / KIND_FILE).read_text() == "public-only" else run_inprocess
+    run(load(folder / "config.toml"), folder)
+    (folder / USAGE_FILE).write_text(json.dumps({"cpu_seconds": time.process_time()}) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
