@@ -64,7 +64,9 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     ]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
     backend: Any = tokenizer
-    parts = [FORMAT, spec.to_json(), content, code, backend.backend_tokenizer.to_str(), versions]
+    # Truncation is left behind by whoever used the tokenizer last, in this process or another.
+    definition = {**json.loads(backend.backend_tokenizer.to_str()), "truncation": None, "padding": None}
+    parts = [FORMAT, spec.to_json(), content, code, definition, versions]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

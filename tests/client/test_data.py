@@ -204,6 +204,12 @@ def test_language_model_data_has_no_labels_and_ends_every_record(spec, table):
     assert data.meta["truncated"]["train"] == len(data.train)
 
 
+def test_the_name_does_not_depend_on_what_the_process_prepared_before(spec):
+    first = prepare(spec).folder
+    prepare(dataclasses.replace(spec, max_length=9))  # leaves its truncation in the tokenizer, which is kept
+    assert prepare(spec).folder == first
+
+
 def test_pairs_share_one_record(spec, table):
     frame = pandas.read_parquet(table / "train.parquet")
     frame["second"] = "premise of " + frame["words"]
