@@ -77,6 +77,13 @@ def ledger_for(tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
 
 
 @pytest.fixture
+def quick_ledger_for(ledger_for: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ledger]:
+    """``ledger_for`` without waiting for the disk, for hundreds of rounds; what fsync is for is tested elsewhere."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    return ledger_for
+
+
+@pytest.fixture
 def released(ledger_for: Callable[..., Ledger]) -> ReleaseOf:
     """A function that releases a sum under a plan, without noise unless some is given."""
 
