@@ -183,7 +183,7 @@ def compare(
 
 def make_jobs(quick: bool, sst2: Path | None) -> list[tuple[jobs.Job, tuple[str, ...]]]:
     """The three jobs: short and long records on the tiny model, SST-2 on MiniLM."""
-    tiny, large = (4, 2) if quick else (128, 48)
+    tiny, large = (4, 2) if quick else (128, 24)
     cohorts = {
         ("tiny, 8 x 16, batches of 4", 4): jobs.uniform_clients(tiny, 8, 16),
         ("tiny, 20 x 64, batches of 10", 10): jobs.uniform_clients(max(2, tiny // 2), 20, 64),
@@ -206,7 +206,7 @@ def main(
     rows: list[dict[str, Any]] = []
     for job, precisions in make_jobs(quick, sst2):
         with tempfile.TemporaryDirectory() as folder:
-            rows += compare(python, job, precisions, 1 if quick else 7, Path(folder))
+            rows += compare(python, job, precisions, 1 if quick else 5, Path(folder))
     console = Console(width=160)
     show(console, rows)
     if not quick:

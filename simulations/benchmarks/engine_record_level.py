@@ -115,7 +115,7 @@ def main(
     console, ratios = Console(width=160), []
     for job, precision in make_jobs(quick, sst2).values():
         works = {name: build() for name, build in variants(job, precision).items()}
-        seconds = interleaved(works, 1 if quick else 7)
+        seconds = interleaved(works, 1 if quick else 5)
         for reference in (ENGINE, HOOKS, GHOST):
             rows = lines(job.name, seconds, reference, len(job.clients))
             ratios += [row for row in rows if row["variant"] == PRIVATE or reference == ENGINE]
