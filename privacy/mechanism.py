@@ -141,8 +141,8 @@ def charged_release(
 
 def reopened_release(
     plan: Plan,
-    update: Float32[Tensor, " params"],
-    answers: tuple[Float64[Tensor, " _"], ...],
+    update: Tensor,
+    answers: tuple[Tensor, ...],
     *,
     label: str,
     round: int,
@@ -153,7 +153,7 @@ def reopened_release(
 
     Args:
         plan: the one it was made under.
-        update, answers: its values.
+        update, answers: its values, float32 ``[params]`` and float64.
         label, round, sampling: as they were charged.
         charges: of the run's ledger.
 

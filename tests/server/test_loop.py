@@ -2,178 +2,26 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 
-from client.lora import AdapterLayout, Entry
-from client.tasks import Metrics
-from client.wire import TrainRequest, contribution_records
 from privacy.clipping import FlatClip, PerAdapterClip
 from privacy.commitment import Commitment, FloorStep
 from privacy.errors import CorruptRun
 from privacy.ledger import Ledger
-from privacy.mechanism import InsecureSeededNoise, InsecureZeroNoise, Noise, Plan, Units, contribute
-from privacy.rng import torch_generator
+from privacy.mechanism import InsecureSeededNoise, InsecureZeroNoise, Plan
 from privacy.sampling import CohortSampler
 from server.budget import commit, round_sampling
 from server.checkpoint import load_checkpoint
-from server.config import RunConfig, parse
-from server.loop import go_on, run_rounds
 from server.round_record import RoundRecord
-from server.telemetry import Telemetry, read_metrics
-from simulations.inprocess import InProcessGrid
-from strategies.aggregation.factors import Plain
-from strategies.controller import PublicSignals, Setting
 from strategies.controllers.dp_lac import GRID, DpLac
 from strategies.controllers.fixed import Fixed
-from strategies.dp_fedavg import DpFedAvg, RoundFailed
-from strategies.optimizers.fedavg import FedAvgM
-
-N, RATE = 60, 0.25
-LAYOUT = AdapterLayout(
-    (
-        Entry("q.lora_A.weight", (2, 3), 0, "A", "q"),
-        Entry("q.lora_B.weight", (3, 2), 6, "B", "q"),
-        Entry("classifier.bias", (2,), 12, "head", "classifier"),
-    )
-)
-DIM = LAYOUT.dim
-UPDATES = torch.randn(N, DIM, generator=torch_generator(0, "updates"))
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-def settings(rounds: int, **changes: Any) -> RunConfig:
-    table = {"rounds": rounds, "clients": N, "sampling-rate": RATE, "privacy": {"epsilon": 3.0, "delta": 1e-3}}
-    return parse({**table, **changes})
-
-
-def clients(scale: float = 1.0, fail_in: tuple[int, ...] = (), seen: list[list[int]] | None = None) -> ClientApp:
-    """Clients with fixed updates, which vote for bin 14 of the grid; nodes fail in the rounds of ``fail_in``.
-
-    ``seen`` is given the cohort of every round.
-    """
-    app = ClientApp()
-    cohorts: dict[int, list[int]] = {}
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        request = TrainRequest.from_records(message.content)
-        if request.round in fail_in:
-            raise MemoryError("the node is out of memory")
-        if seen is not None:
-            if request.round not in cohorts:
-                cohorts[request.round] = []
-                seen.append(cohorts[request.round])
-            cohorts[request.round][:] = sorted([*cohorts[request.round], *request.clients.tolist()])
-        rows = scale * UPDATES[torch.from_numpy(request.clients)]
-        units = Units(rows, votes=torch.full((len(rows),), 14))
-        return Message(contribution_records(contribute(units, request.plan), request.round), reply_to=message)
-
-    return app
-
-
-@dataclass
-class Run:
-    """One run in a folder of its own; what is not given is the simplest that works."""
-
-    folder: Path
-    config: RunConfig
-    controller: Any
-    noise: Noise | None = None
-    app: ClientApp | None = None
-    nodes: int = 3
-    sampler: CohortSampler | None = None
-    floor: Commitment | None = None
-    multipliers: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.evaluated: list[int] = []
-
-    def strategy(self, ledger: Ledger) -> DpFedAvg:
-        sampling = round_sampling(self.config)
-        multipliers = self.multipliers or (1.5,) * self.config.rounds
-        made = DpFedAvg(
-            controller=self.controller,
-            optimizer=FedAvgM(momentum=0.5),
-            aggregation=Plain(),
-            setting=Setting(self.config.rounds, (LAYOUT.blocks(),), sampling, multipliers),
-            layout=LAYOUT,
-            ledger=ledger,
-            sampler=self.sampler or CohortSampler.insecure_from_seed(3),
-            job="{}",
-            nodes=self.nodes,
-            served_average=0.5,
-            noise=self.noise,
-            patience=0.0,
-        )
-        made.begin(torch.zeros(LAYOUT.size), PublicSignals(0, loss_of(torch.zeros(LAYOUT.size))))
-        return made
-
-    def evaluate(self, adapter: torch.Tensor, split: str) -> Metrics:
-        assert split == "validation"
-        self.evaluated.append(len(self.evaluated))
-        return Metrics(loss=loss_of(adapter), accuracy=0.5, count=10)
-
-    def go(self, ledger: Ledger, resume: bool = False) -> str | None:
-        strategy = self.strategy(ledger)
-        if resume:
-            assert strategy.state is not None
-            checkpoint = load_checkpoint(self.folder, strategy.state)
-        grid = InProcessGrid(self.app or clients(), self.nodes)
-        with Telemetry(self.folder, tensorboard=False) as telemetry:
-            if resume:
-                go_on(strategy, self.evaluate, self.config, telemetry, checkpoint)
-            refusal = run_rounds(strategy, grid, self.evaluate, self.config, telemetry, self.folder)
-        self.last = strategy
-        return refusal
-
-    @property
-    def records(self) -> list[RoundRecord]:
-        return read_metrics(self.folder)
-
-
-def loss_of(adapter: torch.Tensor) -> float:
-    """A public loss that every released adapter moves."""
-    return float((adapter.double() - 1.0).square().mean())
-
-
-MakeRun = Callable[..., tuple[Run, Ledger]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[MakeRun]:
-    """A run and its ledger, which pays for anything (NOT PRIVATE) or for what is given as ``floor``."""
-    ledgers: list[Ledger] = []
-
-    def make(name: str, config: RunConfig, controller: Any, **parts: Any) -> tuple[Run, Ledger]:
-        run = Run(tmp_path / name, config, controller, **parts)
-        sampling = round_sampling(config)
-        steps = (FloorStep("histogram", sampling, 0.0), FloorStep("round", sampling, 0.0, config.rounds))
-        commitment = run.floor or Commitment(
-            "client", "add_remove", N, 3.0, 1e-3, floor=steps, not_private="a test without a budget"
-        )
-        ledgers.append(Ledger.create(run.folder / "ledger.jsonl", commitment))
-        return run, ledgers[-1]
-
-    yield make
-    for ledger in ledgers:
-        ledger.close()
-
+from strategies.dp_fedavg import RoundFailed
+from tests.server.conftest import MakeRun
+from tests.server.loop_cases import DIM, LAYOUT, RATE, N, clients, everything, loss_of, settings
 
 # --- a whole run --------------------------------------------------------------------------------------------------
 
@@ -307,15 +155,6 @@ def test_a_run_ends_when_the_ledger_refuses(start: MakeRun) -> None:
     assert len(ledger.events) == 2
     assert run.last.state is not None
     assert run.last.state.round == 2
-
-
-def everything(run: Run) -> tuple[Any, ...]:
-    """All a run came to, but for its times."""
-    state = run.last.state
-    assert state is not None
-    tensors = [state.adapter, state.served, *state.optimizer.values()]
-    records = [replace(record, seconds=0.0, rounds=4) for record in run.records]
-    return state.round, state.controller, [tensor.tolist() for tensor in tensors], records
 
 
 @pytest.mark.parametrize("controller", [DpLac(), DpLac(clip_norm=1.0, smooth=True), Fixed(0.5)])
