@@ -17,4 +17,4 @@ def _content() -> bytes:
 
 def pretrained_weights() -> Weights:
     """Weights of actor and critics learnt on synthetic federated problems; a fresh copy."""
-    return load(_content())
+    return dict(sorted(load(_content()).items()))  # safetensors gives them in any order
