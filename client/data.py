@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from client.canaries import Canaries
 from client.records import Records
+from client.tasks import TASKS
 from privacy import checks
 
 META_FILE = "meta.json"
-FORMAT = 1
+FORMAT = 2
 PARTS = ("train", "validation", "test")
 
 
@@ -29,13 +31,16 @@ class DataSpec:
         source: ``notes``, ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id, see :mod:`client.sources`.
         test_source: where the test set is, same syntax; empty carves it out of `source`.
         text_column, text_pair_column, label_column, client_column: columns of `source`; empty for none.
-        task: ``"classification"`` or ``"causal-lm"`` (no labels).
+        unit_column: column whose equal values form one unit of privacy (patient, document); empty: every record.
+        task: ``"classification"``, ``"causal-lm"`` (no labels), or ``"summarisation"`` (no labels; the summary of
+            ``text_column`` is in ``text_pair_column``).
         partition: one of :data:`client.partition.SCHEMES`.
         dirichlet_alpha: concentration of the label skew.
         validation_records, test_records: sizes of the public validation set and of a test set carved out.
         train_records: most records dealt to the clients, drawn by the seed; 0 deals all there are.
         records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
         max_length: tokens of a record beyond this are cut off (and counted).
+        canaries, canary_kind, canary_copies: secrets planted into the training records, see :mod:`client.canaries`.
         cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
     """
 
@@ -48,6 +53,7 @@ class DataSpec:
     text_pair_column: str = ""
     label_column: str = "label"
     client_column: str = ""
+    unit_column: str = ""
     task: str = "classification"
     partition: str = "dirichlet"
     dirichlet_alpha: float = 1.0
@@ -56,6 +62,9 @@ class DataSpec:
     train_records: int = 0
     records_per_client: int = 20
     max_length: int = 128
+    canaries: int = 0
+    canary_kind: str = "six-digit"
+    canary_copies: int = 10
     cache: str = ""
 
     def check(self) -> None:
@@ -69,15 +78,25 @@ class DataSpec:
         checks.integer_at_least(1, validation_records=self.validation_records, test_records=self.test_records)
         checks.integer_at_least(4, max_length=self.max_length)
         checks.positive(dirichlet_alpha=self.dirichlet_alpha)
-        checks.one_of(("classification", "causal-lm"), task=self.task)
+        checks.one_of(TASKS, task=self.task)
         checks.one_of(("dirichlet", "iid", "natural", "repeated"), partition=self.partition)
         checks.not_empty(source=self.source, text_column=self.text_column, tokenizer=self.tokenizer)
         if self.task == "classification" and not self.label_column:
             raise ValueError("data.label-column must be set for classification, got ''")
         if self.partition == "natural" and not self.client_column and self.source != "notes":
             raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
-        if self.partition == "dirichlet" and self.task == "causal-lm":
+        if self.task == "summarisation" and not self.text_pair_column:
+            raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
+        if self.source == "notes" and self.unit_column:
+            raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
+        _ = self.canaries_planted
+        if self.partition == "dirichlet" and self.task != "classification":
             raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
+
+    @property
+    def canaries_planted(self) -> Canaries:
+        """The secrets in the training records."""
+        return Canaries(self.canary_kind, self.canaries, self.canary_copies, self.seed)
 
     @property
     def cache_folder(self) -> Path:
@@ -140,7 +159,7 @@ class PreparedData:
             Records(
                 tokens=array(f"{part}_tokens"),
                 offsets=array(f"{part}_offsets"),
-                labels=array(f"{part}_labels") if meta["num_labels"] else None,
+                **{name: array(f"{part}_{name}") for name in meta["columns"][part]},
             )
             for part in PARTS
         )
@@ -167,8 +186,8 @@ class PreparedData:
         if not 0 <= index < self.num_clients:
             raise ValueError(f"client must be in [0, {self.num_clients}), got {index}")
         first, last = int(self.starts[index]), int(self.stops[index])
-        labels = None if self.train.labels is None else self.train.labels[first:last]
-        return replace(self.train, offsets=self.train.offsets[first : last + 1], labels=labels)
+        labels, units = (None if of is None else of[first:last] for of in (self.train.labels, self.train.units))
+        return replace(self.train, offsets=self.train.offsets[first : last + 1], labels=labels, units=units)
 
 
 def prepare(spec: DataSpec) -> PreparedData:

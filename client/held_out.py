@@ -1,7 +1,8 @@
 """Public validation, test and client records, which never meet.
 
-Whole natural clients (or patients) are held out where there are any, and a text that occurs in the test or validation
-set is removed from the training records (from the validation set, if it occurs in the test set), and counted.
+Whole units of privacy (patients, documents), or else whole natural clients, are held out where there are any. A text
+that occurs in the test or validation set is removed from the training records (from the validation set, if it occurs in
+the test set), and counted. Canaries are planted into the training records last.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from client import notes, sources
 from client.data import PARTS, DataSpec
+from client.planting import plant
 from client.sources import Columns, Texts
 from privacy.rng import simulation_generator
 
@@ -35,12 +37,13 @@ def columns(spec: DataSpec) -> Columns:
         pair=spec.text_pair_column or None,
         label=spec.label_column if spec.task == "classification" else None,
         client=spec.client_column or None,
+        unit=spec.unit_column or None,
     )
 
 
 def test_columns(spec: DataSpec) -> Columns:
-    """The same of the test source, which has no clients."""
-    return replace(columns(spec), client=None)
+    """The same of the test source, which has no clients and no units."""
+    return replace(columns(spec), client=None, unit=None)
 
 
 def hold_out(spec: DataSpec) -> Held:
@@ -58,7 +61,8 @@ def hold_out(spec: DataSpec) -> Held:
     texts, removed = _separate(texts, spec)
     removed["empty"] = empty
     texts["train"] = _drawn(texts["train"], spec)
-    if spec.task == "causal-lm":
+    texts["train"] = plant(texts["train"], spec.canaries_planted)
+    if spec.task != "classification":
         return Held(texts, {}, [], removed)
     raw = {part: texts[part].labels or [] for part in PARTS}
     known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
@@ -75,12 +79,12 @@ def _notes(spec: DataSpec) -> dict[str, Texts]:
     texts = {}
     for name, part in zip(PARTS, notes.split(*sizes, spec.seed), strict=True):
         patients = [str(note.patient.number) for note in part]
-        texts[name] = Texts([note.text for note in part], None, [note.label for note in part], patients)
+        texts[name] = Texts([note.text for note in part], None, [note.label for note in part], patients, patients)
     return texts
 
 
 def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts]:
-    """Hold out rows, or whole natural clients, drawn by the seed."""
+    """Hold out rows, or whole units of privacy, or whole natural clients, drawn by the seed."""
     sizes = {"validation": spec.validation_records} | ({} if test is not None else {"test": spec.test_records})
     if sum(sizes.values()) >= len(source):
         raise ValueError(
@@ -88,8 +92,9 @@ def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts
             f"{sum(sizes.values())} of them; lower {' or '.join(f'data.{part}-records' for part in sizes)}"
         )
     group = np.arange(len(source))
-    if source.clients is not None:
-        group = np.unique(source.clients, return_inverse=True)[1]
+    together = source.units or source.clients
+    if together is not None:
+        group = np.unique(together, return_inverse=True)[1]
     rank = simulation_generator(spec.seed, "held-out").permutation(int(group.max()) + 1)[group]
     order = np.argsort(rank, kind="stable")  # whole groups one after another, the groups in random order
     ends = np.flatnonzero(np.diff(rank[order], append=-1)) + 1  # where each group ends
@@ -101,8 +106,8 @@ def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts
         start = stop
         if start == len(order):
             raise ValueError(
-                f"data.source = {spec.source!r}: holding out whole clients for {' and '.join(sizes)} leaves none to "
-                f"train on; lower {' or '.join(f'data.{part}-records' for part in sizes)}"
+                f"data.source = {spec.source!r}: whole clients or units as {' and '.join(sizes)} leave none "
+                f"to train on; lower {' or '.join(f'data.{part}-records' for part in sizes)}"
             )
     texts["train"] = source.select(np.sort(order[start:]))
     return texts

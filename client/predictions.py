@@ -92,7 +92,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Cross-entropy of `hidden W^T` at the targets; keeps the gradient of row i, `(softmax_i - onehot_i) W`, at once."""
+    """Cross-entropy of `hidden W^T` at the targets; keeps each row's gradient, `(softmax_i - onehot_i) W`, at once."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, predictions: Predictions) -> tuple[Tensor, Tensor]:

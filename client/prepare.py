@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,44 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from client import held_out, note_writer, notes, partition, sources
+from client import (
+    canaries,
+    corpora,
+    documents,
+    held_out,
+    note_writer,
+    notes,
+    partition,
+    planting,
+    sources,
+    tokenising,
+    verbalise,
+)
 from client.data import FORMAT, META_FILE, PARTS, DataSpec, PreparedData, sha256
 from client.held_out import columns, hold_out, test_columns
 from client.models import load_tokenizer
 from client.records import Records
 from client.sources import Texts
+from client.tokenising import tokenise
 
 log = logging.getLogger(__name__)
 
-_TEXTS_AT_ONCE = 8192
+COLUMNS = ("labels", "token_weights", "units")
+"""What records may have besides tokens, as :class:`client.records.Records` names it."""
+
+_DECISIVE = (
+    notes,
+    note_writer,
+    corpora,
+    documents,
+    verbalise,
+    canaries,
+    sources,
+    held_out,
+    planting,
+    tokenising,
+    partition,
+)
 
 
 def build(spec: DataSpec) -> PreparedData:
@@ -58,10 +87,7 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     if spec.test_source:
         content.append(sources.fingerprint(spec.test_source, test_columns(spec), "data.test-source"))
     # any change of the code that decides the content gives new names: nobody has to remember a version number
-    code = [
-        inspect.getsource(module)
-        for module in (notes, note_writer, sources, held_out, partition, sys.modules[__name__])
-    ]
+    code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
     backend: Any = tokenizer
     # Truncation is left behind by whoever used the tokenizer last, in this process or another.
@@ -78,6 +104,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     for part in PARTS:
         labels = held.labels.get(part)
         records[part], truncated[part] = tokenise(held.texts[part], labels, tokenizer, spec)
+    records["train"] = replace(records["train"], units=_units(held.texts["train"]))
     owners = _partition(spec, records["train"], held.texts["train"])
     records["train"] = records["train"].select(owners.order)
     lengths = np.concatenate([[0], np.cumsum(records["train"].lengths)])
@@ -89,9 +116,10 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     for part in PARTS:
         arrays[f"{part}_tokens"] = records[part].tokens
         arrays[f"{part}_offsets"] = records[part].offsets
-        label_ids = records[part].labels
-        if label_ids is not None:
-            arrays[f"{part}_labels"] = label_ids
+        for name in COLUMNS:
+            column = getattr(records[part], name)
+            if column is not None:
+                arrays[f"{part}_{name}"] = column
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
     meta = {
@@ -99,6 +127,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "spec": spec.to_json(),
         "num_labels": len(held.label_names),
         "label_names": held.label_names,
+        "columns": {part: [name for name in COLUMNS if f"{part}_{name}" in arrays] for part in PARTS},
         "records": {part: len(records[part]) for part in PARTS},
         "tokens": {part: len(records[part].tokens) for part in PARTS},
         "truncated": truncated,
@@ -111,33 +140,11 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     log.info("prepared %s: %s", spec.source, {key: meta[key] for key in ("records", "truncated", "removed")})
 
 
-def tokenise(
-    texts: Texts, labels: NDArray[np.int64] | None, tokenizer: PreTrainedTokenizerBase, spec: DataSpec
-) -> tuple[Records, int]:
-    """Token ids with the tokenizer's special tokens, at most ``max_length``; how many records were cut.
-
-    Language models get an end-of-text token behind every record if the tokenizer does not put one there.
-    """
-    end = tokenizer.eos_token_id if spec.task == "causal-lm" else None
-    rows: list[list[int]] = []
-    truncated = 0
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        chunk = slice(start, start + _TEXTS_AT_ONCE)
-        encoded = tokenizer(
-            texts.texts[chunk],
-            None if texts.pairs is None else texts.pairs[chunk],
-            truncation=True,
-            max_length=spec.max_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or [])
-        rows += encoded["input_ids"]
-    if end is not None:
-        rows = [row if row and row[-1] == end else [*row[: spec.max_length - 1], end] for row in rows]
-    if any(not row for row in rows):
-        raise ValueError(f"{sum(not row for row in rows)} texts have no tokens under tokenizer {spec.tokenizer!r}")
-    return Records.from_lists(rows, labels), truncated
+def _units(texts: Texts) -> NDArray[np.int64] | None:
+    """The unit of every record, numbered; None where every record is its own."""
+    if texts.units is None:
+        return None
+    return np.unique(texts.units, return_inverse=True)[1].astype(np.int64)
 
 
 def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partition:

@@ -17,18 +17,22 @@ class Records:
         offsets: int64 `[n + 1]`, non-decreasing, `offsets[0] == 0` is not required (a slice of a larger file is fine).
         labels: `[n]` int64 class labels, or None where the tokens are their own labels (causal language models).
         token_weights: float32, flat like `tokens`, weight of the loss at each token; None means 1 everywhere.
+        units: `[n]` int64, the unit of privacy of every record where several records form one; None: each its own.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
     labels: np.ndarray | None = None
     token_weights: np.ndarray | None = None
+    units: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 1:
             raise ValueError(f"offsets must be a vector of n + 1 integers, got shape {self.offsets.shape}")
         if self.labels is not None and len(self.labels) != len(self):
             raise ValueError(f"labels must have one entry per record ({len(self)}), got {len(self.labels)}")
+        if self.units is not None and len(self.units) != len(self):
+            raise ValueError(f"units must have one entry per record ({len(self)}), got {len(self.units)}")
         if self.token_weights is not None and len(self.token_weights) != len(self.tokens):
             raise ValueError(
                 f"token_weights must have one entry per token ({len(self.tokens)}), got {len(self.token_weights)}"
@@ -56,6 +60,7 @@ class Records:
             offsets=offsets,
             labels=None if self.labels is None else np.asarray(self.labels[chosen]),
             token_weights=None if self.token_weights is None else np.asarray(self.token_weights[flat]),
+            units=None if self.units is None else np.asarray(self.units[chosen]),
         )
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Reading labelled text from where ``data.source`` says: a parquet, csv or jsonl file, or a data set of the hub.
 
-``parquet:PATH``, ``csv:PATH`` (``.tsv`` files are split at tabs), ``jsonl:PATH``; anything else is a Hugging Face id,
+``parquet:PATH``, ``csv:PATH`` (``.tsv`` files are split at tabs), ``jsonl:PATH``; ``KIND:FOLDER`` for the data sets of
+:mod:`client.corpora`; anything else is a Hugging Face id,
 ``owner/name``, with an optional configuration and split: ``nyu-mll/glue:sst2@train``. (``notes`` is generated, see
 :mod:`client.notes`.) Everything that cannot work is refused with what the file does hold and what to set.
 """
@@ -19,6 +20,8 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from client import corpora
+
 FILE_KINDS = ("parquet", "csv", "jsonl")
 NOTES = "notes"
 
@@ -31,6 +34,7 @@ class Columns:
     pair: str | None = None
     label: str | None = None
     client: str | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Texts:
         pairs: second texts (pair tasks), or None.
         labels: raw labels as the source has them (integers or strings), or None.
         clients: ids of the natural clients as strings, or None.
+        units: ids of the units of privacy (patient, author, document) as strings, or None: every record its own.
         skipped: rows left out because a text was empty.
     """
 
@@ -49,6 +54,7 @@ class Texts:
     pairs: list[str] | None = None
     labels: list[Any] | None = None
     clients: list[str] | None = None
+    units: list[str] | None = None
     skipped: int = 0
 
     def __len__(self) -> int:
@@ -65,6 +71,7 @@ class Texts:
             chosen(self.pairs),
             chosen(self.labels),
             chosen(self.clients),
+            chosen(self.units),
             self.skipped,
         )
 
@@ -82,7 +89,9 @@ def read(source: str, columns: Columns, option: str = "data.source") -> Texts:
         ValueError: missing or unreadable file, absent column, wrong type, no usable rows, hub out of reach.
     """
     kind = source.partition(":")[0]
-    if kind in FILE_KINDS:
+    if kind in corpora.CORPORA:
+        table = corpora.read(source, option)
+    elif kind in FILE_KINDS:
         table = _read_file(kind, existing_file(source, option), option)
     else:
         table = _read_hub(source, option)
@@ -109,12 +118,19 @@ def existing_file(source: str, option: str = "data.source") -> Path:
 
 
 def fingerprint(source: str, columns: Columns, option: str = "data.source") -> str:
-    """SHA-256 of what `source` holds: of the file, or of the records read from the hub."""
+    """SHA-256 of what `source` holds: of its files, or of the records read from the hub."""
     if source.partition(":")[0] in FILE_KINDS:
         with existing_file(source, option).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    if source.partition(":")[0] in corpora.CORPORA:
+        digest = hashlib.sha256()
+        for path in corpora.files(source, option):
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
     records = read(source, columns, option)
-    return hashlib.sha256(repr((records.texts, records.pairs, records.labels, records.clients)).encode()).hexdigest()
+    return hashlib.sha256(
+        repr((records.texts, records.pairs, records.labels, records.clients, records.units)).encode()
+    ).hexdigest()
 
 
 def encode_labels(
@@ -186,7 +202,8 @@ def _read_hub(source: str, option: str) -> pyarrow.Table:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"{option} = {source!r}: cannot load it from the Hugging Face hub or its cache: {reason}; sources are "
-            f"'notes', {', '.join(f'{kind}:PATH' for kind in FILE_KINDS)}, or a hub id owner/name[:config][@split]"
+            f"'notes', {', '.join(f'{kind}:PATH' for kind in (*FILE_KINDS, *corpora.CORPORA))}, or a hub id "
+            "owner/name[:config][@split]"
         ) from error
     return loaded.with_format(None).data.table if loaded._indices is None else loaded.flatten_indices().data.table
 
@@ -202,18 +219,19 @@ def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
     texts = _strings(table, columns.text, where)
     pairs = None if columns.pair is None else _strings(table, columns.pair, where)
     labels = None if columns.label is None else table.column(columns.label).to_pylist()
-    clients = None if columns.client is None else _client_ids(table, columns.client, where)
+    clients = None if columns.client is None else _ids(table, columns.client, "client", where)
+    units = None if columns.unit is None else _ids(table, columns.unit, "unit", where)
     kept = [row for row, text in enumerate(texts) if text.strip() and (pairs is None or pairs[row].strip())]
     if not kept:
         raise ValueError(f"{where}: {'all texts are empty' if texts else 'it has no rows'}; nothing to train on")
-    records = Texts(texts, pairs, labels, clients, skipped=len(texts) - len(kept))
+    records = Texts(texts, pairs, labels, clients, units, skipped=len(texts) - len(kept))
     return records if len(kept) == len(texts) else records.select(kept)
 
 
-def _client_ids(table: pyarrow.Table, name: str, where: str) -> list[str]:
+def _ids(table: pyarrow.Table, name: str, what: str, where: str) -> list[str]:
     column = table.column(name)
     if column.null_count:
-        raise ValueError(f"{where}: {column.null_count} rows have no client in column {name!r}; fill them in")
+        raise ValueError(f"{where}: {column.null_count} rows have no {what} in column {name!r}; fill them in")
     return [str(value) for value in column.to_pylist()]
 
 

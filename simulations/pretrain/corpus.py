@@ -39,7 +39,7 @@ def encyclopedia(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Stream:
-    """Documents as one array of tokens, ``<s>`` in front of each and ``</s>`` behind; `starts` are where lines begin."""
+    """Documents as one array, ``<s>`` in front of each and ``</s>`` behind; `starts` are the beginnings of lines."""
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
