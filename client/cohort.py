@@ -181,10 +181,13 @@ class CohortEngine:
             rows = np.arange(pool.first[low], pool.first[high])
             rows, copy = np.tile(rows, each), np.repeat(np.arange(each), len(rows))
             slot = (pool.client[rows] - low) * each + copy
-            for piece in self._passes.micro_batches(pool.lengths[rows], slot):
-                owner = torch.from_numpy(slot[piece])
-                losses = self._passes.losses(pool, rows[piece], Rows.of_slots(owner), offsets)
-                sums.index_add_(0, owner + low * each, losses.double().cpu())
+
+            def losses(piece: np.ndarray, rows: np.ndarray = rows, slot: np.ndarray = slot) -> Tensor:
+                placement = Rows.of_slots(torch.from_numpy(slot[piece]))
+                return self._passes.losses(pool, rows[piece], placement, offsets).double().cpu()
+
+            for piece, found in self._passes.each(pool.lengths[rows], slot, losses):
+                sums.index_add_(0, torch.from_numpy(slot[piece]) + low * each, found)
         return sums.view(count, each) / torch.from_numpy(np.maximum(pool.counts, 1))[:, None]
 
     @torch.no_grad()
@@ -193,8 +196,8 @@ class CohortEngine:
         pool = Pool([records])
         self._stacked.bind(self._stacked.inward(vector, full=True))
         totals = torch.zeros(3, dtype=torch.float64)
-        for rows in self._passes.micro_batches(pool.lengths, pool.client):
-            totals += self._passes.totals(pool, rows)
+        for _, part in self._passes.each(pool.lengths, pool.client, lambda rows: self._passes.totals(pool, rows)):
+            totals += part
         return self.task.metrics(totals)
 
     def per_record_gradients(self, vector: Float[Tensor, "size"], records: Records) -> Iterator[RecordGradients]:  # noqa: F821
@@ -216,16 +219,19 @@ class CohortEngine:
         pool = Pool(clients)
         inner = self._stacked.inward(base, full=True)
         stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
-        pieces = self._passes.micro_batches(pool.lengths, pool.client)
-        buffers = self._stacked.record_buffers(max((len(piece) for piece in pieces), default=0))
-        for rows in pieces:
+        largest = max((len(piece) for piece in self._passes.micro_batches(pool.lengths, pool.client)), default=0)
+        buffers = self._stacked.record_buffers(largest)
+
+        def gradients(rows: np.ndarray) -> tuple[Tensor, Tensor]:
             self._stacked.bind(inner, stacked, buffers)
-            owners = pool.client[rows]
-            placement = Rows.per_record(len(rows), None if vectors is None else torch.from_numpy(owners))
-            losses = self._passes.losses(pool, rows, placement, None)
+            owners = None if vectors is None else torch.from_numpy(pool.client[rows])
+            losses = self._passes.losses(pool, rows, Rows.per_record(len(rows), owners), None)
             self._stacked.backward(losses.sum())
-            gradients = self._stacked.record_rows(len(rows))
-            yield RecordGradients(owners, rows - pool.first[owners], gradients, losses.detach())
+            return self._stacked.record_rows(len(rows)), losses.detach()
+
+        for rows, (found, losses) in self._passes.each(pool.lengths, pool.client, gradients):
+            owners = pool.client[rows]
+            yield RecordGradients(owners, rows - pool.first[owners], found, losses)
 
     def _slots(self, pool: Pool, local: LocalTraining) -> int:
         """Enough clients that a wave fills several micro-batches of even length, within `SLOT_MEMORY`.

@@ -1,8 +1,9 @@
 """Forward passes of pooled rows through the stacked model: padding, token budget, prefix cache, offsets, metrics."""
 
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from client.stacked_model import StackedModel
 from client.tasks import Batch, Task
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 CPU_TOKENS_TIMES_WIDTH = 524_288
 OVERHEAD_TOKENS_TIMES_WIDTH = 32_768
@@ -37,6 +39,26 @@ class Passes:
     def micro_batches(self, lengths: np.ndarray, owner: np.ndarray) -> list[np.ndarray]:
         """Positions of the rows of each micro-batch, see `client.batch.micro_batches`."""
         return micro_batches(lengths, owner, self.token_budget, self._overhead)
+
+    def each(
+        self, lengths: np.ndarray, owner: np.ndarray, work: Callable[[np.ndarray], Result]
+    ) -> Iterator[tuple[np.ndarray, Result]]:
+        """What `work` makes of every micro-batch, with the positions of its rows.
+
+        If the device runs out of memory, the budget is halved and all rows not yet done are cut anew, so `work` must
+        leave nothing behind when it fails.
+        """
+        waiting = self.micro_batches(lengths, owner)[::-1]
+        while waiting:
+            rows = waiting.pop()
+            try:
+                result = work(rows)
+            except torch.OutOfMemoryError as error:
+                self.halve(error, len(rows))
+                left = np.concatenate([rows, *waiting])
+                waiting = [left[piece] for piece in self.micro_batches(lengths[left], owner[left])][::-1]
+                continue
+            yield rows, result
 
     def losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Float[Tensor, "rows"]:  # noqa: F821
         """The training loss of every row. `offsets` `[clients, classes]` are added to the logits."""

@@ -98,24 +98,61 @@ def test_short_attention_is_what_the_engine_uses(monkeypatch):
     assert len(calls) >= 3
 
 
+def on_a_small_device(engine, tokens, monkeypatch):
+    """Let every micro-batch of more tokens than that run out of memory."""
+    run = engine._passes._logits
+
+    def logits(pool, rows, placement):
+        result = run(pool, rows, placement)
+        if result[1].input_ids.numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        return result
+
+    monkeypatch.setattr(engine._passes, "_logits", logits)
+    return engine
+
+
 def test_running_out_of_memory_halves_the_token_budget_and_changes_nothing(monkeypatch):
     model, spec, task = build("bert")
     vector, cohort = start(model, spec), clients((5, 9, 3))
     local = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
     engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
     expected = engine.train_all(vector, cohort, local, (1, 2, 3))
-    small = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
-    run = small._passes._logits
-
-    def too_small_a_device(pool, rows, placement):
-        logits, batch = run(pool, rows, placement)
-        if batch.input_ids.numel() > 70:
-            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
-        return logits, batch
-
-    monkeypatch.setattr(small._passes, "_logits", too_small_a_device)
+    small = on_a_small_device(
+        CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256), 70, monkeypatch
+    )
     assert distance(small.train_all(vector, cohort, local, (1, 2, 3)), expected) < 1e-10
     assert small.token_budget == 64
-    monkeypatch.setattr(small._passes, "_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    on_a_small_device(small, 0, monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
         small.train_all(vector, cohort, local, (1, 2, 3))
+
+
+def record_rows(engine, vector, cohort):
+    rows = {}
+    for chunk in engine.cohort_record_gradients(vector, cohort):
+        for client, record, row in zip(chunk.clients, chunk.records, chunk.rows, strict=True):
+            assert (int(client), int(record)) not in rows
+            rows[int(client), int(record)] = row
+    return torch.stack([rows[key] for key in sorted(rows)])
+
+
+def metrics(engine, vector, cohort):
+    found = engine.evaluate(vector, cohort[1])
+    return torch.tensor([found.loss, found.accuracy, found.count])
+
+
+WHAT = {"losses": CohortEngine.losses, "metrics": metrics, "record gradients": record_rows}
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_running_out_of_memory_elsewhere_changes_nothing_either(what, monkeypatch):
+    model, spec, task = build("bert")
+    vector, cohort = start(model, spec), clients((5, 9, 3))
+    engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
+    small = on_a_small_device(
+        CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256), 70, monkeypatch
+    )
+    assert distance(WHAT[what](small, vector, cohort), WHAT[what](engine, vector, cohort)) < 1e-6
+    assert small.token_budget == 64
+    assert engine.token_budget == 256
