@@ -82,9 +82,11 @@ class _Store:
         return {cell.key for cell in cells if (cell.key, cell.digest) in kept}
 
     def add(self, new: dict[str, Any]) -> None:
-        """Keep a row, on disk at once."""
-        from simulations.sweep_results import merged, write_results
+        """Keep a row, on disk at once, beside what another sweep may have written meanwhile."""
+        from simulations.sweep_results import merged, read_results, write_results
 
+        for entry in read_results(self.file):
+            self._rows = merged(self._rows, entry)
         self._rows = merged(self._rows, new)
         write_results(self.file, self._name, self._rows)
 

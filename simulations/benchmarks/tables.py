@@ -6,9 +6,9 @@ A document holds a marked block for every table,
     (generated)
     <!-- end table:sst2 -->
 
-and one function here makes the text of each from `results/NAME.json`. No number in such a block is typed by hand;
-`--check` changes nothing and fails if a block is not what the results say. A new table is a function and a line in
-:data:`TABLES`.
+and one function here makes the text of each from `results/NAME.json` (of a table FILE.PART from `results/FILE.json`).
+No number in such a block is typed by hand; `--check` changes nothing and fails if a block is not what the results say.
+A new table is a function and a line in :data:`TABLES`.
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.benchmarks import engine_tables, privacy_tables
+from simulations.benchmarks import comparison_claims, comparison_tables, engine_tables, privacy_tables
 from simulations.notation import duration_text, number_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 Row = Mapping[str, Any]
 Table = Callable[[Any], str]
 
-_BLOCK = re.compile(r"<!-- table:(?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end table:(?P=name) -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- table:(?P<name>[\w.-]+) -->\n(?P<text>.*?)<!-- end table:(?P=name) -->", re.DOTALL)
 
 
 def sst2(results: Sequence[Row]) -> str:
@@ -66,6 +66,10 @@ TABLES: dict[str, Table] = {
     "engine-peak": engine_tables.engine_peak,
     "engine-record-level": engine_tables.engine_record_level,
     "engine-profile": engine_tables.engine_profile,
+    "controllers": comparison_tables.comparisons,
+    "controllers.choices": comparison_tables.choices,
+    "controllers.claims": comparison_claims.claims,
+    "lora": comparison_tables.comparisons,
 }
 
 
@@ -97,7 +101,7 @@ def block(name: str, results: Path = RESULTS) -> str:
     """
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; known are {', '.join(sorted(TABLES))}")
-    file = results / f"{name}.json"
+    file = results / f"{name.partition('.')[0]}.json"
     if not file.is_file():
         return "*Not measured yet.*\n"
     return TABLES[name](json.loads(file.read_text(encoding="utf-8")))
@@ -115,7 +119,7 @@ def fill(text: str, results: Path = RESULTS) -> str:
         return f"<!-- table:{name} -->\n{block(name, results)}<!-- end table:{name} -->"
 
     filled, count = _BLOCK.subn(replace, text)
-    opened = len(re.findall(r"<!-- table:[\w-]+ -->", text))
+    opened = len(re.findall(r"<!-- table:[\w.-]+ -->", text))
     if opened != count:
         raise ValueError(f"{opened} tables are opened but {count} are closed by <!-- end table:NAME -->")
     return filled

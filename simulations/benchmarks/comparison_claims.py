@@ -1,0 +1,83 @@
+"""What the DP-LAC paper claims, beside what the sweep measured, and the sweep's own question: is it decay?"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from simulations.benchmarks.comparison_tables import accuracies, difference_text, shown_name, tables_of
+from simulations.benchmarks.paired import paired_difference
+from simulations.benchmarks.privacy_tables import markdown
+
+Row = Mapping[str, Any]
+Found = dict[str, dict[int, float]]
+
+OPEN = "not measured yet"
+
+
+def claims(results: Mapping[str, Any]) -> str:
+    """One line per claim: what was claimed, what is measured here, whether it holds."""
+    cells = results["cells"]
+    lines = [
+        ("DP-LAC beats the best other method by 6.6 points on average in the tuned regime", *_best_other(cells)),
+        ("The histogram's C is within one order of magnitude of the best fixed C", *_histogram(cells)),
+        ("DP-CLAC is below DP-LAC", *_difference(cells, "default-sst2", "dp-clac", "dp-lac", below=True)),
+        (
+            "DP-LAC gains more than a decaying server step alone gives",
+            *_difference(cells, "tuned-sst2", "dp-lac-tuned", "fixed-decay-tuned", below=False),
+        ),
+        (
+            "`smooth` is at least as good as the paper's rule",
+            *_difference(cells, "default-sst2", "dp-lac-smooth", "dp-lac", below=False),
+        ),
+    ]
+    return markdown(("claim", "measured here", "holds"), lines)
+
+
+def _best_other(cells: Sequence[Row]) -> tuple[str, str]:
+    measured, gains = [], []
+    for (grid, epsilon), rows in sorted(tables_of(cells).items()):
+        found = accuracies(rows)
+        own = [name for name in found if name.startswith("dp-lac") and name.endswith("-tuned")]
+        others = [name for name in found if name.endswith("-tuned") and not name.startswith("dp-lac")]
+        if not grid.startswith("tuned") or not own or not others:
+            continue
+        best = max(others, key=lambda name: statistics.mean(found[name].values()))
+        lac = max(own, key=lambda name: statistics.mean(found[name].values()))
+        gain = paired_difference(found[lac], found[best])
+        if gain is not None:
+            gains.append(100 * gain.mean)
+            measured.append(f"{grid}, ε {epsilon:g}: {difference_text(gain)} to {shown_name(best)}")
+    if not gains:
+        return OPEN, OPEN
+    return "; ".join(measured), "yes" if statistics.mean(gains) >= 6.6 else "no"
+
+
+def _histogram(cells: Sequence[Row]) -> tuple[str, str]:
+    grid = [row for row in cells if row["grid"] == "fixed-grid-sst2"]
+    chosen = sorted({row["first_clip_bound"] for row in cells if row["variant"] == "dp-lac-histogram"})
+    if not grid or not chosen:
+        return OPEN, OPEN
+    best = max(grid, key=lambda row: row["validation_accuracy"])["last_clip_bound"]
+    within = all(abs(math.log10(bound / best)) <= 1 for bound in chosen)
+    told = ", ".join(f"{bound:.2g}" for bound in chosen)
+    return f"histogram: {told}; best of the fixed grid (validation): {best:g}", "yes" if within else "no"
+
+
+def _difference(cells: Sequence[Row], grid: str, first: str, second: str, *, below: bool) -> tuple[str, str]:
+    found = accuracies(row for row in cells if row["grid"] == grid)
+    difference = paired_difference(found.get(first, {}), found.get(second, {}))
+    if difference is None:
+        return OPEN, OPEN
+    text = f"{grid}: {shown_name(first)} less {shown_name(second)}: {difference_text(difference)}, " + (
+        f"{len(difference.seeds)} seeds" if len(difference.seeds) > 1 else "one seed"
+    )
+    return text, _verdict(difference.mean, difference.half_width, below=below)
+
+
+def _verdict(mean: float, half_width: float | None, *, below: bool) -> str:
+    """The sign in words; "not told apart" where the interval contains zero or there is none."""
+    holds: Callable[[float], bool] = (lambda value: value < 0) if below else (lambda value: value > 0)
+    if half_width is None or abs(mean) <= half_width:
+        return f"not told apart (the mean says {'yes' if holds(mean) else 'no'})"
+    return "yes" if holds(mean) else "no"

@@ -1,0 +1,198 @@
+"""The tables of docs/comparisons.md, made from results/controllers.json and results/lora.json by ``tables.py``."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from simulations.benchmarks.paired import Paired, paired_difference
+from simulations.benchmarks.privacy_tables import markdown
+from simulations.notation import duration_text, epsilon_text, number_text
+
+Row = Mapping[str, Any]
+Groups = dict[str, list[Row]]
+
+REFERENCE = "dp-lac"
+BESIDE = ("floor", "ceiling", "head-only")
+NAMES = {
+    "dp-lac": "DP-LAC, no histogram",
+    "dp-lac-smooth": "DP-LAC `smooth`, no histogram",
+    "dp-lac-histogram": "DP-LAC, histogram",
+    "dp-lac-histogram-smooth": "DP-LAC `smooth`, histogram",
+    "dp-clac": "DP-CLAC",
+    "dp-clac-centred": "DP-CLAC `centred`",
+    "fixed": "fixed (Abadi)",
+    "quantile": "quantile (Andrew)",
+    "dynamic": "dynamic (Du)",
+    "automatic": "automatic (Bu)",
+    "psac": "PSAC (Xia)",
+    "percentile": "percentile (DP-Adam-AC, sound form)",
+    "dc-sgd-p": "DC-SGD-P",
+    "dc-sgd-e": "DC-SGD-E",
+    "rl": "RL (RLDP, sound form)",
+    "fixed-decay": "fixed, decaying server step",
+    "floor": "*floor: public records alone*",
+    "ceiling": "*ceiling: no noise, no clipping*",
+    "head-only": "*head only, no LoRA*",
+}
+MINUS = "\N{MINUS SIGN}"
+
+
+def shown_name(variant: str) -> str:
+    """A variant as readers know it; ``-tuned``, ``-warm`` and the like stay in words behind."""
+    for suffix, words in (("-tuned", ", tuned"), ("-warm", ", warm start")):
+        if variant.endswith(suffix):
+            return shown_name(variant.removesuffix(suffix)) + words
+    return NAMES.get(variant, variant)
+
+
+def comparisons(results: Mapping[str, Any]) -> str:
+    """Every grid of the sweep but the choosing ones: one table for each grid and privacy level."""
+    parts = []
+    for (grid, epsilon), rows in sorted(_by_table(results["cells"]).items()):
+        private = [row for row in rows if row["epsilon_stated"] is not None]
+        stated = max((row["epsilon_stated"] for row in private), default=epsilon)
+        delta = rows[0]["delta"]
+        caption = f"**{grid}**, ε ≤ {epsilon_text(stated)} at δ = {delta:g}: {_scale(rows)}."
+        parts.append(f"{caption}\n\n{_table(rows)}{_provenance(rows)}")
+    return "\n".join(parts) if parts else "*Not measured yet.*\n"
+
+
+def choices(results: Mapping[str, Any]) -> str:
+    """The grids on which settings were chosen: public validation accuracy only."""
+    rows = [row for row in results["cells"] if is_choosing(row)]
+    if not rows:
+        return "*Not measured yet.*\n"
+    lines = []
+    for (grid, variant), group in sorted(_grouped(rows, lambda row: (row["grid"], row["variant"])).items()):
+        best = max(group, key=lambda row: row["validation_accuracy"])
+        for row in sorted(group, key=lambda row: list(row["axes"].values())):
+            setting = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in row["axes"].items())
+            mark = "**" if row is best else ""
+            accuracy = f"{mark}{_percent(row['validation_accuracy'])}{mark}"
+            bound = _bound(row["last_clip_bound"])
+            lines.append((grid, shown_name(variant), setting, accuracy, f"{row['validation_loss']:.3f}", bound))
+    header = ("grid", "method", "setting", "validation accuracy", "validation loss", "last C")
+    return markdown(header, lines) + _provenance(rows)
+
+
+def is_choosing(row: Row) -> bool:
+    """Whether a cell served to choose settings: its grid's name says so, and no test number of it is shown."""
+    return "tuning" in row["grid"] or "fixed-grid" in row["grid"]
+
+
+def accuracies(rows: Iterable[Row]) -> dict[str, dict[int, float]]:
+    """Test accuracy by variant and seed."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found.setdefault(row["variant"], {})[row["seed"]] = row["test_accuracy"]
+    return found
+
+
+def tables_of(cells: Sequence[Row]) -> dict[tuple[str, float], list[Row]]:
+    """The reporting cells by grid and epsilon."""
+    return _by_table(cells)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    found = accuracies(rows)
+    reference = found.get(_reference(found), {})
+    groups = _grouped(rows, lambda row: row["variant"])
+    beside = [variant for variant in groups if variant.removesuffix("-warm") in BESIDE]
+    ranked = sorted(groups.keys() - set(beside), key=lambda variant: -statistics.mean(found[variant].values()))
+    lines = []
+    for variant in [*ranked, *sorted(beside, key=lambda name: BESIDE.index(name.removesuffix("-warm")))]:
+        group = groups[variant]
+        difference = None if variant == _reference(found) else paired_difference(found[variant], reference)
+        lines.append(
+            (
+                shown_name(variant),
+                _mean([100 * value for value in found[variant].values()], "%"),
+                "" if variant == _reference(found) else difference_text(difference),
+                _mean([100 * row["validation_accuracy"] for row in group], "%"),
+                _range([row["first_clip_bound"] for row in group]),
+                _range([row["last_clip_bound"] for row in group]),
+                _cpu(group),
+                str(len(group)),
+            )
+        )
+    against = f"difference to {shown_name(_reference(found))}"
+    header = ("method", "test accuracy", against, "validation", "first C", "last C", "CPU s a cell", "seeds")
+    return markdown(header, lines)
+
+
+def _reference(found: Mapping[str, Any]) -> str:
+    """DP-LAC in the form the grid has it."""
+    for name in (REFERENCE, f"{REFERENCE}-tuned", f"{REFERENCE}-histogram", f"{REFERENCE}-histogram-warm"):
+        if name in found:
+            return name
+    return next(iter(found))
+
+
+def difference_text(difference: Paired | None) -> str:
+    """Percentage points with their 95 % interval; the interval is in words missing with one seed."""
+    if difference is None:
+        return "no shared seed"
+    mean = _signed(100 * difference.mean)
+    if difference.half_width is None:
+        return f"{mean} (one seed)"
+    low, high = (100 * (difference.mean + sign * difference.half_width) for sign in (-1, 1))
+    return f"{mean} [{_signed(low)}, {_signed(high)}]"
+
+
+def _signed(value: float) -> str:
+    text = f"{abs(value):.1f}"
+    return f"{MINUS if value < 0 and text != '0.0' else '+'}{text}"
+
+
+def _mean(values: Sequence[float], unit: str = "") -> str:
+    text = f"{statistics.mean(values):.1f}{unit and ' ' + unit}"
+    return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _bound(value: float | None) -> str:
+    return "" if value is None else number_text(float(f"{value:.2g}"))
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, high = _bound(min(known)), _bound(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def _cpu(rows: Sequence[Row]) -> str:
+    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"] is not None]
+    return f"{statistics.mean(known):.0f}" if known else ""
+
+
+def _scale(rows: Sequence[Row]) -> str:
+    row = max(rows, key=lambda row: row["rounds_done"])
+    cohort = number_text(row["expected_cohort"])
+    return (
+        f"{row['clients']:,} clients, {cohort} expected in a round, {row['rounds']} rounds, "
+        f"{row['dimension']:,} values trained, {row['test_records']:,} test records"
+    )
+
+
+def _provenance(rows: Sequence[Row]) -> str:
+    seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
+    machines = "; ".join(sorted({row["machine"] for row in rows}))
+    commits = ", ".join(f"`{commit}`" for commit in sorted({row["commit"] for row in rows}))
+    total = duration_text(sum(row["cpu_seconds"] or 0.0 for row in rows))
+    return f"\nSeeds {seeds}; {len(rows)} cells, {total} of one core; machine: {machines}; commit {commits}.\n"
+
+
+def _by_table(cells: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
+    return _grouped([row for row in cells if not is_choosing(row)], lambda row: (row["grid"], row["epsilon"]))
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

@@ -1,0 +1,97 @@
+"""Paired statistics against a hand calculation, and tables and figure made from rows."""
+
+import math
+
+import pytest
+
+from simulations.benchmarks.comparison_claims import claims
+from simulations.benchmarks.comparison_figure import comparison_figure
+from simulations.benchmarks.comparison_tables import choices, comparisons, difference_text
+from simulations.benchmarks.paired import paired_difference
+from simulations.plot_style import LIGHT
+
+
+def cell(grid: str, variant: str, seed: int, accuracy: float, **changes: object) -> dict[str, object]:
+    return {
+        "cell": f"{grid}/{variant}/seed={seed}",
+        "grid": grid,
+        "variant": variant,
+        "axes": {},
+        "seed": seed,
+        "epsilon": 4.0,
+        "epsilon_stated": None if variant == "floor" else 3.9999,
+        "delta": 1e-5,
+        "clients": 1000,
+        "expected_cohort": 50.0,
+        "rounds": 100,
+        "rounds_done": 0 if variant == "floor" else 100,
+        "dimension": 6914,
+        "test_records": 872,
+        "test_accuracy": accuracy,
+        "validation_accuracy": 0.75,
+        "validation_loss": 0.5,
+        "first_clip_bound": None if variant == "floor" else 8.0,
+        "last_clip_bound": None if variant == "floor" else 0.125,
+        "cpu_seconds": 100.0,
+        "commit": "abc",
+        "machine": "2 cores",
+        **changes,
+    }
+
+
+ROWS = [
+    *(cell("default-sst2", "dp-lac", seed, accuracy) for seed, accuracy in enumerate((0.80, 0.82, 0.84))),
+    *(cell("default-sst2", "fixed", seed, accuracy) for seed, accuracy in enumerate((0.70, 0.74, 0.72))),
+    cell("default-sst2", "floor", 0, 0.77),
+    cell("default-sst2", "dp-lac-histogram", 0, 0.81, first_clip_bound=0.25),
+    cell("fixed-grid-sst2", "fixed-grid", 100, 0.5, axes={"a.clip-norm": 0.2}, last_clip_bound=0.2),
+]
+
+
+def test_a_paired_difference_is_students() -> None:
+    found = paired_difference({0: 0.70, 1: 0.74, 2: 0.72, 7: 0.1}, {0: 0.80, 1: 0.82, 2: 0.84})
+    assert found is not None
+    assert found.seeds == (0, 1, 2)
+    assert found.mean == pytest.approx(-0.10)
+    assert found.half_width == pytest.approx(4.30265 * 0.02 / math.sqrt(3), rel=1e-5)
+    assert difference_text(found) == "−10.0 [−15.0, −5.0]"
+    assert difference_text(paired_difference({0: 0.7}, {0: 0.8})) == "−10.0 (one seed)"
+    assert paired_difference({0: 0.7}, {1: 0.8}) is None
+
+
+def test_the_table_ranks_methods_and_puts_the_beside_rows_last() -> None:
+    lines = comparisons({"cells": ROWS}).splitlines()
+    assert lines[0].startswith("**default-sst2**, ε ≤ 4.00 at δ = 1e-05: 1,000 clients, 50 expected in a round")
+    first, *_, last = lines[4:8]
+    assert first == "| DP-LAC, no histogram | 82.0 % ± 2.0 |  | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
+    assert lines[6] == "| fixed (Abadi) | 72.0 % ± 2.0 | −10.0 [−15.0, −5.0] | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
+    assert last.startswith("| *floor: public records alone* | 77.0 % | −3.0 (one seed)")
+    assert "fixed-grid" not in "\n".join(lines), "cells that served to choose are not reported"
+
+
+def test_choices_show_validation_only() -> None:
+    text = choices({"cells": ROWS})
+    assert "| fixed-grid-sst2 | fixed-grid | clip-norm 0.2 | **75.0 %** | 0.500 | 0.2 |" in text
+    assert "50.0 %" not in text, "no test accuracy"
+
+
+def test_claims_are_answered_only_where_there_are_numbers() -> None:
+    lines = claims({"cells": ROWS}).splitlines()[2:]
+    assert "not measured yet" in lines[0]
+    assert "histogram: 0.25; best of the fixed grid (validation): 0.2 | yes" in lines[1]
+    clac = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
+    assert claims({"cells": [*ROWS, *clac]}).splitlines()[4].endswith("3 seeds | yes |")
+    close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
+    assert "not told apart" in claims({"cells": [*ROWS, *close]}).splitlines()[4]
+
+
+def test_the_figure_has_a_row_per_method_and_lines_for_the_rest() -> None:
+    (axes,) = comparison_figure(ROWS, LIGHT).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "fixed (Abadi)",
+        "DP-LAC, histogram",
+        "DP-LAC, no histogram",
+    ]
+    assert [text.get_text() for text in axes.texts] == ["floor"]
+    with pytest.raises(ValueError, match="run the sweep first"):
+        comparison_figure([], LIGHT)
