@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib
+import traceback
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
@@ -46,12 +47,36 @@ def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(table))}"
         raise ValueError(f"{key} = {name!r}: unknown; {hint} (or 'package.module:Object' for one of your own)")
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a relative name, ".module:Object"
-        raise ValueError(f"{key} = {name!r}: cannot import it: {error}; is its folder on PYTHONPATH?") from error
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{key} = {name!r}: cannot import it: {error}; run from the folder that holds it, or name that folder "
+                "in PYTHONPATH"
+            ) from error
+        raise ValueError(f"{key} = {name!r}: cannot import it: {module} needs {error.name!r}; install that") from error
+    except Exception as error:  # whatever a module of the user's own raises while it is imported; TypeError: ".module"
+        raise ValueError(
+            f"{key} = {name!r}: cannot import it: {type(error).__name__}: {error}{_place(error)}"
+        ) from error
+    found = getattr(imported, attribute, None)
+    if found is None:
+        near = difflib.get_close_matches(
+            attribute, [n for n, value in vars(imported).items() if isinstance(value, type)], n=1
+        )
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{key} = {name!r}: cannot import it: {module} has no {attribute!r}{hint}")
     if not isinstance(found, type):
         raise ValueError(f"{key} = {name!r}: must name a class, found {type(found).__name__}")
     return found
+
+
+def _place(error: Exception) -> str:
+    """Where in a file an import went wrong."""
+    if isinstance(error, SyntaxError):  # its text names file and line
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _option_types(kind: type[Any]) -> dict[str, Any] | None:

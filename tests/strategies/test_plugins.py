@@ -1,5 +1,6 @@
 """Methods by name: built-in ones, a user's own, and every way to get the name or an option wrong."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,34 @@ def test_a_class_of_ones_own_is_refused_alike(own: str, thing: str, options: dic
         build(KEY, CONTROLLERS, f"{own}:{thing}", options)
     assert "strategy.controller" in str(error.value)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_library_anywhere", "needs 'no_such_library_anywhere'; install that"),
+        ("class Mine:\n    strength: float = ", "SyntaxError: invalid syntax (lacquer_plugin_broken.py, line 2)"),
+        ("x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero (FOLDER/lacquer_plugin_broken.py, line 2)"),
+        ("from strategies.controller import Seting", "ImportError: cannot import name 'Seting'"),
+        ("class Main: ...", "has no 'Mine'; did you mean Main?"),
+        ("Mine = None", "has no 'Mine'"),
+    ],
+)
+def test_a_module_of_ones_own_that_cannot_be_used_says_where(
+    source: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacquer_plugin_broken.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "lacquer_plugin_broken", raising=False)
+    with pytest.raises(ValueError) as error:
+        build(KEY, CONTROLLERS, "lacquer_plugin_broken:Mine", {})
+    assert str(error.value).startswith("strategy.controller = 'lacquer_plugin_broken:Mine': cannot import it: ")
+    assert words.replace("FOLDER", str(tmp_path)) in str(error.value)
+
+
+def test_a_folder_that_is_not_on_the_path_is_said() -> None:
+    with pytest.raises(ValueError, match="run from the folder that holds it, or name that folder in PYTHONPATH"):
+        build(KEY, CONTROLLERS, "no_such_package_anywhere.inner:Mine", {})
 
 
 def test_a_built_in_name_is_the_class_it_says() -> None:
