@@ -146,7 +146,7 @@ class SequentialEngine:
                 self._tensors[name].copy_(values)
 
     def _offsets(self, records: Records) -> Tensor | None:
-        labels = None if records.labels is None else torch.from_numpy(np.asarray(records.labels))
+        labels = None if records.labels is None else torch.from_numpy(np.array(records.labels))
         offsets = self.task.logit_offsets(labels)
         return None if offsets is None else offsets.to(self.device, self._dtype)
 
