@@ -1,0 +1,216 @@
+"""What a run that was broken off is held against before it may go on; every refusal says what differs."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy.commitment import Commitment, FloorStep
+from privacy.errors import CorruptRun
+from privacy.events import Component, ReleaseEvent
+from privacy.ledger import Ledger
+from privacy.sampling import CohortSampler
+from server import code_version, resume
+from server.budget import round_sampling
+from server.checkpoint import Checkpoint, save_checkpoint
+from server.config import RunConfig, parse
+from server.errors import CannotResume
+from server.resume import Resumed, check_origin, check_resumable, claim, note_resumed, read_resumed, write_origin
+from server.telemetry import State, Telemetry
+from strategies.controller import PublicSignals, Setting
+from strategies.controllers.fixed import Fixed
+from strategies.server_state import ServerState
+
+TABLE = {"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 3.0, "delta": 1e-3}}
+CONFIG = parse(TABLE)
+SAMPLING = round_sampling(CONFIG)
+FLOOR = (FloorStep("round", SAMPLING, 1.5, 3),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a run that released one round and was killed in the next."""
+    (tmp_path / "config.toml").write_text(CONFIG.to_toml())
+    write_origin(tmp_path, CONFIG, "digest")
+    CohortSampler.fresh().save(tmp_path / "sampling.key")
+    commitment = Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=FLOOR)
+    with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
+        for round in (1, 2):
+            receipt = ledger.charge(ReleaseEvent("round", round, SAMPLING, (Component("update", 1.0, 1.5, 4),)))
+            if round == 1:
+                ledger.released(receipt)
+                save_checkpoint(tmp_path, Checkpoint(state(), None, (), ledger.head))
+    said(tmp_path, "running")
+    return tmp_path
+
+
+def state() -> ServerState:
+    import torch
+
+    controller = Fixed(0.5).init(Setting(3, ((4,),), SAMPLING, (1.5,)), PublicSignals(0, 1.0))
+    return ServerState(1, torch.zeros(4), torch.zeros(4), {}, controller)
+
+
+def said(folder: Path, state: State) -> None:
+    with Telemetry(folder, tensorboard=False) as telemetry:
+        telemetry.status(state, "words")
+
+
+def refused(folder: Path, error: type[Exception] = CannotResume, **arguments: Any) -> str:
+    with pytest.raises(error) as refusal:
+        check_resumable(folder, **arguments)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("state", ["running", "preparing", "failed"])
+def test_a_run_that_was_broken_off_may_go_on(state: State, folder: Path) -> None:
+    said(folder, state)
+    assert check_resumable(folder) == CONFIG
+    with claim(folder) as ledger:
+        assert len(ledger.charges) == 2
+
+
+@pytest.mark.parametrize("state", ["completed", "stopped-budget"])
+def test_a_run_that_has_ended_is_left_alone(state: State, folder: Path) -> None:
+    said(folder, state)
+    assert f"has ended ({state}: words)" in refused(folder)
+
+
+def test_a_run_that_still_runs_is_left_alone(folder: Path) -> None:
+    with Ledger.open(folder / "ledger.jsonl"):
+        assert "is still running" in refused(folder)
+    assert check_resumable(folder) == CONFIG
+
+
+def test_a_ledger_that_was_tampered_with_is_refused(folder: Path) -> None:
+    file = folder / "ledger.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace('"round":2', '"round":1', 1))
+    assert "was changed" in refused(folder, CorruptRun)
+
+
+def test_a_ledger_older_than_the_checkpoint_is_refused(folder: Path) -> None:
+    file = folder / "ledger.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]))  # an older backup: a valid chain, in which round 1 was not yet released
+    assert "rolled back" in refused(folder, CorruptRun)
+
+
+def test_a_ledger_of_another_run_is_refused(folder: Path) -> None:
+    (folder / "ledger.jsonl").unlink()
+    commitment = Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=FLOOR)
+    with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
+        for round in (1, 2):
+            ledger.released(ledger.charge(ReleaseEvent("round", round, SAMPLING, (Component("update", 1.0, 1.5, 4),))))
+    assert "was rewritten" in refused(folder, CorruptRun)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("rounds", 4, "rounds is 4, it was 3"),
+        ("seed", 1, "seed is 1, it was 0"),
+        ("privacy", {"epsilon": 9.0, "delta": 1e-3}, "privacy.epsilon is 9.0, it was 3.0"),
+        ("model", {"rank": 8}, "model.rank is 8, it was 4"),
+        ("strategy", {"controller-options": {"floor": 0.5}}, "strategy.controller-options.floor is 0.5, it was None"),
+    ],
+)
+def test_another_configuration_is_refused_by_name(key: str, value: Any, words: str, folder: Path) -> None:
+    (folder / "config.toml").write_text(parse({**TABLE, key: value}).to_toml())
+    assert words in refused(folder)
+    assert words in refused(folder, other_code=True), "no option makes this one pass"
+
+
+def test_where_and_how_fast_it_trains_may_change(folder: Path) -> None:
+    engine = {"kind": "inprocess", "workers": 7, "round-timeout": 5.0, "prefix-cache-mb": 0}
+    changed = parse({**TABLE, "engine": engine, "output": "elsewhere", "data": {"cache": "there"}})
+    assert check_origin(folder, changed, data="digest") == []
+
+
+def test_another_data_set_is_refused(folder: Path) -> None:
+    with pytest.raises(CannotResume, match="the data set is not the one"):
+        check_origin(folder, CONFIG, data="another digest")
+
+
+@pytest.fixture
+def other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Let the code be different from now on."""
+    real = code_version.code_version
+
+    def change(changes: dict[str, str]) -> None:
+        def changed(config: RunConfig) -> dict[str, str]:
+            return {**real(config), **changes}
+
+        monkeypatch.setattr(resume, "code_version", changed)
+
+    return change
+
+
+def test_other_code_is_refused_unless_it_is_meant(folder: Path, other_code: Callable[..., None]) -> None:
+    other_code({"privacy/mechanism.py": "0" * 16, "privacy/backdoor.py": "1" * 16, "torch": "9.9"})
+    told = refused(folder)
+    for words in ("privacy/backdoor.py is new", "privacy/mechanism.py was changed", "torch ", "-> 9.9", "--other-code"):
+        assert words in told
+    assert check_resumable(folder, other_code=True) == CONFIG
+    assert len(check_origin(folder, CONFIG, other_code=True)) == 3
+
+
+def test_a_long_list_of_changes_is_cut(folder: Path, other_code: Callable[..., None]) -> None:
+    other_code({f"privacy/new_{i}.py": "0" for i in range(20)})
+    assert "and 12 more" in refused(folder)
+
+
+def test_the_code_of_a_users_own_method_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = tmp_path / "their_method_of_resuming.py"
+    own.write_text("x = 1\n")
+    config = parse({**TABLE, "strategy": {"optimizer": "their_method_of_resuming:Mine"}})
+    before = code_version.code_version(config)
+    assert "server/code_version.py" in before
+    own.write_text("x = 2\n")
+    changes = code_version.differences(before, code_version.code_version(config))
+    assert changes == ["their_method_of_resuming:Mine was changed"]
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "words"),
+    [
+        ("config.toml", CannotResume, "is no run folder"),
+        ("ledger.jsonl", CannotResume, "has no ledger: the run was broken off before it could spend anything"),
+        ("origin.json", CannotResume, "has no origin.json"),
+        ("sampling.key", CorruptRun, "other cohorts would be drawn"),
+    ],
+)
+def test_a_missing_file_is_named(file: str, error: type[Exception], words: str, folder: Path) -> None:
+    (folder / file).unlink()
+    assert words in refused(folder, error)
+
+
+@pytest.mark.parametrize("file", ["origin.json", "checkpoint/state.json"])
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_file_is_named(file: str, text: str, folder: Path) -> None:
+    (folder / file).write_text(text)
+    assert str(folder / file.partition("/")[0]) in refused(folder, CorruptRun)
+
+
+def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:
+    table = {**TABLE, "privacy": {**TABLE["privacy"], "non-private": True, "seeded-cohorts": True}}  # type: ignore[dict-item]
+    config = parse(table)
+    (folder / "config.toml").write_text(config.to_toml())
+    write_origin(folder, config, "digest")
+    os.unlink(folder / "sampling.key")
+    assert check_resumable(folder) == config
+
+
+def test_resumes_are_noted_and_read_back(tmp_path: Path) -> None:
+    assert read_resumed(tmp_path) == ()
+    notes = (Resumed(3, 1.5, 0), Resumed(7, 2.5, 1, ("privacy/noise.py was changed",)))
+    for note in notes:
+        note_resumed(tmp_path, note)
+    assert read_resumed(tmp_path) == notes
+    (tmp_path / "resumed.jsonl").write_text(json.dumps({"round": 1}) + "\n")
+    with pytest.raises(CorruptRun, match="is not what a resumed run writes"):
+        read_resumed(tmp_path)
