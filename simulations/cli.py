@@ -3,6 +3,7 @@
 import enum
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from server.config import ConfigError, RunConfig
+from server.config import ConfigError, RunConfig, load
+from server.errors import CannotResume
 from simulations.calibrate import calibrate_command
 from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.settings import configure, describe, preset_files
@@ -48,11 +50,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
 ) -> None:
     """Train, under differential privacy. Ends with a summary and the path of the run folder."""
-    overrides: dict[str, str | int] = {}
-    if engine is not None:
-        overrides["engine.kind"] = engine.value
-    if workers is not None:
-        overrides["engine.workers"] = workers
+    overrides = _engine_settings(engine, workers)
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals():
@@ -65,7 +63,46 @@ def run(
         _run(config, folder, here, quiet)
 
 
-def _run(config: RunConfig, folder: Path, plugins: Path, quiet: bool) -> None:
+@app.command()
+def resume(
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a run that was broken off.", exists=True)],
+    engine: Annotated[EngineKind | None, typer.Option(help="Another engine than the run had.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Another number of worker processes; 0 takes what the host has.")
+    ] = None,
+    other_code: Annotated[
+        bool, typer.Option("--other-code", help="Go on although the code has changed since the run was started.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+) -> None:
+    """Go on with a run that was broken off, from its last checkpoint and within the budget it has left."""
+    here = Path.cwd()
+    sys.path.append(str(here))
+    with refusals(CannotResume):
+        from server.resume import check_resumable
+        from server.telemetry import Telemetry
+
+        folder = run_folder.resolve()
+        check_resumable(folder, other_code=other_code)
+        config = load(folder / "config.toml", _engine_settings(engine, workers))
+        with Telemetry(folder, tensorboard=False) as telemetry:
+            telemetry.status("preparing", "resuming")
+    with interruptible():
+        _run(config, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
+
+
+def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
+    settings: dict[str, str | int] = {}
+    if engine is not None:
+        settings["engine.kind"] = engine.value
+    if workers is not None:
+        settings["engine.workers"] = workers
+    return settings
+
+
+def _run(
+    config: RunConfig, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None
+) -> None:
     from simulations.launcher import run_child, run_flower, wait_quietly
     from simulations.private_flower import RunFailed
     from simulations.progress import follow
@@ -76,14 +113,15 @@ def _run(config: RunConfig, folder: Path, plugins: Path, quiet: bool) -> None:
     launch = run_flower if config.engine.kind == "flower" else run_child
     watch = wait_quietly if quiet else lambda is_alive: follow(folder, config, is_alive, console=console)
     try:
-        launch(config, folder, follow=watch, plugins=plugins)
+        launch(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:
-        say(f"The run failed: {failure}\n\nRun folder: {folder}")
+        say(f"The run failed: {failure}\n\nRun folder: {folder}{_how_to_go_on(folder)}")
         write_report(folder)
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         _say_interrupted(folder)
-        say(f"Interrupted; everything that was started is stopped.\nRun folder: {folder}", style="yellow")
+        text = f"Interrupted; everything that was started is stopped.\nRun folder: {folder}{_how_to_go_on(folder)}"
+        say(text, style="yellow")
         write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
     write_report(folder)
@@ -137,3 +175,8 @@ def _say_interrupted(folder: Path) -> None:
 
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("failed", "interrupted")
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """Before there is a ledger nothing was spent, and starting anew loses nothing."""
+    return f"\nGo on with: lacquer resume {folder}" if (folder / "ledger.jsonl").is_file() else ""
