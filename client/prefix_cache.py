@@ -1,6 +1,8 @@
 """Where the hidden states of `client.prefix` are kept: in memory up to a budget, then in a memory-mapped file."""
 
+import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,6 +13,12 @@ from torch import Tensor
 
 from privacy import checks
 
+log = logging.getLogger(__name__)
+
+
+GROWTH = 2**24
+"""Bytes by which the file grows. They are written before they are mapped: a full disk ends the file, not the run."""
+
 
 class PrefixCache:
     """Hidden states `[tokens, width]` of many records, laid end to end.
@@ -19,8 +27,9 @@ class PrefixCache:
         width: hidden size.
         dtype: in which they are kept.
         memory: bytes held in memory.
-        folder: where the file beyond that lies; None for no file.
-        disk: most bytes of that file (it is sparse: only what is used takes space).
+        folder: where the file beyond that lies; None for no file. It has no name there and is gone when the process
+            ends, however that happens.
+        disk: most bytes of that file; None for a quarter of what is free there.
     """
 
     def __init__(
@@ -29,22 +38,27 @@ class PrefixCache:
         dtype: torch.dtype,
         memory: int,
         folder: str | Path | None = None,
-        disk: int = 2**36,
+        disk: int | None = None,
     ) -> None:
-        checks.integer_at_least(0, memory=memory, disk=disk)
-        size = width * dtype.itemsize
+        checks.integer_at_least(0, memory=memory, disk=0 if disk is None else disk)
+        self._row = width * dtype.itemsize
         # untouched pages of an empty tensor take no memory
-        stores = [torch.empty(memory // size, width, dtype=dtype)]
-        if folder is not None and disk >= size:
+        self._stores = [torch.empty(memory // self._row, width, dtype=dtype)]
+        self._file, self._allocated = -1, 0
+        if folder is not None and disk != 0:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix="prefix-", suffix=".cache", dir=folder)
-            os.ftruncate(handle, disk // size * size)
-            os.close(handle)
-            stores.append(torch.from_file(name, shared=True, size=disk // size * width, dtype=dtype).view(-1, width))
-            os.unlink(name)  # the map keeps it alive; it is gone when the process ends, however that happens
-        self._stores = stores
-        self._used = [0] * len(stores)
+            self._file, name = tempfile.mkstemp(prefix="prefix-", suffix=".cache", dir=folder)
+            rows = max(1, (shutil.disk_usage(folder).free // 4 if disk is None else disk) // self._row)
+            os.ftruncate(self._file, rows * self._row)
+            mapped = torch.from_file(name, shared=True, size=rows * width, dtype=dtype).view(-1, width)
+            self._stores.append(mapped)
+            os.unlink(name)  # the map keeps it alive
+        self._used = [0] * len(self._stores)
         self._place: dict[bytes, tuple[int, int]] = {}
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0:
+            os.close(self._file)
 
     def __len__(self) -> int:
         return len(self._place)
@@ -56,12 +70,24 @@ class PrefixCache:
     def put(self, key: bytes, hidden: Float[Tensor, "tokens width"]) -> tuple[int, int]:
         """Keep a record's hidden state where there is room; returns its place as `find` does."""
         for store, (rows, used) in enumerate(zip(self._stores, self._used, strict=True)):
-            if used + len(hidden) <= len(rows):
+            if used + len(hidden) <= len(rows) and (store == 0 or self._reserved((used + len(hidden)) * self._row)):
                 rows[used : used + len(hidden)] = hidden
                 self._used[store] = used + len(hidden)
                 self._place[key] = (store, used)
                 return store, used
         return -1, -1
+
+    def _reserved(self, size: int) -> bool:
+        """Whether the disk holds so many bytes of the file; a store through the map where it does not is fatal."""
+        while self._allocated < size:
+            try:
+                written = os.pwrite(self._file, bytes(GROWTH), self._allocated)
+            except OSError as error:
+                log.warning("the prefix cache ends at %d MiB on disk: %s", self._used[1] * self._row >> 20, error)
+                self._stores[1] = self._stores[1][: self._used[1]]
+                return False
+            self._allocated += written
+        return True
 
     def gather(self, places: np.ndarray, lengths: np.ndarray) -> Float[Tensor, "rows tokens width"]:
         """Padded hidden states of records at `places` (int `[rows, 2]`). Padding repeats a record's first token."""

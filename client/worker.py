@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -91,7 +92,9 @@ def make_engine(job: Job) -> Engine:
         sequential=job.sequential,
         token_budget=job.token_budget or None,
         precision=job.precision,
+        device="cuda" if torch.cuda.is_available() else "cpu",
         prefix_memory=job.prefix_cache_mb * 2**20,
+        prefix_folder=Path(job.data).parent,  # on the disk of the prepared data, which has room
     )
 
 

@@ -1,5 +1,6 @@
 """Starting from cached hidden states changes nothing but the time."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from client.cohort import CohortEngine
-from client.prefix_cache import PrefixCache
+from client.prefix_cache import GROWTH, PrefixCache
 from client.training import LocalTraining
 from tests.client.cohort_cases import build, clients, distance, fresh, start
 
@@ -101,3 +102,28 @@ def test_gather_returns_what_was_put(tmp_path):
     for row, state in zip(padded, states, strict=True):
         assert torch.equal(row[: len(state)], state)
         assert row.isfinite().all()
+
+
+def test_a_full_disk_ends_the_cache_and_not_the_run(tmp_path, monkeypatch, caplog):
+    cache = PrefixCache(4, torch.float32, 0, tmp_path)
+    first, second = torch.randn(3, 4), torch.randn(2, 4)
+    assert cache.put(b"first", first) == (1, 0)
+    monkeypatch.setattr("client.prefix_cache.GROWTH", 32)
+    cache._allocated = 3 * 16
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    assert cache.put(b"second", second) == (-1, -1)
+    assert "No space left on device" in caplog.text
+    assert cache.put(b"third", second[:1]) == (-1, -1)
+    assert len(caplog.records) == 1
+    assert torch.equal(cache.gather(np.array([[1, 0]]), np.array([3]))[0], first)
+
+
+def test_the_file_takes_the_space_it_needs_and_no_more(tmp_path):
+    cache = PrefixCache(4, torch.float32, 0, tmp_path, disk=2**30)
+    assert os.fstat(cache._file).st_blocks == 0
+    cache.put(b"first", torch.randn(3, 4))
+    assert 0 < os.fstat(cache._file).st_blocks * 512 <= 2 * GROWTH
