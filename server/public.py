@@ -90,7 +90,7 @@ class PublicTraining:
         start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
         gradients = torch.zeros(len(self.records), part.layout(layout).dim)
         for chunk in self.engine.per_record_gradients(start, self.records):
-            gradients[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows)
+            gradients[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows.cpu())
         rows = gradients.double()
         _, vectors = torch.linalg.eigh(rows @ rows.T)
         leading = vectors[:, -self.config.subspace :].flip(1)
