@@ -181,6 +181,20 @@ class PreparedData:
         """Name of every class as the source has it."""
         return tuple(self.meta["label_names"])
 
+    def predicted_tokens(self, part: str, start: int, stop: int) -> int | None:
+        """Tokens that a language model predicts in these records of ``"validation"`` or ``"test"``; None if it is none.
+
+        The first token of a record is given, and so is what has weight 0.
+        """
+        if self.num_labels:
+            return None
+        records: Records = getattr(self, part)
+        first, last = records.offsets[[start, stop]]
+        if records.token_weights is None:
+            return int(last - first - (stop - start))
+        given = records.token_weights[records.offsets[start:stop]] > 0
+        return int((records.token_weights[first:last] > 0).sum() - given.sum())
+
     def client(self, index: int) -> Records:
         """The records of one client, not copied."""
         if not 0 <= index < self.num_clients:

@@ -13,8 +13,8 @@ class Job:
 
     Attributes:
         model: name of the base model, see :func:`client.models.load_base`.
-        task: ``"classification"``.
-        num_labels: classes.
+        task: one of :data:`client.tasks.TASKS`.
+        num_labels: classes; 0 for a language model.
         balance: ``"none"`` or ``"prior"``, see :class:`client.tasks.SequenceClassification`.
         spec: adapters and heads.
         local: local training.

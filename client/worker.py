@@ -12,7 +12,7 @@ from client.engine import Engine, build_engine
 from client.job import Job
 from client.models import load_base
 from client.records import Records
-from client.tasks import Metrics, SequenceClassification
+from client.tasks import Metrics, make_task
 from client.votes import clip_votes
 from client.wire import EvaluateRequest, TrainRequest
 from privacy.mechanism import Contribution, Units, contribute
@@ -84,7 +84,7 @@ def _by_rank(request: TrainRequest) -> list[tuple[int | None, np.ndarray]]:
 def make_engine(job: Job) -> Engine:
     """The engine a job asks for, on a freshly loaded base model."""
     model, _ = load_base(job.model, job.task, job.num_labels)
-    task = SequenceClassification(job.num_labels, job.balance)
+    task = make_task(job.task, job.num_labels, job.balance)
     return build_engine(
         model,
         job.spec,

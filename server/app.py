@@ -105,7 +105,8 @@ def run(
         strategy = make_strategy(assembly, folder, nodes, ledger, public if config.public.subspace else None)
         splits = {"validation": (public.used, len(assembly.data.validation)), "test": (0, len(assembly.data.test))}
         workers = min(nodes, 64)
-        evaluate = on_workers(grid, workers, assembly.job.to_json(), splits, config.engine.round_timeout)
+        tokens = {part: assembly.data.predicted_tokens(part, *rows) for part, rows in splits.items()}
+        evaluate = on_workers(grid, workers, assembly.job.to_json(), splits, config.engine.round_timeout, tokens)
         strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
         if checkpoint_folder(folder) is not None:
             before = _go_on(strategy, evaluate, assembly, telemetry, folder, changes)

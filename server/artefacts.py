@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from client.data import PreparedData
 from client.peft_files import save_peft
 from client.tasks import Metrics
 from privacy.ledger import Ledger
@@ -41,15 +42,15 @@ def write_artefacts(folder: Path, assembly: Assembly, state: ServerState, ledger
     """Write adapter/, privacy.json and results.json into the run folder."""
     statement = privacy_statement(ledger)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
-    labels = np.asarray(assembly.data.test.labels)
     results = {
+        **perplexities(result.validation, result.test),
         "test_accuracy": result.test.accuracy,
         "test_loss": result.test.loss,
         "test_records": result.test.count,
         "validation_accuracy": result.validation.accuracy,
         "validation_loss": result.validation.loss,
         "validation_records": result.validation.count,
-        "majority_accuracy": float(np.bincount(labels).max() / len(labels)),
+        "majority_accuracy": majority_accuracy(assembly.data),
         "seconds": result.seconds,
         "rounds_done": result.rounds_done,
         "stopped": result.stopped,
@@ -63,20 +64,39 @@ def write_artefacts(folder: Path, assembly: Assembly, state: ServerState, ledger
     (folder / ADAPTER_FOLDER / "README.md").write_text(card)
 
 
+def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
+    """Of a language model; nothing of a classifier."""
+    if validation.perplexity is None or test.perplexity is None:
+        return {}
+    return {"test_perplexity": test.perplexity, "validation_perplexity": validation.perplexity}
+
+
+def majority_accuracy(data: PreparedData) -> float | None:
+    """Accuracy on the test set of always answering its most frequent class; None without classes."""
+    if data.test.labels is None:
+        return None
+    return float(np.bincount(np.asarray(data.test.labels)).max() / len(data.test))
+
+
 def _card(assembly: Assembly, sentence: str, result: RunResult) -> str:
-    config = assembly.config
+    config, test = assembly.config, result.test
+    labels = f", {assembly.data.num_labels}" if assembly.data.num_labels else ""
+    if test.perplexity is None:
+        quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
+    else:
+        quality = f"test perplexity {test.perplexity:.3f} on {test.count} tokens"
     return f"""# Adapter of run {config.name}
 
 {sentence}
 
 Base model: `{config.model.name}`; LoRA rank {config.model.rank} on {config.model.targets};
-test accuracy {result.test.accuracy:.4f} on {result.test.count} records.
+{quality}.
 
 ```python
 from client.models import load_base
 from peft import PeftModel
 
-base, tokenizer = load_base({config.model.name!r}, {config.model.task!r}, {assembly.data.num_labels})
+base, tokenizer = load_base({config.model.name!r}, {config.model.task!r}{labels})
 model = PeftModel.from_pretrained(base, "adapter")
 ```
 """

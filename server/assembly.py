@@ -30,7 +30,8 @@ from strategies.dp_fedavg import DpFedAvg, RoundFailed, Subspace
 
 LEDGER_FILE = "ledger.jsonl"
 SAMPLING_SECRET = "sampling.key"
-HEADS = ("classifier",)
+HEADS = {"classification": ("classifier",)}
+"""What is trained beside the adapters, by task."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ def lora_spec(config: RunConfig, model: nn.Module, part: Part) -> LoraSpec:
         raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
     targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())
-    return LoraSpec(config.model.rank, config.model.alpha, targets, layers, part.factors, HEADS)
+    heads = HEADS.get(config.model.task, ())
+    return LoraSpec(config.model.rank, config.model.alpha, targets, layers, part.factors, heads)
 
 
 def local_training(config: RunConfig) -> LocalTraining:

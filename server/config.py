@@ -82,7 +82,7 @@ class Model(_Table):
     """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n."""
 
     name: str = "minilm"
-    task: Literal["classification"] = "classification"
+    task: Literal["classification", "causal-lm", "summarisation"] = "classification"
     rank: Count = 4
     alpha: Positive = 8.0
     targets: str = "query,value"
@@ -94,7 +94,9 @@ class Data(_Table):
     """Where records come from and how they become clients, a public validation set and a test set.
 
     ``train-records`` deals so many of the records to the clients, drawn by the seed; 0 deals all.
-    ``partition = "repeated"`` is for speed tests: any number of clients share the records, see ``client.partition``.
+    ``unit-column`` names what makes records one unit of privacy (a patient, a document). ``canaries`` secrets are
+    planted into the training records for audits, see ``client.canaries``. ``partition = "repeated"`` is for speed
+    tests: any number of clients share the records, see ``client.partition``.
     """
 
     source: str = "notes"
@@ -103,12 +105,16 @@ class Data(_Table):
     text_pair_column: str = ""
     label_column: str = "label"
     client_column: str = ""
+    unit_column: str = ""
     partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
     dirichlet_alpha: Positive = 1.0
     validation_records: Count = 1000
     test_records: Count = 1000
     train_records: CountOrAuto = 0
     records_per_client: Count = 20
+    canaries: CountOrAuto = 0
+    canary_kind: Literal["six-digit", "secret-id"] = "six-digit"
+    canary_copies: Count = 10
     cache: str = ""
 
 

@@ -17,6 +17,7 @@ def data_spec(config: RunConfig) -> DataSpec:
         text_pair_column=data.text_pair_column,
         label_column=data.label_column,
         client_column=data.client_column,
+        unit_column=data.unit_column,
         task=config.model.task,
         partition=data.partition,
         dirichlet_alpha=data.dirichlet_alpha,
@@ -24,6 +25,9 @@ def data_spec(config: RunConfig) -> DataSpec:
         test_records=data.test_records,
         train_records=data.train_records,
         records_per_client=data.records_per_client,
+        canaries=data.canaries,
+        canary_kind=data.canary_kind,
+        canary_copies=data.canary_copies,
         max_length=config.model.max_length,
         cache=data.cache,
     )

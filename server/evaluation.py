@@ -3,7 +3,8 @@
 Only the public validation set and the test set are evaluated: both are the server's, so what comes back is no release.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -20,7 +21,14 @@ from strategies.replies import error_text
 Evaluate = Callable[[Float[Tensor, " size"], str], Metrics]
 
 
-def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, int]], timeout: float) -> Evaluate:
+def on_workers(
+    grid: Grid,
+    nodes: int,
+    job: str,
+    splits: dict[str, tuple[int, int]],
+    timeout: float,
+    tokens: Mapping[str, int | None] | None = None,
+) -> Evaluate:
     """An evaluation that gives every worker a contiguous part of the split.
 
     Args:
@@ -29,6 +37,7 @@ def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, in
         job: as for training.
         splits: first record and end of what is evaluated of every public split.
         timeout: seconds for all replies.
+        tokens: predicted tokens in every split, which the metrics of a language model average over; None: records.
     """
 
     def evaluate(adapter: Float[Tensor, " size"], split: str) -> Metrics:
@@ -64,12 +73,15 @@ def on_workers(grid: Grid, nodes: int, job: str, splits: dict[str, tuple[int, in
         parts = [answers[node] for node in sorted(answers)]
         weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
         count = int(weights.sum())
-        if count != cuts[-1] - cuts[0]:
-            raise RoundFailed(f"evaluation on {split}: {count} of {cuts[-1] - cuts[0]} records were evaluated")
+        predicted = tokens.get(split) if tokens else None
+        expected, what = (cuts[-1] - cuts[0], "records") if predicted is None else (predicted, "tokens")
+        if count != expected:
+            raise RoundFailed(f"evaluation on {split}: {count} of {expected} {what} were evaluated")
         loss, accuracy = (
             float((torch.tensor([part[i] for part in parts], dtype=torch.float64) * weights).sum() / count)
             for i in (0, 1)
         )
-        return Metrics(loss=loss, accuracy=accuracy, count=count)
+        perplexity = None if predicted is None else math.exp(loss)
+        return Metrics(loss=loss, accuracy=accuracy, count=count, perplexity=perplexity)
 
     return evaluate

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from client.tasks import Metrics
-from server.artefacts import RESULTS_FILE
+from server.artefacts import RESULTS_FILE, majority_accuracy, perplexities
 from server.assembly import assemble
 from server.config import ConfigError, RunConfig
 from server.environment import write_environment
@@ -47,11 +47,11 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
         data = assembly.data
         held_back = data.validation.select(np.arange(public.used, len(data.validation)))
         validation, test = (public.engine.evaluate(adapter, records) for records in (held_back, data.test))
-        labels = np.asarray(data.test.labels)
         results = {
             **_measured("validation", validation),
             **_measured("test", test),
-            "majority_accuracy": float(np.bincount(labels).max() / len(labels)),
+            **perplexities(validation, test),
+            "majority_accuracy": majority_accuracy(data),
             "seconds": time.monotonic() - started,
             "rounds_done": 0,
             "stopped": None,

@@ -124,6 +124,8 @@ def _quality_tile(run: Run) -> Tile:
     majority = run.result("majority_accuracy")
     aside = f"most frequent class: {percent_text(majority)}" if majority is not None else ""
     accuracy, loss = run.result("test_accuracy"), run.result("test_loss")
+    if (perplexity := run.result("test_perplexity")) is not None:
+        return Tile("Test perplexity", number_text(perplexity), "per token")
     if accuracy is not None:
         return Tile("Test accuracy", percent_text(accuracy), aside)
     if loss is not None:

@@ -69,6 +69,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     majority = run.result("majority_accuracy")
     baseline = f" (most frequent class {percent_text(majority)})" if majority is not None else ""
     for key, label, form in (
+        ("test_perplexity", "test perplexity", number_text),
         ("test_accuracy", "test accuracy", lambda value: percent_text(value) + baseline),
         ("test_loss", "test loss", number_text),
         ("validation_accuracy", "validation accuracy", percent_text),
