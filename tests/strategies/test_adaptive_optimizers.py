@@ -1,0 +1,300 @@
+"""FedAdam with the noise taken out, the search on public data, Prodigy: against numbers and against plain loops."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from privacy.clipping import AutomaticClip, FlatClip, PerAdapterClip, PsacClip
+from privacy.contribution import GRID
+from privacy.events import Poisson
+from privacy.mechanism import Contribution, InsecureSeededNoise, Plan
+from privacy.rng import simulation_generator, torch_generator
+from privacy.subspace import SubspaceClip
+from strategies.noise_scale import noise_std
+from strategies.optimizer import Optimizer, ServerStep
+from strategies.optimizers.fedadam import FedAdam, FedAdamW
+from strategies.optimizers.fedavg import FedAvg, FedAvgM
+from strategies.optimizers.line_search import PublicLineSearch
+from strategies.optimizers.prodigy import Prodigy
+
+OPTIMIZERS: tuple[Optimizer, ...] = (
+    FedAvg(0.5, 0.9),
+    FedAvgM(0.5, 0.9),
+    FedAdam(decay=0.9),
+    FedAdam(bias_correction=False, decay=0.9),
+    FedAdamW(decay=0.9),
+    PublicLineSearch(decay=0.9, momentum=0.5),
+    Prodigy(decay=0.9),
+)
+
+
+def updates(rounds: int, size: int = 4) -> list[Tensor]:
+    return list(torch.randn(rounds, size, generator=torch_generator(0, "updates", rounds, size)))
+
+
+def walk(optimizer: Optimizer, given: list[Tensor], stds: list[Any], start: Tensor, **more: Any):
+    state, parameters = optimizer.init(start), start
+    for round, (update, std) in enumerate(zip(given, stds, strict=True), start=1):
+        step = ServerStep(round, update, torch.as_tensor(std), **more)
+        state, parameters = optimizer.step(state, parameters, step)
+    return state, parameters
+
+
+# --- the noise in a release --------------------------------------------------------------------------------------
+
+
+def orthonormal(k: int, d: int) -> Tensor:
+    return torch.linalg.qr(torch.randn(d, k, generator=torch_generator(3, "basis"))).Q.T.contiguous()
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        FlatClip(0.5, 6),
+        AutomaticClip(0.5, 6),
+        PsacClip(0.5, 6),
+        PerAdapterClip((0.5, 2.0), (4, 2)),
+        SubspaceClip(orthonormal(3, 6), 0.7),
+    ],
+    ids=lambda clip: type(clip).__name__,
+)
+def test_the_noise_an_optimizer_is_told_of_is_the_noise_there_is(clip, released) -> None:
+    plan, noise, rounds, sampling = Plan(clip, 1.5), InsecureSeededNoise(4), 1200, Poisson(0.1, 200)
+    drawn = [clip.decode(noise.draw([(1.5, clip.dim)]).double() / GRID, 20.0) for _ in range(rounds)]
+    told = noise_std(plan, sampling.expected_units).expand(6)
+    found = torch.stack(drawn).square().mean(0).sqrt()
+    assert ((found / told - 1).abs() < 5 / math.sqrt(2 * rounds)).all()
+    assert torch.equal(
+        released(plan, Contribution.zero(plan), sampling, InsecureSeededNoise(4)).update, drawn[0].float()
+    )
+
+
+# --- FedAdam -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.7])
+def test_plain_fedadam_is_torch_adam(decay: float) -> None:
+    start, given = torch.tensor([1.0, -2.0, 0.5, 0.0]), updates(7)
+    parameter = torch.nn.Parameter(start.clone())
+    adam = torch.optim.Adam([parameter], lr=0.05, betas=(0.8, 0.95), eps=1e-6)
+    for round, update in enumerate(given):
+        adam.param_groups[0]["lr"] = 0.05 * decay**round
+        parameter.grad = -update
+        adam.step()
+    optimizer = FedAdam(0.05, decay, 0.8, 0.95, bias_correction=False, eps=1e-6)
+    _, found = walk(optimizer, given, [0.3] * 7, start)
+    torch.testing.assert_close(found, parameter.detach())
+
+
+def test_plain_fedadamw_is_torch_adamw() -> None:
+    start, given = torch.tensor([1.0, -2.0, 0.5, 0.0]), updates(7)
+    parameter = torch.nn.Parameter(start.clone())
+    adam = torch.optim.AdamW([parameter], lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2)
+    for update in given:
+        parameter.grad = -update
+        adam.step()
+    optimizer = FedAdamW(0.05, 1.0, 0.8, 0.95, False, eps=1e-6, weight_decay=0.2)
+    _, found = walk(optimizer, given, [0.3] * 7, start)
+    torch.testing.assert_close(found, parameter.detach())
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_bias_correction_subtracts_the_average_of_changing_noise_value_by_value(floor: float) -> None:
+    beta1, beta2, rounds = 0.9, 0.95, 9
+    stds = [torch.tensor([0.1, 0.1, 0.9, 0.9]) * 0.8**t for t in range(rounds)]  # C_t falls; two blocks
+    given = [std * update for std, update in zip(stds, updates(rounds), strict=True)]
+    start = torch.zeros(4)
+    optimizer = FedAdam(0.05, 0.9, beta1, beta2, eps_root=1e-7, relative_floor=floor)
+    _, found = walk(optimizer, given, stds, start)
+    x = np.zeros(4)
+    for t in range(1, rounds + 1):
+        weights1 = (1 - beta1) * beta1 ** np.arange(t - 1, -1, -1) / (1 - beta1**t)
+        weights2 = (1 - beta2) * beta2 ** np.arange(t - 1, -1, -1) / (1 - beta2**t)
+        us = np.stack([u.double().numpy() for u in given[:t]])
+        phi = weights2 @ np.stack([s.double().numpy() ** 2 for s in stds[:t]])
+        root = np.sqrt(np.maximum(weights2 @ us**2 - phi, np.maximum(floor * phi, 1e-7)))
+        x += 0.05 * 0.9 ** (t - 1) * (weights1 @ us) / root
+    np.testing.assert_allclose(found.numpy(), x, rtol=2e-3)
+
+
+def test_the_correction_finds_the_signal_below_the_noise() -> None:
+    """Two values with signals 1 and 0.5 under noise 2: Adam steps nearly as 2:1, the corrected one nearly alike, as
+    Adam does without noise, once the average is long enough."""
+    rng = simulation_generator(0, "signal")
+    signal, rounds = torch.tensor([1.0, 0.5]).repeat(2000), 600
+    ratios = {}
+    for corrected in (True, False):
+        optimizer = FedAdam(1.0, 1.0, 0.99, 0.998, bias_correction=corrected, relative_floor=0.0)
+        state, start = optimizer.init(signal), torch.zeros_like(signal)
+        for round in range(1, rounds + 1):
+            noise = torch.from_numpy(2.0 * rng.standard_normal(len(signal), dtype="float32"))
+            state, after = optimizer.step(state, start, ServerStep(round, signal + noise, torch.tensor(2.0)))
+        ratios[corrected] = float((after[0::2].median()) / after[1::2].median())
+    assert ratios[False] == pytest.approx(2.0 * math.sqrt(4.25 / 5.0), rel=0.03)
+    assert ratios[True] < 1.35
+
+
+def test_values_trained_in_some_rounds_have_their_own_count() -> None:
+    """As if each had its own Adam: what rests neither moves nor ages."""
+    optimizer, start = FedAdam(0.05, relative_floor=0.3), torch.tensor([1.0, -2.0])
+    given = updates(6, 2)
+    state, parameters = optimizer.init(start), start.clone()
+    for round, update in enumerate(given, start=1):
+        value = slice(0, 1) if round % 2 else slice(1, 2)
+        part = {name: tensor[value] for name, tensor in state.items()}
+        part, values = optimizer.step(part, parameters[value], ServerStep(round, update[value], torch.tensor(0.4)))
+        for name, tensor in part.items():
+            state[name][value] = tensor
+        parameters[value] = values
+    for value in (0, 1):
+        own = [update[value : value + 1] for update in given[value::2]]
+        _, alone = walk(optimizer, own, [0.4] * 3, start[value : value + 1])
+        torch.testing.assert_close(parameters[value : value + 1], alone)
+
+
+# --- the search --------------------------------------------------------------------------------------------------
+
+
+def quadratic(best: float, curvature: float = 3.0):
+    """A public loss whose minimum along (1, 0) from 0 is at ``best``."""
+    return lambda x: float(0.5 * curvature * (x[0].double() - best) ** 2 + 7.0)
+
+
+DIRECTION = torch.tensor([1.0, 0.0])
+
+
+def search(loss, rounds: int = 1, **options: Any) -> list[float]:
+    """The rates of rounds that all start from 0."""
+    optimizer = PublicLineSearch(**options)
+    state, rates = optimizer.init(DIRECTION), []
+    for round in range(1, rounds + 1):
+        step = ServerStep(round, DIRECTION, torch.tensor(0.1), 1.0, loss)
+        state, after = optimizer.step(state, torch.zeros(2), step)
+        rates.append(float(state["rate"]))
+        assert float(after[0]) == pytest.approx(rates[-1] * optimizer.decay ** (round - 1), rel=1e-6)
+    return rates
+
+
+def test_the_search_finds_the_minimum_of_a_quadratic_at_once() -> None:
+    assert search(quadratic(0.8), learning_rate=0.5, smoothing=0.0) == [pytest.approx(0.8, rel=1e-5)]
+    assert search(quadratic(0.8), 2, learning_rate=0.5, smoothing=0.0, decay=0.5)[1] == pytest.approx(0.8, rel=1e-5)
+
+
+def test_the_search_smooths_and_jumps_no_further_than_told() -> None:
+    assert search(quadratic(0.8), learning_rate=0.5, smoothing=0.25) == [
+        pytest.approx(0.75 * 0.8 + 0.25 * 0.5, rel=1e-5)
+    ]
+    assert search(quadratic(9.0), 3, learning_rate=0.5, smoothing=0.0, jump=3.0) == pytest.approx(
+        [1.5, 4.5, 9.0], rel=1e-4
+    )
+    assert search(quadratic(0.01), 2, learning_rate=0.5, smoothing=0.0) == pytest.approx([0.25, 0.125])
+    assert search(quadratic(5.0), 4, learning_rate=0.5, smoothing=0.0, every=2, jump=100.0) == pytest.approx(
+        [5.0] * 4, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (quadratic(-0.3), 0.25),  # uphill
+        (lambda x: -float(x[0].double() ** 2 + x[0]), 1.0),  # falling ever faster
+        (lambda x: float(x[0].double()) ** 2, 0.25),  # flat here: b = 0
+        (lambda x: math.nan, 0.5),
+        (lambda x: math.inf if float(x[0]) > 0 else 1.0, 0.5),
+        (lambda x: -math.inf if float(x[0]) > 0 else 1.0, 0.5),
+    ],
+)
+def test_a_fit_that_means_nothing_is_guarded(loss, expected: float) -> None:
+    assert search(loss, learning_rate=0.5, smoothing=0.0) == [pytest.approx(expected)]
+
+
+def test_the_search_needs_a_public_loss() -> None:
+    with pytest.raises(ValueError, match="public_loss must be given"):
+        search(None)
+
+
+def test_the_search_asks_three_times_when_it_searches() -> None:
+    asked = []
+    search(lambda x: asked.append(float(x[0])) or 1.0, 4, learning_rate=0.5, every=3)
+    assert len(asked) == 6
+    assert asked[:3] == [0.0, 0.5, -0.5]
+
+
+# --- Prodigy -----------------------------------------------------------------------------------------------------
+
+
+def prodigy_distance(noise: float, rounds: int = 400) -> float:
+    rng = simulation_generator(0, "prodigy", str(noise))
+    optimizer = Prodigy(growth=2.0, beta2=0.99)
+    goal, parameters = torch.full((400,), 3.0), torch.zeros(400)
+    state = optimizer.init(parameters)
+    for round in range(1, rounds + 1):
+        update = goal - parameters + torch.from_numpy(noise * rng.standard_normal(400, dtype="float32"))
+        state, parameters = optimizer.step(state, parameters, ServerStep(round, update, torch.tensor(noise)))
+    return float(state["distance"])
+
+
+def test_prodigy_finds_the_distance_without_noise_and_stays_behind_with_it() -> None:
+    """||x_0 - x*||_inf = 3, and d estimates it from below; noise on 400 values buries the projection."""
+    free = prodigy_distance(0.0)
+    assert 0.3 < free <= 3.1
+    assert prodigy_distance(300.0) < free / 10
+
+
+# --- all of them -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_steps_leave_their_arguments_alone_and_keep_shapes(optimizer: Optimizer) -> None:
+    start = torch.tensor([1.0, -2.0, 0.5, 0.0])
+    state, _ = walk(optimizer, updates(2), [0.1, 0.2], start, public_loss=lambda x: float(x.sum()))
+    kept, parameters, update = {n: t.clone() for n, t in state.items()}, start.clone(), updates(1)[0]
+    before = update.clone()
+    step = ServerStep(3, update, torch.tensor([0.1, 0.2, 0.3, 0.4]), 1.0, lambda x: float(x.sum()))
+    new, after = optimizer.step(state, parameters, step)
+    assert torch.equal(parameters, start)
+    assert torch.equal(update, before)
+    assert all(torch.equal(state[name], value) for name, value in kept.items())
+    assert {n: (t.shape, t.dtype) for n, t in new.items()} == {n: (t.shape, t.dtype) for n, t in state.items()}
+    assert all(tensor.shape in ((4,), ()) for tensor in state.values())
+    assert after.dtype == torch.float32
+    assert set(optimizer.moments) <= {name for name, tensor in state.items() if tensor.shape == (4,)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_decay_and_the_controllers_factor_multiply_the_step(optimizer: Optimizer) -> None:
+    start, update = torch.tensor([1.0, -2.0, 0.5, 0.0]), updates(1)[0]
+    moved = []
+    for round, scale in ((1, 1.0), (1, 0.25), (3, 1.0)):
+        step = ServerStep(round, update, torch.tensor(0.1), scale, lambda x: math.nan)
+        _, after = optimizer.step(optimizer.init(start), start, step)
+        moved.append(float((after - start).norm()))
+    # Adam-like decay of weights and Prodigy's state scale with the rate too
+    assert moved[1] == pytest.approx(0.25 * moved[0], rel=1e-3)
+    assert moved[2] == pytest.approx(0.81 * moved[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: FedAdam(learning_rate=0.0), "learning_rate"),
+        (lambda: FedAdam(beta1=1.0), "beta1"),
+        (lambda: FedAdam(beta2=-0.1), "beta2"),
+        (lambda: FedAdam(eps_root=0.0), "eps_root"),
+        (lambda: FedAdam(relative_floor=-1.0), "relative_floor"),
+        (lambda: FedAdamW(weight_decay=-1.0), "weight_decay"),
+        (lambda: FedAdamW(decay=2.0), "decay"),
+        (lambda: PublicLineSearch(jump=1.0), "jump"),
+        (lambda: PublicLineSearch(smoothing=1.0), "smoothing"),
+        (lambda: PublicLineSearch(every=0), "every"),
+        (lambda: Prodigy(growth=1.0), "growth"),
+        (lambda: Prodigy(initial_distance=0.0), "initial_distance"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(make, argument: str) -> None:
+    with pytest.raises(ValueError, match=argument):
+        make()
