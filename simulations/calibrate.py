@@ -49,11 +49,32 @@ def calibrate_command(
     ] = "poisson",
     cap: Annotated[int | None, typer.Option(help="Largest cohort of capped-poisson sampling.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw a figure into this file (png, svg, pdf).")] = None,
+    controller: Annotated[
+        str | None, typer.Option(help="Show what a run with this controller releases, part by part, instead.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of that controller. Repeatable.")
+    ] = None,
 ) -> None:
     """Noise for a privacy budget, and what more clients, rounds or sampling would buy."""
     console = Console()
     try:
         _check_arguments(dimension, plot)
+        if controller is not None or option:
+            if histogram or query or plot or sampling != "poisson" or adjacency != "add_remove" or not controller:
+                raise ValueError(
+                    "controller goes with epsilon, delta, clients, rate, rounds, dimension and option only: it says "
+                    "itself what is released, and runs sample by Poisson under add_remove"
+                )
+            from simulations.calibrate_controller import controller_config, controller_page
+
+            with console.status("Calibrating"):
+                config = controller_config(
+                    controller, option or [], epsilon=epsilon, delta=delta, clients=clients, rate=rate, rounds=rounds
+                )
+                page = controller_page(config, dimension)
+            console.print(page)
+            return
         from privacy.planning import Setting, price
 
         with warnings.catch_warnings(record=True) as notes:
