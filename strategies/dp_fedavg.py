@@ -23,18 +23,19 @@ from flwr.serverapp.strategy import Strategy
 from jaxtyping import Float
 from torch import Tensor
 
-from client.lora import AdapterLayout, Part
+from client.lora import AdapterLayout
 from client.wire import TrainRequest
 from privacy.errors import BudgetExceeded
-from privacy.events import Poisson, ReleaseEvent
+from privacy.events import Poisson
 from privacy.ledger import Ledger
-from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release, reopened_release
+from privacy.mechanism import Contribution, Noise, Plan, Release
 from privacy.sampling import CohortSampler
 from strategies.aggregation.aggregation import Adapters, Aggregation
 from strategies.controller import Controller, PublicSignals, Setting
 from strategies.dispatch import RoundFailed, connected, shares
 from strategies.optimizer import Optimizer
-from strategies.public_subspace import Subspace, within
+from strategies.planning import Planned, Planner
+from strategies.public_subspace import Subspace
 from strategies.replies import summed
 from strategies.server_state import ServerState
 from strategies.server_step import PublicLoss, Server
@@ -64,12 +65,12 @@ class DpFedAvg(Strategy):
         subspace: gives the public subspace to clip in at an adapter; None clips in the whole space.
         patience: seconds to wait for the nodes.
         seed: of the run's public randomness, for aggregations that draw from it.
+        public_loss: mean loss of a full adapter on the public validation set, for an optimizer that reads it; it may
+            be set until :meth:`begin`.
 
     Attributes:
         state: of the server; whole again as soon as ``aggregate_train`` returns, so it can be saved right then.
         release: the last one.
-        public_loss: mean loss of a full adapter on the public validation set; must be set before :meth:`begin` if the
-            optimizer reads it.
     """
 
     def __init__(
@@ -91,11 +92,12 @@ class DpFedAvg(Strategy):
         subspace: Subspace | None = None,
         patience: float = 600.0,
         seed: int = 0,
+        public_loss: PublicLoss | None = None,
     ) -> None:
         self.controller = controller
         self.server = Server(optimizer, aggregation, layout, served_average)
-        self.adapters = Adapters(layout.rank, setting.sampling.population, seed)
-        self.setting = setting
+        adapters = Adapters(layout.rank, setting.sampling.population, seed)
+        self.planner = Planner(controller, setting, aggregation, adapters, subspace)
         self.ledger = ledger
         self.sampler = sampler
         self.job = job
@@ -103,20 +105,19 @@ class DpFedAvg(Strategy):
         self.clients_per_node = clients_per_node
         self.work = work
         self.noise = noise
-        self.subspace = subspace
         self.patience = patience
         self.state: ServerState | None = None
         self.release: Release | None = None
-        self.public_loss: PublicLoss | None = None
+        self.public_loss = public_loss
         self._sent: list[tuple[Metadata, int]] = []
-        self._next: tuple[ServerState, int, Plan, Poisson] | None = None
+        self._next: tuple[ServerState, Planned] | None = None
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """Start from a full adapter vector; ``public`` describes the model it makes."""
         if self.server.optimizer.reads_public_loss and self.public_loss is None:
             raise ValueError(f"{type(self.server.optimizer).__name__} reads the public loss; set public_loss first")
-        first = 0 if self.initial() is None else -1
-        self.state = self.server.start(adapter, self.controller.init(self.setting, public), first)
+        first = 0 if self.planner.initial() is None else -1
+        self.state = self.server.start(adapter, self.controller.init(self.planner.setting, public), first)
 
     def restore(self, state: ServerState, update: Tensor | None = None, answers: tuple[Tensor, ...] = ()) -> None:
         """Go on from a checkpoint.
@@ -130,73 +131,45 @@ class DpFedAvg(Strategy):
         """
         self.state, self.release = state, None
         if update is not None:
-            self.state = replace(state, round=state.round - 1)
-            round, plan, sampling = self.next_plan()
-            self.state, self._next = state, None
-            self.release = reopened_release(
-                plan,
-                update,
-                answers,
-                label=_label(round),
-                round=round,
-                sampling=sampling,
-                charges=self.ledger.charges,
-            )
+            before = self.planner.planned(replace(state, round=state.round - 1))
+            self.release = before.reopened(update, answers, self.ledger)
 
-    def initial(self) -> Poisson | None:
-        """How the cohort of the initial release is drawn; None if the controller has none."""
-        initial = self.controller.initial(self.setting.sampling)
-        return None if initial is None else initial.sampling
-
-    def next_plan(self) -> tuple[int, Plan, Poisson]:
-        """Number, plan and sampling of the next release; planned once, so that one plan clips and sets the noise."""
+    def next_release(self) -> Planned:
+        """The next release; planned once, so that one plan clips and sets the noise."""
         state = self._state()
         if self._next is None or self._next[0] is not state:
-            state = self._with_basis(state)
-            round = state.round + 1
-            sampling = self.setting.sampling if round else self.initial()
-            assert sampling is not None
-            plan = self.controller.plan(state.controller, round)
-            self._next = (state, round, plan if state.basis is None else within(state.basis, plan), sampling)
-        return self._next[1:]
+            self.state = self.planner.based(state)
+            self._next = self.state, self.planner.planned(self.state)
+        return self._next[1]
 
-    def part(self, round: int) -> Part:
-        """What a round trains; the initial release trains what round 1 does."""
-        return self.server.aggregation.part(self.adapters, max(round, 1))
-
-    def _with_basis(self, state: ServerState) -> ServerState:
-        """The state with a subspace fit for the next round; it is made from public data and the adapter."""
-        round, made = state.round + 1, state.basis_round
-        if self.subspace is not None and (
-            state.basis is None or round >= made + self.subspace.refresh or self.part(round) != self.part(made)
-        ):
-            basis = self.subspace.basis(state.adapter, self.part(round))
-            state = self.state = replace(state, basis=basis, basis_round=round)
-        return state
+    def next_plan(self) -> tuple[int, Plan, Poisson]:
+        """Number, plan and sampling of the next release."""
+        planned = self.next_release()
+        return planned.round, planned.plan, planned.sampling
 
     def refusal(self) -> str | None:
         """Why the ledger does not pay for the next release, or None. Asked before anyone is sampled."""
-        round, plan, sampling = self.next_plan()
-        return self.ledger.would_exceed(ReleaseEvent(_label(round), round, sampling, plan.components()))
+        return self.ledger.would_exceed(self.next_release().event)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per node with the ids of the clients it is to train. ``arrays`` and ``config`` are not used."""
-        round, plan, sampling = self._planned(server_round)
+        planned = self._planned(server_round)
         if (refusal := self.refusal()) is not None:
             raise BudgetExceeded(refusal)
         nodes = connected(grid, self.nodes, self.patience)
         if self.sampler.insecure and self.ledger.not_private is None:
             self.ledger.stamp_not_private("cohorts are drawn from a seed")
-        attempt = sum(event.round == round and event.label == _label(round) for event in self.ledger.events)
-        cohort = self.sampler.draw(sampling, round, attempt, label=_label(round))
+        round, label = planned.round, planned.label
+        attempt = sum(event.round == round and event.label == label for event in self.ledger.events)
+        cohort = self.sampler.draw(planned.sampling, round, attempt, label=label)
         state = self._state()
         adapter, basis = state.adapter.numpy(), None if state.basis is None else state.basis.numpy()
         self._sent, messages = [], []
         for node, clients in shares(cohort, nodes, self.work, self.clients_per_node):
-            ranks = self.server.aggregation.client_ranks(self.adapters, clients)
-            request = TrainRequest(round, adapter, plan, self.part(round), clients, self.job, basis, ranks)
+            ranks = self.planner.aggregation.client_ranks(self.planner.adapters, clients)
+            request = TrainRequest(round, adapter, planned.plan, planned.part, clients, self.job, basis, ranks)
             message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
             self._sent.append((message.metadata, len(clients)))
             messages.append(message)
@@ -207,16 +180,14 @@ class DpFedAvg(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Sum what came back, release it, take the server's step. A failed node contributes zero; noise stays whole."""
         state = self._state()
-        round, plan, sampling = self._planned(server_round)
-        total = self._total(plan, round, replies, sampling)
-        self.release = charged_release(
-            total, plan, label=_label(round), round=round, sampling=sampling, ledger=self.ledger, noise=self.noise
-        )
-        if round > 0:
+        planned = self._planned(server_round)
+        total = self._total(planned, replies)
+        self.release = planned.release(total, self.ledger, self.noise)
+        if planned.round > 0:
             scale = self.controller.step_scale(state.controller)
             loss = self._public_loss if self.server.optimizer.reads_public_loss else None
-            state = self.server.after(state, self.release, self.part(round), round, scale, loss)
-        self.state = replace(state, round=round)
+            state = self.server.after(state, self.release, planned.part, planned.round, scale, loss)
+        self.state = replace(state, round=planned.round)
         return ArrayRecord({"adapter": Array(self.state.served.numpy())}), None
 
     def observe(self, public: PublicSignals) -> None:
@@ -242,9 +213,9 @@ class DpFedAvg(Strategy):
             "DP-FedAvg: %s, %s, %s; %d values, expected cohort %g",
             type(self.controller).__name__,
             type(self.server.optimizer).__name__,
-            type(self.server.aggregation).__name__,
-            self.setting.dimension(1),
-            self.setting.sampling.expected_units,
+            type(self.planner.aggregation).__name__,
+            self.planner.setting.dimension(1),
+            self.planner.setting.sampling.expected_units,
         )
 
     def _public_loss(self, adapter: Float[Tensor, " size"]) -> float:
@@ -256,30 +227,26 @@ class DpFedAvg(Strategy):
             log.warning("public loss for the server optimizer: %s", error)
             return math.nan
 
-    def _total(self, plan: Plan, round: int, replies: Iterable[Message], sampling: Poisson) -> Contribution:
-        total, sound = summed(self._sent, replies, plan, round)
+    def _total(self, planned: Planned, replies: Iterable[Message]) -> Contribution:
+        total, sound = summed(self._sent, replies, planned.plan, planned.round)
         if 2 * sound < len(self._sent):
-            self.ledger.charge(ReleaseEvent(_label(round), round, sampling, plan.components()))
+            self.ledger.charge(planned.event)
             # How many messages went out tells the realised cohort where every client has its own.
             told = f"{sound} of {len(self._sent)}" if self.clients_per_node is None else "too few"
             raise RoundFailed(
-                f"round {round}: {told} messages were answered soundly, at least half must be; the round is charged "
-                "and nothing was released; the run's log names the nodes and the kind of failure, the workers' own "
-                "log (in simulation the same file) has the details"
+                f"round {planned.round}: {told} messages were answered soundly, at least half must be; the round is "
+                "charged and nothing was released; the run's log names the nodes and the kind of failure, the workers' "
+                "own log (in simulation the same file) has the details"
             )
         return total
 
-    def _planned(self, server_round: int) -> tuple[int, Plan, Poisson]:
-        round, plan, sampling = self.next_plan()
-        if round != server_round:
-            raise ValueError(f"server_round must be {round}, the round after the state, got {server_round}")
-        return round, plan, sampling
+    def _planned(self, server_round: int) -> Planned:
+        planned = self.next_release()
+        if planned.round != server_round:
+            raise ValueError(f"server_round must be {planned.round}, the round after the state, got {server_round}")
+        return planned
 
     def _state(self) -> ServerState:
         if self.state is None:
             raise ValueError("the strategy has no state; call begin() or restore a checkpoint first")
         return self.state
-
-
-def _label(round: int) -> str:
-    return "round" if round else "histogram"
