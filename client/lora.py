@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client.bitnet import is_ternary
 from client.layout import PEFT_PREFIX, AdapterLayout, Entry
 from client.part import Part
 from privacy import checks
@@ -95,10 +96,10 @@ def linear_shape(module: nn.Module) -> tuple[int, int] | None:
 
 
 def computes_as_linear(module: nn.Module) -> bool:
-    """Whether the module is a product with its weight and nothing more: no quantised subclass, no hooks."""
+    """Whether the module is a product with its weight and nothing more: no quantised one but BitNet's, no hooks."""
     if module._forward_hooks or module._forward_pre_hooks:
         return False
-    return type(module).forward is nn.Linear.forward or type(module).__name__ == "Conv1D"
+    return type(module).forward is nn.Linear.forward or type(module).__name__ == "Conv1D" or is_ternary(module)
 
 
 def target_modules(model: nn.Module, spec: LoraSpec) -> dict[str, nn.Module]:

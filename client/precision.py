@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from client.bitnet import TernaryWeight, is_ternary
 from privacy import checks
 
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-model", "fp64")
@@ -119,7 +120,9 @@ class _FrozenFunction(torch.autograd.Function):
 
 
 def frozen(path: str, module: nn.Module, precision: str, device: torch.device) -> FrozenWeight:
-    """The products of the Linear (or GPT-2 Conv1D, which stores `[in, out]`) at `path` of a model."""
+    """The products of the Linear (or BitNet's, or GPT-2's Conv1D, which stores `[in, out]`) at `path` of a model."""
+    if is_ternary(module):
+        return TernaryWeight(module)
     weight, bias = cast(Tensor, module.weight), cast(Tensor | None, module.bias)
     if not isinstance(module, nn.Linear):
         weight = weight.t()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -23,6 +24,7 @@ from transformers import (
     Qwen2Config,
     RobertaConfig,
 )
+from transformers.integrations.bitnet import AutoBitLinear
 
 PREFIX = "random:"
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -74,6 +76,7 @@ ARCHITECTURES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]]
     "qwen2": (Qwen2Config, _DECODER),
     "mistral": (MistralConfig, _DECODER),
     "bitnet": (BitNetConfig, _DECODER),
+    "bitnet-ternary": (BitNetConfig, _DECODER),
 }
 
 
@@ -96,8 +99,22 @@ def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto.from_config(config, **options)
+    if architecture == "bitnet-ternary":
+        _make_ternary(model)
     model.name_or_path = model.config.name_or_path = name
     return model
+
+
+def _make_ternary(model: nn.Module) -> None:
+    """Linear layers but the head as BitNet b1.58 has them: ternary weights, activations of 8 bits."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and path != "lm_head":
+            make: Any = AutoBitLinear
+            layer = make(
+                module.in_features, module.out_features, bias=False, dtype=module.weight.dtype, online_quant=True
+            )
+            layer.weight = module.weight
+            model.set_submodule(path, layer)
 
 
 @functools.cache
