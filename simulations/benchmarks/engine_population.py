@@ -60,7 +60,7 @@ class Answers:
         return replies
 
 
-def configuration(population: int, cache: Path, model: str) -> RunConfig:
+def configuration(population: int, cache: Path, model: str, records: int = 20) -> RunConfig:
     """A run of the whole population on a small set of generated notes."""
     return parse(
         {
@@ -70,7 +70,13 @@ def configuration(population: int, cache: Path, model: str) -> RunConfig:
             "privacy": {"delta": 0.1 / population},
             "strategy": {"controller": "fixed"},
             "model": {"name": model},
-            "data": {"partition": "repeated", "cache": str(cache), "validation-records": 40, "test-records": 40},
+            "data": {
+                "partition": "repeated",
+                "records-per-client": records,
+                "cache": str(cache),
+                "validation-records": 40,
+                "test-records": 40,
+            },
         }
     )
 
