@@ -4,8 +4,8 @@ Random weights in the shape of TinyLlama, sequences of 128 tokens, LoRA of rank 
 clients with 20 records each in batches of 10. In one run, in turn: the cohort engine, plain PEFT client by client on
 the same bfloat16 base, and one step of record-level DP-SGD beside the same step without it. MFU is the operations of
 the frozen products, forwards and backwards to their inputs, over the time and over the peak of a large bfloat16
-product measured in the same run. Needs neither Flower nor Ray. ``--quick`` runs a very small model wherever there is no GPU,
-and writes nothing.
+product measured in the same run. Needs neither Flower nor Ray. ``--quick`` runs a very small model wherever there is no
+GPU, and writes nothing.
 """
 
 import statistics
