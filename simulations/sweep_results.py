@@ -51,7 +51,7 @@ def row(cell: Cell, folder: Path) -> Row:
         "rounds": config.rounds,
         "controller": config.strategy.controller,
         "aggregation": config.strategy.aggregation,
-        **{name: run.results[name] for name in _MEASURED},
+        **{name: run.results.get(name) for name in _MEASURED},
         "best_validation_accuracy": max((r.validation_accuracy or 0.0 for r in run.rounds), default=None),
         "noise_multiplier": noise[0] if noise else None,
         "first_clip_bound": bounds[0] if bounds else None,

@@ -38,13 +38,12 @@ def _best_other(cells: Sequence[Row]) -> tuple[str, str]:
     measured, gains = [], []
     for (grid, epsilon), rows in sorted(tables_of(cells).items()):
         found = accuracies(rows)
-        own = [name for name in found if name.startswith("dp-lac") and name.endswith("-tuned")]
+        own = [name for name in found if name == "dp-lac-histogram"]
         others = [name for name in found if name.endswith("-tuned") and not name.startswith("dp-lac")]
         if not grid.startswith("tuned") or not own or not others:
             continue
         best = max(others, key=lambda name: statistics.mean(found[name].values()))
-        lac = max(own, key=lambda name: statistics.mean(found[name].values()))
-        gain = paired_difference(found[lac], found[best])
+        gain = paired_difference(found[own[0]], found[best])
         if gain is not None:
             gains.append(100 * gain.mean)
             measured.append(f"{grid}, ε {epsilon:g}: {difference_text(gain)} to {shown_name(best)}")
@@ -55,7 +54,8 @@ def _best_other(cells: Sequence[Row]) -> tuple[str, str]:
 
 def _histogram(cells: Sequence[Row]) -> tuple[str, str]:
     grid = [row for row in cells if row["grid"] == "fixed-grid-sst2"]
-    chosen = sorted({row["first_clip_bound"] for row in cells if row["variant"] == "dp-lac-histogram"})
+    own = [row for row in cells if row["variant"] == "dp-lac-histogram" and row["grid"].endswith("sst2")]
+    chosen = sorted({row["first_clip_bound"] for row in own})
     if not grid or not chosen:
         return OPEN, OPEN
     best = max(grid, key=lambda row: row["validation_accuracy"])["last_clip_bound"]

@@ -12,6 +12,7 @@ Row = Mapping[str, Any]
 Groups = dict[str, list[Row]]
 
 REFERENCE = "dp-lac"
+LORA_REFERENCE = "ffa"
 BESIDE = ("floor", "ceiling", "head-only")
 NAMES = {
     "dp-lac": "DP-LAC, no histogram",
@@ -30,6 +31,12 @@ NAMES = {
     "dc-sgd-e": "DC-SGD-E",
     "rl": "RL (RLDP, sound form)",
     "fixed-decay": "fixed, decaying server step",
+    "ffa": "FFA-LoRA, rank 4, top layer",
+    "plain": "both factors, averaged apart",
+    "rolora": "RoLoRA",
+    "fedsvd": "FedSVD",
+    "dp-dylora": "DP-DyLoRA",
+    "zero-pad": "ranks 1, 2, 4, zero-padded",
     "floor": "*floor: public records alone*",
     "ceiling": "*ceiling: no noise, no clipping*",
     "head-only": "*head only, no LoRA*",
@@ -43,6 +50,36 @@ def shown_name(variant: str) -> str:
         if variant.endswith(suffix):
             return shown_name(variant.removesuffix(suffix)) + words
     return NAMES.get(variant, variant)
+
+
+def label(row: Row) -> str:
+    """What tells the methods of a table apart: the variant, and the values of its axes but for epsilon."""
+    axes = [f"{key.rpartition('.')[2]} {value}" for key, value in row["axes"].items() if key != "privacy.epsilon"]
+    return ", ".join([row["variant"], *axes])
+
+
+def lora(results: Mapping[str, Any]) -> str:
+    """Aggregations and dimensions in one table, against FFA-LoRA of rank 4 on the top layer."""
+    cells = results["cells"]
+    found = accuracies(cells)
+    groups = _grouped(cells, label)
+    lines = []
+    for name in sorted(groups, key=lambda name: -statistics.mean(found[name].values())):
+        difference = None if name == LORA_REFERENCE else paired_difference(found[name], found.get(LORA_REFERENCE, {}))
+        lines.append(
+            (
+                shown_name(name),
+                _mean([100 * value for value in found[name].values()], "%"),
+                "" if name == LORA_REFERENCE else difference_text(difference),
+                _mean([100 * row["validation_accuracy"] for row in groups[name]], "%"),
+                number_text(groups[name][0]["dimension"]),
+                _cpu(groups[name]),
+                str(len(groups[name])),
+            )
+        )
+    against = f"difference to {shown_name(LORA_REFERENCE)}"
+    header = ("what is trained", "test accuracy", against, "validation", "values trained", "CPU s a cell", "seeds")
+    return markdown(header, lines) + _provenance(cells)
 
 
 def comparisons(results: Mapping[str, Any]) -> str:
@@ -81,10 +118,10 @@ def is_choosing(row: Row) -> bool:
 
 
 def accuracies(rows: Iterable[Row]) -> dict[str, dict[int, float]]:
-    """Test accuracy by variant and seed."""
+    """Test accuracy by method (see :func:`label`) and seed."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        found.setdefault(row["variant"], {})[row["seed"]] = row["test_accuracy"]
+        found.setdefault(label(row), {})[row["seed"]] = row["test_accuracy"]
     return found
 
 
@@ -96,7 +133,7 @@ def tables_of(cells: Sequence[Row]) -> dict[tuple[str, float], list[Row]]:
 def _table(rows: Sequence[Row]) -> str:
     found = accuracies(rows)
     reference = found.get(_reference(found), {})
-    groups = _grouped(rows, lambda row: row["variant"])
+    groups = _grouped(rows, label)
     beside = [variant for variant in groups if variant.removesuffix("-warm") in BESIDE]
     ranked = sorted(groups.keys() - set(beside), key=lambda variant: -statistics.mean(found[variant].values()))
     lines = []
@@ -121,8 +158,8 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _reference(found: Mapping[str, Any]) -> str:
-    """DP-LAC in the form the grid has it."""
-    for name in (REFERENCE, f"{REFERENCE}-tuned", f"{REFERENCE}-histogram", f"{REFERENCE}-histogram-warm"):
+    """DP-LAC in the form the paper has it in the regime: with its histogram, except where all start at the same C0."""
+    for name in (REFERENCE, f"{REFERENCE}-histogram"):
         if name in found:
             return name
     return next(iter(found))

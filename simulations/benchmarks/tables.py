@@ -69,7 +69,7 @@ TABLES: dict[str, Table] = {
     "controllers": comparison_tables.comparisons,
     "controllers.choices": comparison_tables.choices,
     "controllers.claims": comparison_claims.claims,
-    "lora": comparison_tables.comparisons,
+    "lora": comparison_tables.lora,
 }
 
 

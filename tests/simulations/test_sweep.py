@@ -1,0 +1,180 @@
+"""The sweep command on a tiny model: checks first, skips what is done, keeps what was spent, survives a failed cell."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from privacy.ledger import Ledger
+from simulations.cli import app
+from simulations.outcome import guaranteed
+from simulations.run_folder import read_run
+from simulations.sweep_file import Cell, read_cells
+from simulations.sweep_results import merged, read_results, row, write_results
+from simulations.sweep_runner import attempts, finished_folder, run_cells
+
+BASE = """
+rounds = 2
+clients = 60
+sampling-rate = 0.2
+[privacy]
+delta = 1e-3
+[strategy]
+controller = "fixed"
+[model]
+name = "random:bert"
+rank = 2
+max-length = 32
+[data]
+validation-records = 40
+test-records = 40
+records-per-client = 4
+cache = "CACHE"
+"""
+SWEEP = """
+name = "tiny"
+[variants.fixed]
+[variants.floor]
+kind = "public-only"
+public.warm-start-epochs = 1
+[variants.broken]
+strategy.optimizer = "own_broken:Mine"
+[[grids]]
+name = "g"
+base = "base.toml"
+variants = ["broken", "fixed", "floor"]
+seeds = [0]
+"""
+BROKEN = """
+from dataclasses import dataclass
+
+from strategies.optimizers.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def step(self, *arguments, **named):
+        raise RuntimeError("planted failure")
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    (tmp_path / "base.toml").write_text(BASE.replace("CACHE", str(tmp_path / "cache")))
+    (tmp_path / "tiny.toml").write_text(SWEEP)
+    (tmp_path / "own_broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["sweep", "tiny.toml", *arguments])
+        return done.exit_code, done.output
+
+    return run
+
+
+def cells_of(folder: Path) -> list[Cell]:
+    return read_cells(folder / "tiny.toml", folder)[1]
+
+
+def test_a_dry_run_lists_the_cells_with_their_noise_and_runs_nothing(sweep, tmp_path: Path) -> None:
+    code, output = sweep("--dry-run", "--only", "g/f*")
+    assert code == 0, output
+    lines = output.splitlines()
+    assert lines[0].startswith("g/fixed/seed=0  z ")
+    assert float(lines[0].split()[2]) > 0.3
+    assert lines[0].endswith("to do")
+    assert lines[1] == "g/floor/seed=0  z none  to do"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("own_broken:Mine", "own_broken:Nobody", "g/broken/seed=0: strategy.optimizer"),
+        ("public.warm-start-epochs = 1", "", "g/floor/seed=0: public.warm-start-epochs = 0"),
+        ("[variants.fixed]", '[variants.fixed]\ndata.source = "csv:lost.csv"', "lost.csv"),
+    ],
+)
+def test_every_cell_is_checked_before_any_runs(sweep, tmp_path: Path, old: str, new: str, message: str) -> None:
+    (tmp_path / "tiny.toml").write_text(SWEEP.replace(old, new))
+    code, output = sweep()
+    assert code == 2
+    assert message in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_row_holds_what_a_run_left_and_the_file_keeps_one_row_per_cell(
+    sweep, tmp_path: Path, complete_run: Path
+) -> None:
+    cell = cells_of(tmp_path)[1]
+    made = row(cell, complete_run)
+    run = read_run(complete_run)
+    assert made["epsilon_stated"] == guaranteed(run)[0]
+    assert (made["test_accuracy"], made["validation_accuracy"]) == (0.8125, 0.55)
+    assert made["best_validation_accuracy"] == pytest.approx(0.55)
+    assert (made["first_clip_bound"], made["last_clip_bound"]) == (0.5, 0.1)
+    assert made["seconds_per_round"] == 2.5
+    assert made["noise_multiplier"] == 1.5
+    newer = {**made, "test_accuracy": 0.9}
+    write_results(tmp_path / "r.json", "tiny", merged(merged([], made), newer))
+    assert [entry["test_accuracy"] for entry in read_results(tmp_path / "r.json")] == [0.9]
+    (tmp_path / "r.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"r.json holds no results of a sweep"):
+        read_results(tmp_path / "r.json")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sweep_survives_a_failing_cell_and_a_second_one_runs_only_what_is_missing(sweep, tmp_path: Path) -> None:
+    code, output = sweep("--jobs", "2")
+    assert code == 1, output
+    assert "2 of 3 cells done, 1 failed" in output
+    assert "planted failure" in output
+    file = tmp_path / "runs/sweeps/tiny/results.json"
+    rows = {entry["variant"]: entry for entry in json.loads(file.read_text())["cells"]}
+    assert rows.keys() == {"fixed", "floor"}
+    assert rows["fixed"]["epsilon_stated"] <= 4.0
+    assert rows["fixed"]["cpu_seconds"] > 0
+    assert rows["floor"]["epsilon_stated"] is None
+    assert rows["floor"]["rounds_done"] == 0
+    cells = {cell.variant: cell for cell in cells_of(tmp_path)}
+    output_folder = tmp_path / "runs/sweeps/tiny"
+    with Ledger.open(attempts(cells["broken"], output_folder)[0] / "ledger.jsonl", read_only=True) as ledger:
+        assert len(ledger.events) == 1, "what the failed cell spent is kept"
+    before = {variant: len(attempts(cell, output_folder)) for variant, cell in cells.items()}
+    file.unlink()  # results are found again in the run folders
+    (tmp_path / "own_broken.py").write_text(BROKEN.replace("raise RuntimeError", "return arguments[0], arguments[1] #"))
+    code, output = sweep()
+    assert code == 0, output
+    assert "3 of 3 cells done, 2 of them before" in output
+    after = {variant: len(attempts(cell, output_folder)) for variant, cell in cells.items()}
+    assert after == {**before, "broken": 2}
+    assert len(read_results(file)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_interrupted_cell_leaves_no_process_and_runs_again_in_a_fresh_folder(sweep, tmp_path: Path) -> None:
+    import psutil
+
+    cell = cells_of(tmp_path)[1]
+    output = tmp_path / "out"
+
+    def stop_when_it_spends() -> None:
+        if (output / cell.key / "attempt-1" / "ledger.jsonl").is_file():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], output, 1, tmp_path, lambda *_: None, lambda _: None, stop_when_it_spends)
+    command = "simulations.sweep_cell"
+    children = [p for p in psutil.Process().children(recursive=True) if command in p.cmdline()]
+    assert children == []
+    assert finished_folder(cell, output) is None
+    ended = []
+    run_cells([cell], output, 1, tmp_path, lambda *_: None, ended.append, lambda: None)
+    assert [outcome.error for outcome in ended] == [""]
+    assert finished_folder(cell, output) == output / cell.key / "attempt-2"
+    assert (output / cell.key / "attempt-1" / "ledger.jsonl").is_file()
