@@ -99,8 +99,8 @@ def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto.from_config(config, **options)
-    if architecture == "bitnet-ternary":
-        _make_ternary(model)
+        if architecture == "bitnet-ternary":
+            _make_ternary(model)
     model.name_or_path = model.config.name_or_path = name
     return model
 

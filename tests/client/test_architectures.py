@@ -31,14 +31,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_compilation():
-    """transformers compiles BitNet's roundings, which takes longer than these tests."""
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
-
-
 def _case(name, targets):
     model, _ = load_base(f"random:{name}", "causal-lm")
     spec = LoraSpec(2, 4.0, targets)
