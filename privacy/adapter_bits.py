@@ -63,12 +63,13 @@ class AdapterBits:
             )
         bits = torch.zeros(len(units), self.dim, dtype=torch.float64)
         parts = [slice(*ends) for ends in pairwise(accumulate(self.sizes, initial=0))]
+        thresholds = torch.tensor(self.thresholds, dtype=torch.float64)
         for slab in slabs(len(units), width):
             copy = float64_copy(units.rows[slab])
-            for k, (part, threshold) in enumerate(zip(parts, self.thresholds, strict=True)):
-                norms = squared_norms(copy[:, part]).sqrt_().cpu()
-                bits[slab, k] = (norms <= threshold).to(torch.float64) - 0.5
-        return bits.masked_fill_(units.norms.isnan().unsqueeze(1), 0.0)
+            squares = torch.stack([squared_norms(copy[:, part]).cpu() for part in parts], dim=1)
+            inside = (squares.sqrt() <= thresholds).to(torch.float64) - 0.5
+            bits[slab] = inside.masked_fill_(~squares.sum(dim=1, keepdim=True).isfinite(), 0.0)
+        return bits
 
     def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
         error = max_units * _GRID_ERROR * self.sensitivity

@@ -1,0 +1,77 @@
+"""`python -m simulations.benchmarks.rl_overhead`: what the controller ``rl`` adds to a round, in seconds.
+
+Two adapters: MiniLM's (rank 4 on query and value of 6 layers, and a head) and one of a model of a billion parameters
+(rank 8 on 32 projections). Timed on one thread, medians over rounds: the server's part (plan and update; most rounds,
+and those in which the agent acts or also learns), and the clients' part (clipping and bits of 50 updates), each beside
+flat clipping by ``fixed``. Writes ``results/rl_overhead.json``.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+
+from privacy.calibration import filter_commitment
+from privacy.events import Poisson
+from privacy.mechanism import Contribution, InsecureSeededNoise, Plan, Units, charged_release, contribute
+from privacy.rng import torch_generator
+from server.environment import describe_environment
+from simulations.benchmarks.synthetic_federation import Account
+from strategies.controller import PublicSignals, Setting
+from strategies.controllers.fixed import Fixed
+from strategies.controllers.rl.controller import Rl
+
+RESULTS = Path(__file__).resolve().parent / "results" / "rl_overhead.json"
+ADAPTERS = {"MiniLM": (4 * (384 + 384),) * 12 + (2 * 384 + 2,), "1B": (8 * (2048 + 2048),) * 32}
+SAMPLING, ROUNDS, COHORT = Poisson(0.05, 1000), 40, 50
+CONTROLLERS: dict[str, Any] = {"fixed": Fixed(), "rl": Rl(), "rl, learning": Rl(learn=True, warm_up=2)}
+
+
+def main() -> None:
+    """Time, print and write."""
+    torch.set_num_threads(1)
+    commitment, z = filter_commitment(4.0, 1e-5, SAMPLING, ROUNDS)
+    rows = []
+    for adapter, sizes in ADAPTERS.items():
+        setting = Setting(ROUNDS, (sizes,), SAMPLING, (z,) * ROUNDS, commitment.order)
+        updates = torch.randn(COHORT, sum(sizes), generator=torch_generator(0, "updates"))
+        for name, controller in CONTROLLERS.items():
+            quiet, acting, plan = _server(controller, setting, Account(commitment))
+            clients = statistics.median(_clients(Units(updates), plan) for _ in range(5))
+            timed = {"seconds_round": quiet, "seconds_round_of_action": acting, "seconds_clients": clients}
+            rows.append({"adapter": adapter, "values": sum(sizes), "blocks": len(sizes), "controller": name, **timed})
+            Console().print(rows[-1])
+    document = {"benchmark": "rl_overhead", "rows": rows, "cohort": COHORT, "environment": describe_environment()}
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _server(controller: Any, setting: Setting, account: Account) -> tuple[float, float, Plan]:
+    """Median seconds of plan and update in other rounds and in every fifth, and the last plan."""
+    state, noise = controller.init(setting, PublicSignals(0, 0.7)), InsecureSeededNoise(0)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for round in range(1, setting.rounds + 1):
+        start = time.perf_counter()
+        plan = controller.plan(state, round)
+        planned = time.perf_counter() - start
+        release = charged_release(
+            Contribution.zero(plan), plan, label="round", round=round, sampling=SAMPLING, ledger=account, noise=noise
+        )
+        start = time.perf_counter()
+        state = controller.update(state, release, PublicSignals(round, 0.7 * 0.98**round, account.rho_spent))
+        seconds[round % 5 == 0].append(planned + time.perf_counter() - start)
+    return statistics.median(seconds[False]), statistics.median(seconds[True][2:]), plan
+
+
+def _clients(units: Units, plan: Plan) -> float:
+    start = time.perf_counter()
+    contribute(units, plan)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    typer.run(main)
