@@ -30,6 +30,7 @@ from privacy.mechanism import (
 )
 from privacy.queries import AdapterBits
 from privacy.rng import simulation_generator, torch_generator
+from server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from strategies.controller import PublicSignals, Setting
 from strategies.controllers.rl import spending
 from strategies.controllers.rl.controller import Rl
@@ -37,6 +38,7 @@ from strategies.controllers.rl.decisions import LEAST_REWARD, REACH, RlState, ob
 from strategies.controllers.rl.observation import hear, nothing
 from strategies.controllers.rl.pretrained import FILE, pretrained_weights
 from strategies.controllers.rl.sac import fresh_weights
+from strategies.server_state import ServerState
 
 SIZES = (4, 2, 6)
 DIM = sum(SIZES)
@@ -270,6 +272,25 @@ def test_learning_is_the_same_in_two_runs_and_differs_between_seeds(tmp_path: Pa
     assert one.scales != other.scales
     for name, weight in one.agent.weights.items():
         assert torch.equal(weight, two.agent.weights[name])
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, filtered: Ledger) -> None:
+    """Through the server's own checkpoint, in the middle of learning: the same plans from the same releases."""
+    state = restored = SCRATCH.init(FILTER, PublicSignals(0, loss_after(0)))
+    vector = torch.zeros(DIM)
+    for round in range(1, ROUNDS + 1):
+        plan = SCRATCH.plan(state, round)
+        assert replace(SCRATCH).plan(restored, round) == plan
+        release = release_of(plan, round, filtered)
+        public = PublicSignals(round, loss_after(round), filtered.rho_spent)
+        state, restored = SCRATCH.update(state, release, public), SCRATCH.update(restored, release, public)
+        if round in (4, 11, 18):  # between two actions, and right after one
+            checkpoint = Checkpoint(ServerState(round, vector, vector, {}, restored), None, (), filtered.head)
+            save_checkpoint(tmp_path, checkpoint)
+            fresh = SCRATCH.init(FILTER, PublicSignals(0, loss_after(0)))
+            restored = load_checkpoint(tmp_path, ServerState(0, vector, vector, {}, fresh)).state.controller
+    assert restored.agent.steps == state.agent.steps > 0
+    assert restored.scales == state.scales
 
 
 def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> None:
