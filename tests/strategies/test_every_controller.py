@@ -61,7 +61,7 @@ def test_the_commitment_pays_exactly_for_what_is_planned(
     controller, setting, commitment = committed(name, mode, tuple(options.items()))
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         population = Fitting(ledger, sampling=setting.sampling, noise=GaussianNoise())
-        states = population.follow(controller, setting)
+        population.follow(controller, setting)
         rounds = [event for event in ledger.events if event.label == "round"]
         # Every component of a round is in the event, and the event has the noise the run was calibrated for.
         assert [event.effective_noise_multiplier for event in rounds] == pytest.approx(
@@ -73,7 +73,7 @@ def test_the_commitment_pays_exactly_for_what_is_planned(
         # Nothing is left of the budget, and nothing more is paid for.
         assert 0.985 * EPSILON < ledger.spent() <= ledger.guaranteed() <= EPSILON * (1 + 1e-12)
         with pytest.raises(BudgetExceeded):
-            population.release(controller.plan(states[-1], ROUNDS), ROUNDS)
+            population.release(population.plans[-1], ROUNDS)
         assert len(ledger.events) == len(population.plans) - 1
 
 
