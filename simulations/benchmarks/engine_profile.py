@@ -67,38 +67,48 @@ def by_part(events: Iterable[FunctionEvent], total: float) -> list[dict[str, Any
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
-def flame(events: Iterable[FunctionEvent], title: str) -> str:
-    """A flame graph (callers below, callees above) as one SVG."""
+def stack(event: FunctionEvent) -> tuple[str, ...]:
+    """An operator as a path from the part it works for, inwards; autograd's own frames are left out."""
+    names = lineage(event)
+    inner = [name for name in reversed(names) if not name.startswith("autograd::engine")]
+    return part_of(names), *inner
+
+
+def flame(events: Iterable[FunctionEvent], title: str, total: float) -> str:
+    """A flame graph (callers below, callees above) of `total` seconds as one SVG."""
     times: dict[tuple[str, ...], float] = defaultdict(float)
     for event in events:
-        path = tuple(reversed(lineage(event)))
+        path = stack(event)
         for depth in range(1, len(path) + 1):
-            times[path[:depth]] += event.self_cpu_time_total
-    total = sum(value for path, value in times.items() if len(path) == 1)
-    deepest = max(len(path) for path in times)
-    width, row = 1200, 18
-    height = (deepest + 2) * row
+            times[path[:depth]] += event.self_cpu_time_total / 1e6
+    booked = sum(value for path, value in times.items() if len(path) == 1)
+    times[REST,] = max(0.0, total - booked)
+    total = max(total, booked)
+    shown = {path: value for path, value in times.items() if value >= total / 1200}
     boxes: list[str] = []
     offset: dict[tuple[str, ...], float] = defaultdict(float)
-    for path in sorted(times, key=lambda path: (len(path), -times[path], path)):
+    width, row = 1200, 20
+    height = (max(map(len, shown)) + 2) * row
+    for path in sorted(shown, key=lambda path: (len(path), -shown[path], path)):
         parent = path[:-1]
         left = offset[parent]
         offset[path] = left
         offset[parent] = left + times[path]
         x, w = width * left / total, width * times[path] / total
-        if w < 0.5:
-            continue
-        y = height - (len(path) + 1) * row
+        y = height - len(path) * row
         text = f"{path[-1]} ({100 * times[path] / total:.1f} %)"
-        hue = sum(map(ord, path[-1])) % 50
-        label = escape(path[-1][: int(w / 7)]) if w > 30 else ""
+        label = text if 6.3 * len(text) < w - 6 else path[-1] if 6.3 * len(path[-1]) < w - 6 else ""
+        hue = 20 + 37 * sum(map(ord, path[0])) % 320
         boxes.append(
-            f'<g><title>{escape(text)}</title><rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="{row - 1}" '
-            f'fill="hsl({hue},75%,65%)"/><text x="{x + 3:.1f}" y="{y + 13}">{label}</text></g>'
+            f'<g><title>{escape(text)}</title><rect x="{x:.1f}" y="{y}" width="{max(0.5, w - 0.7):.1f}" '
+            f'height="{row - 1}" fill="hsl({hue},55%,{78 - 4 * (len(path) % 3)}%)"/>'
+            + (f'<text x="{x + 4:.1f}" y="{y + 14}">{escape(label)}</text>' if label else "")
+            + "</g>"
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="11"><title>{escape(title)}</title>\n' + "\n".join(boxes) + "\n</svg>\n"
+        f'font-size="11.5"><title>{escape(title)}</title>\n<rect width="{width}" height="{height}" fill="#fff"/>'
+        f'<text x="4" y="15" font-weight="bold">{escape(title)}</text>\n' + "\n".join(boxes) + "\n</svg>\n"
     )
 
 
@@ -118,13 +128,14 @@ def main(
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             began = time.perf_counter()
             engine.train_all(start, job.clients, job.local, job.seeds)
-            total = time.perf_counter() - began
+            total = time.perf_counter() - began  # the profiler counts wall time too
         events = list(profiler.events())
         results[precision] = by_part(events, total)
         for row in results[precision]:
             console.print(f"{precision}  {row['part']:34} {100 * row['share']:5.1f} %", highlight=False)
         if flame_graph is not None and precision == "bf16":
-            flame_graph.write_text(flame(events, "One round of local training, MiniLM, bfloat16"), encoding="utf-8")
+            title = "One round of local training, MiniLM, bfloat16: CPU time by part, then by operator"
+            flame_graph.write_text(flame(events, title, total), encoding="utf-8")
     path = write("engine-profile", {"clients": clients, "parts": results})
     console.print(f"written to {path}", highlight=False)
 

@@ -68,8 +68,71 @@ def engine_profile(results: Results) -> str:
     return markdown(("part", *shares), lines) + machine(results)
 
 
+def engine_pfl(results: Results) -> str:
+    """Rounds of DP-FedAvg beside pfl-research."""
+    lines = [
+        (
+            row["job"],
+            row["variant"],
+            row["reference"],
+            f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f}-{row['highest_ratio']:.2f})",
+            f"{row['clients_per_second']:.1f}",
+            f"{row['difference']:.1g}",
+        )
+        for row in results["ratios"]
+    ]
+    header = ("job", "variant", "times as fast as", "ratio", "clients/s", "relative difference of the mean update")
+    return markdown(header, lines) + machine(results)
+
+
+def engine_flower(results: Results) -> str:
+    """Whole rounds on Flower and Ray: one message per worker beside one per client."""
+    lines = [
+        (
+            row["reference"],
+            f"{row['reference_messages']:.0f}",
+            f"{row['reference_wall_seconds']:.1f} s",
+            f"{row['wall_seconds']:.1f} s",
+            f"{row['wall_ratio']:.1f} ({row['lowest_wall_ratio']:.1f}-{row['highest_wall_ratio']:.1f})",
+            f"{row['cpu_ratio']:.1f} ({row['lowest_cpu_ratio']:.1f}-{row['highest_cpu_ratio']:.1f})",
+        )
+        for row in results["rows"]
+    ]
+    header = ("the usual way", "messages", "its round", "our round", "ratio, wall time", "ratio, CPU time")
+    table = markdown(header, lines)
+    return f"{table}\n{results['rows'][0]['clients']} clients a round, {results['workers']} workers.{machine(results)}"
+
+
+def engine_population(results: Results) -> str:
+    """What the server takes for one round as the population grows."""
+    lines = [
+        (
+            f"{row['population']:,}",
+            f"{row['wall_ms']:.1f} ms ({row['highest_wall_ms']:.0f})",
+            f"{row['cpu_ms']:.1f} ms",
+            f"{row['draw_and_messages_ms']:.1f} ms",
+            f"{row['growth_bytes'] / 2**20:.0f} MiB",
+        )
+        for row in results["rows"]
+    ]
+    header = ("logical clients", "a round (longest)", "CPU", "of it draw and messages, wall", "memory of the run")
+    return markdown(header, lines) + machine(results)
+
+
+def engine_gpu(results: Results) -> str:
+    """The 1.1B model on a GPU."""
+    lines = [
+        (row["job"], row["variant"], row["reference"], f"{row['ratio']:.2f}", f"{row['clients_per_second']:.1f}")
+        for row in results["ratios"]
+        if row["variant"] != row["reference"]
+    ]
+    table = markdown(("job", "variant", "times as fast as", "ratio", "clients/s"), lines)
+    return f"{table}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
+
+
 def machine(results: Results) -> str:
-    """Processor, threads and commit, as one sentence under a table."""
+    """Processor, threads, load and commit, as one sentence under a table."""
     found = results["environment"]
     torch = found["packages"]["torch"]
-    return f"\n{found['processor']}, {found['threads']} thread, torch {torch}; commit `{found['commit']}`.\n"
+    load = f"; load {found['load'][1]:.0f} on {found['cores']} cores" if "load" in found else ""
+    return f"\n{found['processor']}, {found['threads']} thread, torch {torch}{load}; commit `{found['commit']}`.\n"

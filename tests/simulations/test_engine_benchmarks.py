@@ -144,10 +144,14 @@ def test_flame_graph_is_a_picture_of_what_was_profiled(job: engine_jobs.Job) -> 
     parts = engine_profile.by_part(events, 1e9)
     assert {"frozen products", "adapters", "attention"} <= {part["part"] for part in parts}
     assert math.isclose(sum(part["share"] for part in parts), 1.0)
-    picture = ElementTree.fromstring(engine_profile.flame(events, "a title"))
+    picture = ElementTree.fromstring(engine_profile.flame(events, "a title", 1e-9))
     titles = [title.text or "" for title in picture.iter("{http://www.w3.org/2000/svg}title")]
     assert titles[0] == "a title"
     assert any(title.startswith("_AdaptedFunction") for title in titles)
+    shares = [
+        float(title.rpartition("(")[2].rstrip(" %)")) for title in titles if title.startswith("frozen products (")
+    ]
+    assert 0 < shares[0] < 100
 
 
 @pytest.mark.slow
