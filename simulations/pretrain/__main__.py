@@ -19,11 +19,12 @@ def main(
     minutes: Annotated[float, typer.Option(help="Wall time of the training loop.")] = 100.0,
     optimizer: Annotated[str, typer.Option(help="muon or adamw")] = "muon",
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
+    steps: Annotated[int, typer.Option(help="Most steps; 0 leaves the end to the clock.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
 ) -> None:
     """Train on the CPU; the weights so far are saved every ten minutes."""
     torch.set_num_threads(threads)
-    recipe = training.Recipe(minutes=minutes, optimizer=optimizer, matrix_rate=rate, other_rate=rate)
+    recipe = training.Recipe(minutes=minutes, steps=steps, optimizer=optimizer, matrix_rate=rate, other_rate=rate)
     out.mkdir(parents=True, exist_ok=True)
     texts, passages = corpus.encyclopedia(data), corpus.novels(data)
     tokenizer = vocabulary.train([*texts, *passages], recipe.vocabulary, recipe.context)
@@ -32,7 +33,8 @@ def main(
     validation = corpus.Stream.of(
         [article.text for article in articles(corpus.lines(data, corpus.EVALUATION))], tokenizer
     )
-    held = torch.from_numpy(validation.tokens[: 32 * recipe.context].astype("int64")).view(32, recipe.context)
+    rows = min(32, len(validation.tokens) // recipe.context)
+    held = torch.from_numpy(validation.tokens[: rows * recipe.context].astype("int64")).view(rows, recipe.context)
     facts = {**asdict(recipe), "tokens_articles": len(encyclopedia.tokens), "tokens_novels": len(novels.tokens)}
     (out / "recipe.json").write_text(json.dumps(facts, indent=1))
 

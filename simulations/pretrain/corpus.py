@@ -65,6 +65,6 @@ class Stream:
         """
         at = int(draws.integers(1, len(self.tokens) - length))
         if draws.random() < 0.5:
-            at = int(self.starts[max(0, np.searchsorted(self.starts, at, side="right") - 1)])
+            at = int(self.starts[max(0, int(np.searchsorted(self.starts, at, side="right")) - 1)])
         at = min(at, len(self.tokens) - length)
         return np.concatenate([self.tokens[:1], self.tokens[at : at + length - 1]]).astype(np.int64)

@@ -1,8 +1,8 @@
 """Training of ``lacquer-small``: Llama with grouped-query attention and tied embeddings, from seeded random weights.
 
 Hidden matrices are trained with Muon (Jordan et al. 2024, torch.optim.Muon with AdamW's update size, arXiv 2502.16982),
-everything else with AdamW. The learning rate follows the wall clock, not a count of steps: a linear warm-up over the
-first 2 % of the time and a cosine to zero at its end, so a run of any length on any machine anneals fully.
+everything else with AdamW. The learning rate follows the wall clock: a linear warm-up over the first 2 % of the time
+and a cosine to zero at its end, so a run of any length on any machine anneals fully.
 """
 
 import json
@@ -29,6 +29,7 @@ class Recipe:
 
     Attributes:
         minutes: wall time of the training loop.
+        steps: most steps; 0 leaves the end to the clock.
         width, layers, heads, groups, hidden, vocabulary, context: the architecture; `groups` key-value heads.
         windows: sequences of `context` tokens per step.
         articles: share of the sequences that come from the encyclopedia; the rest are novels.
@@ -37,6 +38,7 @@ class Recipe:
     """
 
     minutes: float
+    steps: int = 0
     width: int = 256
     layers: int = 4
     heads: int = 4
@@ -86,8 +88,8 @@ def train(
     began = saved = time.monotonic()
     step, recent = 0, list[float]()
     with log.open("w") as file:
-        while (elapsed := time.monotonic() - began) < 60 * recipe.minutes:
-            rate = schedule(elapsed / (60 * recipe.minutes), recipe.warm_up)
+        while (progress := _progress(elapsed := time.monotonic() - began, step, recipe)) < 1:
+            rate = schedule(progress, recipe.warm_up)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate * group["peak"]
@@ -98,7 +100,7 @@ def train(
                 optimizer.step()
                 optimizer.zero_grad()
             step, recent = step + 1, [*recent, float(loss.detach())]
-            if step % 20 == 0:
+            if step % 20 == 0 or _progress(time.monotonic() - began, step, recipe) >= 1:
                 line: dict[str, float] = {
                     "step": step,
                     "seconds": round(elapsed, 1),
@@ -132,6 +134,11 @@ def schedule(progress: float, warm_up: float) -> float:
     if progress < warm_up:
         return progress / warm_up
     return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
+
+
+def _progress(seconds: float, step: int, recipe: Recipe) -> float:
+    """Share of the time, or of the steps, that is over."""
+    return max(seconds / (60 * recipe.minutes), step / recipe.steps if recipe.steps else 0.0)
 
 
 def _windows(articles: Stream, novels: Stream, recipe: Recipe, draws: np.random.Generator) -> Tensor:
