@@ -54,16 +54,19 @@ class SequenceClassifier(nn.Module):
     Attributes:
         encoder: the base model without a head, in evaluation mode, frozen.
         classifier: linear, ``hidden -> num_labels``, the only part outside the adapters that is trained.
+        separator: id of the token that ends the first text of a pair, for encoders that tell the two texts apart
+            (BERT's token types); None for others.
         pooling: ``"mean"`` over the tokens of a record (encoders) or its ``"last"`` token (decoders).
         config: the base model's configuration (PEFT reads it).
     """
 
-    def __init__(self, encoder: Any, num_labels: int, pooling: Pooling) -> None:
+    def __init__(self, encoder: Any, num_labels: int, pooling: Pooling, separator: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.config: Any = encoder.config
         self.name_or_path = getattr(encoder, "name_or_path", "")
         self.pooling = pooling
+        self.separator = separator
         self.classifier = nn.Linear(encoder.config.hidden_size, num_labels)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
@@ -73,7 +76,8 @@ class SequenceClassifier(nn.Module):
     ) -> Float[Tensor, "n labels"]:
         """Logits of right-padded records; `attention_mask` None means no padding."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        hidden = self.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        types = {} if self.separator is None else {"token_type_ids": token_types(input_ids, self.separator)}
+        hidden = self.encoder(input_ids=input_ids, attention_mask=mask, **types).last_hidden_state
         return self.head(hidden, mask)
 
     def head(self, hidden: Float[Tensor, "n t hidden"], mask: Int[Tensor, "n t"]) -> Float[Tensor, "n labels"]:
@@ -90,6 +94,15 @@ class SequenceClassifier(nn.Module):
             weights = mask.to(hidden.dtype).unsqueeze(-1)
             pooled = (hidden * weights).sum(dim=1) / lengths.clamp_min(1).to(hidden.dtype).unsqueeze(-1)
         return F.layer_norm(pooled.float(), pooled.shape[-1:])
+
+
+def token_types(input_ids: Int[Tensor, "n t"], separator: int) -> Int[Tensor, "n t"]:
+    """0 up to the first separator of a record, 1 behind it: what BERT's tokenizer says of ``[CLS] a [SEP] b [SEP]``.
+
+    Made from the tokens, so that a record needs no second array. Padding gets a type too, which attention ignores.
+    """
+    separators = (input_ids == separator).long()
+    return (separators.cumsum(dim=1) - separators).clamp_max(1)
 
 
 def load_base(
@@ -128,7 +141,9 @@ def load_base(
         return model, tokenizer
     assert num_labels is not None
     pooling: Pooling = "last" if _is_decoder(model) else "mean"
-    return SequenceClassifier(model, num_labels, pooling).eval(), tokenizer
+    typed = getattr(model.config, "type_vocab_size", 0) or 0
+    separator = tokenizer.sep_token_id if typed > 1 else None
+    return SequenceClassifier(model, num_labels, pooling, separator).eval(), tokenizer
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -39,8 +39,8 @@ def sweep_command(
         name, every = read_cells(find_sweep(preset), data.expanduser().resolve())
         cells = chosen(every, only or [])
         store = _Store(name, output / name, results or output / name / "results.json", every)
-        todo = [cell for cell in cells if cell.key not in store.done]
-        todo = todo[:limit] if limit else todo
+        missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
+        todo = list(reversed(missing.values()))[:limit]
         multipliers = _check(cells if dry_run else todo)
     console = Console()
     if dry_run:
@@ -49,7 +49,7 @@ def sweep_command(
     progress = Progress(len(cells), sum(cell.key in store.done for cell in cells))
     try:
         with interruptible():
-            _run(todo, store, jobs, here, progress, console)
+            _run(todo, {cell.key for cell in cells}, store, jobs, here, progress, console)
     except KeyboardInterrupt:
         say("Interrupted; what was running is stopped, its ledgers are kept. The same command goes on.", "yellow")
         raise typer.Exit(INTERRUPTED) from None
@@ -72,23 +72,41 @@ class _Store:
             self._rows = read_results(file)
         except ValueError as error:
             raise ConfigError(f"--results: {error}") from None
+        self._cells = cells
+        known = {entry["digest"] for entry in self._rows}
         for cell in cells:
-            if cell.key not in self._of(cells) and (found := finished_folder(cell, self.folder)) is not None:
+            if cell.digest not in known and (found := finished_folder(cell, self.folder)) is not None:
                 self._rows = merged(self._rows, row(cell, found))
-        self.done = self._of(cells)
+                known.add(cell.digest)
+        for entry in list(self._rows):
+            self._share(entry)
 
-    def _of(self, cells: list[Cell]) -> set[str]:
+    @property
+    def done(self) -> set[str]:
+        """The cells that have a row."""
         kept = {(entry["cell"], entry["digest"]) for entry in self._rows}
-        return {cell.key for cell in cells if (cell.key, cell.digest) in kept}
+        return {cell.key for cell in self._cells if (cell.key, cell.digest) in kept}
 
-    def add(self, new: dict[str, Any]) -> None:
-        """Keep a row, on disk at once, beside what another sweep may have written meanwhile."""
+    def add(self, new: dict[str, Any]) -> list[dict[str, Any]]:
+        """Keep a row, on disk at once, beside what another sweep may have written; the rows of all its cells."""
         from simulations.sweep_results import merged, read_results, write_results
 
+        before = self.done
         for entry in read_results(self.file):
             self._rows = merged(self._rows, entry)
         self._rows = merged(self._rows, new)
+        self._share(new)
         write_results(self.file, self._name, self._rows)
+        return [entry for entry in self._rows if entry["cell"] in self.done - before]
+
+    def _share(self, entry: dict[str, Any]) -> None:
+        """Give the row to every cell that is the same run, such as the floor of two tables."""
+        from simulations.sweep_results import merged
+
+        for cell in self._cells:
+            if cell.digest == entry["digest"] and cell.key not in self.done:
+                place = {"cell": cell.key, "grid": cell.grid, "variant": cell.variant, "axes": dict(cell.axes)}
+                self._rows = merged(self._rows, {**entry, **place})
 
 
 def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
@@ -120,7 +138,15 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     return multipliers
 
 
-def _run(cells: list[Cell], store: _Store, jobs: int, plugins: Path, progress: "Progress", console: Console) -> None:
+def _run(
+    cells: list[Cell],
+    counted: set[str],
+    store: _Store,
+    jobs: int,
+    plugins: Path,
+    progress: "Progress",
+    console: Console,
+) -> None:
     from simulations.sweep_display import progress_table, row_cells, summary_line
     from simulations.sweep_runner import Outcome, run_cells
 
@@ -134,9 +160,9 @@ def _run(cells: list[Cell], store: _Store, jobs: int, plugins: Path, progress: "
             progress.failed.append((key, outcome.error))
             line = f"{key} FAILED: {outcome.error.partition(chr(10))[0]}"
         else:
-            progress.rows.append(outcome.row)
-            store.add(outcome.row)
-            line = "  ".join(row_cells(outcome.row))
+            wanted = [entry for entry in store.add(outcome.row) if entry["cell"] in counted]
+            progress.rows += wanted
+            line = "\n".join("  ".join(row_cells(entry)) for entry in wanted)
         if live is None:
             console.print(f"{line}  ({summary_line(progress)})", markup=False, highlight=False, soft_wrap=True)
 

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-KIND_FILE = "kind"
+CELL_FILE = "cell.json"
 USAGE_FILE = "usage.json"
 
 
 def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
-    """Run the cell whose folder holds ``config.toml`` and ``kind``."""
+    """Run the cell whose folder holds ``config.toml`` and ``cell.json``."""
     # Imported here: whoever only reads what a cell left needs none of it.
     from server.config import load
     from simulations.inprocess import run_inprocess
@@ -24,7 +24,8 @@ def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
     end_with_launcher(launcher, private)
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run = run_public_only if (folder / KIND_FILE).read_text() == "public-only" else run_inprocess
+    kind = json.loads((folder / CELL_FILE).read_text())["kind"]
+    run = run_public_only if kind == "public-only" else run_inprocess
     run(load(folder / "config.toml"), folder)
     (folder / USAGE_FILE).write_text(json.dumps({"cpu_seconds": time.process_time()}) + "\n")
 

@@ -5,6 +5,7 @@ it the account of what it released; the next one starts in a fresh folder, since
 A cell that fails is told of and leaves the others alone.
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,11 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.config import load
 from simulations.launcher import run_child
 from simulations.private_flower import RunFailed
-from simulations.sweep_cell import KIND_FILE
-from simulations.sweep_file import Cell, digest
+from simulations.sweep_cell import CELL_FILE
+from simulations.sweep_file import Cell
 from simulations.sweep_results import Row, is_complete, row
 
 _CELL_MODULE = "simulations.sweep_cell"
@@ -39,7 +39,9 @@ class _Interrupted(Exception):
 def finished_folder(cell: Cell, output: Path) -> Path | None:
     """The run folder of a completed attempt of exactly this cell, the newest; None if there is none."""
     for attempt in reversed(attempts(cell, output)):
-        if is_complete(attempt) and digest(load(attempt / "config.toml"), cell.kind) == cell.digest:
+        # What a cell was is kept beside its configuration, which code of another day may no longer be able to read.
+        file = attempt / CELL_FILE
+        if file.is_file() and json.loads(file.read_text())["digest"] == cell.digest and is_complete(attempt):
             return attempt
     return None
 
@@ -97,7 +99,6 @@ def _run(cell: Cell, folder: Path, plugins: Path, stop: threading.Event) -> Outc
             time.sleep(_LOOK)
 
     try:
-        (folder / KIND_FILE).write_text(cell.kind)
         run_child(cell.config, folder, follow=follow, plugins=plugins, module=_CELL_MODULE, threads=1)
         return Outcome(cell, row(cell, folder))
     except RunFailed as failure:
@@ -113,4 +114,5 @@ def _fresh_folder(cell: Cell, output: Path) -> Path:
     number = int(before[-1].name.removeprefix("attempt-")) + 1 if before else 1
     folder = output / cell.key / f"attempt-{number}"
     folder.mkdir(parents=True)
+    (folder / CELL_FILE).write_text(json.dumps({"cell": cell.key, "kind": cell.kind, "digest": cell.digest}) + "\n")
     return folder

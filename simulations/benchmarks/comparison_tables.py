@@ -6,7 +6,7 @@ from typing import Any
 
 from simulations.benchmarks.paired import Paired, paired_difference
 from simulations.benchmarks.privacy_tables import markdown
-from simulations.notation import duration_text, epsilon_text, number_text
+from simulations.notation import delta_text, duration_text, epsilon_text, number_text
 
 Row = Mapping[str, Any]
 Groups = dict[str, list[Row]]
@@ -89,7 +89,7 @@ def comparisons(results: Mapping[str, Any]) -> str:
         private = [row for row in rows if row["epsilon_stated"] is not None]
         stated = max((row["epsilon_stated"] for row in private), default=epsilon)
         delta = rows[0]["delta"]
-        caption = f"**{grid}**, ε ≤ {epsilon_text(stated)} at δ = {delta:g}: {_scale(rows)}."
+        caption = f"**{grid}**, ε ≤ {epsilon_text(stated)} at δ = {delta_text(delta)}: {_scale(rows)}."
         parts.append(f"{caption}\n\n{_table(rows)}{_provenance(rows)}")
     return "\n".join(parts) if parts else "*Not measured yet.*\n"
 
@@ -221,7 +221,8 @@ def _provenance(rows: Sequence[Row]) -> str:
     machines = "; ".join(sorted({row["machine"] for row in rows}))
     commits = ", ".join(f"`{commit}`" for commit in sorted({row["commit"] for row in rows}))
     total = duration_text(sum(row["cpu_seconds"] or 0.0 for row in rows))
-    return f"\nSeeds {seeds}; {len(rows)} cells, {total} of one core; machine: {machines}; commit {commits}.\n"
+    count = f"{len(rows)} cell{'s' if len(rows) > 1 else ''}"
+    return f"\nSeeds {seeds}; {count}, {total} of one core; machine: {machines}; commit {commits}.\n"
 
 
 def _by_table(cells: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
-from client.data import DataSpec, PreparedData, prepare
+from client.data import PARTS, DataSpec, PreparedData, prepare
 from client.models import load_tokenizer
 from client.notes import split
 
@@ -217,6 +217,22 @@ def test_pairs_share_one_record(spec, table):
     data = prepare(_file_spec(spec, table, text_pair_column="second"))
     first = _texts(_copy(data.test), load_tokenizer(spec.tokenizer))[0]
     assert "premise of record number" in first
+
+
+def test_a_pair_is_known_by_both_its_texts(spec, table):
+    """The same premise may stand in two parts with other hypotheses; the same pair may not."""
+    train = pandas.read_parquet(table / "train.parquet")
+    train["second"] = [f"hypothesis {row}" for row in range(len(train))]
+    held = train.iloc[[0, 1]].copy()
+    held.loc[held.index[1], "second"] = "another hypothesis"
+    train.to_parquet(table / "train.parquet")
+    held.to_parquet(table / "held.parquet")
+    sources = {"test_source": f"parquet:{table / 'held.parquet'}", "text_pair_column": "second"}
+    data = prepare(_file_spec(spec, table, **sources))
+    parts = {part: set(_texts(_copy(getattr(data, part)), load_tokenizer(spec.tokenizer))) for part in PARTS}
+    assert not parts["test"] & (parts["train"] | parts["validation"])
+    assert not parts["train"] & parts["validation"]
+    assert data.meta["removed"]["train"] + data.meta["removed"]["validation"] == 1
 
 
 def test_a_million_overlapping_clients_for_speed_tests(spec):

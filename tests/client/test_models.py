@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from client.model_files import MINILM_SHA256, minilm_folder, verify_files
-from client.models import SequenceClassifier, load_base, load_tokenizer
+from client.models import SequenceClassifier, load_base, load_tokenizer, token_types
 from client.random_models import ARCHITECTURES
 
 TEXTS = ["No chest pain today.", "Crushing chest pain radiating to the left arm since this morning, call cardiology."]
@@ -41,6 +41,23 @@ def _mean_embeddings(model, tokenizer, texts):
     ids, mask = _padded(tokenizer, texts)
     hidden = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     return ((hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)).unbind()
+
+
+def test_a_pair_has_the_token_types_of_its_tokenizer():
+    model, tokenizer = load_base("minilm", "classification", 2)
+    first, second = ["A man eats food.", "Rates rose."], ["He is having lunch.", "The bank raised them again, sharply."]
+    batch = tokenizer(first, second, padding=True, return_tensors="pt", return_token_type_ids=True)
+    ids, mask, types = batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]
+    assert torch.equal(token_types(ids, tokenizer.sep_token_id) * mask, types)
+    with torch.no_grad():
+        torch.nn.init.normal_(model.classifier.weight)
+        given = model.encoder(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+        untyped = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(model(ids, mask), model.head(given, mask))
+        assert not torch.allclose(model.head(given, mask), model.head(untyped, mask), atol=1e-2)
+        alone, alone_mask = _padded(tokenizer, first)
+        single = model.encoder(input_ids=alone, attention_mask=alone_mask).last_hidden_state
+        torch.testing.assert_close(model(alone, alone_mask), model.head(single, alone_mask))
 
 
 def test_tampered_minilm_file_is_refused(tmp_path):

@@ -61,7 +61,7 @@ def test_a_paired_difference_is_students() -> None:
 
 def test_the_table_ranks_methods_and_puts_the_beside_rows_last() -> None:
     lines = comparisons({"cells": ROWS}).splitlines()
-    assert lines[0].startswith("**default-sst2**, ε ≤ 4.00 at δ = 1e-05: 1,000 clients, 50 expected in a round")
+    assert lines[0].startswith("**default-sst2**, ε ≤ 4.00 at δ = 1e-5: 1,000 clients, 50 expected in a round")
     first, *_, last = lines[4:8]
     assert first == "| DP-LAC, no histogram | 82.0 % ± 2.0 |  | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
     assert lines[6] == "| fixed (Abadi) | 72.0 % ± 2.0 | −10.0 [−15.0, −5.0] | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"

@@ -126,6 +126,17 @@ def test_a_row_holds_what_a_run_left_and_the_file_keeps_one_row_per_cell(
         read_results(tmp_path / "r.json")
 
 
+def test_cells_that_are_the_same_run_share_its_row(sweep, tmp_path: Path, complete_run: Path) -> None:
+    again = '\n[[grids]]\nname = "h"\nbase = "base.toml"\nvariants = ["fixed"]\nseeds = [0, 1]\n'
+    (tmp_path / "tiny.toml").write_text(SWEEP + again)
+    file = tmp_path / "runs/sweeps/tiny/results.json"
+    write_results(file, "tiny", [row(cells_of(tmp_path)[1], complete_run)])
+    code, output = sweep("--dry-run", "--only", "*/fixed")
+    assert code == 0, output
+    states = {line.split()[0]: line.endswith("done") for line in output.splitlines()}
+    assert states == {"g/fixed/seed=0": True, "h/fixed/seed=0": True, "h/fixed/seed=1": False}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sweep_survives_a_failing_cell_and_a_second_one_runs_only_what_is_missing(sweep, tmp_path: Path) -> None:
