@@ -9,7 +9,9 @@ RoLoRA: Chen et al. 2025 (arXiv 2502.01755), which does not study differential p
 Guarantee: one clip threshold C covers the whole sent vector of a round (all trained factors and heads), so the sum has
 sensitivity C; rounds of one factor send half the values and carry noise on those only.
 
-Norms of A and B differ, by an order of magnitude where B starts at zero, and a controller has one threshold. With
+Norms of A, B and heads differ by an order of magnitude and more, and a controller has one threshold: what is shorter is
+clipped with the rest and drowns in noise of the same size. (MiniLM on the notes, rank 4, top 3 layers, local SGD: the
+median client moves A by 0.80, B by 0.15, the head by 1.07 after a warm start; from B = 0, A by 0 and B by 0.02.) With
 ``scale-a`` and ``scale-b`` the sent vector holds scale_a * update of A and scale_b * update of B: clipping them by C
 clips A by C / scale_a and B by C / scale_b, in the rounds of RoLoRA as in the joint vector of plain. The scales are
 public constants, undone after the release, so sensitivity and noise multiplier stay as they are. A controller that
@@ -56,12 +58,20 @@ class Plain:
 
 @dataclass(frozen=True)
 class Ffa:
-    """Train B only."""
+    """Train B only.
+
+    Attributes:
+        scale_b: public factor on the update of B, relative to the heads, before clipping.
+    """
 
     individual: ClassVar[bool] = False
+    scale_b: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(scale_b=self.scale_b)
 
     def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("b")
+        return Part("b", scale_b=self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None

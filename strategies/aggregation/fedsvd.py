@@ -27,17 +27,26 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.lora import AdapterLayout, Part
+from privacy import checks
 from strategies.aggregation.aggregation import Adapters, Rewritten
 
 
 @dataclass(frozen=True)
 class FedSvd:
-    """Train B; rewrite A and B by the decomposition of their product."""
+    """Train B; rewrite A and B by the decomposition of their product.
+
+    Attributes:
+        scale_b: public factor on the update of B, relative to the heads, before clipping.
+    """
 
     individual: ClassVar[bool] = False
+    scale_b: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(scale_b=self.scale_b)
 
     def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("b")
+        return Part("b", scale_b=self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None

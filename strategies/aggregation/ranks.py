@@ -39,14 +39,18 @@ class DyLora:
         least_rank: r_min, >= 1.
         most_rank: r_max; 0 takes the adapters' rank.
         factors: ``"both"``, or ``"b"`` with A frozen.
+        scale_a, scale_b: public factors on the update of A and of B before clipping, see ``factors.py``.
     """
 
     individual: ClassVar[bool] = False
     least_rank: int = 1
     most_rank: int = 0
     factors: str = "both"
+    scale_a: float = 1.0
+    scale_b: float = 1.0
 
     def __post_init__(self) -> None:
+        checks.positive(scale_a=self.scale_a, scale_b=self.scale_b)
         checks.integer_at_least(1, least_rank=self.least_rank)
         checks.integer_at_least(0, most_rank=self.most_rank, remedy="0 takes model.rank")
         checks.one_of(("both", "b"), factors=self.factors)
@@ -57,7 +61,7 @@ class DyLora:
         checks.within(1, adapters.rank, most_rank=most, remedy="the upper limit is model.rank")
         checks.within(1, most, least_rank=self.least_rank, remedy="the upper limit is most-rank")
         drawn = simulation_generator(adapters.seed, "dylora rank", round).integers(self.least_rank, most + 1)
-        return Part(self.factors, int(drawn))
+        return Part(self.factors, int(drawn), self.scale_a, self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None
@@ -74,13 +78,17 @@ class ZeroPad:
         ranks: comma-separated, e.g. ``"2,4,8"``; every client is given one of them, each with the same probability, by
             its id and the run's seed. A rank that is named twice is twice as frequent.
         factors: ``"both"``, or ``"b"`` with A frozen.
+        scale_a, scale_b: public factors on the update of A and of B before clipping, see ``factors.py``.
     """
 
     individual: ClassVar[bool] = False
     ranks: str = "1,2,4"
     factors: str = "both"
+    scale_a: float = 1.0
+    scale_b: float = 1.0
 
     def __post_init__(self) -> None:
+        checks.positive(scale_a=self.scale_a, scale_b=self.scale_b)
         checks.one_of(("both", "b"), factors=self.factors)
         for rank in self._choices():
             checks.integer_at_least(1, ranks=rank)
@@ -88,7 +96,7 @@ class ZeroPad:
     def part(self, adapters: Adapters, round: int) -> Part:
         """ValueError if the ranks do not fit the adapters."""
         checks.within(1, adapters.rank, ranks=max(self._choices()), remedy="the upper limit is model.rank")
-        return Part(self.factors)
+        return Part(self.factors, None, self.scale_a, self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         """The same for a client in every round: one stream for the population, read at the client's id."""

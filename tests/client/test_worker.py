@@ -33,8 +33,8 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "plain": {"scale-a": 0.5, "scale-b": 4.0},
     "ffa": {},
     "rolora": {"scale-a": 3.0, "scale-b": 0.5},
-    "fedsvd": {},
-    "dp-dylora": {},
+    "fedsvd": {"scale-b": 5.0},
+    "dp-dylora": {"scale-b": 3.0},
     "zero-pad": {"ranks": "1,2,4"},
 }
 

@@ -30,6 +30,8 @@ def test_factors_by_round() -> None:
     assert parts(Plain(0.5, 2.0)) == [Part("both", None, 0.5, 2.0)] * 4
     assert parts(Ffa()) == parts(FedSvd()) == [Part("b")] * 4
     assert [part.factors for part in parts(RoLora())] == ["b", "a", "b", "a"]
+    assert parts(Ffa(2.0))[0] == parts(FedSvd(2.0))[0] == Part("b", scale_b=2.0)
+    assert parts(ZeroPad("2", scale_a=0.5))[0] == Part("both", None, 0.5, 1.0)
     assert parts(RoLora(3.0, 2.0))[1] == Part("a", None, 3.0, 2.0)
     for aggregation in (Plain(), Ffa(), FedSvd(), RoLora(), DyLora()):
         assert aggregation.client_ranks(ADAPTERS, np.arange(3)) is None
