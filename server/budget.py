@@ -6,6 +6,8 @@ from typing import Any
 from privacy.calibration import filter_commitment, floor_commitment
 from privacy.commitment import Commitment, FloorStep
 from privacy.events import Poisson, ReleaseEvent
+from privacy.plan import Plan
+from privacy.queries import AdapterBits, NormBit, NormHistogram
 from server.config import ConfigError, RunConfig
 from strategies.controller import Controller, PublicSignals, Setting
 
@@ -55,9 +57,21 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
         raise ConfigError(f"privacy.epsilon = {privacy.epsilon:g}: {error}") from error
     multipliers = tuple(z * share for share in profile)
     try:  # its queries must leave the update some budget; the layout is not known yet and does not matter to that
-        controller.init(
+        state = controller.init(
             Setting(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
         )
+        if config.public.subspace:
+            _refuse_norms(controller.plan(state, 0 if initial else 1))
     except ValueError as error:
         raise ConfigError(f"strategy.controller = {config.strategy.controller!r}: {error}") from error
     return replace(commitment, not_private=not_private_reason(config)), multipliers
+
+
+def _refuse_norms(plan: Plan) -> None:
+    """ValueError if the plan asks for norms, which are those of whole updates, beside clipping of their projections."""
+    asked = [query.name for query in plan.queries if isinstance(query, NormBit | AdapterBits | NormHistogram)]
+    if asked:
+        raise ValueError(
+            f"{' and '.join(asked)} would compare norms of whole updates where projections on the public subspace are "
+            "clipped; set public.subspace = 0, or choose fixed, dynamic, dp-lac or dp-clac"
+        )
