@@ -22,13 +22,12 @@ from server.loop import go_on, run_rounds
 from server.public import PublicTraining
 from server.resume import (
     CONFIG_FILE,
-    Resumed,
     check_origin,
     check_secret,
     claim,
-    note_resumed,
     write_origin,
 )
+from server.resumed import Resumed, note_resumed
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg

@@ -1,7 +1,7 @@
 """Going on with a run that was broken off: what must be the same as at its start, and where it stood.
 
-``origin.json`` is written before the ledger and tells what the run was started with; ``resumed.jsonl`` gets a line each
-time it goes on. The rules, each with the reason it is not left to the user:
+``origin.json`` is written before the ledger and tells what the run was started with. The rules, each with the reason it
+is not left to the user:
 
 - the settings that decide what is released are those of the start: the ledger's commitment was computed from them;
 - the ledger's chain is whole and holds the line the checkpoint saw: a shorter one would spend the same budget twice;
@@ -12,7 +12,6 @@ time it goes on. The rules, each with the reason it is not left to the user:
 
 import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from privacy.errors import CorruptRun
@@ -26,30 +25,11 @@ from server.telemetry import read_status
 
 CONFIG_FILE = "config.toml"
 ORIGIN_FILE = "origin.json"
-RESUMES_FILE = "resumed.jsonl"
 FREE = ("output", "data.cache", "engine.kind", "engine.workers", "engine.round-timeout", "engine.prefix-cache-mb")
 """Settings that may differ when a run goes on: they change where and how fast it trains, and not what it releases."""
 
 ENDED = ("completed", "stopped-budget")
 _NAMED = 8
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """One time a run went on.
-
-    Attributes:
-        round: the last one released before; 0 if only the initial release or nothing was, -1 if not even that.
-        time: seconds since 1970.
-        lost: charges so far that no released round stands for: the run was broken off between the charge and the
-            checkpoint, or the round failed. They stay spent.
-        code: what of the code was different from that at the start, in words.
-    """
-
-    round: int
-    time: float
-    lost: int
-    code: tuple[str, ...] = ()
 
 
 def write_origin(run_folder: Path, config: RunConfig, data: str) -> None:
@@ -146,24 +126,6 @@ def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
     secret = run_folder / SAMPLING_SECRET
     if ledger.charges and not config.privacy.seeded_cohorts and not secret.is_file():
         raise CorruptRun(f"{secret} is gone: without it other cohorts would be drawn than were; restore it")
-
-
-def note_resumed(run_folder: Path, resumed: Resumed) -> None:
-    """Add a line to resumed.jsonl."""
-    with (run_folder / RESUMES_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(resumed)) + "\n")
-
-
-def read_resumed(run_folder: Path) -> tuple[Resumed, ...]:
-    """Every time a run went on, in order; CorruptRun if a line is none of ours."""
-    path = run_folder / RESUMES_FILE
-    if not path.is_file():
-        return ()
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return tuple(Resumed(**{**line, "code": tuple(line["code"])}) for line in lines)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptRun(f"{path} is not what a resumed run writes: {error}") from error
 
 
 def _listed(items: list[str]) -> str:

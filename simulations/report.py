@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from simulations.loading import loading_code
 from simulations.notation import delta_text, epsilon_text, number_text, percent_text
-from simulations.outcome import guarantee_sentence, guaranteed, spent_text, state_text, training_time
+from simulations.outcome import guarantee_sentence, guaranteed, resumed_text, spent_text, state_text, training_time
 from simulations.report_figures import report_figures
 from simulations.report_tables import environment_rows, facts_rows, ledger_table, settings_rows
 from simulations.run_folder import Run, read_run
@@ -28,6 +28,8 @@ _FILES = {
     "adapter": "the released adapter, loads with PEFT",
     "checkpoint": "what a resumed run continues from",
     "tensorboard": "the metrics as TensorBoard scalars",
+    "origin.json": "what it was started with; a resumed run is held against it",
+    "resumed.jsonl": "a line for each time it was resumed",
     "sampling.key": "the secret that draws the cohorts: whoever has it knows who took part, so never share it",
     "flower.log": "what Flower and its workers printed",
     "inprocess.log": "what the run printed",
@@ -72,6 +74,7 @@ def render(run: Run) -> str:
         about=_about(run),
         not_private=run.not_private,
         ending=_ending(run),
+        resumed=resumed_text(run),
         problems=run.problems,
         tiles=_tiles(run),
         sentence=guarantee_sentence(run),

@@ -15,6 +15,7 @@ from privacy.ledger import Charge, Ledger
 from privacy.statement import privacy_statement
 from server.config import ConfigError, RunConfig, load
 from server.environment import ENVIRONMENT_FILE
+from server.resumed import RESUMES_FILE, Resumed, read_resumed
 from server.round_record import RoundRecord
 from server.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
 
@@ -51,6 +52,7 @@ class Run:
         guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
         metrics: the releases so far.
         account: what the verified ledger says; None if there is none, or if it is damaged.
+        resumed: the times the run went on after a break.
         problems: one sentence for every file that is there but cannot be read.
     """
 
@@ -62,6 +64,7 @@ class Run:
     results: Json | None
     environment: Json | None
     account: Account | None
+    resumed: tuple[Resumed, ...]
     problems: tuple[str, ...]
 
     @property
@@ -138,6 +141,7 @@ def read_run(path: Path) -> Run:
         results=attempt(RESULTS_FILE, _json_object),
         environment=attempt(ENVIRONMENT_FILE, _json_object),
         account=account,
+        resumed=attempt(RESUMES_FILE, lambda file: read_resumed(file.parent)) or (),
         problems=tuple(problems),
     )
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from simulations.live_display import WIDEST
 from simulations.loading import loading_code
 from simulations.notation import number_text, percent_text
-from simulations.outcome import guarantee_sentence, privacy_text, state_text, training_time
+from simulations.outcome import guarantee_sentence, privacy_text, resumed_text, state_text, training_time
 from simulations.report import REPORT_FILE
 from simulations.run_folder import Run, read_run
 
@@ -38,7 +38,7 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
         return
     facts = [f"{label}: {value}" for label, value in _facts(run)]
     further = [f"{label.lower()}: {text}" for label, text in _next_steps(run) if "\n" not in text]
-    for line in (*facts, guarantee_sentence(run), *further):
+    for line in (*facts, *filter(None, [resumed_text(run)]), guarantee_sentence(run), *further):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -53,6 +53,8 @@ def summary_panel(run: Run, width: int) -> RenderableType:
     parts: list[RenderableType] = [facts, Text(), Text(guarantee_sentence(run))]
     if run.not_private:
         parts.insert(0, Padding(Text(f"NOT PRIVATE: {run.not_private}", "bold red"), (0, 0, 1, 0)))
+    if text := resumed_text(run):
+        parts += [Text(), Text(text)]
     if run.state not in _STYLES and run.status:
         parts += [Text(), Text(run.status.message, "red")]
     return Panel(

@@ -33,7 +33,7 @@ from privacy.ledger import Ledger
 from server.artefacts import PRIVACY_FILE
 from server.config import load
 from server.environment import describe_environment
-from server.resume import read_resumed
+from server.resumed import read_resumed
 from server.telemetry import read_metrics, read_status
 
 RESULT = Path(__file__).parent / "results" / "soak.json"

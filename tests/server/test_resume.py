@@ -18,7 +18,8 @@ from server.budget import round_sampling
 from server.checkpoint import Checkpoint, save_checkpoint
 from server.config import RunConfig, parse
 from server.errors import CannotResume
-from server.resume import Resumed, check_origin, check_resumable, claim, note_resumed, read_resumed, write_origin
+from server.resume import check_origin, check_resumable, claim, write_origin
+from server.resumed import Resumed, note_resumed, read_resumed
 from server.telemetry import State, Telemetry
 from strategies.controller import PublicSignals, Setting
 from strategies.controllers.fixed import Fixed

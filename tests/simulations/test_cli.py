@@ -5,17 +5,23 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from typer.testing import CliRunner
 
+from privacy.commitment import Commitment, FloorStep
+from privacy.ledger import Ledger
+from server.budget import round_sampling
 from server.config import ConfigError, parse
-from server.telemetry import Telemetry
+from server.resume import write_origin
+from server.telemetry import Telemetry, read_status
 from simulations import launcher, preflight
 from simulations.cli import app, new_run_folder
 from simulations.private_flower import RunFailed
 
 runner = CliRunner()
+special = []  # further keys that the last engine was given for each of its runs
 
 SMALL = """
 clients = 60
@@ -46,10 +52,12 @@ def checked(monkeypatch):
 def engine(monkeypatch, behaviour):
     """Replaces both engines by a function of the run folder."""
     calls = []
+    special.clear()
 
     def run(name):
-        def launch(config, folder, *, follow, plugins):
+        def launch(config, folder, *, follow, plugins, keys):
             calls.append((name, config, plugins))
+            special.append(keys)
             behaviour(folder)
 
         return launch
@@ -161,6 +169,59 @@ def test_a_signal_interrupts_with_130_and_the_folder_says_so(number, here, check
     status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["message"]) == ("failed", "interrupted")
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.fixture
+def broken_off(here):
+    """A folder as a run leaves it that was killed in its first round."""
+    folder = here / "runs" / "small-1"
+    folder.mkdir(parents=True)
+    config = parse(tomllib.loads(SMALL))
+    (folder / "config.toml").write_text(config.to_toml())
+    write_origin(folder, config, "digest")
+    steps = (FloorStep("round", round_sampling(config), 1.5, 3),)
+    Ledger.create(folder / "ledger.jsonl", Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=steps)).close()
+    with Telemetry(folder, tensorboard=False) as telemetry:
+        telemetry.status("failed", "interrupted")
+    return folder
+
+
+def test_a_broken_run_is_resumed_in_its_folder_on_any_engine(here, broken_off, monkeypatch):
+    told = []
+    calls = engine(monkeypatch, lambda folder: told.append(read_status(folder).message) or completed(folder))
+    result = runner.invoke(app, ["resume", "runs/small-1", "--engine", "inprocess", "--workers", "2", "--quiet"])
+    assert result.exit_code == 0, result.output
+    ((name, config, plugins),) = calls
+    assert (name, config.engine.workers, plugins) == ("inprocess", 2, here)
+    assert special == [{"resume": str(broken_off), "other-code": False}]
+    assert told == ["resuming"], "what the run said last is no longer true"
+    assert result.stdout.strip() == str(broken_off)
+    again = runner.invoke(app, ["resume", "runs/small-1"])
+    assert again.exit_code == 2
+    assert len(calls) == 1
+
+
+def test_a_run_that_must_not_go_on_is_refused_in_a_line(here, broken_off, monkeypatch):
+    calls = engine(monkeypatch, completed)
+    with Ledger.open(broken_off / "ledger.jsonl"):
+        result = runner.invoke(app, ["resume", "runs/small-1"])
+    assert result.exit_code == 2
+    assert "is still running" in result.stderr
+    assert "Traceback" not in result.output
+    assert runner.invoke(app, ["resume", str(here)]).exit_code == 2
+    assert runner.invoke(app, ["resume", "none"]).exit_code == 2
+    assert calls == []
+
+
+def test_a_failed_run_says_how_to_go_on(here, broken_off, monkeypatch):
+    def fail(folder):
+        raise RunFailed("the reason")
+
+    engine(monkeypatch, fail)
+    result = runner.invoke(app, ["resume", "runs/small-1", "--other-code"])
+    assert result.exit_code == 1
+    assert f"Go on with: lacquer resume {broken_off}" in result.stderr
+    assert special == [{"resume": str(broken_off), "other-code": True}]
 
 
 def test_presets_are_listed():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from server.resumed import Resumed, note_resumed
 from simulations.notation import epsilon_text
 from simulations.report import write_report
 from simulations.run_folder import read_run
@@ -189,3 +190,14 @@ def test_a_statement_of_another_ledger_is_noticed(record_run: Callable[..., Path
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no run folder: it holds none of config.toml"):
         read_run(tmp_path)
+
+
+def test_a_resumed_run_says_so(record_run: Callable[..., Path]) -> None:
+    folder = record_run()
+    assert "Resumed." not in Page(write_report(folder).read_text(encoding="utf-8")).text
+    for resumed in (Resumed(2, 1.0, 0), Resumed(3, 2.0, 1, ("server/loop.py was changed",))):
+        note_resumed(folder, resumed)
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert "It was broken off and resumed 2 times, after rounds 2, 3. 1 release was lost after the charge" in text
+    assert "It went on with other code: server/loop.py was changed." in text
+    assert "resumed.jsonl" in text
