@@ -67,6 +67,24 @@ def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
     assert float((rows @ basis.T).square().sum()) == pytest.approx(float(singular[:8].square().sum()), rel=1e-4)
 
 
+def test_a_basis_is_of_what_a_round_sends(cache: Path) -> None:
+    """Other factors, one rank of two, a scale: gradients of the truncated adapter, cut and scaled as updates are."""
+    made = assembly(cache, subspace=4)
+    public, part = PublicTraining.of(made), Part("both", 1, scale_a=3.0)
+    start = made.start + 0.1
+    basis = public.basis(start, part).double()
+    engine = public.engine
+    assert engine is not None
+    engine.switch("both")
+    rows = torch.zeros(public.used, engine.layout.dim)
+    for chunk in engine.per_record_gradients(engine.layout.truncated(start, 1), public.records):
+        rows[torch.from_numpy(np.asarray(chunk.records))] = chunk.rows
+    sent = part.sent(engine.layout, rows).double()
+    assert basis.shape == (4, sent.shape[1]) == (4, part.layout(made.layout).dim)
+    singular = torch.linalg.svdvals(sent)
+    assert float((sent @ basis.T).square().sum()) == pytest.approx(float(singular[:4].square().sum()), rel=1e-4)
+
+
 def test_a_subspace_larger_than_the_public_records_is_refused(cache: Path) -> None:
     with pytest.raises(ConfigError, match=r"public\.subspace = 31"):
         PublicTraining.of(assembly(cache, subspace=31))
