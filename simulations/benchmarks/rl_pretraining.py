@@ -33,15 +33,15 @@ ROOT = Path(__file__).resolve().parents[2]
 POLICY = ROOT / "strategies" / "controllers" / "rl" / pretrained.FILE
 RESULTS = Path(__file__).resolve().parent / "results" / "rl_pretraining.json"
 VALIDATION, TEST = 10_000, 20_000
-CAPACITY, WARM_UP, UPDATES = 10_000, 200, 4
+CAPACITY, WARM_UP, UPDATES = 20_000, 300, 2
 FACTORS = tuple(4.0**j for j in range(-4, 2))
 
 
 def main(
-    episodes: Annotated[int, typer.Option(help="Federations to learn on.")] = 600,
+    episodes: Annotated[int, typer.Option(help="Federations to learn on.")] = 480,
     every: Annotated[int, typer.Option(help="Episodes between two judgements.")] = 60,
-    judged: Annotated[int, typer.Option(help="Federations for validation.")] = 16,
-    tested: Annotated[int, typer.Option(help="Federations for the final comparison.")] = 40,
+    judged: Annotated[int, typer.Option(help="Federations for validation.")] = 12,
+    tested: Annotated[int, typer.Option(help="Federations for the final comparison.")] = 24,
     seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
 ) -> None:
     """Train, choose, judge, write."""
@@ -116,10 +116,12 @@ def compare(problems: list[Problem], weights: Weights) -> dict[str, Any]:
     """
     start = [final(p, Fixed(p.clip_norm)) for p in problems]
     ways = {
+        "fixed, C_0 / 10": [final(p, Fixed(p.clip_norm / 10)) for p in problems],
         "best fixed": [min(final(p, Fixed(p.clip_norm * factor)) for factor in FACTORS) for p in problems],
         "dp-lac": [final(p, DpLac(clip_norm=p.clip_norm)) for p in problems],
         "per adapter, still": [final(p, still(p), weights) for p in problems],
         "rl": [final(p, mode(p), weights) for p in problems],
+        "rl, thresholds only": [final(p, replace(mode(p), noise_step=1e-9), weights) for p in problems],
         "rl, learning": [final(p, replace(mode(p), learn=True), weights) for p in problems],
         "rl, from scratch": [final(p, replace(mode(p), policy="scratch")) for p in problems],
     }

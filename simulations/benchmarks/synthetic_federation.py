@@ -97,10 +97,11 @@ def draw_problem(seed: int, rounds: int | None = None) -> Problem:
     """The federation of a seed."""
     g = simulation_generator(seed, "synthetic federation")
     sizes = tuple(round(10 ** g.uniform(1.0, 2.2)) for _ in range(BLOCKS))
-    rounds = rounds or int(g.choice([40, 60, 100]))
+    rounds = rounds or int(g.choice([40, 60, 80]))
     epsilon, rate, population = BUDGETS[g.integers(len(BUDGETS))]
     commitment, z = committed(epsilon, rate, population, rounds)
-    setting = Setting(rounds, (sizes,), Poisson(rate, population), (z,) * rounds, commitment.order)
+    order = commitment.order if g.uniform() < 0.5 else None  # a ledger that filters, or a floor of the same noise
+    setting = Setting(rounds, (sizes,), Poisson(rate, population), (z,) * rounds, order)
     make = _quadratic if g.uniform() < 0.6 else _logistic
     start, rows, loss = make(sizes, g)
     typical = float(rows(start, 200, g).double().norm(dim=1).median())

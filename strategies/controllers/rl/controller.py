@@ -3,7 +3,7 @@
 Every k rounds the agent acts, a in (-1, 1)^(n+1):
 
     C_i <- clip(C_i exp(delta_C a_i), C_i0/10, 10 C_i0),      log z offset <- offset + delta_z a_{n+1}
-    reward = max(log1p(max(rho, -1 + 1e-3)), -5),   rho = (log v_before - log v_now) / share of the budget spent
+    reward = clamp((log v_before - log v_now) / share of the budget spent since, -5, 5)
 
 with v the loss on the server's public validation set. Its state: noisy clip bits of every adapter and the squared norm
 of every released block less that of its noise, both averaged over the interval; the public loss; budget and round.
@@ -47,7 +47,7 @@ class Rl:
 
     Attributes:
         clip_norm: C_0, L2 norm of all starting thresholds together; each adapter starts at C_0 / sqrt(n).
-        interval: k, rounds between two actions.
+        interval: k, rounds between two actions; 0 takes T/40, at least 2.
         step: delta_C, largest change of log C_i per action.
         noise_step: delta_z, largest change of the noise's log offset per action (filter mode).
         noise_range: z stays within this factor of the run's own multiplier, > 1.
@@ -63,27 +63,27 @@ class Rl:
 
     reads_validation: ClassVar[bool] = True
     clip_norm: float = 1.0
-    interval: int = 5
-    step: float = 0.35
+    interval: int = 0
+    step: float = 0.7
     noise_step: float = 0.1
     noise_range: float = 1.5
     bit_share: float = 0.05
     policy: str = "pretrained"
     learn: bool = False
     warm_up: int = 8
-    updates: int = 4
+    updates: int = 2
     buffer: int = 10_000
     batch: int = 64
     learning_rate: float = 1e-3
     temperature: float = 0.02
-    discount: float = 0.99
+    discount: float = 0.98
     polyak: float = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
         checks.positive(clip_norm=self.clip_norm, step=self.step, noise_step=self.noise_step)
-        checks.integer_at_least(1, interval=self.interval, warm_up=self.warm_up, updates=self.updates)
-        checks.integer_at_least(1, buffer=self.buffer)
+        checks.integer_at_least(0, interval=self.interval)
+        checks.integer_at_least(1, warm_up=self.warm_up, updates=self.updates, buffer=self.buffer)
         checks.within(1.001, 100.0, noise_range=self.noise_range)
         checks.within(1e-4, 0.99, bit_share=self.bit_share)
         checks.one_of(("pretrained", "scratch"), policy=self.policy)
@@ -100,6 +100,9 @@ class Rl:
             warm_up=self.warm_up, updates=self.updates,
         )  # fmt: skip
 
+    def _interval(self, setting: Setting) -> int:
+        return self.interval or max(2, setting.rounds // 40)
+
     def initial(self, sampling: Poisson) -> InitialRelease | None:
         return None
 
@@ -115,7 +118,7 @@ class Rl:
                     "aggregation that trains the same pairs throughout"
                 )
         weights = pretrained_weights() if self.policy == "pretrained" else sac.fresh_weights(self.seed)
-        transitions = setting.rounds // self.interval if self.acting.explores else 1
+        transitions = setting.rounds // self._interval(setting) if self.acting.explores else 1
         agent = sac.new_agent(weights, adapters, max(1, min(self.buffer, transitions)))
         return begin(setting, agent, math.nan if public.validation_loss is None else public.validation_loss)
 
@@ -140,7 +143,7 @@ class Rl:
             loss_before=loss if math.isnan(state.loss_before) else state.loss_before,
             loss=loss,
         )
-        if public.round % self.interval and public.round < state.setting.rounds:
+        if public.round % self._interval(state.setting) and public.round < state.setting.rounds:
             return state
         return decide(state, self.acting, public.round)
 

@@ -19,7 +19,8 @@ REACH = math.log(10.0)
 FREEZE = 0.9
 """Share of the budget after which what is left is spent evenly."""
 
-LEAST_REWARD = -5.0
+MOST_REWARD = 5.0
+"""Rewards lie within plus and minus this."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,15 @@ def observation(state: RlState, acting: Acting, round: int) -> tuple[Float[Tenso
 
 
 def reward(state: RlState) -> float:
-    """log1p of the fall of the log public loss per share of the budget spent on it, at least LEAST_REWARD."""
+    """Fall of the log public loss per share of the budget spent on it; the worst where the loss is no number.
+
+    Where every interval spends alike, the rewards of a run add up to the fall of the log loss over the run.
+    """
     share = (state.spent - state.spent_before) / spending.budget(state.setting)
     if not math.isfinite(state.loss):
-        return LEAST_REWARD
+        return -MOST_REWARD
     ratio = _gain(state.loss_before, state.loss) / max(share, 1e-6)
-    return max(math.log1p(max(ratio, -1.0 + 1e-3)), LEAST_REWARD)
+    return min(max(ratio, -MOST_REWARD), MOST_REWARD)
 
 
 def _acted(state: RlState, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> RlState:

@@ -38,7 +38,7 @@ class Learning:
     """
 
     seed: int = 0
-    discount: float = 0.99
+    discount: float = 0.98
     temperature: float = 0.02
     polyak: float = 0.01
     learning_rate: float = 1e-3

@@ -58,8 +58,8 @@ def multiplier(setting: Setting, spent: float, round: int, offset: float, widest
     most = widest * max(setting.noise_multipliers)
     even = _inverse(setting, left / rounds)
     reserve = left - (rounds - 1) * _rho(setting, most)
-    if reserve <= left / rounds:  # failed rounds cost so much that the rest must share what there is
-        return even
+    if reserve <= left / rounds:  # the last round, or failed ones cost so much that the rest must share what there is
+        return max(even, own / widest)
     wished = min(max(even * math.exp(offset), own / widest), max(most, even))
     return wished if _rho(setting, wished) <= reserve else _inverse(setting, reserve)
 
