@@ -36,9 +36,9 @@ workers = 2
 
 
 class Lacquer:
-    """One `lacquer run` in ``folder``, and all its descendants, found by a mark in their environment."""
+    """One `lacquer run` or other command in ``folder``, and all its descendants, found by a mark in their environment."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, command: str = "run") -> None:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         self._seen: set[psutil.Process] = set()
@@ -46,7 +46,7 @@ class Lacquer:
         environment.pop("PYTHONPATH", None)
         self._out, self._err = (folder / "stdout.txt").open("wb"), (folder / "stderr.txt").open("wb")
         self.process = subprocess.Popen(
-            [LACQUER, "run", *arguments],
+            [LACQUER, command, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -74,6 +74,15 @@ class Lacquer:
             assert time.monotonic() < deadline, "no round came"
             self.living()
             time.sleep(0.5)
+
+    def actors(self) -> list[psutil.Process]:
+        """Living workers; Ray renames them by what they do."""
+        return [process for process in self.living() if "ray::ClientAppActor" in " ".join(_command_line(process))]
+
+    def server(self) -> psutil.Process:
+        """The process of the ServerApp."""
+        (server,) = [process for process in self.living() if "flwr-simulation" in " ".join(_command_line(process))]
+        return server
 
     def finish(self) -> int:
         while self.process.poll() is None:

@@ -1,5 +1,6 @@
 """The real command, through Flower on Ray: exit codes, artefacts, and nothing left behind, whatever ends the run."""
 
+import contextlib
 import json
 import os
 import signal
@@ -87,15 +88,18 @@ def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):
     assert json.loads((run.run_folder / "status.json").read_text())["state"] == "failed"
 
 
-def test_workers_that_die_end_the_run(lacquer):
+def test_workers_that_die_again_and_again_end_the_run(lacquer):
+    """A worker that dies is replaced once for each message; work that kills whoever does it fails the round."""
     run = lacquer("--set", "rounds=1000", "--quiet")
     run.wait_for_round(1)
-    actors = [process for process in run.living() if "ray::ClientAppActor" in " ".join(process.cmdline())]
-    assert len(actors) == 2
-    for actor in actors:
-        actor.kill()
+    while run.process.poll() is None:
+        for actor in run.actors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                actor.kill()
     assert run.finish() == 1
     assert "RoundFailed" in run.stderr()
+    assert "its replacement died at the same work" in (run.run_folder / "flower.log").read_text()
+    assert "Go on with: lacquer resume" in run.stderr()
     assert run.living() == []
 
 
