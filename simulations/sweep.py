@@ -10,14 +10,14 @@ from rich.live import Live
 
 from server.config import ConfigError
 from simulations.endings import FAILED, INTERRUPTED, interruptible, refusals, say
-from simulations.sweep_file import Cell, chosen, find_sweep, read_cells
+from simulations.sweep_file import Cell, chosen, find_sweep, read_cells, sweep_files
 
 if TYPE_CHECKING:
     from simulations.sweep_display import Progress
 
 
 def sweep_command(
-    preset: Annotated[str, typer.Argument(help="A sweep that comes with Lacquer, or a TOML file.")],
+    preset: Annotated[str, typer.Argument(help=f"A TOML file, or one of {', '.join(sweep_files())}.")],
     data: Annotated[Path, typer.Option(help="Folder in which relative data files are looked for.")] = Path(),
     output: Annotated[Path, typer.Option(help="Run folders go to OUTPUT/NAME/CELL.")] = Path("runs/sweeps"),
     results: Annotated[

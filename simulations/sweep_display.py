@@ -15,6 +15,7 @@ from simulations.sweep_file import Cell
 from simulations.sweep_results import Row
 
 _SHOWN = 12
+_COLUMNS = {"round": 7, "test": 6, "public": 6, "ε": 4, "clip": 6, "time": 5}
 
 
 @dataclass
@@ -49,11 +50,12 @@ class Progress:
 
 def progress_table(progress: Progress) -> RenderableType:
     """The cells that run, the last that ended, and how far it is."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("cell", "round", "test", "validation", "ε", "clip", "time"):
-        table.add_column(name, justify="left" if name == "cell" else "right", no_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=False)
+    table.add_column("cell", no_wrap=True, overflow="ellipsis")
+    for name, width in _COLUMNS.items():
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for key, error in progress.failed[-_SHOWN:]:
-        table.add_row(Text(key, "red"), "", Text(error.partition("\n")[0][:40], "red"))
+        table.add_row(Text(f"{key}: {error.partition(chr(10))[0]}", "red"))
     for entry in progress.rows[-_SHOWN:]:
         table.add_row(*map(str, row_cells(entry)))
     for key, (folder, began, rounds) in progress.running.items():

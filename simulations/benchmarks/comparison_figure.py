@@ -24,6 +24,8 @@ RESULTS = Path(__file__).resolve().parent / "results" / "controllers.json"
 STEM = ROOT / "docs" / "comparisons"
 PANELS = (("default-sst2", 4.0), ("tuned-sst2", 4.0))
 
+_PLAIN = str.maketrans("", "", "`*")
+
 Found = Mapping[str, Mapping[int, float]]
 
 
@@ -61,7 +63,7 @@ def _panel(title: str, found: Found) -> Drawing:
                 name, (value, len(methods) - 0.45), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom",
                 color=palette.muted, fontsize=9, annotation_clip=False,
             )  # fmt: skip
-        axes.set_yticks(range(len(methods)), [shown_name(name).replace("`", "") for name in methods])
+        axes.set_yticks(range(len(methods)), [shown_name(name).translate(_PLAIN) for name in methods])
         axes.tick_params(axis="y", labelcolor=palette.ink, labelsize=9)
         axes.set_ylim(-0.6, len(methods) - 0.4)
         axes.grid(False, axis="y")

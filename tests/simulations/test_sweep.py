@@ -1,16 +1,20 @@
 """The sweep command on a tiny model: checks first, skips what is done, keeps what was spent, survives a failed cell."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from privacy.ledger import Ledger
 from simulations.cli import app
+from simulations.notation import epsilon_text
 from simulations.outcome import guaranteed
 from simulations.run_folder import read_run
+from simulations.sweep_display import Progress, progress_table
 from simulations.sweep_file import Cell, read_cells
 from simulations.sweep_results import merged, read_results, row, write_results
 from simulations.sweep_runner import attempts, finished_folder, run_cells
@@ -135,6 +139,21 @@ def test_cells_that_are_the_same_run_share_its_row(sweep, tmp_path: Path, comple
     assert code == 0, output
     states = {line.split()[0]: line.endswith("done") for line in output.splitlines()}
     assert states == {"g/fixed/seed=0": True, "h/fixed/seed=0": True, "h/fixed/seed=1": False}
+
+
+def test_the_table_shows_what_runs_what_ended_and_what_failed(sweep, tmp_path: Path, complete_run: Path) -> None:
+    cells = cells_of(tmp_path)
+    progress = Progress(total=3, before=0, rows=[row(cells[1], complete_run)], failed=[(cells[0].key, "lost\nmore")])
+    progress.start(cells[2], complete_run)
+    console = Console(width=80, color_system=None, record=True, file=io.StringIO())
+    console.print(progress_table(progress))
+    lines = console.export_text().splitlines()
+    assert lines[0].split() == ["cell", "round", "test", "public", "ε", "clip", "time"]
+    assert lines[1].strip() == "g/broken/seed=0: lost"
+    epsilon = epsilon_text(guaranteed(read_run(complete_run))[0])
+    assert lines[2].split() == ["g/fixed/seed=0", "5", "81.2", "%", "55.0", "%", epsilon, "0.1", "2:05"]
+    assert lines[3].split()[:4] == ["g/floor/seed=0", "5/2", "55.0", "%"]
+    assert lines[4].startswith("1 of 3 cells done, 1 failed, about ")
 
 
 @pytest.mark.slow
