@@ -36,7 +36,7 @@ workers = 2
 
 
 class Lacquer:
-    """One `lacquer run` or other command in ``folder``, and all its descendants, found by a mark in their environment."""
+    """One `lacquer` command in ``folder``, and all its descendants, found by a mark in their environment."""
 
     def __init__(self, folder: Path, *arguments: str, command: str = "run") -> None:
         self.folder = folder
