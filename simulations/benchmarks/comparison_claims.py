@@ -27,6 +27,14 @@ def claims(results: Mapping[str, Any]) -> str:
             *_difference(cells, "tuned-sst2", "dp-lac-tuned", "fixed-decay-tuned", below=False),
         ),
         (
+            "RL (sound form) is above the best fixed threshold",
+            *_difference(cells, "tuned-sst2", "rl-tuned", "fixed-tuned", below=False),
+        ),
+        (
+            "RL (sound form) is above DP-LAC",
+            *_difference(cells, "tuned-sst2", "rl-tuned", "dp-lac-histogram", below=False),
+        ),
+        (
             "`smooth` is at least as good as the paper's rule",
             *_difference(cells, "default-sst2", "dp-lac-smooth", "dp-lac", below=False),
         ),
