@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.benchmarks import comparison_claims, comparison_tables, engine_tables, privacy_tables
+from simulations.benchmarks import comparison_claims, comparison_tables, engine_tables, fault_tables, privacy_tables
 from simulations.notation import duration_text, number_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +74,8 @@ TABLES: dict[str, Table] = {
     "controllers.choices": comparison_tables.choices,
     "controllers.claims": comparison_claims.claims,
     "lora": comparison_tables.lora,
+    "bad-replies": fault_tables.bad_replies,
+    "soak": fault_tables.soak,
 }
 
 
