@@ -3,7 +3,7 @@
 Runs soft actor-critic over synthetic federations (``synthetic_federation.py``), one after the other, with one agent and
 one buffer. Every so often the policy's mode is judged on federations that are not trained on; the best one is kept, and
 judged once more on others still, against thresholds that stay and against an agent without experience. Writes
-``strategies/controllers/rl/policy.safetensors`` and ``results/rl_pretraining.json``.
+``strategies/controllers/rl/policy.json`` and ``results/rl_pretraining.json``.
 """
 
 import json
@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from safetensors.torch import save_file
 
 from server.environment import describe_environment
 from simulations.benchmarks.synthetic_federation import Problem, draw_problem, hold_run
@@ -60,7 +59,7 @@ def main(
             curve.append({"episode": episode, "steps": agent.steps, "score": score})
             console.print(f"episode {episode}: {score:+.4f} ({time.monotonic() - started:.0f} s)")
             best = min(best, (score, weights_of(agent)), key=lambda one: one[0])
-            save_file(best[1], POLICY)
+            POLICY.write_text(pretrained.document(best[1], card(best[0], seed, episode)), encoding="utf-8")
     document = {
         "benchmark": "rl_pretraining",
         "episodes": episodes,
@@ -72,6 +71,17 @@ def main(
     }
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
     console.print(document["test"])
+
+
+def card(score: float, seed: int, episode: int) -> dict[str, Any]:
+    """What a reader of the policy must know."""
+    return {
+        "data": "synthetic federations (simulations/benchmarks/synthetic_federation.py); no person's data",
+        "made by": "python -m simulations.benchmarks.rl_pretraining",
+        "episodes": episode,
+        "seed": seed,
+        "log final loss against the user's own fixed threshold, validation": score,
+    }
 
 
 def trainer(problem: Problem, seed: int) -> Rl:
