@@ -13,8 +13,9 @@ References: Tang, Shpilevskiy, Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-
 Guarantee: post-processing of the release; s_t is public.
 Deviations: ``relative-floor`` bounds the denominator from below by a share of the noise variance itself, because an
 absolute eps_root must be retuned with every C, and because after a few rounds vhat - phat is still mostly chance: in
-round 1 it is negative for two values of three, which eps_root = 1e-8 alone would move by hundreds of eta. 0 is the
-paper's rule. Even after hundreds of rounds signals below a third of the noise are beyond what the correction can see.
+round 1 it is negative for two values of three, which eps_root = 1e-8 alone would move by hundreds of eta. 1, the
+default, never divides by less than the noise; 0 is the paper's rule. Even after hundreds of rounds signals below a
+third of the noise are beyond what the correction can see.
 ``bias-correction = false`` is plain FedAdam, eta_t mhat_t / (sqrt(vhat_t) + eps). FedAdamW adds decoupled decay w.
 """
 
@@ -49,13 +50,13 @@ class FedAdam:
 
     reads_public_loss: ClassVar[bool] = False
     moments: ClassVar[Mapping[str, Literal[1, 2]]] = _MOMENTS
-    learning_rate: float = 0.01
+    learning_rate: float = 0.001
     decay: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.99
     bias_correction: bool = True
     eps_root: float = 1e-8
-    relative_floor: float = 0.25
+    relative_floor: float = 1.0
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -104,13 +105,13 @@ class FedAdamW:
 
     reads_public_loss: ClassVar[bool] = False
     moments: ClassVar[Mapping[str, Literal[1, 2]]] = _MOMENTS
-    learning_rate: float = 0.01
+    learning_rate: float = 0.001
     decay: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.99
     bias_correction: bool = True
     eps_root: float = 1e-8
-    relative_floor: float = 0.25
+    relative_floor: float = 1.0
     eps: float = 1e-8
     weight_decay: float = 0.01
 
