@@ -1,6 +1,6 @@
 """The policy that ships with the project; ``simulations/benchmarks/rl_pretraining.py`` makes it.
 
-``policy.json`` holds the bytes of a safetensors file in base64, and its card: Flower's bundles take no other binary file,
+``policy.json`` holds the bytes of a safetensors file in base64, and its card: Flower's bundles take no binary file,
 and a plain ``flwr run`` must find it too.
 """
 
