@@ -31,7 +31,6 @@ class Rows:
     Attributes:
         slots: int64 `[groups]`; None where all rows share one adapter.
         first: set if the slots are `first, first + 1, ...`: then a slice does, without gathering.
-        segments: the slots in order and how many rows each owns, if a slot owns several groups, else None.
         own_gradient: the gradient of group g goes to buffer g, not to that of its slot.
     """
 
@@ -39,7 +38,6 @@ class Rows:
     groups: int
     slots: Tensor | None = None
     first: int | None = None
-    segments: tuple[list[int], list[int]] | None = None
     own_gradient: bool = False
 
     @staticmethod
@@ -60,7 +58,7 @@ class Rows:
         if len(owners) == 1 or bool((sizes == sizes[0]).all()):
             low, high = int(owners[0]), int(owners[-1])
             return Rows(count, len(owners), owners, low if high - low + 1 == len(owners) else None)
-        return Rows(count, count, slots, None, (owners.tolist(), sizes.tolist()))
+        return Rows(count, count, slots)
 
     def to(self, device: torch.device) -> "Rows":
         if self.slots is None or self.slots.device == device:
@@ -106,15 +104,6 @@ class Gradient:
         """`values[k] += u_k^T x_k` over the rows of each slot k, in the dtype of the buffer."""
         values = self.values
         u, x = u.to(values.dtype), x.to(values.dtype)
-        if rows.segments is not None and not rows.own_gradient and u.device.type == "cpu":
-            # clients of unequal size: one small product each beats a batched product plus a scatter
-            slots, sizes = rows.segments
-            lengths = [size * (len(u) // rows.count) for size in sizes]
-            buffers = values.unbind(0)
-            parts = torch.split(u, lengths), torch.split(x, lengths)
-            for slot, left, right in zip(slots, *parts, strict=True):
-                buffers[slot].addmm_(left.t(), right)
-            return
         left, right = u.view(rows.groups, -1, u.shape[-1]).transpose(1, 2), x.view(rows.groups, -1, x.shape[-1])
         if rows.own_gradient:
             if self.fresh:
