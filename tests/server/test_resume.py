@@ -14,6 +14,7 @@ from privacy.events import Component, ReleaseEvent
 from privacy.ledger import Ledger
 from privacy.sampling import CohortSampler
 from server import code_version, resume
+from server.app import configuration
 from server.budget import round_sampling
 from server.checkpoint import Checkpoint, save_checkpoint
 from server.config import RunConfig, parse
@@ -195,6 +196,11 @@ def test_a_missing_file_is_named(file: str, error: type[Exception], words: str, 
 def test_a_damaged_file_is_named(file: str, text: str, folder: Path) -> None:
     (folder / file).write_text(text)
     assert str(folder / file.partition("/")[0]) in refused(folder, CorruptRun)
+
+
+def test_plain_flower_names_the_folder_and_nothing_else(folder: Path) -> None:
+    keys = {"config-file": "", "run-folder": "", "resume": str(folder), "rounds": 99}  # flwr gives all its defaults
+    assert configuration(keys) == CONFIG
 
 
 def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:
