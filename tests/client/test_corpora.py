@@ -6,10 +6,13 @@ import pytest
 
 from client import corpora, documents
 from client.canaries import KINDS, Canaries, secrets
+from client.cohort import CohortEngine
 from client.data import DataSpec, prepare
-from client.models import load_tokenizer
+from client.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models import load_base, load_tokenizer
 from client.planting import plant
 from client.sources import Texts
+from client.tasks import make_task
 from client.tokenising import BEFORE_SUMMARY
 from client.verbalise import DRUGS, diagnosis
 
@@ -232,3 +235,8 @@ def test_summaries_alone_are_learnt(tmp_path):
         assert tokenizer.decode(learnt) == " Hi.</s>"
         assert tokenizer.decode(record.tokens[record.token_weights == 0]).endswith(BEFORE_SUMMARY)
     assert sum(data.meta["truncated"].values()) == 4
+    model, _ = load_base(spec.tokenizer, spec.task)
+    adapters = LoraSpec(1, 1.0, ("q_proj",))
+    vector = initial_adapter(adapter_layout(model, adapters), model, seed=0)
+    engine = CohortEngine(model, adapters, make_task(spec.task))
+    assert engine.evaluate(vector, data.validation).count == data.predicted_tokens("validation", 0, 2) == 8 + 2
