@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
@@ -18,6 +19,7 @@ from simulations.benchmarks import (
     engine_flower,
     engine_gpu,
     engine_jobs,
+    engine_peak,
     engine_pfl,
     engine_population,
     engine_profile,
@@ -29,7 +31,15 @@ from simulations.benchmarks.side_by_side import forget_peak, lines, peak_memory
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' and Opacus' own
 
 LIBRARY = ("client.engine", "client.cohort", "client.sequential", "client.prefix", "client.peft_files", "client.models")
-SCRIPTS = ("engine_speed", "engine_record_level", "engine_profile", "engine_pfl", "engine_gpu", "engine_tables")
+SCRIPTS = (
+    "engine_speed",
+    "engine_peak",
+    "engine_record_level",
+    "engine_profile",
+    "engine_pfl",
+    "engine_gpu",
+    "engine_tables",
+)
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -79,8 +89,8 @@ def test_training_flops_of_one_token() -> None:
     hidden, intermediate = 384, 1536
     products = 6 * 2 * (4 * hidden**2 + 2 * hidden * intermediate) - 3 * hidden**2
     more = 6 * 2 * 6 * 8 * hidden + 6 * 6 * hidden
-    assert engine_speed.training_flops(engine_speed.np.array([1])) == 2 * (products + more)
-    two, one = (engine_speed.training_flops(engine_speed.np.array(lengths)) for lengths in ([20, 20], [40]))
+    assert engine_peak.training_flops(np.array([1])) == 2 * (products + more)
+    two, one = (engine_peak.training_flops(np.array(lengths)) for lengths in ([20, 20], [40]))
     assert two < one
 
 
