@@ -48,7 +48,7 @@ class Problem:
         loss: public loss of given parameters.
         setting: what the controller is told.
         commitment: what the budget is.
-        clip_norm: the threshold a user would start with; off by a factor between 1/4 and 12.
+        clip_norm: the threshold a user would start with; off by a factor between 1/4 and 40.
         bit_share: share of the budget the clip bits get.
     """
 
@@ -105,7 +105,7 @@ def draw_problem(seed: int, rounds: int | None = None) -> Problem:
     make = _quadratic if g.uniform() < 0.6 else _logistic
     start, rows, loss = make(sizes, g)
     typical = float(rows(start, 200, g).double().norm(dim=1).median())
-    clip_norm = typical * math.exp(g.uniform(math.log(0.25), math.log(12.0)))
+    clip_norm = typical * math.exp(g.uniform(math.log(0.25), math.log(40.0)))
     bit_share = math.exp(g.uniform(math.log(0.05), math.log(0.3)))
     return Problem(start, sizes, rows, loss, setting, commitment, clip_norm, bit_share)
 

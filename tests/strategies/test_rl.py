@@ -34,7 +34,7 @@ from server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from strategies.controller import PublicSignals, Setting
 from strategies.controllers.rl import spending
 from strategies.controllers.rl.controller import Rl
-from strategies.controllers.rl.decisions import MOST_REWARD, REACH, RlState, observation, reward
+from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observation, reward
 from strategies.controllers.rl.observation import hear, nothing
 from strategies.controllers.rl.pretrained import FILE, pretrained_weights
 from strategies.controllers.rl.sac import fresh_weights
@@ -219,12 +219,12 @@ def test_the_reward_is_the_gain_per_budget_within_bounds() -> None:
     assert reward(replace(state, spent=3.0)) == MOST_REWARD
 
 
-def test_thresholds_move_by_the_step_and_stay_within_a_factor_of_ten(filtered: Ledger) -> None:
-    controller = replace(SCRATCH, interval=1, step=0.9, warm_up=10**6)
+def test_thresholds_move_by_the_step_and_stay_within_their_reach(filtered: Ledger) -> None:
+    controller = replace(SCRATCH, interval=1, step=0.9, reach=10.0, warm_up=10**6)
     scales = [state.scales for state in follow(controller, FILTER, filtered)]
     changes = [abs(b - a) for one, two in pairwise(scales) for a, b in zip(one, two, strict=True)]
     assert 0.5 < max(changes) <= 0.9
-    assert max(abs(scale) for row in scales for scale in row) == pytest.approx(REACH)
+    assert max(abs(scale) for row in scales for scale in row) == pytest.approx(math.log(10))
     assert scales[-1] == scales[-2], "nothing is decided after the last round"
 
 
@@ -308,6 +308,7 @@ def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> N
         ({"clip_norm": 0.0}, "clip_norm must be > 0"),
         ({"interval": -1}, "interval must be"),
         ({"noise_range": 1.0}, "noise_range must be"),
+        ({"reach": 1.0}, "reach must be"),
         ({"bit_share": 1.0}, "bit_share must be"),
         ({"policy": "mine"}, "policy must be"),
         ({"temperature": -1.0}, "temperature must be > 0"),

@@ -2,7 +2,7 @@
 
 Every k rounds the agent acts, a in (-1, 1)^(n+1):
 
-    C_i <- clip(C_i exp(delta_C a_i), C_i0/10, 10 C_i0),      log z offset <- offset + delta_z a_{n+1}
+    C_i <- clip(C_i exp(delta_C a_i), C_i0/R, R C_i0),      log z offset <- offset + delta_z a_{n+1}
     reward = clamp((log v_before - log v_now) / share of the budget spent since, -5, 5)
 
 with v the loss on the server's public validation set. Its state: noisy clip bits of every adapter and the squared norm
@@ -49,6 +49,7 @@ class Rl:
         clip_norm: C_0, L2 norm of all starting thresholds together; each adapter starts at C_0 / sqrt(n).
         interval: k, rounds between two actions; 0 takes T/40, at least 2.
         step: delta_C, largest change of log C_i per action.
+        reach: R, C_i stays within this factor of its start, > 1.
         noise_step: delta_z, largest change of the noise's log offset per action (filter mode).
         noise_range: z stays within this factor of the run's own multiplier, > 1.
         bit_share: share of 1/z^2 that pays for the clip bits, in (0, 1).
@@ -65,6 +66,7 @@ class Rl:
     clip_norm: float = 1.0
     interval: int = 0
     step: float = 0.7
+    reach: float = 100.0
     noise_step: float = 0.1
     noise_range: float = 1.5
     bit_share: float = 0.05
@@ -85,6 +87,7 @@ class Rl:
         checks.integer_at_least(0, interval=self.interval)
         checks.integer_at_least(1, warm_up=self.warm_up, updates=self.updates, buffer=self.buffer)
         checks.within(1.001, 100.0, noise_range=self.noise_range)
+        checks.within(1.001, 1e6, reach=self.reach)
         checks.within(1e-4, 0.99, bit_share=self.bit_share)
         checks.one_of(("pretrained", "scratch"), policy=self.policy)
         assert self.acting  # its own checks
@@ -95,7 +98,7 @@ class Rl:
         scratch = self.policy == "scratch"
         learning = Learning(self.seed, self.discount, self.temperature, self.polyak, self.learning_rate, self.batch)
         return Acting(
-            learning, self.step, self.noise_step, self.noise_range,
+            learning, self.step, self.reach, self.noise_step, self.noise_range,
             explores=self.learn or scratch, random_until=self.warm_up if scratch else 0,
             warm_up=self.warm_up, updates=self.updates,
         )  # fmt: skip

@@ -13,9 +13,6 @@ from strategies.controllers.rl.networks import GLOBAL, LOCAL
 from strategies.controllers.rl.observation import Heard, global_features, local_features, nothing
 from strategies.controllers.rl.sac import Agent, Learning
 
-REACH = math.log(10.0)
-"""C_i stays within a factor of 10 of its start."""
-
 FREEZE = 0.9
 """Share of the budget after which what is left is spent evenly."""
 
@@ -59,6 +56,7 @@ class Acting:
 
     learning: Learning
     step: float
+    reach: float
     noise_step: float
     noise_range: float
     explores: bool
@@ -100,7 +98,7 @@ def observation(state: RlState, acting: Acting, round: int) -> tuple[Float[Tenso
         gain=_gain(state.loss_before, state.loss) * intervals,
         level=_gain(state.first_loss, state.loss),
     )
-    return local_features(state.heard, state.scales, REACH, setting.blocks(round)), whole
+    return local_features(state.heard, state.scales, math.log(acting.reach), setting.blocks(round)), whole
 
 
 def reward(state: RlState) -> float:
@@ -123,8 +121,9 @@ def _acted(state: RlState, acting: Acting, local: Float[Tensor, "n l"], whole: F
     else:
         action = sac.act(agent, local, whole)
     *changes, noise = action.tolist()
+    reach = math.log(acting.reach)
     scales = tuple(
-        min(max(scale + acting.step * change, -REACH), REACH)
+        min(max(scale + acting.step * change, -reach), reach)
         for scale, change in zip(state.scales, changes, strict=True)
     )
     limit = math.log(acting.noise_range)

@@ -18,14 +18,21 @@ FILE = "policy.json"
 
 
 @cache
-def _content() -> bytes:
-    document = json.loads((resources.files("strategies.controllers.rl") / FILE).read_text(encoding="utf-8"))
-    return base64.b64decode(document["safetensors"])
+def _shipped() -> dict[str, Any]:
+    text = (resources.files("strategies.controllers.rl") / FILE).read_text(encoding="utf-8")
+    shipped: dict[str, Any] = json.loads(text)
+    return shipped
+
+
+def card() -> dict[str, Any]:
+    """Where the shipped policy comes from."""
+    return dict(_shipped()["card"])
 
 
 def pretrained_weights() -> Weights:
     """Weights of actor and critics learnt on synthetic federated problems; a fresh copy."""
-    return dict(sorted(load(_content()).items()))  # safetensors gives them in any order
+    weights = load(base64.b64decode(_shipped()["safetensors"]))
+    return dict(sorted(weights.items()))  # safetensors gives them in any order
 
 
 def document(weights: Weights, card: dict[str, Any]) -> str:
