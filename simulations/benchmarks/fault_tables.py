@@ -54,7 +54,8 @@ def soak(result: Mapping[str, Any]) -> str:
         return ", ".join(f"{count} {name}" for name, count in leg.get(part, {}).items()) or "none"
 
     memory = [
-        f"{leg['rss_first_quarter_mb']} → {leg['rss_last_quarter_mb']} MB over {leg['rss_rounds']} rounds"
+        f"{leg['rss_first_mb']} MB after 1, {leg['rss_middle_mb']} after {leg['rss_rounds'] // 2}, "
+        f"{leg['rss_last_mb']} after {leg['rss_rounds']} rounds"
         if "rss_rounds" in leg
         else "not followed"
         for leg in legs
@@ -74,7 +75,9 @@ def soak(result: Mapping[str, Any]) -> str:
         row("ε of all its charges, computed anew", *epsilon("epsilon_of_all_charges")),
         row("ε of the released rounds alone", *epsilon("epsilon_of_the_rounds_kept")),
         row("adapter loads with PEFT", *("yes" if leg["adapter_loads"] else "no" for leg in legs)),
-        row("memory of the process, first and last quarter", *memory),
+        row("memory of the longest-lived process", *memory),
         row("time", *(duration_text(leg["seconds"]) for leg in legs)),
     ]
-    return "\n".join(rows) + f"\n\nMachine: {result['machine']}; commit `{result['commit']}`.\n"
+    machines = "; ".join(sorted({leg["machine"] for leg in legs}))
+    commits = ", ".join(f"`{commit}`" for commit in sorted({leg["commit"] for leg in legs}))
+    return "\n".join(rows) + f"\n\nMachine: {machines}; commit {commits}.\n"

@@ -42,7 +42,7 @@ SETTINGS = """
 name = "soak"
 rounds = {rounds}
 clients = 60
-sampling-rate = 0.1
+sampling-rate = 0.2
 seed = 7
 privacy.delta = 1e-3
 model.name = "random:bert"
@@ -67,7 +67,7 @@ PLACES = {
     "after the record": ("server.telemetry:Telemetry.round", True),
 }
 """Where the process kills itself: a function, and whether after it."""
-NODE_FAILS, REPLY_IS_BAD, EVALUATION_FAILS = 0.06, 0.04, 0.0005
+NODE_FAILS, REPLY_IS_BAD, EVALUATION_FAILS = 0.06, 0.04, 0.0002
 
 
 @dataclass
@@ -174,8 +174,8 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
     while (status := read_status(folder)) is None or status.state not in ("completed", "stopped-budget"):
         number = faults.lives
         place = places[number % len(places)] if number < kills else ""
-        # The killed lives share half of the rounds.
-        length = rng.randint(1, max(1, rounds // kills - 1)) if place else 0
+        # The killed lives share a quarter of the rounds.
+        length = rng.randint(1, max(1, rounds // (2 * kills))) if place else 0
         call = length * (6 if place in ("client training", "evaluation") else 1)
         before = len(read_metrics(folder))
         arguments = [sys.executable, "-m", __spec__.name, "--live", str(folder), str(number), place, str(call)]
@@ -210,15 +210,18 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
 
 
 def memory(folder: Path) -> dict[str, Any]:
-    """Resident memory by round of the longest life, in MB, and how it grew."""
+    """Resident memory by round of the longest life, in MB, and how it grew once it had warmed up (its second half)."""
     lines = [json.loads(line) for line in (folder / "memory.jsonl").read_text().splitlines()]
     longest = Counter(line["life"] for line in lines).most_common(1)[0][0]
-    rss = [line["rss"] / 2**20 for line in lines if line["life"] == longest][1:]  # the first round still warms up
-    part = max(1, len(rss) // 4)
+    rss = [line["rss"] / 2**20 for line in lines if line["life"] == longest]
+    late = rss[len(rss) // 2 :]
+    growth = statistics.linear_regression(range(len(late)), late).slope if len(late) > 1 else 0.0
     return {
         "rss_rounds": len(rss),
-        "rss_first_quarter_mb": round(statistics.mean(rss[:part]), 1),
-        "rss_last_quarter_mb": round(statistics.mean(rss[-part:]), 1),
+        "rss_first_mb": round(rss[0], 1),
+        "rss_middle_mb": round(late[0], 1),
+        "rss_last_mb": round(rss[-1], 1),
+        "rss_growth_mb_per_100_rounds": round(100 * growth, 2),
         "rss_by_round_mb": [round(value, 1) for value in rss[:: max(1, len(rss) // 40)]],
     }
 
@@ -369,15 +372,18 @@ def _command(process: psutil.Process) -> str:
 def main(
     rounds: Annotated[int, typer.Option(help="planned in process")] = 330,
     kills: Annotated[int, typer.Option(help="in process")] = 9,
-    ray: Annotated[bool, typer.Option(help="also the part on Ray")] = True,
+    ray: Annotated[bool, typer.Option(help="also the part on Ray; else its last result is kept")] = True,
 ) -> None:
     """Soak, and write the result."""
-    with tempfile.TemporaryDirectory(prefix="soak-") as root:
-        legs = [soak_inprocess(Path(root) / "inprocess", rounds, kills)]
-        if ray:
-            legs.append(soak_ray(Path(root) / "ray", 15))
     machine = describe_environment()
-    result = {"legs": legs, "machine": f"{machine['system']}, {machine['cores']} cores", "commit": machine["commit"]}
+    told = {"machine": f"{machine['system']}, {machine['cores']} cores", "commit": machine["commit"]}
+    with tempfile.TemporaryDirectory(prefix="soak-") as root:
+        legs = [soak_inprocess(Path(root) / "inprocess", rounds, kills) | told]
+        if ray:
+            legs.append(soak_ray(Path(root) / "ray", 15) | told)
+        elif RESULT.is_file():
+            legs += [leg for leg in json.loads(RESULT.read_text())["legs"] if leg["engine"] != legs[0]["engine"]]
+    result = {"legs": legs}
     text = json.dumps(result, indent=1)
     RESULT.write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(text + "\n")
