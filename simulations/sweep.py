@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from simulations.sweep_file import Cell, chosen, find_sweep, read_cells, sweep_f
 
 if TYPE_CHECKING:
     from simulations.sweep_display import Progress
+    from simulations.sweep_store import Store
 
 
 def sweep_command(
@@ -32,13 +33,15 @@ def sweep_command(
 ) -> None:
     """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others go on."""
     from simulations.sweep_display import Progress, print_cells, summary_line
+    from simulations.sweep_store import Store
 
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals():
         name, every = read_cells(find_sweep(preset), data.expanduser().resolve())
         cells = chosen(every, only or [])
-        store = _Store(name, output / name, results or output / name / "results.json", every)
+        folder = (output / name).resolve()
+        store = Store(name, folder, results or folder / "results.json", every)
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
         multipliers = _check(cells if dry_run else todo)
@@ -46,6 +49,7 @@ def sweep_command(
     if dry_run:
         print_cells(console, cells, multipliers, store.done)
         return
+    store.save()
     progress = Progress(len(cells), sum(cell.key in store.done for cell in cells))
     try:
         with interruptible():
@@ -58,55 +62,6 @@ def sweep_command(
         say(f"\n{key} failed: {error}")
     if progress.failed:
         raise typer.Exit(FAILED)
-
-
-class _Store:
-    """The results file of a sweep and the cells in it; completed run folders that it lacks are taken in."""
-
-    def __init__(self, name: str, folder: Path, file: Path, cells: list[Cell]) -> None:
-        from simulations.sweep_results import merged, read_results, row
-        from simulations.sweep_runner import finished_folder
-
-        self.folder, self.file, self._name = folder.resolve(), file, name
-        try:
-            self._rows = read_results(file)
-        except ValueError as error:
-            raise ConfigError(f"--results: {error}") from None
-        self._cells = cells
-        known = {entry["digest"] for entry in self._rows}
-        for cell in cells:
-            if cell.digest not in known and (found := finished_folder(cell, self.folder)) is not None:
-                self._rows = merged(self._rows, row(cell, found))
-                known.add(cell.digest)
-        for entry in list(self._rows):
-            self._share(entry)
-
-    @property
-    def done(self) -> set[str]:
-        """The cells that have a row."""
-        kept = {(entry["cell"], entry["digest"]) for entry in self._rows}
-        return {cell.key for cell in self._cells if (cell.key, cell.digest) in kept}
-
-    def add(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """Keep a row, on disk at once, beside what another sweep may have written; the rows of all its cells."""
-        from simulations.sweep_results import merged, read_results, write_results
-
-        before = self.done
-        for entry in read_results(self.file):
-            self._rows = merged(self._rows, entry)
-        self._rows = merged(self._rows, new)
-        self._share(new)
-        write_results(self.file, self._name, self._rows)
-        return [entry for entry in self._rows if entry["cell"] in self.done - before]
-
-    def _share(self, entry: dict[str, Any]) -> None:
-        """Give the row to every cell that is the same run, such as the floor of two tables."""
-        from simulations.sweep_results import merged
-
-        for cell in self._cells:
-            if cell.digest == entry["digest"] and cell.key not in self.done:
-                place = {"cell": cell.key, "grid": cell.grid, "variant": cell.variant, "axes": dict(cell.axes)}
-                self._rows = merged(self._rows, {**entry, **place})
 
 
 def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
@@ -141,7 +96,7 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
 def _run(
     cells: list[Cell],
     counted: set[str],
-    store: _Store,
+    store: "Store",
     jobs: int,
     plugins: Path,
     progress: "Progress",

@@ -90,11 +90,6 @@ def write_results(file: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> N
     draft.replace(file)
 
 
-def merged(rows: Sequence[Row], new: Row) -> list[Row]:
-    """`rows` with `new` in place of the row of the same cell, if there is one."""
-    return [*(entry for entry in rows if entry["cell"] != new["cell"]), new]
-
-
 def is_complete(folder: Path) -> bool:
     """Whether a run in `folder` has come to its end."""
     return (folder / RESULTS_FILE).is_file() and read_run(folder).state in ("completed", "stopped-budget")

@@ -16,8 +16,9 @@ from simulations.outcome import guaranteed
 from simulations.run_folder import read_run
 from simulations.sweep_display import Progress, progress_table
 from simulations.sweep_file import Cell, read_cells
-from simulations.sweep_results import merged, read_results, row, write_results
+from simulations.sweep_results import read_results, row, write_results
 from simulations.sweep_runner import attempts, finished_folder, run_cells
+from simulations.sweep_store import Store
 
 BASE = """
 rounds = 2
@@ -64,9 +65,15 @@ class Mine(FedAvg):
 """
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared data, made once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    (tmp_path / "base.toml").write_text(BASE.replace("CACHE", str(tmp_path / "cache")))
+def sweep(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    (tmp_path / "base.toml").write_text(BASE.replace("CACHE", str(cache)))
     (tmp_path / "tiny.toml").write_text(SWEEP)
     (tmp_path / "own_broken.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
@@ -123,7 +130,9 @@ def test_a_row_holds_what_a_run_left_and_the_file_keeps_one_row_per_cell(
     assert made["seconds_per_round"] == 2.5
     assert made["noise_multiplier"] == 1.5
     newer = {**made, "test_accuracy": 0.9}
-    write_results(tmp_path / "r.json", "tiny", merged(merged([], made), newer))
+    store = Store("tiny", tmp_path / "runs", tmp_path / "r.json", cells_of(tmp_path))
+    assert store.add(made) == [made]
+    assert store.add(newer) == []
     assert [entry["test_accuracy"] for entry in read_results(tmp_path / "r.json")] == [0.9]
     (tmp_path / "r.json").write_text("[]")
     with pytest.raises(ValueError, match=r"r.json holds no results of a sweep"):
@@ -154,6 +163,23 @@ def test_the_table_shows_what_runs_what_ended_and_what_failed(sweep, tmp_path: P
     assert lines[2].split() == ["g/fixed/seed=0", "5", "81.2", "%", "55.0", "%", epsilon, "0.1", "2:05"]
     assert lines[3].split()[:4] == ["g/floor/seed=0", "5/2", "55.0", "%"]
     assert lines[4].startswith("1 of 3 cells done, 1 failed, about ")
+
+
+def test_a_store_takes_what_another_sweep_wrote_and_drops_what_is_stale(
+    sweep, tmp_path: Path, complete_run: Path
+) -> None:
+    file, cells = tmp_path / "r.json", cells_of(tmp_path)
+    mine, theirs = row(cells[1], complete_run), row(cells[2], complete_run)
+    stale = {**mine, "digest": "of other settings", "test_accuracy": 0.1}
+    store = Store("tiny", tmp_path / "runs", file, cells)
+    write_results(file, "tiny", [stale, theirs])
+    assert [entry["cell"] for entry in store.add(mine)] == [cells[1].key, cells[2].key]
+    assert {entry["cell"]: entry["test_accuracy"] for entry in read_results(file)} == {
+        cells[1].key: 0.8125,
+        cells[2].key: 0.8125,
+    }
+    write_results(file, "tiny", [stale])
+    assert Store("tiny", tmp_path / "runs", file, cells).done == set()
 
 
 @pytest.mark.slow
