@@ -1,5 +1,6 @@
 """From a target (epsilon, delta) to the commitment of a run and the noise of every round."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +61,24 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
         state = controller.init(
             Setting(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
         )
+        plan = controller.plan(state, 0 if initial else 1)
+        _refuse_unsendable(plan)
         if config.public.subspace:
-            _refuse_norms(controller.plan(state, 0 if initial else 1))
+            _refuse_norms(plan)
     except ValueError as error:
         raise ConfigError(f"strategy.controller = {config.strategy.controller!r}: {error}") from error
     return replace(commitment, not_private=not_private_reason(config)), multipliers
+
+
+def _refuse_unsendable(plan: Plan) -> None:
+    """ValueError if nodes, which are sent a plan as JSON, could not rebuild it: every reply would fail, charged."""
+    try:
+        Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"its plan cannot be sent to the nodes: {type(error).__name__}: {error}; plan with the clip maps of "
+            "privacy/clipping.py and the queries of privacy/queries.py"
+        ) from error
 
 
 def _refuse_norms(plan: Plan) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from privacy import accountants
+from privacy.clipping import FlatClip
 from privacy.commitment import Commitment
 from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger import Ledger
+from privacy.plan import Plan
 from server.budget import commit, not_private_reason, round_sampling
 from server.config import ConfigError, RunConfig, parse
 from strategies.controller import InitialRelease, PublicSignals, Setting
@@ -131,3 +133,23 @@ def test_thresholds_that_follow_norms_do_not_go_with_a_public_subspace() -> None
     for controller in (Quantile(), Percentile(source="histogram"), DcSgdE()):
         with pytest.raises(ConfigError, match=r"norm-(bit|histogram) would compare norms of whole updates"):
             commit(config, controller)
+
+
+@dataclass(frozen=True)
+class OwnClip(FlatClip):
+    """A clip map the nodes do not have."""
+
+    def to_json(self) -> dict[str, object]:
+        return {**super().to_json(), "kind": "own"}
+
+
+class OwnPlan(Fixed):
+    """A controller of a user's own that plans with it."""
+
+    def plan(self, state: object, round: int) -> Plan:
+        return Plan(OwnClip(self.clip_norm, 1), 1.0)
+
+
+def test_a_plan_that_nodes_could_not_read_is_refused_before_anything_is_spent() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be sent to the nodes: .* got 'own'.* plan with the clip maps of"):
+        commit(small(), OwnPlan())
