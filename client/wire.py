@@ -188,6 +188,8 @@ def read_totals(records: RecordDict) -> tuple[float, float, int]:
     loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
     if not isinstance(loss, float) or not isinstance(accuracy, float) or not isinstance(count, int) or count < 1:
         raise BadMessage("evaluation reply must hold two floats and a count of at least 1")
+    if not 0 <= accuracy <= 1:
+        raise BadMessage("evaluation reply must hold an accuracy in [0, 1]")
     return loss, accuracy, count
 
 

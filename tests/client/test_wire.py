@@ -392,6 +392,9 @@ def test_a_request_without_a_setting_is_refused(name: str) -> None:
         {"loss": 0.5, "accuracy": 0.5, "count": 3.0},
         {"loss": [0.5], "accuracy": 0.5, "count": 3},
         {"loss": 0.5, "accuracy": 0.5, "count": 0},
+        {"loss": 0.5, "accuracy": 1.5, "count": 3},
+        {"loss": 0.5, "accuracy": float("nan"), "count": 3},
+        {"loss": 0.5, "accuracy": 0.5, "count": 3, "num-examples": 900},
     ],
 )
 def test_totals_that_are_none_are_refused(metrics: dict[str, Any]) -> None:
