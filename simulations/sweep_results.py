@@ -31,6 +31,7 @@ def row(cell: Cell, folder: Path) -> Row:
     assert run.environment is not None
     guarantee = guaranteed(run)
     bounds = [record.clip_bound for record in run.rounds if record.clip_bound is not None]
+    losses = [record.validation_loss for record in run.rounds if record.validation_loss is not None]
     noise = [record.noise_multiplier for record in run.rounds]
     config, environment = cell.config, run.environment
     usage = folder / USAGE_FILE
@@ -56,6 +57,9 @@ def row(cell: Cell, folder: Path) -> Row:
         "noise_multiplier": noise[0] if noise else None,
         "first_clip_bound": bounds[0] if bounds else None,
         "last_clip_bound": bounds[-1] if bounds else None,
+        "first_round_loss": losses[0] if losses else None,
+        "highest_round_loss": max(losses, default=None),
+        "last_round_loss": losses[-1] if losses else None,
         "seconds_per_round": median(record.seconds for record in run.rounds) if run.rounds else None,
         "cpu_seconds": json.loads(usage.read_text())["cpu_seconds"] if usage.is_file() else None,
         "commit": environment["commit"],

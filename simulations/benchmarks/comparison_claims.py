@@ -26,6 +26,8 @@ def claims(results: Mapping[str, Any]) -> str:
             "DP-LAC gains more than a decaying server step alone gives",
             *_difference(cells, "tuned-sst2", "dp-lac-tuned", "fixed-decay-tuned", below=False),
         ),
+        ("C falls as the validation loss does (default regime, no histogram)", *_ratchet(cells, "dp-lac")),
+        ("the same with `smooth`", *_ratchet(cells, "dp-lac-smooth")),
         (
             "RL (sound form) is above the best fixed threshold",
             *_difference(cells, "tuned-sst2", "rl-tuned", "fixed-tuned", below=False),
@@ -70,6 +72,21 @@ def _histogram(cells: Sequence[Row]) -> tuple[str, str]:
     within = all(abs(math.log10(bound / best)) <= 1 for bound in chosen)
     told = ", ".join(f"{bound:.2g}" for bound in chosen)
     return f"histogram: {told}; best of the fixed grid (validation): {best:g}", "yes" if within else "no"
+
+
+def _ratchet(cells: Sequence[Row], variant: str) -> tuple[str, str]:
+    """How far C and the loss fell, both relative to round 1; they agree if neither is twice the other."""
+    rows = [row for row in cells if row["grid"] == "default-sst2" and row["variant"] == variant]
+    if not rows:
+        return OPEN, OPEN
+    bound = statistics.mean(row["last_clip_bound"] / row["first_clip_bound"] for row in rows)
+    loss = statistics.mean(row["last_round_loss"] / row["first_round_loss"] for row in rows)
+    peak = statistics.mean(row["last_round_loss"] / row["highest_round_loss"] for row in rows)
+    text = (
+        f"C ends at {100 * bound:.1f} % of its start, the loss at {100 * loss:.0f} % of round 1 "
+        f"and {100 * peak:.0f} % of its highest"
+    )
+    return text, "yes" if 0.5 <= bound / min(loss, 1.0) <= 2 else "no"
 
 
 def _difference(cells: Sequence[Row], grid: str, first: str, second: str, *, below: bool) -> tuple[str, str]:

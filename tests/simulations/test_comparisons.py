@@ -33,6 +33,9 @@ def cell(grid: str, variant: str, seed: int, accuracy: float, **changes: object)
         "first_clip_bound": None if variant == "floor" else 8.0,
         "last_clip_bound": None if variant == "floor" else 0.125,
         "cpu_seconds": 100.0,
+        "first_round_loss": 1.0,
+        "highest_round_loss": 2.0,
+        "last_round_loss": 0.5,
         "commit": "abc",
         "machine": "2 cores",
         **changes,
@@ -79,6 +82,7 @@ def test_claims_are_answered_only_where_there_are_numbers() -> None:
     lines = claims({"cells": ROWS}).splitlines()[2:]
     assert "not measured yet" in lines[0]
     assert "histogram: 0.25; best of the fixed grid (validation): 0.2 | yes" in lines[1]
+    assert "C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no" in lines[4]
     clac = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
     assert claims({"cells": [*ROWS, *clac]}).splitlines()[4].endswith("3 seeds | yes |")
     close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
