@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulations.benchmarks.privacy_tables import markdown
+from simulations.notation import duration_text
 
 Results = Mapping[str, Any]
 
@@ -155,6 +156,19 @@ def engine_gpu(results: Results) -> str:
     ]
     table = markdown(("job", "variant", "times as fast as", "ratio", "clients/s"), lines)
     return f"{table}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
+
+
+def engine_full_run(results: Results) -> str:
+    """One whole run, alone on the machine."""
+    line = (
+        f"{results['rounds']} rounds, {results['clients']:,} clients, {results['expected_cohort']:g} a round",
+        f"{results['model']}, {results['parameters'] / 1e6:.1f} million parameters",
+        duration_text(results["seconds"]),
+        f"{results['workers']}",
+        f"{100 * results['test_accuracy']:.1f} %",
+    )
+    table = markdown(("run", "model", "wall time", "workers", f"test accuracy at ε = {results['epsilon']:g}"), [line])
+    return f"{table}\nLoad before the start {results['load_before']}.{machine(results)}"
 
 
 def machine(results: Results) -> str:

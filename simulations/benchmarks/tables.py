@@ -22,7 +22,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.benchmarks import comparison_claims, comparison_tables, engine_tables, fault_tables, privacy_tables
+from simulations.benchmarks import (
+    comparison_claims,
+    comparison_tables,
+    engine_tables,
+    fault_tables,
+    privacy_tables,
+    rl_tables,
+)
 from simulations.notation import duration_text, number_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,12 +77,15 @@ TABLES: dict[str, Table] = {
     "engine-flower": engine_tables.engine_flower,
     "engine-population": engine_tables.engine_population,
     "engine-gpu": engine_tables.engine_gpu,
+    "engine-full-run": engine_tables.engine_full_run,
     "controllers": comparison_tables.comparisons,
     "controllers.choices": comparison_tables.choices,
     "controllers.claims": comparison_claims.claims,
     "lora": comparison_tables.lora,
     "bad-replies": fault_tables.bad_replies,
     "soak": fault_tables.soak,
+    "rl_overhead": rl_tables.overhead,
+    "rl_pretraining": rl_tables.pretraining,
 }
 
 
