@@ -15,6 +15,7 @@ from torch import Tensor
 
 from client.tasks import Metrics
 from client.wire import BadMessage, EvaluateRequest, read_totals
+from server.exchange import answers
 from strategies.dispatch import RoundFailed
 from strategies.replies import error_text
 
@@ -54,23 +55,22 @@ def on_workers(
             for node, start, stop in zip(workers, cuts[:-1], cuts[1:], strict=True)
             if stop > start
         ]
-        replies = list(grid.send_and_receive(messages, timeout=timeout))
-        answers, problems = {}, []
-        for reply in replies:
+        answered, problems = {}, []
+        for reply in answers(grid, messages, timeout):
             try:
                 if reply.has_error():
                     problems.append(error_text(reply))
                 else:
-                    answers[reply.metadata.src_node_id] = read_totals(reply.content)
+                    answered[reply.metadata.src_node_id] = read_totals(reply.content)
             except BadMessage as error:
                 problems.append(str(error))
-        if len(answers) < len(messages):
+        if len(answered) < len(messages):
             raise RoundFailed(
-                f"evaluation on {split}: {len(answers)} of {len(messages)} workers answered"
+                f"evaluation on {split}: {len(answered)} of {len(messages)} workers answered"
                 + (f"; the first error: {problems[0]}" if problems else "")
             )
         # In one order, so that the mean is the same to the last bit whoever answers first.
-        parts = [answers[node] for node in sorted(answers)]
+        parts = [answered[node] for node in sorted(answered)]
         weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
         count = int(weights.sum())
         predicted = tokens.get(split) if tokens else None

@@ -14,6 +14,7 @@ from privacy.mechanism import Release
 from server.checkpoint import Checkpoint, Times, save_checkpoint
 from server.config import RunConfig
 from server.evaluation import Evaluate
+from server.exchange import answers
 from server.telemetry import RoundRecord, Telemetry, released_values
 from strategies.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg
@@ -48,8 +49,7 @@ def run_rounds(
         round, _, _ = strategy.next_plan()
         telemetry.status("running", f"round {round} of {config.rounds}" if round else "histogram of thresholds")
         messages = list(strategy.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
-        replies = list(grid.send_and_receive(messages, timeout=config.engine.round_timeout)) if messages else []
-        strategy.aggregate_train(round, replies)
+        strategy.aggregate_train(round, answers(grid, messages, config.engine.round_timeout))
         taken = Times(elapsed(), time.monotonic() - start)
         save_checkpoint(run_folder, Checkpoint.after(_state(strategy), strategy.release, strategy.ledger.head, taken))
         finish_round(strategy, evaluate, config, telemetry, start)

@@ -37,18 +37,25 @@ class Workers:
     def get_node_ids(self) -> list[int]:
         return list(self.ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        self.replies: dict[str, Message] = {}
+        identifiers = []
         for number, message in enumerate(messages):
+            identifiers.append(str(number))
             message.metadata.__dict__["_message_id"] = str(number)
             request = EvaluateRequest.from_records(message.content)
             self.requests.append((message.metadata.dst_node_id, request))
             reply = (self.reply or honest)(message, request)
-            replies += [reply] if reply is not None else []
+            if reply is not None:
+                self.replies[str(number)] = reply
+        return identifiers
+
+    def pull_messages(self, identifiers: Iterable[str]) -> list[Message]:
+        replies = [self.replies.pop(name) for name in identifiers if name in self.replies]
         return replies[::-1] if self.backwards else replies
 
     def evaluate(self, nodes: int = 3) -> Evaluate:
-        return on_workers(self, nodes, "{}", SPLITS, 1.0)  # type: ignore[arg-type]
+        return on_workers(self, nodes, "{}", SPLITS, 0.05)  # type: ignore[arg-type]
 
 
 def honest(message: Message, request: EvaluateRequest) -> Message:
