@@ -27,8 +27,8 @@ from torch import Tensor
 from client.lora import AdapterLayout, Part
 from strategies.aggregation.aggregation import Adapters, Rewritten
 
-Pair = tuple[Float[Tensor, "out r"], Float[Tensor, "r in"]]
-"""B and A of one client and one adapted layer, already private."""
+Pair = tuple[Float[Tensor, "out _"], Float[Tensor, "_ in"]]
+"""B and A of one client and one adapted layer, already private; clients may differ in rank."""
 
 
 def stacked(factors: Sequence[Pair]) -> tuple[Float[Tensor, "out R"], Float[Tensor, "R in"]]:
