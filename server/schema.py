@@ -1,0 +1,212 @@
+"""Every key of a run's configuration: its type, its limits and its default, in one place.
+
+The tables are those of the TOML form; keys are kebab-case. Reading them from files and flat mappings, and saying what
+is wrong with them, is :mod:`server.config`.
+"""
+
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+CountOrAuto = Annotated[int, Field(ge=0)]
+
+
+def _scalar(value: object) -> object:
+    if not isinstance(value, str | int | float | bool):
+        raise ValueError(f"must be a text, a number or a boolean, got {value!r}")
+    return value
+
+
+Options = dict[str, Annotated[str | int | float | bool, PlainValidator(_scalar)]]
+
+
+def kebab(name: str) -> str:
+    """The key that holds the field `name`."""
+    return name.replace("_", "-")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=kebab, validate_by_alias=True, validate_by_name=False, strict=True
+    )
+
+
+class Privacy(_Table):
+    """The guarantee. ``epsilon`` and ``delta`` hold for the whole run, for one client added or removed."""
+
+    epsilon: Positive = 4.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    noise: Literal["gaussian", "discrete", "insecure-zero"] = "gaussian"
+    mode: Literal["floor", "filter"] = "floor"
+    non_private: bool = False
+    seeded_cohorts: bool = False
+
+    @model_validator(mode="after")
+    def _insecure_needs_flag(self) -> "Privacy":
+        for key, unsafe in (("noise", self.noise == "insecure-zero"), ("seeded-cohorts", self.seeded_cohorts)):
+            if unsafe and not self.non_private:
+                raise ValueError(
+                    f"{key} = {getattr(self, key.replace('-', '_'))!r} voids the guarantee; "
+                    "set privacy.non-private = true to run it, marked as such"
+                )
+        return self
+
+
+class Strategy(_Table):
+    """What the server decides. Names come from the tables in ``strategies`` or are ``"package.module:Object"``."""
+
+    controller: str = "dp-lac"
+    controller_options: Options = {}
+    aggregation: str = "plain"
+    aggregation_options: Options = {}
+    optimizer: str = "fedavg"
+    optimizer_options: Options = {}
+    served_average: Fraction = 0.0
+
+
+class Model(_Table):
+    """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n."""
+
+    name: str = "minilm"
+    task: Literal["classification", "causal-lm", "summarisation"] = "classification"
+    rank: Count = 4
+    alpha: Positive = 8.0
+    targets: str = "query,value"
+    layers: CountOrAuto = 0
+    max_length: Annotated[int, Field(ge=4, le=4096)] = 128
+
+
+class Data(_Table):
+    """Where records come from and how they become clients, a public validation set and a test set.
+
+    ``train-records`` deals so many of the records to the clients, drawn by the seed; 0 deals all.
+    ``unit-column`` names what makes records one unit of privacy (a patient, a document). ``canaries`` secrets are
+    planted into the training records for audits, see ``client.canaries``. ``partition = "repeated"`` is for speed
+    tests: any number of clients share the records, see ``client.partition``.
+    """
+
+    source: str = "notes"
+    test_source: str = ""
+    text_column: str = "text"
+    text_pair_column: str = ""
+    label_column: str = "label"
+    client_column: str = ""
+    unit_column: str = ""
+    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
+    dirichlet_alpha: Positive = 1.0
+    validation_records: Count = 1000
+    test_records: Count = 1000
+    train_records: CountOrAuto = 0
+    records_per_client: Count = 20
+    canaries: CountOrAuto = 0
+    canary_kind: Literal["six-digit", "secret-id"] = "six-digit"
+    canary_copies: Count = 10
+    cache: str = ""
+
+
+class Public(_Table):
+    """What the server does with its own public records besides validation; none of it costs privacy.
+
+    The first ``training-fraction`` of them is trained on and no longer validated with, if anything here is switched on.
+    ``warm-start-epochs`` trains the adapter before round 1. ``subspace = k`` clips and noises every update in the
+    span of the k leading directions of public gradients, made anew every ``subspace-refresh`` rounds; 0 uses all of it.
+    """
+
+    training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    warm_start_epochs: CountOrAuto = 0
+    warm_start_learning_rate: Positive = 0.003
+    warm_start_batch_size: Count = 32
+    subspace: CountOrAuto = 0
+    subspace_refresh: Count = 10
+
+
+class Local(_Table):
+    """One client's training in one round. ``balance = "prior"`` adjusts the loss for the client's label skew."""
+
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
+    learning_rate: Positive = 0.1
+    batch_size: Count = 16
+    epochs: Count = 1
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 0.0
+    balance: Literal["none", "prior"] = "none"
+
+
+class Engine(_Table):
+    """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share)."""
+
+    kind: Literal["flower", "inprocess"] = "flower"
+    workers: CountOrAuto = 0
+    sequential: bool = False
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    token_budget: CountOrAuto = 0
+    prefix_cache_mb: CountOrAuto = 2048
+    round_timeout: Positive = 3600.0
+
+
+class Simulation(_Table):
+    """``clients-per-node = 0``: a node is a worker and trains its share of the cohort; ``1``: a node is one client."""
+
+    clients_per_node: Annotated[int, Field(ge=0, le=1)] = 0
+
+
+class Evaluation(_Table):
+    """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``."""
+
+    every: Count = 1
+
+
+class RunConfig(_Table):
+    """Everything that decides a run."""
+
+    name: str = "run"
+    rounds: Count = 40
+    clients: Count = 1000
+    sampling_rate: Rate = 0.05
+    seed: Annotated[int, Field(ge=0)] = 0
+    output: str = "runs"
+    privacy: Privacy = Privacy()
+    strategy: Strategy = Strategy()
+    model: Model = Model()
+    data: Data = Data()
+    public: Public = Public()
+    local: Local = Local()
+    engine: Engine = Engine()
+    simulation: Simulation = Simulation()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "RunConfig":
+        wrong = []
+        if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
+            wrong.append(
+                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above "
+                "it a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
+            )
+        if self.expected_cohort < 1:
+            wrong.append(
+                f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
+                "raise sampling-rate or clients"
+            )
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
+    @property
+    def expected_cohort(self) -> float:
+        """Expected number of clients in a round, q*N."""
+        return self.sampling_rate * self.clients
+
+    def to_table(self) -> dict[str, Any]:
+        """The nested kebab-case form that TOML holds."""
+        return self.model_dump(by_alias=True)
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML text; parsing it gives an equal configuration."""
+        return tomli_w.dumps(self.to_table())
