@@ -210,13 +210,14 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
 
 def test_the_reward_is_the_gain_per_budget_within_bounds() -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.8))
-    state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72)
-    share = 3 / ROUNDS
-    assert reward(state) == pytest.approx(math.log(0.8 / 0.72) / share)
-    assert reward(replace(state, loss=0.88)) == pytest.approx(math.log(0.8 / 0.88) / share)
-    assert reward(replace(state, loss=80.0)) == -MOST_REWARD
-    assert reward(replace(state, loss=math.inf)) == reward(replace(state, loss=math.nan)) == -MOST_REWARD
-    assert reward(replace(state, spent=3.0)) == MOST_REWARD
+    state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(nothing(3), rounds=2))
+    for per_spent, share in ((True, 3 / ROUNDS), (False, 2 / ROUNDS)):
+        assert reward(state, per_spent) == pytest.approx(math.log(0.8 / 0.72) / share)
+        assert reward(replace(state, loss=0.88), per_spent) == pytest.approx(math.log(0.8 / 0.88) / share)
+        assert reward(replace(state, loss=80.0), per_spent) == -MOST_REWARD
+        for lost in (math.inf, math.nan):
+            assert reward(replace(state, loss=lost), per_spent) == -MOST_REWARD
+    assert reward(replace(state, spent=3.0), True) == MOST_REWARD
 
 
 def test_thresholds_move_by_the_step_and_stay_within_their_reach(filtered: Ledger) -> None:
@@ -311,6 +312,7 @@ def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> N
         ({"reach": 1.0}, "reach must be"),
         ({"bit_share": 1.0}, "bit_share must be"),
         ({"policy": "mine"}, "policy must be"),
+        ({"reward": "mine"}, "reward must be"),
         ({"temperature": -1.0}, "temperature must be > 0"),
         ({"updates": 0}, "updates must be"),
     ],

@@ -59,6 +59,7 @@ class Acting:
     reach: float
     noise_step: float
     noise_range: float
+    per_spent: bool
     explores: bool
     random_until: int
     warm_up: int
@@ -80,7 +81,7 @@ def decide(state: RlState, acting: Acting, round: int) -> RlState:
     local, whole = observation(state, acting, round)
     if acting.explores and state.actions:
         seen = {"next-local": local, "next-whole": whole, "end": torch.tensor(float(ends))}
-        agent = sac.remember(agent, state.last | seen | {"reward": torch.tensor(reward(state))})
+        agent = sac.remember(agent, state.last | seen | {"reward": torch.tensor(reward(state, acting.per_spent))})
         if agent.stored >= acting.warm_up:
             for _ in range(acting.updates):
                 agent = sac.learn(agent, acting.learning)
@@ -101,12 +102,17 @@ def observation(state: RlState, acting: Acting, round: int) -> tuple[Float[Tenso
     return local_features(state.heard, state.scales, math.log(acting.reach), setting.blocks(round)), whole
 
 
-def reward(state: RlState) -> float:
-    """Fall of the log public loss per share of the budget spent on it; the worst where the loss is no number.
+def reward(state: RlState, per_spent: bool) -> float:
+    """Fall of the log public loss, per share of the budget; the worst where the loss is no number.
 
-    Where every interval spends alike, the rewards of a run add up to the fall of the log loss over the run.
+    Args:
+        state: with the rounds of the interval heard, before they are forgotten.
+        per_spent: divide by the share that was spent on the interval, as RLDP does; else by the share of its rounds, so
+            that the rewards of a run add up to the fall of the log loss over the run, however it was paid for.
     """
     share = (state.spent - state.spent_before) / spending.budget(state.setting)
+    if not per_spent:
+        share = state.heard.rounds / state.setting.rounds
     if not math.isfinite(state.loss):
         return -MOST_REWARD
     ratio = _gain(state.loss_before, state.loss) / max(share, 1e-6)
