@@ -56,6 +56,7 @@ def soak(result: Mapping[str, Any]) -> str:
     memory = [
         f"{leg['rss_first_mb']} MB after 1, {leg['rss_middle_mb']} after {leg['rss_rounds'] // 2}, "
         f"{leg['rss_last_mb']} after {leg['rss_rounds']} rounds"
+        f" ({leg['rss_growth_mb_per_100_rounds']:+.2f} MB per 100 rounds in the second half)"
         if "rss_rounds" in leg
         else "not followed"
         for leg in legs
