@@ -45,13 +45,14 @@ def soak(result: Mapping[str, Any]) -> str:
         return f"| {label} | {' | '.join(cells)} |"
 
     def each(key: str) -> list[str]:
-        return [f"{leg[key]:,}" if isinstance(leg.get(key), int) else str(leg.get(key, "")) for leg in legs]
+        return [f"{leg[key]:,}" if isinstance(leg.get(key), int) else str(leg.get(key, "none")) for leg in legs]
 
     def epsilon(key: str) -> list[str]:
         return [f"{leg[key]:.4f}" for leg in legs]
 
     def faults(leg: Mapping[str, Any], part: str) -> str:
-        return ", ".join(f"{count} {name}" for name, count in leg.get(part, {}).items()) or "none"
+        told = (name + (f" ×{count}" if count > 1 else "") for name, count in leg.get(part, {}).items())
+        return ", ".join(told) or "none"
 
     memory = [
         f"{leg['rss_first_mb']} MB after 1, {leg['rss_middle_mb']} after {leg['rss_rounds'] // 2}, "
@@ -68,6 +69,7 @@ def soak(result: Mapping[str, Any]) -> str:
         row("rounds released", *each("rounds_released")),
         row("kill -9", *(faults(leg, "kills") for leg in legs)),
         row("faults of nodes", *(faults(leg, "faults") for leg in legs)),
+        row("ended by a failed round", *each("ended_by_a_fault")),
         row("resumes", *each("resumes")),
         row("charges in the ledger", *each("charges")),
         row("charged, and lost with the process", *each("charged_and_lost")),
