@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,13 +27,10 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from privacy import accountants
-from privacy.ledger import Ledger
-from server.artefacts import PRIVACY_FILE
-from server.config import load
 from server.environment import describe_environment
-from server.resumed import read_resumed
 from server.telemetry import read_metrics, read_status
+from simulations.benchmarks.soak_checks import account, memory
+from simulations.benchmarks.soak_life import PLACES
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
 MARK = "LACQUER_SOAK"
@@ -56,18 +52,6 @@ engine.workers = {workers}
 engine.kind = "{engine}"
 output = "{output}"
 """
-PLACES = {
-    "client training": ("client.worker:Worker.contribution", False),
-    "before the charge": ("privacy.ledger:Ledger.charge", False),
-    "between charge and noise": ("privacy.ledger:Ledger.charge", True),
-    "between release and checkpoint": ("server.loop:save_checkpoint", False),
-    "after the checkpoint": ("server.loop:save_checkpoint", True),
-    "evaluation": ("client.worker:Worker.metrics", False),
-    "before the record": ("server.telemetry:Telemetry.round", False),
-    "after the record": ("server.telemetry:Telemetry.round", True),
-}
-"""Where the process kills itself: a function, and whether after it."""
-NODE_FAILS, REPLY_IS_BAD, EVALUATION_FAILS = 0.06, 0.04, 0.0002
 
 
 @dataclass
@@ -77,90 +61,6 @@ class Faults:
     kills: Counter[str] = field(default_factory=Counter)
     lives: int = 0
     ended_by_itself: int = 0
-
-
-# --- one life: the process that is killed ------------------------------------------------------------------------
-
-
-def live(folder: Path, life: int, place: str, call: int) -> None:
-    """Run or go on, with failing nodes, until the end or until ``place`` was reached ``call`` times."""
-    from server.telemetry import Telemetry
-    from simulations.inprocess import run_inprocess
-
-    if place in PLACES:
-        _die_at(*PLACES[place], call)
-    record = Telemetry.round
-
-    def measured(telemetry: Any, entry: Any) -> None:
-        record(telemetry, entry)
-        memory = {"life": life, "round": entry.round, "rss": psutil.Process().memory_info().rss}
-        with (folder / "memory.jsonl").open("a") as file:
-            file.write(json.dumps(memory) + "\n")
-
-    Telemetry.round = measured  # type: ignore[method-assign, assignment]
-    keys = {"resume": str(folder)} if (folder / "ledger.jsonl").is_file() else None
-    run_inprocess(load(folder / "config.toml"), folder, client_app=_faulty_clients(folder, life), keys=keys)
-
-
-def _die_at(path: str, late: bool, call: int) -> None:
-    import importlib
-
-    module, _, name = path.partition(":")
-    *owners, last = name.split(".")
-    owner: Any = importlib.import_module(module)
-    for part in owners:
-        owner = getattr(owner, part)
-    real, count = getattr(owner, last), [0]
-
-    def step(*arguments: Any, **named: Any) -> Any:
-        count[0] += 1
-        if count[0] < call:
-            return real(*arguments, **named)
-        if late:
-            real(*arguments, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(owner, last, step)
-
-
-def _faulty_clients(folder: Path, life: int) -> Any:
-    """The real ClientApp behind nodes that fail at random; every fault is noted before it happens."""
-    from flwr.app import Context, Message
-    from flwr.clientapp import ClientApp
-
-    import client.app
-    from simulations.benchmarks.bad_replies import REFUSED, transported
-
-    app, rng = ClientApp(), random.Random(f"faults {life}")
-
-    def note(kind: str) -> None:
-        with (folder / "faults.txt").open("a") as file:
-            file.write(kind + "\n")
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        chance = rng.random()
-        if chance < NODE_FAILS:
-            note("node raised")
-            raise MemoryError("the node is out of memory")
-        reply = client.app.app(message=message, context=context)
-        if chance < NODE_FAILS + REPLY_IS_BAD and not reply.has_error():
-            kind: Any = rng.choice(REFUSED)
-            note("malformed reply")
-            return Message(transported(kind(rng, reply.content)), reply_to=message)
-        return reply
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        if rng.random() < EVALUATION_FAILS:
-            note("evaluation failed")
-            raise MemoryError("the node is out of memory")
-        return client.app.app(message=message, context=context)
-
-    return app
-
-
-# --- in process: kill, go on, look -------------------------------------------------------------------------------
 
 
 def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[str, Any]:
@@ -178,7 +78,15 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
         length = rng.randint(1, max(1, rounds // (2 * kills))) if place else 0
         call = length * (6 if place in ("client training", "evaluation") else 1)
         before = len(read_metrics(folder))
-        arguments = [sys.executable, "-m", __spec__.name, "--live", str(folder), str(number), place, str(call)]
+        arguments = [
+            sys.executable,
+            "-m",
+            "simulations.benchmarks.soak_life",
+            str(folder),
+            str(number),
+            place,
+            str(call),
+        ]
         with (folder / "inprocess.log").open("ab") as log:
             child = subprocess.Popen(arguments, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             if place == "random moment":
@@ -209,78 +117,10 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
     }
 
 
-def memory(folder: Path) -> dict[str, Any]:
-    """Resident memory by round of the longest life, in MB, and how it grew once it had warmed up (its second half)."""
-    lines = [json.loads(line) for line in (folder / "memory.jsonl").read_text().splitlines()]
-    longest = Counter(line["life"] for line in lines).most_common(1)[0][0]
-    rss = [line["rss"] / 2**20 for line in lines if line["life"] == longest]
-    late = rss[len(rss) // 2 :]
-    growth = statistics.linear_regression(range(len(late)), late).slope if len(late) > 1 else 0.0
-    return {
-        "rss_rounds": len(rss),
-        "rss_first_mb": round(rss[0], 1),
-        "rss_middle_mb": round(late[0], 1),
-        "rss_last_mb": round(rss[-1], 1),
-        "rss_growth_mb_per_100_rounds": round(100 * growth, 2),
-        "rss_by_round_mb": [round(value, 1) for value in rss[:: max(1, len(rss) // 40)]],
-    }
-
-
-def account(folder: Path) -> dict[str, Any]:
-    """Hold the folder's files against each other; AssertionError if they do not agree."""
-    import torch
-    from peft import PeftModel
-
-    from client.models import load_base
-
-    metrics = read_metrics(folder)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == len(metrics), "a line of metrics.jsonl is doubled"
-    assert [record.round for record in metrics] == list(range(len(metrics))), "a round is missing from metrics.jsonl"
-    statement = json.loads((folder / PRIVACY_FILE).read_text())
-    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
-        charges, stated, guaranteed = ledger.charges, ledger.spent(), ledger.guaranteed()
-        delta = ledger.commitment.delta
-    released = {(charge.event.label, charge.event.round) for charge in charges if charge.released_at is not None}
-    missing = [record.round for record in metrics if (record.phase, record.round) not in released]
-    assert missing == [], "a round was released that the ledger does not know"
-    recomputed = accountants.epsilon([charge.event for charge in charges], delta, "pld")
-    of_the_recorded = accountants.epsilon(_once([charge.event for charge in charges]), delta, "pld")
-    assert recomputed <= stated * (1 + 1e-6), "the ledger states less than its charges cost"
-    assert stated <= guaranteed <= statement["epsilon"] + 1e-9, "more was spent than was promised"
-    model, _ = load_base("random:bert", "classification", 2)
-    adapted = PeftModel.from_pretrained(model, folder / "adapter")
-    weights = [value for name, value in adapted.state_dict().items() if "lora_B" in name]
-    assert weights, "the adapter holds nothing"
-    assert all(bool(torch.isfinite(value).all()) for value in weights)
-    status = read_status(folder)
-    return {
-        "state": status.state if status else "unknown",
-        "rounds_released": metrics[-1].round,
-        "charges": len(charges),
-        "charged_and_lost": len(charges) - len(metrics),
-        "lost_rounds_in_the_ledger": len(missing),
-        "resumes": len(read_resumed(folder)),
-        "epsilon_stated": stated,
-        "epsilon_of_all_charges": recomputed,
-        "epsilon_of_the_rounds_kept": of_the_recorded,
-        "epsilon_guaranteed": guaranteed,
-        "adapter_loads": True,
-    }
-
-
-def _once(events: list[Any]) -> list[Any]:
-    """One event of every round: what a ledger would count that forgets the releases that were lost."""
-    return list({(event.label, event.round): event for event in events}.values())
-
-
 def _environment(**more: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
-
-
-# --- on Ray ------------------------------------------------------------------------------------------------------
 
 
 def soak_ray(root: Path, rounds: int) -> dict[str, Any]:
@@ -390,7 +230,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--live"]:
-        live(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
-    else:
-        typer.run(main)
+    typer.run(main)

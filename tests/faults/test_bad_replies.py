@@ -11,7 +11,8 @@ from client import wire
 from client.wire import BadMessage, code_fingerprint, read_contribution
 from privacy.clipping import FlatClip
 from privacy.mechanism import Plan
-from simulations.benchmarks.bad_replies import REFUSED, attack
+from simulations.benchmarks.bad_replies import attack
+from simulations.benchmarks.bad_reply_kinds import REFUSED
 from strategies import replies
 
 
