@@ -32,12 +32,12 @@ ROOT = Path(__file__).resolve().parents[2]
 POLICY = ROOT / "strategies" / "controllers" / "rl" / pretrained.FILE
 RESULTS = Path(__file__).resolve().parent / "results" / "rl_pretraining.json"
 VALIDATION, TEST = 10_000, 20_000
-CAPACITY, WARM_UP, UPDATES = 20_000, 300, 2
+CAPACITY, WARM_UP, UPDATES = 20_000, 300, 3
 FACTORS = (1 / 64, 1 / 10, 1 / 3, 1.0, 3.0)
 
 
 def main(
-    episodes: Annotated[int, typer.Option(help="Federations to learn on; 0 judges the policy that is there.")] = 160,
+    episodes: Annotated[int, typer.Option(help="Federations to learn on; 0 judges the policy that is there.")] = 200,
     every: Annotated[int, typer.Option(help="Episodes between two judgements.")] = 40,
     judged: Annotated[int, typer.Option(help="Federations for validation.")] = 8,
     tested: Annotated[int, typer.Option(help="Federations for the final comparison.")] = 20,

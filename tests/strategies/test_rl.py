@@ -208,14 +208,13 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
     assert bool((np.abs(np.mean(noisy, axis=0) - exact) < 4 * spread).all())
 
 
-def test_the_reward_is_the_gain_per_budget_within_bounds() -> None:
+def test_the_reward_is_the_gain_or_the_gain_per_budget_spent() -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.8))
     state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(nothing(3), rounds=2))
-    for per_spent, share in ((True, 3 / ROUNDS), (False, 2 / ROUNDS)):
-        assert reward(state, per_spent) == pytest.approx(math.log(0.8 / 0.72) / share)
-        assert reward(replace(state, loss=0.88), per_spent) == pytest.approx(math.log(0.8 / 0.88) / share)
-        assert reward(replace(state, loss=80.0), per_spent) == -MOST_REWARD
-        for lost in (math.inf, math.nan):
+    for per_spent, factor in ((False, 4.0), (True, 4.0 * 2 / 3)):  # three rounds' worth was spent on two
+        assert reward(state, per_spent) == pytest.approx(factor * math.log(0.8 / 0.72))
+        assert reward(replace(state, loss=0.88), per_spent) == pytest.approx(factor * math.log(0.8 / 0.88))
+        for lost in (math.inf, math.nan, 800.0):
             assert reward(replace(state, loss=lost), per_spent) == -MOST_REWARD
     assert reward(replace(state, spent=3.0), True) == MOST_REWARD
 

@@ -3,7 +3,7 @@
 Every k rounds the agent acts, a in (-1, 1)^(n+1):
 
     C_i <- clip(C_i exp(delta_C a_i), C_i0/R, R C_i0),      log z offset <- offset + delta_z a_{n+1}
-    reward = clamp((log v_before - log v_now) / share of the budget, -5, 5)
+    reward = clamp(4 (log v_before - log v_now), -10, 10)
 
 with v the loss on the server's public validation set. Its state: noisy clip bits of every adapter and the squared norm
 of every released block less that of its noise, both averaged over the interval; the public loss; budget and round.
@@ -15,11 +15,11 @@ temperature, Polyak targets, first-in first-out buffer, warm-up, reward per budg
 Guarantee: each round is one Poisson-sampled Gaussian whose multiplier the ledger checks: the run's own in floor mode,
 any that the Rényi filter pays for in filter mode (``privacy.mode = "filter"``). n bits have sensitivity sqrt(n)/2 and
 are part of that Gaussian; the n blocks have the optimal joint noise of ``PerAdapterClip``.
-Deviations: unit client; one policy for all adapters, whatever their number (``networks.py``); the reward counts the
-rounds of an interval, not what was spent on them, which the paper divides by (``reward = "gain-per-spent"``): that pays
-an agent for hoarding budget; R = 100, for starts may be far off; numbers that are lost in the paper's copy at hand.
-A run of 200 rounds gives 40 transitions, too few to learn from, so the agent acts by the mode of a policy learnt on
-synthetic federations (``simulations/benchmarks/rl_pretraining.py``, nobody's data) and learns on only if asked.
+Deviations: unit client; one policy for all adapters, whatever their number (``networks.py``); the reward is not divided
+by what was spent, as the paper's is (``reward = "gain-per-spent"``), which pays an agent for hoarding budget; R = 100,
+for a start may be far off; numbers that are lost in the paper's copy at hand. A run of 200 rounds gives 40 transitions,
+too few to learn from, so the agent acts by the mode of a policy learnt on synthetic federations
+(``simulations/benchmarks/rl_pretraining.py``, nobody's data) and learns on only if asked.
 
 Cost: 2.6 % more noise on the update for the bits; filter mode needs 6 to 12 % more than floor mode, where only the
 thresholds move. On MiniLM's 38 thousand values 2 ms of the server a round, 0.1 s in the rounds in which it learns, and

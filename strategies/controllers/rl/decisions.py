@@ -16,8 +16,8 @@ from strategies.controllers.rl.sac import Agent, Learning
 FREEZE = 0.9
 """Share of the budget after which what is left is spent evenly."""
 
-MOST_REWARD = 5.0
-"""Rewards lie within plus and minus this."""
+REWARD_SCALE, MOST_REWARD = 4.0, 10.0
+"""Reward of one e-fold of the public loss, and the bound on a reward."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,20 @@ def observation(state: RlState, acting: Acting, round: int) -> tuple[Float[Tenso
 
 
 def reward(state: RlState, per_spent: bool) -> float:
-    """Fall of the log public loss, per share of the budget; the worst where the loss is no number.
+    """REWARD_SCALE times the fall of the log public loss over an interval; the worst where the loss is no number.
 
     Args:
         state: with the rounds of the interval heard, before they are forgotten.
-        per_spent: divide by the share that was spent on the interval, as RLDP does; else by the share of its rounds, so
-            that the rewards of a run add up to the fall of the log loss over the run, however it was paid for.
+        per_spent: per budget spent, as RLDP has it: multiply by the share of the budget that is due to the interval's
+            rounds over the share that was spent on them. Else the rewards of a run add up to the fall over the run.
     """
-    share = (state.spent - state.spent_before) / spending.budget(state.setting)
-    if not per_spent:
-        share = state.heard.rounds / state.setting.rounds
     if not math.isfinite(state.loss):
         return -MOST_REWARD
-    ratio = _gain(state.loss_before, state.loss) / max(share, 1e-6)
-    return min(max(ratio, -MOST_REWARD), MOST_REWARD)
+    gain = REWARD_SCALE * _gain(state.loss_before, state.loss)
+    if per_spent:
+        spent = (state.spent - state.spent_before) / spending.budget(state.setting)
+        gain *= state.heard.rounds / state.setting.rounds / max(spent, 1e-6)
+    return min(max(gain, -MOST_REWARD), MOST_REWARD)
 
 
 def _acted(state: RlState, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> RlState:
