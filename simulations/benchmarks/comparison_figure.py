@@ -65,10 +65,11 @@ def _panel(title: str, found: Found) -> Drawing:
             )  # fmt: skip
         axes.set_yticks(range(len(methods)), [shown_name(name).translate(_PLAIN) for name in methods])
         axes.tick_params(axis="y", labelcolor=palette.ink, labelsize=9)
+        axes.margins(x=0.08)
         axes.set_ylim(-0.6, len(methods) - 0.4)
         axes.grid(False, axis="y")
         axes.grid(True, axis="x")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 1):g} %"))
         axes.set_xlabel(f"test accuracy: {title}")
 
