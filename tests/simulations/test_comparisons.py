@@ -82,7 +82,10 @@ def test_claims_are_answered_only_where_there_are_numbers() -> None:
     lines = claims({"cells": ROWS}).splitlines()[2:]
     assert "not measured yet" in lines[0]
     assert "histogram: 0.25; best of the fixed grid (validation): 0.2 | yes" in lines[1]
-    assert "C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no" in lines[4]
+    assert "C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no" in lines[5]
+    tuned = [cell("tuned-sst2", name, 0, value) for name, value in (("dp-lac-histogram", 0.8), ("fixed-tuned", 0.7))]
+    first = claims({"cells": [*ROWS, *tuned]}).splitlines()[2]
+    assert first.endswith("+10.0 (one seed) to fixed (Abadi), tuned | too few seeds (so far: yes) |")
     clac = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
     assert claims({"cells": [*ROWS, *clac]}).splitlines()[4].endswith("3 seeds | yes |")
     close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
