@@ -14,6 +14,7 @@ fails if not; what it counted is written to ``results/soak.json``.
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,9 +145,14 @@ def soak_ray(root: Path, rounds: int) -> dict[str, Any]:
     replaced = log.read_text(errors="replace").count("another is started in its place")
     run = _Run(root, "resume", str(run.folder))
     run.wait_for(2 * third)
-    for process in run.members():
+    members = run.members()
+    private = {Path(part) for process in members for part in _command(process).split() if part.startswith("/tmp/lq-")}
+    for process in members:
         process.kill()
     run.process.wait()
+    for folder in private:  # nobody was left to remove them
+        if len(folder.parts) == 3:
+            shutil.rmtree(folder, ignore_errors=True)
     run = _Run(root, "resume", str(run.folder))
     assert run.process.wait() == 0, "the run did not come to its end"
     return {
