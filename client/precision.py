@@ -119,15 +119,20 @@ class _FrozenFunction(torch.autograd.Function):
         return weight.backward(dy).to(ctx.dtype), None
 
 
-def frozen(path: str, module: nn.Module, precision: str, device: torch.device) -> FrozenWeight:
-    """The products of the Linear (or BitNet's, or GPT-2's Conv1D, which stores `[in, out]`) at `path` of a model."""
+def frozen(
+    path: str, module: nn.Module, precision: str, device: torch.device, *, adapted: bool = False
+) -> FrozenWeight:
+    """The products of the Linear (or BitNet's, or GPT-2's Conv1D, which stores `[in, out]`) at `path` of a model.
+
+    The result is `narrow` before an activation, except where an adapter adds to it: its part would be rounded away.
+    """
     if is_ternary(module):
         return TernaryWeight(module)
     weight, bias = cast(Tensor, module.weight), cast(Tensor | None, module.bias)
     if not isinstance(module, nn.Linear):
         weight = weight.t()
     if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
-        return BF16Weight(weight, bias, narrow=path.endswith(BEFORE_ACTIVATION))
+        return BF16Weight(weight, bias, narrow=not adapted and path.endswith(BEFORE_ACTIVATION))
     if weight.dtype == torch.float32 and device.type == "cpu" and _has_fast_onednn():
         return OneDnnWeight(weight, bias)
     return PlainWeight(weight, bias)

@@ -164,7 +164,7 @@ class _AdaptedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Adapted, rows: Rows) -> Tensor:
         y = layer.weight_.forward(x)
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(-1, x.shape[-1]).to(y.dtype)  # behind an activation x may be bfloat16, see `frozen`
         u = project(flat, layer.a, rows).mul_(layer.scale)
         add_expansion(y.view(-1, y.shape[-1]), u, layer.b, rows)
         ctx.save_for_backward(flat if layer.gradient_a is not None else None, u)

@@ -82,7 +82,8 @@ class StackedModel:
                 self._modules[path] = TrainedHead(self.context)
                 replacement: nn.Module = self._modules[path]
             elif path in targets:
-                self._modules[path] = Adapted(frozen(path, module, precision, device), spec.scale, self.context)
+                weight = frozen(path, module, precision, device, adapted=True)
+                self._modules[path] = Adapted(weight, spec.scale, self.context)
                 replacement = self._modules[path]
             else:
                 replacement = FrozenLinear(frozen(path, module, precision, device))

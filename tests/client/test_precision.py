@@ -33,8 +33,9 @@ def test_narrow_result_is_the_wide_one_rounded_once():
     assert torch.equal(narrow.forward(x).float(), wide.forward(x))
 
 
+@pytest.mark.parametrize("targets", [("query", "value"), ("intermediate.dense", "output.dense")])
 @pytest.mark.parametrize("precision", ["bf16", "bf16-model"])
-def test_bfloat16_updates_are_close_to_float32(precision):
+def test_bfloat16_updates_are_close_to_float32(precision, targets):
     with torch.random.fork_rng():
         torch.manual_seed(2)
         config = BertConfig(
@@ -47,7 +48,7 @@ def test_bfloat16_updates_are_close_to_float32(precision):
             num_labels=3,
         )
         model = BertForSequenceClassification(config).eval()
-    spec, task = LoraSpec(4, 8.0, ("query", "value"), heads=("classifier",)), SequenceClassification(3)
+    spec, task = LoraSpec(4, 8.0, targets, heads=("classifier",)), SequenceClassification(3)
     vector = initial_adapter(adapter_layout(model, spec), model, 0)
     cohort, local = clients((4, 6)), LocalTraining("sgd", learning_rate=0.1, batch_size=4)
     exact = CohortEngine(fresh(model), spec, task, precision="fp32").train_all(vector, cohort, local, (1, 2))
