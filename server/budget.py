@@ -4,13 +4,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from privacy.calibration import filter_commitment, floor_commitment
-from privacy.commitment import Commitment, FloorStep
-from privacy.events import Poisson, ReleaseEvent
+from privacy.clip_map import clip_arrays
+from privacy.commitment import Commitment
+from privacy.events import Poisson
 from privacy.plan import Plan
 from privacy.queries import AdapterBits, NormBit, NormHistogram
 from server.config import ConfigError, RunConfig
 from strategies.controller import Controller, PublicSignals, Setting
+from strategies.promise import promise
 
 
 def round_sampling(config: RunConfig) -> Poisson:
@@ -39,24 +40,13 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
         ConfigError: no noise keeps the target, or the controller cannot work at the noise that does.
     """
     sampling, privacy = round_sampling(config), config.privacy
-    initial = controller.initial(sampling)
-    profile = controller.profile(config.rounds)
-    extra = []
-    if initial is not None:
-        event = ReleaseEvent("histogram", 0, initial.sampling, initial.components)
-        extra.append(FloorStep("histogram", initial.sampling, event.effective_noise_multiplier))
     try:
-        if privacy.mode == "filter":
-            commitment, z = filter_commitment(
-                privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra, profile=profile
-            )
-        else:
-            commitment, z = floor_commitment(
-                privacy.epsilon, privacy.delta, sampling, config.rounds, extra=extra, profile=profile
-            )
+        commitment, multipliers = promise(
+            controller, sampling, config.rounds, epsilon=privacy.epsilon, delta=privacy.delta, mode=privacy.mode
+        )
     except ValueError as error:
         raise ConfigError(f"privacy.epsilon = {privacy.epsilon:g}: {error}") from error
-    multipliers = tuple(z * share for share in profile)
+    initial = controller.initial(sampling)
     try:  # its queries must leave the update some budget; the layout is not known yet and does not matter to that
         state = controller.init(
             Setting(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
@@ -73,7 +63,7 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
 def _refuse_unsendable(plan: Plan) -> None:
     """ValueError if nodes, which are sent a plan as JSON, could not rebuild it: every reply would fail, charged."""
     try:
-        Plan.from_json(json.loads(json.dumps(plan.to_json())))
+        Plan.from_json(json.loads(json.dumps(plan.to_json())), clip_arrays(plan.clip))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"its plan cannot be sent to the nodes: {type(error).__name__}: {error}; plan with the clip maps of "

@@ -1,0 +1,198 @@
+"""A silo by name: from plain settings to its commitment and its private training.
+
+The one module of the clients' room that knows the methods of ``strategies``, so that a client that protects its own
+records can plan its own releases, wherever it runs. Nothing here looks at a record: the commitment is calibrated from
+the number of units, which is taken as public.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from client.dp_sgd import PrivateSgd
+from client.layout import AdapterLayout
+from client.step_schedule import StepSchedule
+from client.unit_gradients import GradientEngine, UnitGradients
+from client.unit_index import UnitIndex
+from privacy import checks
+from privacy.commitment import Commitment
+from privacy.events import Poisson
+from privacy.ledger import Ledger
+from privacy.mechanism import DiscreteGaussianNoise, GaussianNoise, InsecureZeroNoise, Noise
+from privacy.sampling import CohortSampler
+from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
+from strategies.aggregation.aggregation import Adapters
+from strategies.controller import Controller, Setting
+from strategies.planning import Planner
+from strategies.plugins import Option, build
+from strategies.promise import promise
+from strategies.server_step import Server
+
+NOISES = ("gaussian", "discrete", "insecure-zero")
+
+
+@dataclass(frozen=True)
+class Silo:
+    """Everything that decides the private training of one silo; travels as JSON.
+
+    Attributes:
+        unit: ``"record"``, or ``"group:NAME"`` where the records of a patient, author or document are one unit.
+        steps: private steps T over the silo's whole life, for which its ledger is committed.
+        batch_size: expected units in a batch, q n.
+        epsilon, delta: the guarantee, for one unit added or removed.
+        mode: ``"floor"`` or ``"filter"``, see :mod:`privacy.commitment`.
+        noise: one of :data:`NOISES`.
+        seeded: batches are drawn from the seed, which voids the guarantee.
+        not_private: why there is no guarantee, or None.
+        records_per_unit: most records of a unit in one step; 0 takes all.
+        combine: how the records of a unit become one row, ``"mean"`` or ``"sum"``.
+        controller, optimizer, aggregation: names, see :mod:`strategies`, with their options.
+        served_average: factor of the exponential moving average of the served adapter.
+        schedule, warm_up: of the learning rate, see :class:`client.step_schedule.StepSchedule`.
+        seed: of the public randomness.
+    """
+
+    unit: str
+    steps: int
+    batch_size: int
+    epsilon: float
+    delta: float
+    mode: str = "floor"
+    noise: str = "gaussian"
+    seeded: bool = False
+    not_private: str | None = None
+    records_per_unit: int = 0
+    combine: str = "mean"
+    controller: str = "fixed"
+    controller_options: dict[str, Option] = field(default_factory=dict)
+    optimizer: str = "fedadam"
+    optimizer_options: dict[str, Option] = field(default_factory=dict)
+    aggregation: str = "plain"
+    aggregation_options: dict[str, Option] = field(default_factory=dict)
+    served_average: float = 0.0
+    schedule: str = "constant"
+    warm_up: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
+        checks.one_of(NOISES, noise=self.noise)
+        if (self.noise == "insecure-zero" or self.seeded) and self.not_private is None:
+            raise ValueError(
+                "not_private must say why: without noise, or with batches that can be foretold, it is none"
+            )
+
+    def sampling(self, population: int) -> Poisson:
+        """How a batch is drawn from so many units; ValueError if they are too few."""
+        if self.batch_size > population:
+            raise ValueError(
+                f"batch_size must be <= the number of units ({population}), got {self.batch_size}; "
+                "it is the EXPECTED number of units in a batch"
+            )
+        return Poisson(self.batch_size / population, population, self.unit)
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> "Silo":
+        """The inverse of :meth:`to_json`; ValueError for anything else."""
+        try:
+            return Silo(**json.loads(text))
+        except TypeError as error:
+            raise ValueError(f"silo is not one of this version ({error})") from error
+
+
+def controller_of(silo: Silo) -> Controller[Any]:
+    """The controller; ValueError naming what is wrong with its name or options."""
+    controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
+    return controller
+
+
+def commit(silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:
+    """Calibrate for so many units: the commitment, and the effective noise multiplier of every step.
+
+    Raises:
+        ValueError: no noise keeps the target, or there are fewer units than a batch expects.
+    """
+    commitment, multipliers = promise(
+        controller_of(silo),
+        silo.sampling(population),
+        silo.steps,
+        epsilon=silo.epsilon,
+        delta=silo.delta,
+        mode=silo.mode,
+    )
+    return replace(commitment, not_private=silo.not_private), multipliers
+
+
+def setting_of(
+    silo: Silo, population: int, layout: AdapterLayout, multipliers: tuple[float, ...], order: int | None
+) -> Setting:
+    """What the controller is told; public."""
+    aggregation, adapters = _aggregation(silo), Adapters(layout.rank, population, silo.seed)
+    layouts = tuple(aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, silo.steps + 1))
+    layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
+    return Setting(silo.steps, layouts, silo.sampling(population), multipliers, order)
+
+
+def private_training(
+    silo: Silo,
+    engine: GradientEngine,
+    index: UnitIndex,
+    ledger: Ledger,
+    multipliers: tuple[float, ...],
+    sampler: CohortSampler,
+    public_loss: Callable[[Float[Tensor, " size"]], float] | None = None,
+) -> PrivateSgd:
+    """The silo's training, which holds everything but its adapter.
+
+    Args:
+        silo: its settings.
+        engine: on the silo's base model.
+        index: the silo's units.
+        ledger: created from :func:`commit`, or reopened.
+        multipliers: of :func:`commit`.
+        sampler: draws the batches.
+        public_loss: for an optimizer that reads it.
+    """
+    controller, aggregation = controller_of(silo), _aggregation(silo)
+    layout, population = engine.layout, len(index)
+    setting = setting_of(silo, population, layout, multipliers, ledger.commitment.order)
+    optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
+    return PrivateSgd(
+        gradients=UnitGradients(engine, index, silo.combine),
+        planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed), None),
+        server=Server(optimizer, aggregation, layout, silo.served_average),
+        ledger=ledger,
+        sampler=sampler,
+        noise=noise_of(silo),
+        schedule=StepSchedule(silo.steps, silo.schedule, silo.warm_up),
+        public_loss=public_loss,
+    )
+
+
+def noise_of(silo: Silo) -> Noise:
+    """The noise the settings name."""
+    match silo.noise:
+        case "discrete":
+            return DiscreteGaussianNoise()
+        case "insecure-zero":
+            return InsecureZeroNoise()
+        case _:
+            return GaussianNoise()
+
+
+def _aggregation(silo: Silo) -> Any:
+    aggregation = build("strategy.aggregation", AGGREGATIONS, silo.aggregation, silo.aggregation_options)
+    if aggregation.individual:
+        raise ValueError(
+            f"strategy.aggregation = {silo.aggregation!r}: combines several silos, and this is one; "
+            "take plain, ffa, rolora, fedsvd or dp-dylora"
+        )
+    return aggregation
