@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 import privacy
 from client.part import Part
 from client.wire_records import BadMessage, arrays_of, config_of, exactly, typed, vector
+from privacy.clip_map import clip_arrays
 from privacy.mechanism import Contribution, Plan, validate
 from privacy.queries import query_from_json
 from privacy.subspace import SubspaceClip
@@ -64,6 +65,7 @@ class TrainRequest:
 
     def to_records(self) -> RecordDict:
         arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
+        arrays |= {f"clip-{name}": Array(values.numpy()) for name, values in clip_arrays(self.plan.clip).items()}
         if self.basis is not None:
             arrays["basis"] = Array(self.basis.astype(np.float32).ravel())
         if self.ranks is not None:
@@ -96,7 +98,7 @@ class TrainRequest:
         return TrainRequest(
             round=typed(config, "round", int),
             adapter=vector(records, "adapter", "float32"),
-            plan=_parsed(config, "plan", lambda values: _plan(values, basis)),
+            plan=_parsed(config, "plan", lambda values: _plan(values, basis, _clip_arrays(records))),
             part=_parsed(config, "part", Part.from_json),
             clients=clients,
             job=typed(config, "job", str),
@@ -223,9 +225,14 @@ def _parsed(config: ConfigRecord, name: str, build: Callable[[Any], T]) -> T:
         raise BadMessage(f"{name} cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _plan(data: dict[str, Any], basis: np.ndarray | None) -> Plan:
+def _clip_arrays(records: RecordDict) -> dict[str, torch.Tensor]:
+    names = [name for name in arrays_of(records) if name.startswith("clip-")]
+    return {name.removeprefix("clip-"): torch.from_numpy(vector(records, name, "float32")) for name in names}
+
+
+def _plan(data: dict[str, Any], basis: np.ndarray | None, arrays: dict[str, torch.Tensor]) -> Plan:
     if data["clip"]["kind"] != "subspace":
-        return Plan.from_json(data)
+        return Plan.from_json(data, arrays)
     if basis is None:
         raise ValueError("a plan that clips in a subspace needs its basis")
     queries = tuple(query_from_json(query) for query in data["queries"])

@@ -11,6 +11,7 @@ in Python, so such a row would pass unclipped.
 
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float64, Real
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from privacy.units import float64_copy, squared_norms
 
 # Thresholds beyond these have no meaning for model updates; within them no quotient of a clip map over- or underflows.
 SMALLEST_BOUND, LARGEST_BOUND = 1e-30, 1e30
+
+# The same for scales of single coordinates; within them float32 holds every scale and its inverse.
+SMALLEST_SCALE, LARGEST_SCALE = 1e-18, 1e18
 
 
 @runtime_checkable
@@ -40,7 +44,23 @@ class ClipMap(Protocol):
         """The noisy sum as a mean update over ``expected_units``. Deterministic: post-processing."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which :func:`clip_from_json` rebuilds the map."""
+        """Plain values from which :func:`clip_from_json` rebuilds the map, with its arrays if it is an ArrayMap."""
+
+
+@runtime_checkable
+class ArrayMap(Protocol):
+    """What a clip map has besides that holds more numbers than JSON should."""
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Float32 vectors by name; they travel beside the JSON and are given back to :func:`clip_from_json`."""
+
+    def spread(self) -> Float64[Tensor, " params"]:
+        """Std of each decoded coordinate for noise of std 1 on the encoded sum, times the expected units."""
+
+
+def clip_arrays(clip: ClipMap) -> dict[str, Tensor]:
+    """The arrays that go with the JSON of a clip map; empty for those that need none."""
+    return clip.arrays() if isinstance(clip, ArrayMap) else {}
 
 
 def finite_rows(
@@ -63,6 +83,50 @@ def finite_rows(
     return copy, norms
 
 
+def in_unit_ball(encoded: Float64[Tensor, "units k"]) -> Float64[Tensor, "units k"]:
+    """Clip every row to norm 1, in place; a row whose norm is not finite becomes 0. The last step of an ``encode``."""
+    norms = squared_norms(encoded).sqrt_()
+    lost = ~norms.isfinite()
+    if bool(lost.any()):
+        encoded[lost] = 0.0
+        norms[lost] = 0.0
+    return encoded.div_(norms.clamp_min_(1.0).unsqueeze(1))
+
+
+def same_arrays(one: ClipMap, other: object) -> bool:
+    """Whether two maps are of one class and have equal JSON and equal arrays."""
+    if type(other) is not type(one) or not isinstance(other, ArrayMap) or not isinstance(other, ClipMap):
+        return False
+    mine, theirs = clip_arrays(one), clip_arrays(other)
+    return one.to_json() == other.to_json() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def check_bound(bound: float) -> None:
     """ValueError unless ``bound`` can be a clipping threshold."""
     checks.within(SMALLEST_BOUND, LARGEST_BOUND, bound=bound, remedy="a clipping threshold is an L2 norm of an update")
+
+
+def check_vector(name: str, values: Tensor) -> None:
+    """ValueError unless ``values`` is a finite float32 vector."""
+    if values.dtype != torch.float32 or values.dim() != 1 or not bool(values.isfinite().all()):
+        raise ValueError(
+            f"{name} must be a finite float32 vector, got {values.dtype} of shape {tuple(values.shape)}, "
+            f"{int((~values.isfinite()).sum())} of its values not finite"
+        )
+
+
+def check_length(name: str, values: Tensor, wanted: int) -> None:
+    """ValueError unless ``values`` has ``wanted`` entries."""
+    if len(values) != wanted:
+        raise ValueError(f"{name} must have {wanted} values, got {len(values)}")
+
+
+def check_scales(name: str, values: Tensor) -> None:
+    """ValueError unless ``values`` is a float32 vector of positive numbers that can be scales."""
+    check_vector(name, values)
+    least, most = (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
+    if not SMALLEST_SCALE <= least <= most <= LARGEST_SCALE:
+        raise ValueError(
+            f"{name} must lie in [{SMALLEST_SCALE:g}, {LARGEST_SCALE:g}], got {least:g}..{most:g}; "
+            "bound the statistics they are made of"
+        )

@@ -8,6 +8,8 @@ PerAdapterClip     block k: w_k x_k min(1, C_k/||x_k||), with sum (w_k C_k)^2 = 
 AutomaticClip      x / (||x|| + gamma C)                                            Bu et al. 2023, AUTO-S
 PsacClip           (x/C) / (n + r/(n + r)), n = ||x||/C                             Xia et al. 2023, DP-PSAC
 NoUpdate           nothing                                                          a release of queries only
+AdaClip, GeoClip   in coordinates that whiten                                       ``whitening.py``, ``geoclip.py``
+SubspaceClip, ...  in the span of public gradients                                  ``subspace.py``, ``span.py``
 =================  ===============================================================  ================================
 
 Guarantee of all: a Plan with noise multiplier z is a Gaussian mechanism of sensitivity 1 and noise z, add/remove one.
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,14 +29,21 @@ from torch import Tensor
 
 from privacy import checks
 from privacy.clip_map import ClipMap, check_bound, finite_rows
+from privacy.geoclip import GeoClip
 from privacy.normalisation import AutomaticClip, PsacClip
+from privacy.span import CoefficientClip, EmbeddingResidualClip, span_from_json
 from privacy.units import squared_norms
+from privacy.whitening import AdaClip, whitening_from_json
 
 __all__ = [
     "CLIP_MAPS",
+    "AdaClip",
     "AutomaticClip",
     "ClipMap",
+    "CoefficientClip",
+    "EmbeddingResidualClip",
     "FlatClip",
+    "GeoClip",
     "NoUpdate",
     "PerAdapterClip",
     "PsacClip",
@@ -162,8 +172,13 @@ class NoUpdate:
         return {"kind": "none"}
 
 
-def clip_from_json(data: Mapping[str, Any]) -> ClipMap:
-    """Rebuild a clip map from ``to_json``; ValueError for an unknown kind or impossible values."""
+def clip_from_json(data: Mapping[str, Any], arrays: Mapping[str, Tensor] = MappingProxyType({})) -> ClipMap:
+    """Rebuild a clip map from ``to_json`` and, where it has some, its arrays (``clip_map.clip_arrays``).
+
+    Raises:
+        ValueError: an unknown kind or impossible values.
+        KeyError: a value or an array is missing.
+    """
     match data["kind"]:
         case "flat":
             return FlatClip(float(data["bound"]), int(data["params"]))
@@ -175,12 +190,26 @@ def clip_from_json(data: Mapping[str, Any]) -> ClipMap:
             return PsacClip(float(data["bound"]), int(data["params"]), float(data["r"]))
         case "none":
             return NoUpdate()
+        case "adaclip" | "geoclip":
+            return whitening_from_json(data, arrays)
+        case "coefficients" | "embedding-residual":
+            return span_from_json(data, arrays)
         case other:
             raise ValueError(
-                f"kind of clip map must be flat, per-adapter, automatic, psac or none, got {other!r}; "
-                "server and client must run the same version"
+                "kind of clip map must be flat, per-adapter, automatic, psac, none, adaclip, geoclip, coefficients or "
+                f"embedding-residual, got {other!r}; server and client must run the same version"
             )
 
 
-# Every clip map, for the property tests that prove them all alike.
-CLIP_MAPS: tuple[type[ClipMap], ...] = (FlatClip, PerAdapterClip, AutomaticClip, PsacClip, NoUpdate)
+# Every clip map that is made of numbers alone or comes with arrays, for the property tests that prove them all alike.
+CLIP_MAPS: tuple[type[ClipMap], ...] = (
+    FlatClip,
+    PerAdapterClip,
+    AutomaticClip,
+    PsacClip,
+    NoUpdate,
+    AdaClip,
+    GeoClip,
+    CoefficientClip,
+    EmbeddingResidualClip,
+)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64, Real
 from torch import Tensor
 
-from privacy.clip_map import ClipMap
+from privacy.clip_map import ClipMap, clip_arrays
 from privacy.clipping import NoUpdate
 from privacy.contribution import GRID, Contribution, contribute, validate
 from privacy.plan import Plan
@@ -43,9 +43,11 @@ def adversarial_rows(params: int, dtype: torch.dtype = torch.float32) -> Real[Te
 
 
 def check_clip_map(
-    clip: ClipMap, rows: Real[Tensor, "units params"], rebuild: Callable[[Mapping[str, Any]], ClipMap] | None = None
+    clip: ClipMap, rows: Real[Tensor, "units params"], rebuild: Callable[..., ClipMap] | None = None
 ) -> None:
     """Assert that ``clip`` keeps its promise on these rows; ``rebuild`` is its from-JSON function, if it has one.
+
+    ``rebuild(json)`` makes a map of numbers alone, ``rebuild(json, arrays)`` one that has arrays (``clip_arrays``).
 
     Checked: finite float64 rows of norm <= 1; rows that are not finite become 0; each row is encoded by itself (the
     sensitivity of a sum needs it); inputs stay unchanged; the exact integer norm on the grid is at most GRID; decoding
@@ -77,7 +79,10 @@ def check_clip_map(
     _same(total, kept, "decode changed its input")
     _same(clip.decode(total, 7.0), decoded, "decode is not repeatable")
     if rebuild is not None:
-        assert rebuild(json.loads(json.dumps(clip.to_json()))) == clip, "JSON does not give back the same map"
+        arrays = clip_arrays(clip)
+        sent = json.loads(json.dumps(clip.to_json()))
+        assert all(_sendable(array) for array in arrays.values()), "arrays must be finite float32 vectors"
+        assert (rebuild(sent, arrays) if arrays else rebuild(sent)) == clip, "JSON does not give back the same map"
 
 
 def check_query(query: Query, units: Units, rebuild: Callable[[Mapping[str, Any]], Query] | None = None) -> None:
@@ -116,6 +121,10 @@ def _only(units: Units, i: int) -> Units:
     losses = None if units.losses is None else units.losses[part]
     votes = None if units.votes is None else units.votes[part]
     return Units(units.rows[part], losses, votes)
+
+
+def _sendable(array: Tensor) -> bool:
+    return array.dtype == torch.float32 and array.dim() == 1 and bool(array.isfinite().all())
 
 
 def _same(left: Tensor, right: Tensor, complaint: str) -> None:

@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 from privacy import checks
 from privacy.clipping import ClipMap, clip_from_json
@@ -54,9 +57,10 @@ class Plan:
         return {"clip": self.clip.to_json(), "noise_multiplier": self.noise_multiplier, "queries": queries}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+    def from_json(cls, data: Mapping[str, Any], arrays: Mapping[str, Tensor] = MappingProxyType({})) -> "Plan":
+        """The plan of :meth:`to_json`; ``arrays`` are those of its clip map (``clip_map.clip_arrays``)."""
         return cls(
-            clip_from_json(data["clip"]),
+            clip_from_json(data["clip"], arrays),
             float(data["noise_multiplier"]),
             tuple(query_from_json(query) for query in data["queries"]),
         )

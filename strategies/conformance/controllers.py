@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from privacy.clip_map import clip_arrays
 from privacy.clipping import NoUpdate, clip_from_json
 from privacy.commitment import ROUNDING
 from privacy.conformance import adversarial_rows, check_clip_map, check_query
@@ -14,6 +15,7 @@ from strategies.conformance.errors import broken, rule
 from strategies.conformance.rehearsal import Account, made_up_units, release, settings
 from strategies.conformance.repeatability import Subject, survived
 from strategies.controller import Controller, InitialRelease, PublicSignals, Setting
+from strategies.packing import same_bits
 
 ROUNDS = 8
 
@@ -52,12 +54,12 @@ def _rehearse(subject: Subject, setting: Setting, reads_validation: bool, seed: 
     account = Account(setting, initial)
     state = start = subject.call("init", setting, PublicSignals(0, 1.0 if reads_validation else None))
     for round in range(0 if initial is not None else 1, setting.rounds + 1):
-        plan: Plan = subject.call("plan", state, round, form=lambda plan: plan.to_json())
+        plan: Plan = subject.call("plan", state, round, form=_sent)
         _check_plan(plan, round, setting, initial)
         if round <= 2 or round == setting.rounds:
             _check_sensitivity(plan, round, seed)
         back = survived(state, start, {"setting": setting})
-        if subject.call("plan", back, round, form=lambda plan: plan.to_json()).to_json() != plan.to_json():
+        if not same_bits(_sent(subject.call("plan", back, round, form=_sent)), _sent(plan)):
             broken(
                 "checkpoint", f"the restored state plans round {round} differently", "keep all it needs in the state"
             )
@@ -67,6 +69,11 @@ def _rehearse(subject: Subject, setting: Setting, reads_validation: bool, seed: 
         public = PublicSignals(round, _public_loss(round) if reads_validation else None, account.rho_spent)
         state = subject.call("update", state, released, public)
     survived(state, start, {"setting": setting})
+
+
+def _sent(plan: Plan) -> tuple[Any, ...]:
+    """All of a plan that nodes are given."""
+    return plan.to_json(), clip_arrays(plan.clip)
 
 
 def _check_plan(plan: Plan, round: int, setting: Setting, initial: InitialRelease | None) -> None:

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from privacy.clipping import (
     CLIP_MAPS,
+    AdaClip,
     AutomaticClip,
+    CoefficientClip,
+    EmbeddingResidualClip,
     FlatClip,
+    GeoClip,
     NoUpdate,
     PerAdapterClip,
     PsacClip,
@@ -21,6 +25,16 @@ from privacy.conformance import adversarial_rows, check_clip_map
 from privacy.rng import simulation_generator, torch_generator
 
 PARAMS = 12
+
+
+def seeded(size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch_generator(1, "maps", size))
+
+
+def orthonormal(k: int, d: int) -> torch.Tensor:
+    return torch.linalg.qr(seeded(k * d).view(d, k)).Q.T.contiguous()
+
+
 MAPS = [
     FlatClip(0.7, PARAMS),
     FlatClip(1e-12, PARAMS),
@@ -32,6 +46,24 @@ MAPS = [
     PsacClip(0.7, PARAMS),
     PsacClip(2.0, PARAMS, r=0.01),
     NoUpdate(),
+    AdaClip(seeded(PARAMS), seeded(PARAMS).exp()),
+    GeoClip(
+        seeded(PARAMS), orthonormal(2, 8).flatten(), torch.tensor([3.0, 0.1]), torch.tensor([0.5, 2.0]), (8, 4), (2, 0)
+    ),
+    CoefficientClip(seeded(5 * PARAMS).view(5, PARAMS)),
+    EmbeddingResidualClip(orthonormal(3, PARAMS), 0.7, 0.2),
+]
+EXTREME = [
+    AdaClip(torch.full((PARAMS,), 1e18), torch.full((PARAMS,), 1e-18)),
+    GeoClip(
+        seeded(PARAMS), orthonormal(3, PARAMS).flatten(), torch.tensor([1e18, 1, 1e-18]), torch.zeros(1), (12,), (3,)
+    ),
+    GeoClip(seeded(PARAMS), 1e15 * seeded(24), torch.ones(2), torch.ones(1), (PARAMS,), (2,)),
+    CoefficientClip(seeded(2 * PARAMS).view(2, PARAMS).repeat(10, 1), ridge=1e-12),
+    CoefficientClip(torch.zeros(3, PARAMS)),
+    CoefficientClip(torch.full((3, PARAMS), 1e38)),
+    CoefficientClip(torch.full((3, PARAMS), 1e-38)),
+    EmbeddingResidualClip(1e30 * seeded(3 * PARAMS).view(3, PARAMS), 1e-30, 1e30, share=0.9),
 ]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32, torch.int64]
 
@@ -44,6 +76,11 @@ def test_every_map_is_under_test():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_adversarial_rows_stay_in_the_ball(clip, dtype):
     check_clip_map(clip, adversarial_rows(PARAMS, dtype), clip_from_json)
+
+
+@pytest.mark.parametrize("clip", EXTREME, ids=repr)
+def test_statistics_of_any_size_cost_utility_never_sensitivity(clip):
+    check_clip_map(clip, adversarial_rows(PARAMS, torch.float64), clip_from_json)
 
 
 @pytest.mark.parametrize("clip", MAPS, ids=repr)

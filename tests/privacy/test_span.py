@@ -1,0 +1,101 @@
+"""PE-SGD's coefficients and GEP's two parts are the maps of their papers; projection, ridge and noise are as stated."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from privacy.clipping import CoefficientClip, EmbeddingResidualClip
+from privacy.mechanism import Plan, Units, contribute
+from privacy.rng import torch_generator
+
+D, N = 30, 6
+
+
+def seeded(*shape: int, name: str = "span") -> Tensor:
+    return torch.randn(*shape, generator=torch_generator(6, name))
+
+
+G = 1e-3 * seeded(N, D)  # gradients of adapters are small
+
+
+def test_coefficients_are_the_normalised_least_squares_solution() -> None:
+    rows = seeded(4, D, name="rows").double()
+    found = CoefficientClip(G, ridge=1e-10).encode(rows)
+    expected = torch.linalg.lstsq(G.double().T, rows.T).solution.T
+    torch.testing.assert_close(found, expected / expected.norm(dim=1, keepdim=True), rtol=1e-6, atol=1e-7)
+
+
+def test_a_row_of_the_span_keeps_its_direction_at_any_scale() -> None:
+    wanted = torch.tensor([0.3, -0.1, 0.0, 0.8, 0.2, -0.4], dtype=torch.float64)
+    row = wanted @ G.double()
+    for scale in (1e-2, 1.0, 1e6):
+        found = CoefficientClip(G).encode((scale * row).unsqueeze(0))[0]
+        torch.testing.assert_close(found, wanted / wanted.norm(), rtol=1e-4, atol=1e-4)
+    decoded = CoefficientClip(G).decode(found, 2.0)
+    assert float(torch.cosine_similarity(decoded, row, dim=0)) == pytest.approx(1.0, abs=1e-6)
+    torch.testing.assert_close(decoded, found @ G.double() / 2.0)
+
+
+def test_the_ridge_is_relative_so_the_unit_of_gradients_does_not_matter() -> None:
+    rows = seeded(3, D, name="rows").double()
+    torch.testing.assert_close(CoefficientClip(G).encode(rows), CoefficientClip(1000 * G).encode(1000 * rows))
+
+
+def test_the_same_gradient_twice_shares_a_coefficient() -> None:
+    row = G[:1].double()
+    found = CoefficientClip(torch.cat([G, G])).encode(row)[0]
+    assert found.norm() == pytest.approx(1.0, abs=1e-6)
+    torch.testing.assert_close(found[0], found[N], rtol=1e-3, atol=1e-3)
+
+
+def test_a_row_that_is_not_finite_adds_nothing_and_spoils_nothing() -> None:
+    rows = torch.stack([G[0], torch.full((D,), torch.nan), torch.full((D,), torch.inf)])
+    plan = Plan(CoefficientClip(G), 1.0)
+    together, alone = contribute(Units(rows), plan), contribute(Units(rows[:1]), plan)
+    assert torch.equal(together.encoded, alone.encoded)
+
+
+def gep(share: float = 0.5) -> EmbeddingResidualClip:
+    return EmbeddingResidualClip(torch.linalg.qr(G.T).Q.T.contiguous(), 2.0, 0.5, share)
+
+
+def test_embedding_and_residual_are_clipped_apart() -> None:
+    clip = gep()
+    basis = clip.basis.double()
+    outside = seeded(D, name="outside").double()
+    outside -= basis.T @ (basis @ outside)
+    row = 3.0 * basis[1] + 0.1 * outside / outside.norm()  # long inside, short outside
+    back = clip.decode(clip.encode(row.unsqueeze(0))[0], 1.0)
+    torch.testing.assert_close(back, 2.0 * basis[1] + 0.1 * outside / outside.norm(), rtol=1e-5, atol=1e-6)
+    assert float(clip.encode((1e6 * row).unsqueeze(0)).norm()) == pytest.approx(1.0)
+
+
+def test_both_parts_together_cost_one_gaussian() -> None:
+    """Noise std on each part's sum is sqrt(2) z S: with two equal releases z_eff = s / sqrt(2) = z."""
+    clip, z = gep(), 1.5
+    noise = torch.cat([torch.full((N,), z), torch.zeros(D)]).double()
+    embedding = clip.decode(noise, 1.0) @ clip.basis.double().T
+    assert torch.allclose(embedding, torch.tensor(2**0.5 * z * 2.0, dtype=torch.float64), rtol=1e-6)
+    residual = clip.decode(torch.cat([torch.zeros(N), torch.full((D,), z)]).double(), 1.0)
+    assert torch.allclose(residual, torch.tensor(2**0.5 * z * 0.5, dtype=torch.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [CoefficientClip(G), gep(), gep(0.9)], ids=repr)
+def test_spread_is_the_noise_of_decode(clip) -> None:
+    columns = torch.stack([clip.decode(unit, 4.0) for unit in torch.eye(clip.dim, dtype=torch.float64)])
+    torch.testing.assert_close(columns.norm(dim=0), clip.spread() / 4.0, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: CoefficientClip(torch.zeros(0, 3)), "matrix"),
+        (lambda: CoefficientClip(torch.full((2, 3), torch.inf)), "overflowed"),
+        (lambda: CoefficientClip(G, ridge=0.0), "ridge must be > 0"),
+        (lambda: gep(share=1.0), "share must be in"),
+        (lambda: EmbeddingResidualClip(G, 0.0, 1.0), "bound"),
+    ],
+)
+def test_impossible_maps_are_refused(make, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()
