@@ -38,13 +38,14 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from privacy import checks, loss_distributions, renyi
-from privacy.commitment import ADJACENCIES, ROUNDING, FloorStep
+from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
 from privacy.events import CappedPoisson, FixedSize, Poisson, ReleaseEvent, Sampling
 
 Step: TypeAlias = tuple[Sampling, float, int]
 """``count`` releases on cohorts of ``sampling`` at one effective noise multiplier: (sampling, multiplier, count)."""
 
+ADJACENCIES = ("add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "prv", "gdp-approx")
 BOUNDS = ("pld", "rdp", "prv")
 

@@ -59,6 +59,8 @@ class FloorBudget:
                 f"all committed releases labelled {event.label!r} are used; the run must stop, or commit to more"
             )
         step = self._floor[index]
+        if event.noise_shares is not None:
+            raise BudgetExceeded("noise made by the clients is accounted by a filter; commit to one")
         if not dominated(event.sampling, step.sampling):
             raise BudgetExceeded(
                 f"the event samples {event.sampling}, more than the committed {step.sampling}; sample as committed"
@@ -113,6 +115,10 @@ class FilterBudget:
 
     def price(self, event: ReleaseEvent) -> Price:
         _check_population(event, self._commitment)
+        if event.noise_shares != self._commitment.noise_shares:
+            raise BudgetExceeded(
+                "the noise must be made by whom the commitment says, server or clients alike; it is not"
+            )
         rho = renyi.rho_of(event.sampling, event.effective_noise_multiplier, self._order, self._commitment.adjacency)
         if not self.rho_spent + rho <= self._budget:
             raise BudgetExceeded(

@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 
 from privacy import accountants, checks, renyi
 from privacy.commitment import Commitment, FloorStep
+from privacy.distributed_noise import NoiseShares
 from privacy.events import FixedSize, Sampling
 from privacy.noise_search import LARGEST, Extra, NoiseSearch, Queries, effective
 
@@ -108,6 +109,7 @@ def filter_commitment(
     extra: Extra = (),
     profile: Sequence[float] | None = None,
     adjacency: str = "add_remove",
+    noise_shares: NoiseShares | None = None,
 ) -> tuple[Commitment, float]:
     """Commit to a Rényi filter: the integer order at which the planned spending needs the least noise.
 
@@ -144,7 +146,15 @@ def filter_commitment(
     if best is None:
         raise ValueError(f"epsilon must be large enough to pay for {len(fixed)} extra releases, got {epsilon:g}")
     commitment = Commitment(
-        sampling.unit, adjacency, sampling.population, epsilon, delta, "filter", order=best[1], rho=best[2]
+        sampling.unit,
+        adjacency,
+        sampling.population,
+        epsilon,
+        delta,
+        "filter",
+        order=best[1],
+        rho=best[2],
+        noise_shares=noise_shares,
     )
     return commitment, round(_GRID * math.ceil(best[0] / _GRID), 4)
 

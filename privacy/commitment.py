@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privacy import checks
+from privacy.distributed_noise import NoiseShares
 from privacy.events import Json, Sampling, sampling_from_json
 
 WEAKEST_NOISE_MULTIPLIER = 0.3
@@ -28,7 +29,8 @@ ROUNDING = 1e-9
 """Relative slack of a noise multiplier against its committed floor. Accounting reduces every multiplier by as much, so
 rounding of the last digits of a standard deviation is paid for and can never make a reported epsilon too small."""
 
-ADJACENCIES = ("add_remove", "replace_one")
+ADJACENCIES = ("add_remove", "replace_one", "zero_out")
+"""``zero_out``: one unit's contribution is replaced by zero, while everyone may see that it takes part."""
 MODES = ("floor", "filter")
 
 
@@ -71,7 +73,7 @@ class Commitment:
 
     Attributes:
         unit: what is protected: ``"client"``, ``"record"`` or ``"group:NAME"``.
-        adjacency: ``"add_remove"`` one unit (default everywhere) or ``"replace_one"``.
+        adjacency: ``"add_remove"`` one unit (default everywhere), ``"replace_one"``, or ``"zero_out"``.
         population: number of units that could be sampled, known to everyone.
         epsilon: the guarantee to keep; may be infinite only if ``not_private`` is set.
         delta: failure probability of the guarantee, below 1/population.
@@ -80,6 +82,9 @@ class Commitment:
         order: the Rényi order, an integer >= 2 (filter mode).
         rho: the Rényi budget at that order (filter mode).
         not_private: why this run gives no guarantee at all (a baseline without noise, a debug run), or None.
+        noise_shares: how the clients make the noise of every release together; None if the server adds it. The server
+            sees who takes part then, and noise goes with whoever hands in a share of it: so there is no amplification
+            by sampling and the adjacency is ``zero_out``; accounted by the filter, in whose terms it is exact.
     """
 
     unit: str
@@ -92,10 +97,25 @@ class Commitment:
     order: int | None = None
     rho: float | None = None
     not_private: str | None = None
+    noise_shares: NoiseShares | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(ADJACENCIES, adjacency=self.adjacency)
         checks.one_of(MODES, mode=self.mode)
+        if (self.adjacency, self.mode) != ("zero_out", "filter") and self.noise_shares is not None:
+            raise ValueError(
+                f"adjacency and mode must be 'zero_out' and 'filter' with noise_shares, got {self.adjacency!r} and "
+                f"{self.mode!r}; sums of discrete Gaussians are accounted in Rényi terms, without amplification"
+            )
+        if self.noise_shares is not None and self.noise_shares.parties != self.population:
+            raise ValueError(
+                f"population must be that of the parties that share the noise ({self.noise_shares.parties}), got "
+                f"{self.population}"
+            )
+        if self.adjacency == "zero_out" and self.noise_shares is None:
+            raise ValueError(
+                "adjacency 'zero_out' needs noise_shares, got None; with a trusted server use 'add_remove'"
+            )
         checks.integer_at_least(1, population=self.population)
         if self.not_private is None:
             checks.positive(epsilon=self.epsilon)
@@ -129,6 +149,7 @@ class Commitment:
         checks.positive(rho=self.rho)
 
     def to_json(self) -> Json:
+        distributed = {} if self.noise_shares is None else {"noise_shares": self.noise_shares.to_json()}
         return {
             "unit": self.unit,
             "adjacency": self.adjacency,
@@ -140,6 +161,7 @@ class Commitment:
             "order": self.order,
             "rho": self.rho,
             "not_private": self.not_private,
+            **distributed,
         }
 
     @classmethod
@@ -155,6 +177,7 @@ class Commitment:
             order=None if data["order"] is None else int(data["order"]),
             rho=None if data["rho"] is None else float(data["rho"]),
             not_private=None if data["not_private"] is None else str(data["not_private"]),
+            noise_shares=NoiseShares.from_json(data["noise_shares"]) if "noise_shares" in data else None,
         )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from privacy import checks
+from privacy.distributed_noise import NoiseShares
 
 Json: TypeAlias = dict[str, Any]
 
@@ -179,12 +180,15 @@ class ReleaseEvent:
         round: number of the round it belongs to, >= 0.
         sampling: how the cohort was drawn, and from which population of which unit.
         components: the parts of the joint Gaussian, at least one.
+        noise_shares: how the clients make the noise together, at least as much of it as the components say; None if
+            the server adds it.
     """
 
     label: str
     round: int
     sampling: Sampling
     components: tuple[Component, ...]
+    noise_shares: NoiseShares | None = None
 
     def __post_init__(self) -> None:
         checks.integer_at_least(0, round=self.round)
@@ -209,11 +213,13 @@ class ReleaseEvent:
         return 1.0 / math.hypot(*(component.sensitivity / component.noise_std for component in self.components))
 
     def to_json(self) -> Json:
+        distributed = {} if self.noise_shares is None else {"noise_shares": self.noise_shares.to_json()}
         return {
             "label": self.label,
             "round": int(self.round),
             "sampling": self.sampling.to_json(),
             "components": [component.to_json() for component in self.components],
+            **distributed,
         }
 
     @classmethod
@@ -223,6 +229,7 @@ class ReleaseEvent:
             int(data["round"]),
             sampling_from_json(data["sampling"]),
             tuple(Component.from_json(component) for component in data["components"]),
+            NoiseShares.from_json(data["noise_shares"]) if "noise_shares" in data else None,
         )
 
 

@@ -1,5 +1,9 @@
 """The mechanism: charge, then noise, then decode. The only place of the project that adds noise.
 
+Two ways: the server adds it to the sum it sees (:func:`charged_release`), or every client adds a share of it to its own
+vector (:func:`noisy_share`) behind a charge that is made before any client is asked (:func:`charged_request`), and the
+server decodes what secure aggregation shows it, a sum with the noise in it (:func:`released_sum`).
+
 With rows x_i of the units in the cohort, a plan (clip map e, noise multiplier z, queries f_j with std s_j):
 
     release = decode( sum_i e(x_i) + z N(0, I) ),  and for every query  sum_i f_j(x_i) + s_j N(0, I)
@@ -12,13 +16,14 @@ nor noise, and is charged like any other.
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
-from typing import Protocol, TypeVar, final, runtime_checkable
+from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, contribute, validate
+from privacy.distributed_noise import NoiseShares
 from privacy.errors import CorruptRun
 from privacy.events import CappedPoisson, FixedSize, ReleaseEvent, Sampling
 from privacy.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise, Noise
@@ -35,9 +40,13 @@ __all__ = [
     "Noise",
     "Plan",
     "Release",
+    "Requested",
     "Units",
     "charged_release",
+    "charged_request",
     "contribute",
+    "noisy_share",
+    "released_sum",
     "reopened_release",
     "validate",
 ]
@@ -139,6 +148,99 @@ def charged_release(
     return release
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Requested(Generic[_Receipt]):
+    """A paid release whose noise the clients are about to make; only ``charged_request`` makes it.
+
+    Attributes:
+        plan, event: what was charged.
+        receipt: of the ledger.
+        seal: of this module.
+    """
+
+    plan: Plan
+    event: ReleaseEvent
+    receipt: _Receipt
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("a Requested is made by privacy.mechanism.charged_request only")
+
+
+def charged_request(
+    plan: Plan,
+    *,
+    label: str,
+    round: int,
+    sampling: Sampling,
+    noise_shares: NoiseShares,
+    ledger: Ledger[_Receipt],
+    insecure: bool = False,
+) -> Requested[_Receipt]:
+    """Charge the ledger for a release whose noise the clients make; asked before any of them draws a number.
+
+    Whatever becomes of the round, the charge stands. ``insecure`` says that the clients were told to add none.
+
+    Raises:
+        BudgetExceeded: the ledger cannot pay; nothing was charged.
+        ValueError: the modulus has no room for this plan.
+    """
+    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
+    noise_shares.grid_bits([part.noise_multiplier for part in event.components])
+    if insecure and ledger.not_private is None:
+        ledger.stamp_not_private("the clients were told to add no noise")
+    return Requested(plan, event, ledger.charge(event), _SEAL)
+
+
+def noisy_share(
+    contribution: Contribution, plan: Plan, noise_shares: NoiseShares, noise: Noise | None = None
+) -> Int64[Tensor, " n"]:
+    """One client's vector for the secure sum: its contribution on the coarser grid, with its share of the noise.
+
+    Args:
+        contribution: of ONE unit.
+        plan: it was made under.
+        noise_shares: what the federation agreed on.
+        noise: ``DiscreteGaussianNoise()`` unless given; in place of it, an insecure kind only.
+
+    Returns:
+        Encoded update and answers, one after the other, 2^g grid steps per unit of sensitivity.
+    """
+    noise = DiscreteGaussianNoise() if noise is None else noise
+    if not noise.insecure and not isinstance(noise, DiscreteGaussianNoise):
+        raise ValueError(
+            f"noise of a share must be DiscreteGaussianNoise, got {type(noise).__name__}; sums of it add up"
+        )
+    validate(contribution, plan, 1)
+    components = plan.components()
+    bits = noise_shares.grid_bits([part.noise_multiplier for part in components])
+    joint = torch.cat([contribution.encoded, *contribution.answers])
+    coarse = torch.div(joint, int(GRID) >> bits, rounding_mode="trunc")  # toward zero: no norm grows
+    share = noise_shares.scale(bits) / GRID
+    return coarse + noise.draw([(part.noise_multiplier * share, part.dim) for part in components])  # the client's noise
+
+
+def released_sum(noisy: Int64[Tensor, " n"], requested: Requested[_Receipt], ledger: Ledger[_Receipt]) -> Release:
+    """Decode a sum of :func:`noisy_share` vectors that was paid for by ``requested``.
+
+    Args:
+        noisy: the opened sum, of at least as many shares as were agreed.
+        requested: the charge.
+        ledger: that was charged.
+    """
+    plan, shares = requested.plan, requested.event.noise_shares
+    assert shares is not None
+    components = requested.event.components
+    if noisy.dtype != torch.int64 or tuple(noisy.shape) != (sum(part.dim for part in components),):
+        raise ValueError(f"noisy must be int64 of the plan's length, got {noisy.dtype} of shape {tuple(noisy.shape)}")
+    steps = 2.0 ** shares.grid_bits([part.noise_multiplier for part in components])
+    release = _decode(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
+    ledger.released(requested.receipt)
+    return release
+
+
 def reopened_release(
     plan: Plan,
     update: Tensor,
@@ -148,19 +250,20 @@ def reopened_release(
     round: int,
     sampling: Sampling,
     charges: Iterable[Charge],
+    noise_shares: NoiseShares | None = None,
 ) -> Release:
     """A release that was made, written to disk and read back, for a run that goes on after a break. No noise is drawn.
 
     Args:
         plan: the one it was made under.
         update, answers: its values, float32 ``[params]`` and float64.
-        label, round, sampling: as they were charged.
+        label, round, sampling, noise_shares: as they were charged.
         charges: of the run's ledger.
 
     Raises:
         CorruptRun: the ledger knows of no such release, or the values do not have the plan's form.
     """
-    event = ReleaseEvent(label, round, sampling, plan.components())
+    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
     if not any(charge.event == event and charge.released_at is not None for charge in charges):
         raise CorruptRun(f"the ledger knows of no release {label!r} of round {round} under this plan; restore the run")
     sizes = [plan.clip.params, *(query.dim for query in plan.queries)]

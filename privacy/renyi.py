@@ -94,7 +94,9 @@ def rho_of(sampling: Sampling, noise_multiplier: float, order: int, adjacency: s
     if noise_multiplier == 0.0:
         return math.inf
     multiplier = noise_multiplier * (1.0 - ROUNDING)
-    if isinstance(sampling, Poisson) and adjacency == "add_remove":
+    if adjacency == "zero_out" and not (isinstance(sampling, Poisson) and sampling.rate == 1.0):
+        raise UnsupportedEvent(f"zero_out is accounted for cohorts of everyone only, got {sampling}; use rate 1")
+    if isinstance(sampling, Poisson) and adjacency in ("add_remove", "zero_out"):
         return subsampled_gaussian_rdp(sampling.rate, multiplier, order)
     return float(_divergences(sampling, multiplier, adjacency, (order,))[0])
 

@@ -25,6 +25,18 @@ TRUSTED_AGGREGATOR = (
     "trusted aggregator: the server adds the noise, and until then sees who takes part and the sums of their clipped "
     "contributions; the guarantee is against everyone who sees only what the run releases"
 )
+CENTRAL = "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release"
+SHARED = (
+    "sums of clipped contributions to each of which its client added discrete Gaussian noise, opened by secure "
+    "aggregation; all statistics of one cohort are one release"
+)
+DISTRIBUTED = (
+    "no trusted aggregator: every client adds a share of the noise before its vector is masked, and the server sees "
+    "nothing but sums with that noise in them; the guarantee is against the server too, under computational "
+    "assumptions (X25519, ChaCha20, Ed25519), as long as at most {colluding} of the {parties} clients tell the server "
+    "what they know and at least {survivors} hand in honest vectors with their noise; no amplification by sampling is "
+    "claimed, for the server knows who takes part"
+)
 NOT_COVERED = (
     "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
     "every such run spends an epsilon of its own, and they add up",
@@ -34,22 +46,28 @@ NOT_COVERED = (
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "anything computed on the data outside this ledger, such as logs and files on the clients' own machines",
 )
+SEEN_BY_THE_SERVER = NOT_COVERED[1]
+SEEN_WITH_SHARES = (
+    "who takes part, when, and the size and timing of messages: the server and a network observer see that",
+    "clients that lie: one that adds no noise and hands in more than its share of the sum weakens the guarantee of the "
+    "others as one that colludes does, and nothing proves that a masked vector was clipped",
+)
 _DELTAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
 
 
 def privacy_statement(
     ledger: Ledger,
     *,
-    trust_model: str = TRUSTED_AGGREGATOR,
-    not_covered: Sequence[str] = NOT_COVERED,
+    trust_model: str | None = None,
+    not_covered: Sequence[str] | None = None,
     cross_checks: Sequence[str] = ("rdp",),
 ) -> Json:
     """The content of ``privacy.json``: plain JSON values only.
 
     Args:
         ledger: of the run, open or read-only.
-        trust_model: who is trusted with what.
-        not_covered: what the guarantee does not speak about, one sentence each.
+        trust_model: who is trusted with what; None says what the commitment does.
+        not_covered: what the guarantee does not speak about, one sentence each; None gives the usual ones.
         cross_checks: further accountants whose epsilon of the committed floor is stated beside the guarantee, of
             ``"pld"``, ``"rdp"``, ``"prv"``; unused in filter mode.
 
@@ -60,6 +78,13 @@ def privacy_statement(
     for name in cross_checks:
         checks.one_of(accountants.BOUNDS, cross_checks=name, remedy=remedy)
     commitment = ledger.commitment
+    shares = commitment.noise_shares
+    if trust_model is None:
+        trust_model = TRUSTED_AGGREGATOR if shares is None else DISTRIBUTED.format(**shares.to_json())
+    if not_covered is None:
+        not_covered = NOT_COVERED
+        if shares is not None:
+            not_covered = (*(text for text in NOT_COVERED if text != SEEN_BY_THE_SERVER), *SEEN_WITH_SHARES)
     released = sum(charge.released_at is not None for charge in ledger.charges)
     committed = {"committed": sum(step.count for step in commitment.floor)} if commitment.floor else {}
     statement: Json = {
@@ -71,7 +96,7 @@ def privacy_statement(
         "population": commitment.population,
         "delta": commitment.delta,
         "mode": commitment.mode,
-        "mechanism": "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release",
+        "mechanism": CENTRAL if shares is None else SHARED,
         "sampling": {label: _sampling_text(sampling) for label, sampling in _samplings(ledger)},
         "rounds": {**committed, "charged": len(ledger.charges), "released": released},
         "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
@@ -91,9 +116,11 @@ def sentence(statement: Json) -> str:
     if not statement["private"]:
         return f"This run is NOT PRIVATE: {statement['not_private']}."
     unit, population = _unit_text(str(statement["unit"])), f"{statement['population']:,}"
-    change = (
-        f"replacing any one {unit}" if statement["adjacency"] == "replace_one" else f"adding or removing one {unit}"
-    )
+    change = {
+        "replace_one": f"replacing any one {unit}",
+        "add_remove": f"adding or removing one {unit}",
+        "zero_out": f"replacing all that one {unit} contributes by zero",
+    }[str(statement["adjacency"])]
     trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
     mantissa, exponent = f"{statement['delta']:.6e}".split("e")
     delta = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

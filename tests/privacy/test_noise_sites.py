@@ -89,17 +89,25 @@ def test_the_allow_list_is_current():
     assert not stale, f"these no longer draw anything, remove them: {stale}"
 
 
-def test_within_privacy_one_line_adds_noise():
-    """``.draw(`` of a noise is called once in the package, in an addition inside charged_release."""
+def test_within_privacy_two_lines_add_noise():
+    """``.draw(`` of a noise is called in the mechanism only, in an addition: by the server, or by a client for a share.
+
+    The second line is the noise of privacy.trust = "secagg", where no server may see a sum without noise: it runs in
+    the client, behind a charge that ``charged_request`` made before the client was asked.
+    """
     callers = []
     for path in sorted((ROOT / "privacy").rglob("*.py")):
         for function, what in sites(path.read_text(encoding="utf-8")):
             if what.endswith(".draw"):
                 callers.append((path.relative_to(ROOT).as_posix(), function, what))
-    assert callers == [("privacy/mechanism.py", "charged_release", "noise.draw")]
+    assert callers == [
+        ("privacy/mechanism.py", "charged_release", "noise.draw"),
+        ("privacy/mechanism.py", "noisy_share", "noise.draw"),
+    ]
     tree = ast.parse((ROOT / "privacy/mechanism.py").read_text(encoding="utf-8"))
     additions = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
     assert sum(addition.startswith("joint + noise.draw(") for addition in additions) == 1
+    assert sum(addition.startswith("coarse + noise.draw(") for addition in additions) == 1
 
 
 def test_within_privacy_only_the_noise_kinds_draw_from_a_normal():
