@@ -30,6 +30,10 @@ class SequentialEngine:
     """PEFT on `model`, which it takes over. Knows DoRA, trained biases, embedding adapters and adapter dropout.
 
     Dropout needs PEFT's training mode and torch's global generator, so it is refused: results would not be repeatable.
+
+    Attributes:
+        model: the PEFT model.
+        trained: its trained parameters, in the order of the layout.
     """
 
     def __init__(
@@ -54,20 +58,20 @@ class SequentialEngine:
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._pad = getattr(model.config, "pad_token_id", None) or 0
         model.requires_grad_(False)
-        self._model = get_peft_model(model, peft_config(spec), autocast_adapter_dtype=False)
-        self._model.to(self.device, self._dtype).eval()
-        self._tensors = _adapter_tensors(self._model)
+        self.model = get_peft_model(model, peft_config(spec), autocast_adapter_dtype=False)
+        self.model.to(self.device, self._dtype).eval()
+        self._tensors = _adapter_tensors(self.model)
         self.layout = _layout(self._tensors, spec)
         self.switch(spec.train)
 
     def switch(self, train: str) -> None:
         """Train `"both"` factors, or only `"a"` or `"b"`, from now on."""
         self.layout = self.layout.training(train)
-        self._trained = []
+        self.trained = []
         for entry in self.layout.entries:
             self._tensors[entry.name].requires_grad_(entry.trainable)
             if entry.trainable:
-                self._trained.append(self._tensors[entry.name])
+                self.trained.append(self._tensors[entry.name])
 
     def train(
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
@@ -76,14 +80,14 @@ class SequentialEngine:
         checks.same_length(clients=clients, seeds=seeds)
         origin = self.layout.trainable(start.to(self.device, self._dtype))
         for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
-            self._load(start)
-            pool, optimizer = Pool([records]), _optimizer(local, self._trained)
+            self.load(start)
+            pool, optimizer = Pool([records]), _optimizer(local, self.trained)
             offsets = self._offsets(records)
             for rows in local.batches(len(records), seed):
                 optimizer.zero_grad()
-                self._losses(pool, rows, offsets).mean().backward()  # type: ignore[no-untyped-call]
+                self.record_losses(pool, rows, offsets).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-            trained = torch.cat([t.detach().reshape(-1) for t in self._trained])
+            trained = torch.cat([t.detach().reshape(-1) for t in self.trained])
             yield Updates(np.array([index]), (trained - origin).cpu()[None])
 
     def train_all(
@@ -107,16 +111,16 @@ class SequentialEngine:
         for i, records in enumerate(clients):
             pool, offsets = Pool([records]), self._offsets(records)
             for j, candidate in enumerate(candidates[i]):
-                self._load(self.layout.with_trainable(base, candidate))
+                self.load(self.layout.with_trainable(base, candidate))
                 pieces = micro_batches(pool.lengths, pool.client, self.token_budget)
-                total = sum(float(self._losses(pool, rows, offsets).double().sum()) for rows in pieces)
+                total = sum(float(self.record_losses(pool, rows, offsets).double().sum()) for rows in pieces)
                 result[i, j] = total / max(1, len(records))
         return result
 
     @torch.no_grad()
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:
         """As `CohortEngine.evaluate`."""
-        self._load(vector)
+        self.load(vector)
         pool, totals = Pool([records]), torch.zeros(3, dtype=torch.float64)
         for rows in micro_batches(pool.lengths, pool.client, self.token_budget):
             batch = pool.batch(rows, self._pad, self.device)
@@ -132,15 +136,16 @@ class SequentialEngine:
     ) -> Iterator[RecordGradients]:
         """As `CohortEngine.cohort_record_gradients`, by autograd one record at a time."""
         for client, records in enumerate(clients):
-            self._load(base if vectors is None else self.layout.with_trainable(base, vectors[client].to(base)))
+            self.load(base if vectors is None else self.layout.with_trainable(base, vectors[client].to(base)))
             pool = Pool([records])
             for row in range(len(records)):
-                loss = self._losses(pool, np.array([row]), None).sum()
-                gradients = torch.autograd.grad(loss, self._trained)
+                loss = self.record_losses(pool, np.array([row]), None).sum()
+                gradients = torch.autograd.grad(loss, self.trained)
                 flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 yield RecordGradients(np.array([client]), np.array([row]), flat[None], loss.detach()[None])
 
-    def _load(self, full: Tensor) -> None:
+    def load(self, full: Tensor) -> None:
+        """Put a full adapter vector into the model."""
         with torch.no_grad():
             for name, values in self.layout.tensors(full).items():
                 self._tensors[name].copy_(values)
@@ -150,14 +155,15 @@ class SequentialEngine:
         offsets = self.task.logit_offsets(labels)
         return None if offsets is None else offsets.to(self.device, self._dtype)
 
-    def _losses(self, pool: Pool, rows: np.ndarray, offsets: Tensor | None) -> Tensor:
+    def record_losses(self, pool: Pool, rows: np.ndarray, offsets: Tensor | None) -> Tensor:
+        """Training loss of every row, differentiable, in one padded batch."""
         batch = pool.batch(rows, self._pad, self.device)
         if offsets is not None:
             batch = replace(batch, logit_offsets=offsets.expand(len(rows), -1))
         return self.task.per_record_loss(self._logits(batch.input_ids, batch.attention_mask), batch)
 
     def _logits(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | Predictions:
-        return run(self._model.get_base_model(), input_ids, attention_mask)
+        return run(self.model.get_base_model(), input_ids, attention_mask)
 
 
 def _adapter_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
