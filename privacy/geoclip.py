@@ -96,9 +96,10 @@ class GeoClip:
         copy.sub_(self.centre.to(copy))
         encoded = copy.new_zeros(len(copy), self.dim)
         blocks = self._blocks(copy.device)
-        # Row by row: a unit's contribution must depend on that unit alone, to the last bit.
+        # Row by row, each in memory of its own: a product may round a row differently beside others or at another
+        # alignment, and a unit's contribution must depend on that unit alone, to the last bit.
         for row, out in zip(copy, encoded, strict=True):
-            torch.cat([_whitened(row[part], v, c, r) for part, v, c, r in blocks], out=out)
+            torch.cat([_whitened(row[part].clone(), v, c, r) for part, v, c, r in blocks], out=out)
         encoded[lost] = 0.0
         return in_unit_ball(encoded)
 

@@ -80,7 +80,7 @@ class CoefficientClip:
             return encoded
         matrix, factor = self.gradients.to(finite.device, torch.float64), self._factor.to(finite.device)
         for row, out in zip(finite, encoded, strict=True):  # row by row, see SubspaceClip
-            out.copy_(torch.cholesky_solve(torch.mv(matrix, row).unsqueeze(1), factor).squeeze(1))
+            out.copy_(torch.cholesky_solve(torch.mv(matrix, row.clone()).unsqueeze(1), factor).squeeze(1))
         largest = encoded.abs().amax(dim=1, keepdim=True)
         encoded.div_(largest.clamp_min(1.0))  # the square of a norm must not overflow
         encoded[~largest.squeeze(1).isfinite()] = 0.0
@@ -145,7 +145,7 @@ class EmbeddingResidualClip:
         rank = len(basis)
         encoded = finite.new_zeros(len(finite), self.dim)
         for row, out in zip(finite, encoded, strict=True):  # row by row, see SubspaceClip
-            inside = torch.mv(basis, row)
+            inside = torch.mv(basis, row.clone())
             out[:rank] = inside
             out[rank:] = row - torch.mv(basis.T, inside)
         encoded[~encoded.isfinite().all(dim=1)] = 0.0

@@ -56,11 +56,11 @@ class SubspaceClip:
         """Project, then clip to the unit ball; a row that is not finite becomes 0."""
         finite, _ = finite_rows(rows, self.params)
         basis = self.basis.to(finite.device, torch.float64)
-        # Row by row: a matrix product may round a row differently beside other rows, and a unit's contribution must
-        # depend on that unit alone, to the last bit.
+        # Row by row, each in memory of its own: a product may round a row differently beside others or at another
+        # alignment, and a unit's contribution must depend on that unit alone, to the last bit.
         encoded = finite.new_zeros(len(finite), self.dim)
         for row, out in zip(finite, encoded, strict=True):
-            torch.mv(basis, row, out=out)
+            out.copy_(torch.mv(basis, row.clone()))
         encoded.div_(self.bound)
         norms = squared_norms(encoded).sqrt_()
         lost = ~norms.isfinite()

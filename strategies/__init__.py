@@ -13,6 +13,8 @@ CONTROLLERS = {
     "dynamic": "strategies.controllers.dynamic:Dynamic",
     "automatic": "strategies.controllers.automatic:Automatic",
     "psac": "strategies.controllers.psac:Psac",
+    "adaclip": "strategies.controllers.adaclip:Adaclip",
+    "geoclip": "strategies.controllers.geoclip:Geoclip",
     "percentile": "strategies.controllers.percentile:Percentile",
     "dc-sgd-p": "strategies.controllers.dc_sgd:DcSgdP",
     "dc-sgd-e": "strategies.controllers.dc_sgd:DcSgdE",
