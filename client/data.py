@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from client.canaries import Canaries
 from client.records import Records
+from client.sensitive import Sensitive
 from client.tasks import TASKS
 from privacy import checks
 
@@ -41,6 +42,8 @@ class DataSpec:
         records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
         max_length: tokens of a record beyond this are cut off (and counted).
         canaries, canary_kind, canary_copies: secrets planted into the training records, see :mod:`client.canaries`.
+        sensitive, detector, mask, other_weight: what is done about sensitive spans of the training records, see
+            :class:`client.sensitive.Sensitive`.
         cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
     """
 
@@ -65,6 +68,10 @@ class DataSpec:
     canaries: int = 0
     canary_kind: str = "six-digit"
     canary_copies: int = 10
+    sensitive: str = "none"
+    detector: str = "regex"
+    mask: str = "<MASK>"
+    other_weight: float = 0.2
     cache: str = ""
 
     def check(self) -> None:
@@ -90,6 +97,13 @@ class DataSpec:
         if self.source == "notes" and self.unit_column:
             raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
         _ = self.canaries_planted
+        if self.policy.use == "weights" and self.task != "causal-lm":
+            raise ValueError(
+                f"data.sensitive = 'weights' weights the tokens of a language model; model.task must be 'causal-lm', "
+                f"got {self.task!r}"
+            )
+        if self.policy.use != "none" and self.text_pair_column:
+            raise ValueError("data.sensitive works on single texts; data.text-pair-column must be empty")
         if self.partition == "dirichlet" and self.task != "classification":
             raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
 
@@ -99,15 +113,23 @@ class DataSpec:
         return Canaries(self.canary_kind, self.canaries, self.canary_copies, self.seed)
 
     @property
+    def policy(self) -> Sensitive:
+        """What is done about sensitive spans."""
+        return Sensitive(self.sensitive, self.detector, self.mask, self.other_weight)
+
+    @property
     def cache_folder(self) -> Path:
         """Where prepared data sets are kept."""
-        if self.cache:
-            return Path(self.cache).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"
+        return Path(self.cache).expanduser() if self.cache else default_cache()
 
     def to_json(self) -> dict[str, Any]:
         """The settings that decide the content, without where it is kept."""
         return {key: value for key, value in asdict(self).items() if key != "cache"}
+
+
+def default_cache() -> Path:
+    """Where prepared data sets are kept if nobody says where."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Whole units of privacy (patients, documents), or else whole natural clients, are held out where there are any. A text
 that occurs in the test or validation set is removed from the training records (from the validation set, if it occurs in
-the test set), and counted. Canaries are planted into the training records last.
+the test set), and counted. Canaries are planted into the training records, and then, where that is asked for, the
+sensitive spans of the training records are masked, canaries included.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from client import notes, sources
 from client.data import PARTS, DataSpec
 from client.planting import plant
+from client.sensitive import redact
 from client.sources import Columns, Texts
 from privacy.rng import simulation_generator
 
@@ -61,7 +63,7 @@ def hold_out(spec: DataSpec) -> Held:
     texts, removed = _separate(texts, spec)
     removed["empty"] = empty
     texts["train"] = _drawn(texts["train"], spec)
-    texts["train"] = plant(texts["train"], spec.canaries_planted)
+    texts["train"] = redact(plant(texts["train"], spec.canaries_planted), spec.policy)
     if spec.task != "classification":
         return Held(texts, {}, [], removed)
     raw = {part: texts[part].labels or [] for part in PARTS}

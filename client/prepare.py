@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from client import (
+    annotators,
     canaries,
     corpora,
     documents,
@@ -30,6 +31,7 @@ from client import (
     notes,
     partition,
     planting,
+    sensitive,
     sources,
     tokenising,
     verbalise,
@@ -40,6 +42,7 @@ from client.models import load_tokenizer
 from client.records import Records
 from client.sources import Texts
 from client.tokenising import tokenise
+from privacy import detectors, pattern_detector, redaction, stop_words, token_weights
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,13 @@ COLUMNS = ("labels", "token_weights", "units")
 """What records may have besides tokens, as :class:`client.records.Records` names it."""
 
 _DECISIVE = (
+    annotators,
+    sensitive,
+    detectors,
+    pattern_detector,
+    redaction,
+    stop_words,
+    token_weights,
     notes,
     note_writer,
     corpora,
@@ -103,7 +113,8 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     truncated: dict[str, int] = {}
     for part in PARTS:
         labels = held.labels.get(part)
-        records[part], truncated[part] = tokenise(held.texts[part], labels, tokenizer, spec)
+        weighted = part == "train" and spec.policy.use == "weights"
+        records[part], truncated[part] = tokenise(held.texts[part], labels, tokenizer, spec, weighted=weighted)
     records["train"] = replace(records["train"], units=_units(held.texts["train"]))
     owners = _partition(spec, records["train"], held.texts["train"])
     records["train"] = records["train"].select(owners.order)

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from client.data import DataSpec
 from client.records import Records
+from client.sensitive import token_weights
 from client.sources import Texts
 
 BEFORE_SUMMARY = "\nSummary:"
@@ -17,12 +18,20 @@ _TEXTS_AT_ONCE = 8192
 
 
 def tokenise(
-    texts: Texts, labels: NDArray[np.int64] | None, tokenizer: PreTrainedTokenizerBase, spec: DataSpec
+    texts: Texts,
+    labels: NDArray[np.int64] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    spec: DataSpec,
+    *,
+    weighted: bool = False,
 ) -> tuple[Records, int]:
     """Token ids with the tokenizer's special tokens, at most ``max_length``; how many records were cut.
 
     Language models get an end-of-text token behind every record if the tokenizer does not put one there. A record of
     summarisation is text, :data:`BEFORE_SUMMARY`, summary; its loss is on the summary and the end-of-text token.
+
+    With `weighted`, every token gets the weight of the policy of `spec` (:mod:`client.sensitive`); an end-of-text token
+    is none of the text's and weighs like its other tokens.
 
     Raises:
         ValueError: a text has no tokens, or a summary leaves no room for its text.
@@ -31,6 +40,7 @@ def tokenise(
         return _summaries(texts, tokenizer, spec.max_length)
     end = tokenizer.eos_token_id if spec.task == "causal-lm" else None
     rows: list[list[int]] = []
+    weights: list[list[float]] = []
     truncated = 0
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         chunk = slice(start, start + _TEXTS_AT_ONCE)
@@ -41,14 +51,27 @@ def tokenise(
             max_length=spec.max_length,
             return_attention_mask=False,
             return_token_type_ids=False,
+            return_offsets_mapping=weighted,
         )
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or [])
         rows += encoded["input_ids"]
+        if weighted:
+            weights += [
+                row.tolist() for row in token_weights(texts.texts[chunk], encoded["offset_mapping"], spec.policy)
+            ]
     if end is not None:
-        rows = [row if row and row[-1] == end else [*row[: spec.max_length - 1], end] for row in rows]
+        open_ended = [not row or row[-1] != end for row in rows]
+        rows = [
+            [*row[: spec.max_length - 1], end] if added else row for row, added in zip(rows, open_ended, strict=True)
+        ]
+        other = spec.other_weight
+        weights = [
+            [*row[: spec.max_length - 1], other] if added else row
+            for row, added in zip(weights, open_ended[: len(weights)], strict=True)
+        ]
     if any(not row for row in rows):
         raise ValueError(f"{sum(not row for row in rows)} texts have no tokens under tokenizer {spec.tokenizer!r}")
-    return Records.from_lists(rows, labels), truncated
+    return Records.from_lists(rows, labels, weights if weighted else None), truncated
 
 
 def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:

@@ -87,8 +87,9 @@ class Data(_Table):
 
     ``train-records`` deals so many of the records to the clients, drawn by the seed; 0 deals all.
     ``unit-column`` names what makes records one unit of privacy (a patient, a document). ``canaries`` secrets are
-    planted into the training records for audits, see ``client.canaries``. ``partition = "repeated"`` is for speed
-    tests: any number of clients share the records, see ``client.partition``.
+    planted into the training records for audits, see ``client.canaries``. ``sensitive`` says what is done about
+    sensitive spans of the training records, which ``detector`` finds, see ``client.sensitive``.
+    ``partition = "repeated"`` is for speed tests: any number of clients share the records, see ``client.partition``.
     """
 
     source: str = "notes"
@@ -107,6 +108,10 @@ class Data(_Table):
     canaries: CountOrAuto = 0
     canary_kind: Literal["six-digit", "secret-id"] = "six-digit"
     canary_copies: Count = 10
+    sensitive: Literal["none", "weights", "redaction"] = "none"
+    detector: str = "regex"
+    mask: str = "<MASK>"
+    other_weight: Rate = 0.2
     cache: str = ""
 
 

@@ -11,6 +11,7 @@ CONTROLLERS = {
     "dp-clac": "strategies.controllers.dp_clac:DpClac",
     "quantile": "strategies.controllers.quantile:Quantile",
     "dynamic": "strategies.controllers.dynamic:Dynamic",
+    "rise-reset": "strategies.controllers.rise_reset:RiseReset",
     "automatic": "strategies.controllers.automatic:Automatic",
     "psac": "strategies.controllers.psac:Psac",
     "adaclip": "strategies.controllers.adaclip:Adaclip",

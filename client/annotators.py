@@ -1,0 +1,144 @@
+"""Detectors that need a model of language: spaCy for the four tiers, presidio; and the choice of a detector by name.
+
+What a run asks for is what it gets: where a model is missing, that is an error that says what to install, and never
+another detector in its place. A detector is public: it is taken as installed and named with its version.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from privacy import checks
+from privacy.detectors import TIERS, Detector, Span, Word, tier_spans, without_overlap
+from privacy.pattern_detector import PATTERNS, PatternDetector
+
+SPACY_MODEL = "en_core_web_sm"
+"""The model JFT and ATDP annotate with; the tiers' shares of sensitive tokens are those of its annotations."""
+
+LEAST_SCORE = 0.35
+"""presidio's confidence below which a finding is left out."""
+
+_ANNOTATIONS = {"ner": "entities", "parser": "dependencies", "tagger": "parts of speech"}
+
+
+@dataclass(frozen=True)
+class SpacyDetector:
+    """One of the four tiers on the annotations of a spaCy pipeline.
+
+    Attributes:
+        tier: key of :data:`privacy.detectors.TIERS`.
+        pipeline: a loaded spaCy ``Language``.
+    """
+
+    tier: str
+    pipeline: Any = field(repr=False)
+
+    def __post_init__(self) -> None:
+        checks.one_of(tuple(TIERS), tier=self.tier)
+
+    @property
+    def name(self) -> str:
+        """Tier, model and version: ``"low-entity (core_web_sm 3.8.0)"``."""
+        about = self.pipeline.meta
+        return f"{self.tier} ({about.get('name', '')} {about.get('version', '')})"
+
+    def spans(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
+        """The sensitive words of each text; spaCy annotates every text by itself, in batches or not."""
+        return [tier_spans(words(doc), TIERS[self.tier]) for doc in self.pipeline.pipe(texts)]
+
+
+def words(doc: Any) -> list[Word]:
+    """The words of a spaCy ``Doc`` with what it says of them; blanks are none."""
+    return [
+        Word(token.idx, token.idx + len(token), token.ent_type_, token.dep_, token.pos_)
+        for token in doc
+        if not token.is_space
+    ]
+
+
+@dataclass(frozen=True)
+class PresidioDetector:
+    """Microsoft's presidio: its own recognisers of personal data, under its own name.
+
+    Attributes:
+        analyzer: a ``presidio_analyzer.AnalyzerEngine``.
+        least_score: findings below this confidence are left out.
+    """
+
+    analyzer: Any = field(repr=False)
+    least_score: float = LEAST_SCORE
+
+    @property
+    def name(self) -> str:
+        """``"presidio"`` and its version."""
+        return f"presidio ({importlib.metadata.version('presidio-analyzer')})"
+
+    def spans(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
+        """Presidio's findings in each text, overlapping ones joined."""
+        return [
+            without_overlap(
+                Span(found.start, found.end, found.entity_type)
+                for found in self.analyzer.analyze(text=text, language="en", score_threshold=self.least_score)
+            )
+            for text in texts
+        ]
+
+
+def make_detector(name: str) -> Detector:
+    """The detector called `name`: ``regex`` (``regex:-number,-identifier`` leaves patterns out), a tier, ``presidio``.
+
+    Raises:
+        ValueError: unknown name, or what it needs is not installed, with the remedy.
+    """
+    kind, _, left_out = name.partition(":")
+    if kind == "regex":
+        without = [part.strip().removeprefix("-") for part in left_out.split(",") if part]
+        unknown = [part for part in without if part not in PATTERNS]
+        if unknown:
+            raise ValueError(f"detector = {name!r}: regex has no pattern {unknown[0]!r}; it has {', '.join(PATTERNS)}")
+        return PatternDetector(tuple(pattern for pattern in PATTERNS if pattern not in without))
+    if name in TIERS:
+        return SpacyDetector(name, _spacy_model(name))
+    if name == "presidio":
+        return PresidioDetector(_presidio())
+    raise ValueError(f"detector = {name!r}: unknown; there are regex, {', '.join(TIERS)} and presidio")
+
+
+def _spacy_model(asked: str) -> Any:
+    """The pipeline, with everything the tiers look at."""
+    spacy = _installed("spacy", asked, "detectors")
+    try:
+        pipeline = spacy.load(SPACY_MODEL, exclude=["lemmatizer"])
+    except OSError as error:
+        raise ValueError(
+            f"detector = {asked!r} needs spaCy's model {SPACY_MODEL}, which is not installed and not on PyPI: "
+            f"`python -m spacy download {SPACY_MODEL}`, or take its wheel from a machine that has it; detector = "
+            "'regex' needs no model"
+        ) from error
+    missing = [what for part, what in _ANNOTATIONS.items() if part not in pipeline.pipe_names]
+    if missing:
+        raise ValueError(f"detector = {asked!r}: the installed {SPACY_MODEL} gives no {', '.join(missing)}")
+    return pipeline
+
+
+def _presidio() -> Any:
+    analyzer = _installed("presidio_analyzer", "presidio", "presidio")
+    _spacy_model("presidio")  # otherwise presidio would download one by itself
+    provider = importlib.import_module("presidio_analyzer.nlp_engine").NlpEngineProvider(
+        nlp_configuration={"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": SPACY_MODEL}]}
+    )
+    return analyzer.AnalyzerEngine(nlp_engine=provider.create_engine(), supported_languages=["en"])
+
+
+def _installed(module: str, asked: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ValueError(
+            f"detector = {asked!r} needs {module}, which is not installed: pip install 'lacquer[{extra}]'; "
+            "detector = 'regex' needs nothing"
+        ) from error
