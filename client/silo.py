@@ -10,14 +10,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from client.dp_sgd import PrivateSgd
+from client.engine import Engine
+from client.job import Job
 from client.layout import AdapterLayout
+from client.models import load_base
+from client.opacus_engine import OpacusEngine
 from client.step_schedule import StepSchedule
+from client.tasks import make_task
 from client.unit_gradients import GradientEngine, UnitGradients
 from client.unit_index import UnitIndex
+from client.worker import make_engine
 from privacy import checks
 from privacy.commitment import Commitment
 from privacy.events import Poisson
@@ -174,6 +181,24 @@ def private_training(
         noise=noise_of(silo),
         schedule=StepSchedule(silo.steps, silo.schedule, silo.warm_up),
         public_loss=public_loss,
+    )
+
+
+def silo_engine(job: Job, gradients: str) -> Engine | OpacusEngine:
+    """The engine of a silo on a freshly loaded base model: ``"stacked"``, or ``"opacus"`` for its hooks.
+
+    An adapter that cannot be stacked is trained one record at a time unless Opacus is asked for.
+    """
+    checks.one_of(("stacked", "opacus"), gradients=gradients)
+    if gradients == "stacked":
+        return make_engine(job)
+    model, _ = load_base(job.model, job.task, job.num_labels)
+    return OpacusEngine(
+        model,
+        job.spec,
+        make_task(job.task, job.num_labels),
+        token_budget=job.token_budget or 2048,
+        device="cuda" if torch.cuda.is_available() else "cpu",
     )
 
 

@@ -1,6 +1,7 @@
 """What a finished run leaves behind: the adapter as PEFT files, its card, privacy.json, results.json."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from client.data import PreparedData
 from client.peft_files import save_peft
 from client.tasks import Metrics
 from privacy.ledger import Ledger
-from privacy.statement import privacy_statement
+from privacy.statement import NOT_COVERED, TRUSTED_AGGREGATOR, privacy_statement
 from server.assembly import Assembly
 from strategies.dp_fedavg import ServerState
 
@@ -38,9 +39,18 @@ class RunResult:
     stopped: str | None
 
 
-def write_artefacts(folder: Path, assembly: Assembly, state: ServerState, ledger: Ledger, result: RunResult) -> None:
+def write_artefacts(
+    folder: Path,
+    assembly: Assembly,
+    state: ServerState,
+    ledger: Ledger,
+    result: RunResult,
+    *,
+    trust_model: str = TRUSTED_AGGREGATOR,
+    not_covered: Sequence[str] = NOT_COVERED,
+) -> None:
     """Write adapter/, privacy.json and results.json into the run folder."""
-    statement = privacy_statement(ledger)
+    statement = privacy_statement(ledger, trust_model=trust_model, not_covered=not_covered)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {
         **perplexities(result.validation, result.test),

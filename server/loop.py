@@ -4,19 +4,21 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from client.tasks import Metrics
+from privacy.ledger import Ledger
 from privacy.mechanism import Release
 from server.checkpoint import Checkpoint, Times, save_checkpoint
 from server.config import RunConfig
 from server.evaluation import Evaluate
 from server.exchange import answers
 from server.telemetry import RoundRecord, Telemetry, released_values
-from strategies.controller import PublicSignals
+from strategies.controller import Controller, PublicSignals
 from strategies.dp_fedavg import DpFedAvg
 from strategies.server_state import ServerState
 
@@ -65,7 +67,7 @@ def finish_round(strategy: DpFedAvg, evaluate: Evaluate, config: RunConfig, tele
     if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
         metrics = evaluate(_state(strategy).served, "validation")
     _tell(strategy, None if metrics is None else metrics.loss)
-    telemetry.round(_record(strategy, metrics, time.monotonic() - start, config))
+    telemetry.round(record_of(strategy, strategy.controller, metrics, time.monotonic() - start, config))
 
 
 def go_on(
@@ -92,9 +94,23 @@ def _state(strategy: DpFedAvg) -> ServerState:
     return strategy.state
 
 
-def _record(strategy: DpFedAvg, metrics: Metrics | None, seconds: float, config: RunConfig) -> RoundRecord:
+class Trained(Protocol):
+    """A strategy or a silo's training after a release."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def state(self) -> ServerState | None: ...
+    @property
+    def release(self) -> Release | None: ...
+
+
+def record_of(
+    training: Trained, controller: Controller[Any], metrics: Metrics | None, seconds: float, config: RunConfig
+) -> RoundRecord:
     """What may be shown of the last release: released values and public ones."""
-    state, release = _state(strategy), strategy.release
+    state, release = training.state, training.release
+    assert state is not None
     assert release is not None
     round = state.round
     noise_norm = _noise_norm(release)
@@ -104,7 +120,7 @@ def _record(strategy: DpFedAvg, metrics: Metrics | None, seconds: float, config:
         phase="round" if round else "histogram",
         round=round,
         rounds=config.rounds,
-        epsilon_spent=strategy.ledger.spent(),
+        epsilon_spent=training.ledger.spent(),
         epsilon_budget=config.privacy.epsilon,
         noise_multiplier=release.plan.effective_noise_multiplier,
         expected_cohort=release.expected_units,
@@ -115,8 +131,8 @@ def _record(strategy: DpFedAvg, metrics: Metrics | None, seconds: float, config:
         update_norm=update_norm if round else None,
         noise_norm=noise_norm if round else None,
         signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if round else None,
-        extra=released_values(strategy.controller.released_values(state.controller)),
-        not_private=strategy.ledger.not_private,
+        extra=released_values(controller.released_values(state.controller)),
+        not_private=training.ledger.not_private,
     )
 
 
