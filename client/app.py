@@ -1,25 +1,39 @@
-"""The ClientApp: two handlers, nothing else. The same app serves a simulated worker and a deployed client."""
+"""The ClientApp: its handlers, nothing else. The same app serves a simulated worker and a deployed client."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.wire import EvaluateRequest, TrainRequest, contribution_records, totals_records
+from client.node import Node, kept_here
+from client.secure_sum import HANDLERS, refuse_unmasked
+from client.wire import BadMessage, EvaluateRequest, TrainRequest, contribution_records, totals_records
 from client.worker import warm_worker
 
 app = ClientApp()
+for step, answer in HANDLERS.items():
+    app.train(step)(answer)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the requested clients; reply with one bounded sum."""
-    request = TrainRequest.from_records(message.content)
-    contribution = warm_worker(request.job).contribution(request)
-    return Message(contribution_records(contribution, request.round), reply_to=message)
+    node = Node.of(context.node_config)
+    with kept_here(node):
+        refuse_unmasked(context.node_config)
+        request = TrainRequest.from_records(message.content)
+        if node is None:
+            contribution = warm_worker(request.job).contribution(request)
+        else:
+            contribution = node.contribution(request)
+        return Message(contribution_records(contribution, request.round), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the served adapter on part of a public split."""
-    request = EvaluateRequest.from_records(message.content)
-    metrics = warm_worker(request.job).metrics(request)
-    return Message(totals_records(metrics.loss, metrics.accuracy, metrics.count), reply_to=message)
+    """Evaluate the served adapter on part of a public split, which only the workers of a simulation have."""
+    node = Node.of(context.node_config)
+    with kept_here(node):
+        if node is not None:
+            raise BadMessage("a node with records of its own has no public ones to evaluate on")
+        request = EvaluateRequest.from_records(message.content)
+        metrics = warm_worker(request.job).metrics(request)
+        return Message(totals_records(metrics.loss, metrics.accuracy, metrics.count), reply_to=message)

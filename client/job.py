@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from client.lora import LoraSpec
+from client.own_data import Reading
 from client.training import LocalTraining
 
 
@@ -24,6 +25,7 @@ class Job:
         precision: see :class:`client.cohort.CohortEngine`.
         token_budget: 0 takes the engine's default.
         prefix_cache_mb: memory for the prefix cache, 0 for none.
+        reading: how nodes read records of their own (deployment); None where `data` holds everybody's.
     """
 
     model: str
@@ -38,6 +40,7 @@ class Job:
     precision: str = "auto"
     token_budget: int = 0
     prefix_cache_mb: int = 0
+    reading: Reading | None = None
 
     def to_json(self) -> str:
         """Canonical JSON: equal jobs give equal text."""
@@ -48,10 +51,12 @@ class Job:
         """The inverse of :meth:`to_json`; ValueError for anything else."""
         try:
             values = json.loads(text)
-            spec, local = values.pop("spec"), values.pop("local")
+            spec, local, reading = values.pop("spec"), values.pop("local"), values.pop("reading", None)
             for name in ("targets", "heads", "layers"):
                 spec[name] = None if spec[name] is None else tuple(spec[name])
             local["betas"] = tuple(local["betas"])
-            return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), **values)
+            if reading is not None:
+                reading = Reading(**{**reading, "labels": tuple(reading["labels"])})
+            return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), reading=reading, **values)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"job is not one of this version ({type(error).__name__}: {error})") from error

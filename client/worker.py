@@ -11,6 +11,7 @@ from client.data import PreparedData
 from client.engine import Engine, build_engine
 from client.job import Job
 from client.models import load_base
+from client.own_data import OwnData
 from client.records import Records
 from client.tasks import Metrics, make_task
 from client.votes import clip_votes
@@ -23,11 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Trains logical clients of a prepared data set and answers with bounded sums."""
+    """Trains logical clients of a prepared data set, or the one client that a node is; answers with bounded sums.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        job: of the run.
+        own: the node's own records, instead of the prepared data set that the job names.
+    """
+
+    def __init__(self, job: Job, own: OwnData | None = None) -> None:
         self.job = job
-        self.data = PreparedData.open(job.data)
+        self.data: PreparedData | OwnData = PreparedData.open(job.data) if own is None else own
         self.engine = make_engine(job)
 
     def contribution(self, request: TrainRequest) -> Contribution:
@@ -67,6 +73,7 @@ class Worker:
 
     def metrics(self, request: EvaluateRequest) -> Metrics:
         """Metrics of an adapter on part of a public split."""
+        assert isinstance(self.data, PreparedData), "a node with records of its own has no public ones"
         records = {"validation": self.data.validation, "test": self.data.test}[request.split]
         part = records.select(np.arange(request.start, request.stop))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)

@@ -17,7 +17,7 @@ from server.checkpoint import Checkpoint, Times, checkpoint_folder, load_checkpo
 from server.config import ConfigError, RunConfig, load, parse, unflatten
 from server.environment import write_environment
 from server.errors import CannotResume
-from server.evaluation import Evaluate, on_workers
+from server.evaluation import Evaluate, on_server, on_workers
 from server.loop import go_on, run_rounds
 from server.public import PublicTraining
 from server.resume import (
@@ -28,6 +28,7 @@ from server.resume import (
     write_origin,
 )
 from server.resumed import Resumed, note_resumed
+from server.roster import roster
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg
@@ -98,14 +99,21 @@ def run(
     if ledger is None:
         write_origin(folder, config, assembly.data.folder.name)
     with ledger or Ledger.create(folder / LEDGER_FILE, assembly.commitment) as ledger:
-        telemetry.status("preparing", "waiting for workers")
-        expected = config.clients if config.simulation.clients_per_node else config.engine.workers
-        nodes = connected_nodes(grid, expected)
+        telemetry.status("preparing", "waiting for nodes" if config.deployed else "waiting for workers")
+        if config.deployed:
+            nodes: int | tuple[int, ...] = roster(folder, grid, config.clients)
+        else:
+            nodes = connected_nodes(
+                grid, config.clients if config.simulation.clients_per_node else config.engine.workers
+            )
         strategy = make_strategy(assembly, folder, nodes, ledger, public if config.public.subspace else None)
         splits = {"validation": (public.used, len(assembly.data.validation)), "test": (0, len(assembly.data.test))}
-        workers = min(nodes, 64)
-        tokens = {part: assembly.data.predicted_tokens(part, *rows) for part, rows in splits.items()}
-        evaluate = on_workers(grid, workers, assembly.job.to_json(), splits, config.engine.round_timeout, tokens)
+        if isinstance(nodes, tuple):
+            evaluate = on_server(assembly.job, assembly.data, splits)
+        else:
+            tokens = {part: assembly.data.predicted_tokens(part, *rows) for part, rows in splits.items()}
+            timeout = config.engine.round_timeout
+            evaluate = on_workers(grid, min(nodes, 64), assembly.job.to_json(), splits, timeout, tokens)
         strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
         if checkpoint_folder(folder) is not None:
             before = _go_on(strategy, evaluate, assembly, telemetry, folder, changes)

@@ -22,7 +22,7 @@ from privacy.noise import DiscreteGaussianNoise
 from privacy.sampling import CohortSampler
 from server.budget import commit, round_sampling
 from server.config import ConfigError, RunConfig
-from server.data_spec import data_spec
+from server.data_spec import data_spec, reading
 from server.methods import Methods, methods
 from strategies.aggregation.aggregation import Adapters
 from strategies.controller import Setting
@@ -75,6 +75,7 @@ def assemble(config: RunConfig) -> Assembly:
         precision=config.engine.precision,
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
+        reading=reading(config, data.label_names),
     )
     layouts = tuple(parts.aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, config.rounds + 1))
     layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
@@ -109,9 +110,16 @@ def local_training(config: RunConfig) -> LocalTraining:
 
 
 def make_strategy(
-    assembly: Assembly, run_folder: Path, nodes: int, ledger: Ledger, subspace: Subspace | None = None
+    assembly: Assembly,
+    run_folder: Path,
+    nodes: int | tuple[int, ...],
+    ledger: Ledger,
+    subspace: Subspace | None = None,
 ) -> DpFedAvg:
-    """The strategy of a run, with its sampling secret in the run folder (readable by its owner only)."""
+    """The strategy of a run, with its sampling secret in the run folder (readable by its owner only).
+
+    ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
+    """
     config = assembly.config
     secret = run_folder / SAMPLING_SECRET
     if config.privacy.seeded_cohorts:
@@ -131,9 +139,9 @@ def make_strategy(
         sampler=sampler,
         job=assembly.job.to_json(),
         nodes=nodes,
-        clients_per_node=config.simulation.clients_per_node or None,
+        clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
         served_average=config.strategy.served_average,
-        work=np.asarray(assembly.data.client_tokens),
+        work=None if config.deployed else np.asarray(assembly.data.client_tokens),
         noise=make_noise(config),
         subspace=subspace,
         seed=config.seed,

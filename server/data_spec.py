@@ -1,15 +1,21 @@
 """The data set a configuration describes, as the clients' room knows it."""
 
+from collections.abc import Sequence
+
 from client.data import DataSpec
+from client.own_data import Reading
 from server.config import RunConfig
 
 
 def data_spec(config: RunConfig) -> DataSpec:
-    """What :func:`client.data.prepare` needs; refuses nothing itself."""
+    """What :func:`client.data.prepare` needs; refuses nothing itself.
+
+    Where the nodes hold the records, what the public source has beyond the validation and the test set is not used.
+    """
     data = config.data
     return DataSpec(
         tokenizer=config.model.name,
-        clients=config.clients,
+        clients=1 if config.deployed else config.clients,
         seed=config.seed,
         source=data.source,
         test_source=data.test_source,
@@ -17,9 +23,9 @@ def data_spec(config: RunConfig) -> DataSpec:
         text_pair_column=data.text_pair_column,
         label_column=data.label_column,
         client_column=data.client_column,
-        unit_column=data.unit_column,
+        unit_column="" if config.deployed else data.unit_column,
         task=config.model.task,
-        partition=data.partition,
+        partition="iid" if config.deployed else data.partition,
         dirichlet_alpha=data.dirichlet_alpha,
         validation_records=data.validation_records,
         test_records=data.test_records,
@@ -34,4 +40,20 @@ def data_spec(config: RunConfig) -> DataSpec:
         other_weight=data.other_weight,
         max_length=config.model.max_length,
         cache=data.cache,
+    )
+
+
+def reading(config: RunConfig, labels: Sequence[str]) -> Reading | None:
+    """How nodes read records of their own; None where the server's host holds everybody's."""
+    if not config.deployed:
+        return None
+    data, classifies = config.data, config.model.task == "classification"
+    return Reading(
+        task=config.model.task,
+        max_length=config.model.max_length,
+        text_column=data.text_column,
+        text_pair_column=data.text_pair_column,
+        label_column=data.label_column if classifies else "",
+        unit_column=data.unit_column,
+        labels=tuple(labels) if classifies else (),
     )

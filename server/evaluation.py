@@ -13,13 +13,23 @@ from flwr.serverapp import Grid
 from jaxtyping import Float
 from torch import Tensor
 
+from client.data import PreparedData
+from client.job import Job
 from client.tasks import Metrics
 from client.wire import BadMessage, EvaluateRequest, read_totals
+from client.worker import make_engine
 from server.exchange import answers
 from strategies.dispatch import RoundFailed
 from strategies.replies import error_text
 
 Evaluate = Callable[[Float[Tensor, " size"], str], Metrics]
+
+
+def on_server(job: Job, data: PreparedData, splits: dict[str, tuple[int, int]]) -> Evaluate:
+    """An evaluation in this process: where nodes hold the clients' records, the public ones are on the server alone."""
+    engine = make_engine(job)
+    parts = {part: getattr(data, part).select(np.arange(*rows)) for part, rows in splits.items()}
+    return lambda adapter, split: engine.evaluate(adapter, parts[split])
 
 
 def on_workers(

@@ -21,7 +21,8 @@ AT_ONCE = 16
 
 def answers(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
     """Send ``messages`` now; the replies, in the order in which they come within ``timeout`` seconds."""
-    waiting = list(grid.push_messages(messages))  # now: a message has its name from here on
+    # Now: a message has its name from here on. What the SuperLink does not take (a node unregistered since) has none.
+    waiting = [identifier for identifier in grid.push_messages(messages) if identifier is not None]
     return _arriving(grid, waiting, timeout)
 
 

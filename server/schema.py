@@ -90,8 +90,11 @@ class Data(_Table):
     planted into the training records for audits, see ``client.canaries``. ``sensitive`` says what is done about
     sensitive spans of the training records, which ``detector`` finds, see ``client.sensitive``.
     ``partition = "repeated"`` is for speed tests: any number of clients share the records, see ``client.partition``.
+    ``held-by = "nodes"`` is a deployment: every node is one client and reads records of its own, in columns of these
+    names; ``source`` and ``test-source`` then hold public records only, the validation and the test set.
     """
 
+    held_by: Literal["server", "nodes"] = "server"
     source: str = "notes"
     test_source: str = ""
     text_column: str = "text"
@@ -194,6 +197,8 @@ class RunConfig(_Table):
                 f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above "
                 "it a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
             )
+        if self.data.held_by == "nodes" and self.data.canaries:
+            wrong.append(f"data.canaries = {self.data.canaries} must be 0 where data.held-by = 'nodes'")
         if self.expected_cohort < 1:
             wrong.append(
                 f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
@@ -202,6 +207,11 @@ class RunConfig(_Table):
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    @property
+    def deployed(self) -> bool:
+        """Whether clients are nodes with records of their own."""
+        return self.data.held_by == "nodes"
 
     @property
     def expected_cohort(self) -> float:

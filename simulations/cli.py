@@ -14,7 +14,9 @@ from rich.table import Table
 from server.config import ConfigError, RunConfig, load
 from server.errors import CannotResume
 from simulations.calibrate import calibrate_command
+from simulations.deploy import admit_command, clients_command, deploy_command, expel_command
 from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
+from simulations.keys import keys_command
 from simulations.settings import configure, describe, preset_files
 from simulations.sweep import sweep_command
 
@@ -27,6 +29,11 @@ app = typer.Typer(
 )
 app.command("calibrate")(calibrate_command)
 app.command("sweep")(sweep_command)
+app.command("keys")(keys_command)
+app.command("deploy")(deploy_command)
+app.command("admit")(admit_command)
+app.command("expel")(expel_command)
+app.command("clients")(clients_command)
 
 
 class EngineKind(enum.StrEnum):
@@ -57,6 +64,8 @@ def run(
         from simulations.preflight import check
 
         config = configure(preset, settings or [], overrides, here)
+        if config.deployed:
+            raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
         check(config)
         folder = new_run_folder(config)
     with interruptible():

@@ -35,7 +35,7 @@ def stage(
     *,
     config_file: Path,
     run_folder: Path,
-    log: Path,
+    log: Path | None,
     plugins: Path,
     keys: Mapping[str, str | bool] | None = None,
 ) -> Path:
@@ -45,7 +45,8 @@ def stage(
         app: the modules to run; they are looked for in ``packages_root()`` and then on the path.
         config_file: the resolved configuration, absolute.
         run_folder: where the run writes, absolute.
-        log: file that gets everything the server process and the actors print, from the first import on.
+        log: file that gets everything the server process and the actors print, from the first import on. None for a
+            deployment: what a node prints stays on the node, and there are no Ray actors.
         plugins: folder appended to the path of server and actors: a user's modules are found but shadow nothing.
         keys: further keys for the ServerApp, see ``server.app.SPECIAL_KEYS``.
 
@@ -55,8 +56,10 @@ def stage(
     package = folder / PACKAGE
     package.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(config_file, run_folder, keys or {})))
-    (package / "__init__.py").write_text(_INIT.format(root=str(packages_root()), plugins=str(plugins), log=str(log)))
-    for part, module, first in (("server", app.server, _REVIVE), ("client", app.client, "")):
+    (package / "__init__.py").write_text(
+        _INIT.format(root=str(packages_root()), plugins=str(plugins), log=str(log or ""))
+    )
+    for part, module, first in (("server", app.server, _REVIVE if log else ""), ("client", app.client, "")):
         (package / f"{part}.py").write_text(_PART.format(package=PACKAGE, module=module, first=first))
     return folder
 
@@ -92,10 +95,11 @@ import sys
 
 def load(module):
     # Flower sends what this process prints to the SuperLink only; a file survives whatever ends the run.
-    log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    if {log!r}:
+        log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
     if {plugins!r} not in sys.path:
         sys.path.append({plugins!r})
     found = importlib.import_module(module)

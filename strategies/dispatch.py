@@ -28,6 +28,16 @@ def connected(grid: Grid, nodes: int, patience: float) -> list[int]:
     return ids[:nodes]
 
 
+def asked(grid: Grid, nodes: int | tuple[int, ...], patience: float) -> tuple[list[int], frozenset[int]]:
+    """The nodes of a round, and those of them that are known to be away: their shares fail without being sent.
+
+    Workers of a simulation are interchangeable and waited for. A deployed client is its node; nobody waits for it.
+    """
+    if isinstance(nodes, int):
+        return connected(grid, nodes, patience), frozenset()
+    return list(nodes), frozenset(nodes) - frozenset(grid.get_node_ids())
+
+
 def shares(
     cohort: Int64[np.ndarray, " n"],
     nodes: Sequence[int],

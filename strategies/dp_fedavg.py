@@ -32,7 +32,7 @@ from privacy.mechanism import Contribution, Noise, Plan, Release
 from privacy.sampling import CohortSampler
 from strategies.aggregation.aggregation import Adapters, Aggregation
 from strategies.controller import Controller, PublicSignals, Setting
-from strategies.dispatch import RoundFailed, connected, shares
+from strategies.dispatch import RoundFailed, asked, shares
 from strategies.optimizer import Optimizer
 from strategies.planning import Planned, Planner
 from strategies.public_subspace import Subspace
@@ -57,7 +57,8 @@ class DpFedAvg(Strategy):
         ledger: pays for every release.
         sampler: draws the cohorts.
         job: canonical JSON every node needs, see :class:`client.wire.TrainRequest`.
-        nodes: nodes that must be connected before a round starts.
+        nodes: how many must be connected before a round starts; or the node of every client, by the clients' ids, in a
+            deployment, where one that is away contributes zero.
         clients_per_node: None splits the cohort over the nodes; 1 sends every client's work as a message of its own.
         served_average: factor of the exponential moving average of the served adapter, in [0, 1).
         work: expected work of each client, for balancing; None counts all alike.
@@ -84,7 +85,7 @@ class DpFedAvg(Strategy):
         ledger: Ledger,
         sampler: CohortSampler,
         job: str,
-        nodes: int,
+        nodes: int | tuple[int, ...],
         clients_per_node: int | None = None,
         served_average: float = 0.0,
         work: Sequence[float] | np.ndarray | None = None,
@@ -110,6 +111,7 @@ class DpFedAvg(Strategy):
         self.release: Release | None = None
         self.public_loss = public_loss
         self._sent: list[tuple[Metadata, int]] = []
+        self._away = 0
         self._next: tuple[ServerState, Planned] | None = None
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
@@ -158,7 +160,7 @@ class DpFedAvg(Strategy):
         planned = self._planned(server_round)
         if (refusal := self.refusal()) is not None:
             raise BudgetExceeded(refusal)
-        nodes = connected(grid, self.nodes, self.patience)
+        nodes, away = asked(grid, self.nodes, self.patience)
         if self.sampler.insecure and self.ledger.not_private is None:
             self.ledger.stamp_not_private("cohorts are drawn from a seed")
         round, label = planned.round, planned.label
@@ -166,8 +168,12 @@ class DpFedAvg(Strategy):
         cohort = self.sampler.draw(planned.sampling, round, attempt, label=label)
         state = self._state()
         adapter, basis = state.adapter.numpy(), None if state.basis is None else state.basis.numpy()
-        self._sent, messages = [], []
+        self._sent, self._away, messages = [], 0, []
         for node, clients in shares(cohort, nodes, self.work, self.clients_per_node):
+            if node in away:
+                log.warning("round %d: node %d is not connected", round, node)
+                self._away += 1
+                continue
             ranks = self.planner.aggregation.client_ranks(self.planner.adapters, clients)
             request = TrainRequest(round, adapter, planned.plan, planned.part, clients, self.job, basis, ranks)
             message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
@@ -229,7 +235,7 @@ class DpFedAvg(Strategy):
 
     def _total(self, planned: Planned, replies: Iterable[Message]) -> Contribution:
         total, sound = summed(self._sent, replies, planned.plan, planned.round)
-        if 2 * sound < len(self._sent):
+        if 2 * sound < len(self._sent) + self._away:
             self.ledger.charge(planned.event)
             # How many messages went out tells the realised cohort where every client has its own.
             told = f"{sound} of {len(self._sent)}" if self.clients_per_node is None else "too few"

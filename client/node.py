@@ -1,0 +1,91 @@
+"""A deployed node: one client with records of its own. What it is, is its operator's to say and not the server's.
+
+``flower-supernode --node-config 'data="jsonl:/data/records.jsonl" cache="/cache" model="/models/base"'``:
+
+- ``data`` (needed): the node's records, see :mod:`client.own_data`. Without it a node is a worker of a simulation.
+- ``cache``: folder for what is prepared from them; default ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
+- ``model``: folder of the base model, for a base that the package does not bring. The server's settings then only name
+  the model, and no path of theirs is opened here.
+
+A node trains one client a round, itself: a request that names more would count its records more than once. What goes
+wrong is told in full to the node's own log, and to the server as nothing but the exception's class: its text may quote
+records, and Flower would send it.
+"""
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from client.data import default_cache
+from client.job import Job
+from client.own_data import open_own
+from client.wire import BadMessage, TrainRequest
+from client.worker import Worker
+from privacy.mechanism import Contribution
+
+log = logging.getLogger(__name__)
+
+
+class NodeFailed(RuntimeError):
+    """What the server is told of a failure on a node: the class of the exception."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """The settings of a node that owns its records."""
+
+    data: str
+    cache: str = ""
+    model: str = ""
+
+    @staticmethod
+    def of(node_config: Mapping[str, Any]) -> "Node | None":
+        """From Flower's node configuration; None where the node has no records of its own."""
+        if "data" not in node_config:
+            return None
+        return Node(**{name: str(node_config.get(name, "")) for name in ("data", "cache", "model")})
+
+    def contribution(self, request: TrainRequest) -> Contribution:
+        """The clipped contribution of this one client.
+
+        Raises:
+            BadMessage: more or fewer than one client is asked for.
+        """
+        if len(request.clients) != 1:
+            raise BadMessage("a node with records of its own is one client")
+        return own_worker(request.job, self).contribution(request)
+
+
+@contextmanager
+def kept_here(node: Node | None) -> Iterator[None]:
+    """Within the block, an exception on a node with its own records is logged here and loses its text on the way out.
+
+    Raises:
+        NodeFailed: instead of any other exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        if node is None:
+            raise
+        log.exception("this message could not be answered; the server is told the exception's class and nothing else")
+        raise NodeFailed(type(error).__name__) from None
+
+
+@functools.lru_cache(maxsize=1)
+def own_worker(text: str, node: Node) -> Worker:
+    """The worker on a node's own records."""
+    job = Job.from_json(text)
+    reading = job.reading
+    if reading is None:
+        raise ValueError("the server's job says nothing of how to read a node's own records (data.held-by = 'nodes')")
+    if not node.model and (job.model.startswith(("/", ".", "~")) or Path(job.model).exists()):
+        raise ValueError("no model of that name is on this node; name its folder in the node's own settings (model)")
+    job = replace(job, model=node.model or job.model)
+    cache = Path(node.cache).expanduser() if node.cache else default_cache()
+    data = open_own(node.data, reading, job.model, cache)
+    return Worker(replace(job, data=str(data.folder)), data)

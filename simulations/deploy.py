@@ -1,0 +1,191 @@
+"""``lacquer deploy``, ``lacquer admit``, ``lacquer clients``: a federation of real nodes, seen from its SuperLink.
+
+They are meant to run where the SuperLink runs (in its container): the run's folder is written by the ServerApp there,
+and the Control API must not be reachable from anywhere else, see :mod:`server.gateway`. What is handed to Flower is a
+wrapper of a few lines around the installed packages; no code of this checkout travels to a node.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server.config import ConfigError, RunConfig
+from server.errors import CannotResume
+from simulations.control import SUCCESS, Control
+from simulations.endings import FAILED, INTERRUPTED, fail, interruptible, refusals, say
+from simulations.private_flower import RunFailed
+
+ADDRESS = os.environ.get("LACQUER_SUPERLINK", "127.0.0.1:8000")
+TRUST = os.environ.get("LACQUER_CA", "/keys/ca.crt")
+CLIENT_KEYS = os.environ.get("LACQUER_CLIENT_KEYS", "/keys/clients")
+
+Address = Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")]
+Trust = Annotated[Path, typer.Option(help="Certificate that signed the SuperLink's.")]
+
+
+@contextmanager
+def control(address: str, ca: Path) -> Iterator[Control]:
+    """The Control API for as long as a command runs; what it refuses ends the command in words."""
+    with tempfile.TemporaryDirectory(prefix="lacquer-") as home:
+        try:
+            yield Control(Path(home), address, ca).open()
+        except RunFailed as failure:
+            fail(str(failure), FAILED)
+
+
+def admit_command(
+    keys: Annotated[
+        list[Path] | None, typer.Argument(help="Public keys of clients.", show_default=f"all in {CLIENT_KEYS}")
+    ] = None,
+    address: Address = ADDRESS,
+    ca: Trust = Path(TRUST),
+) -> None:
+    """Let clients in by their public keys; those that are in already stay in."""
+    found = keys or sorted(Path(CLIENT_KEYS).glob("*.pub"))
+    if not found:
+        fail(f"no public key was given, and {CLIENT_KEYS} holds none; see `lacquer keys`", FAILED)
+    with control(address, ca) as superlink:
+        for key in found:
+            node = superlink.register(key)
+            typer.echo(f"{key.stem}: " + ("was let in before" if node is None else f"let in as node {node}"))
+
+
+def expel_command(
+    node: Annotated[str, typer.Argument(help="Number of the node, see `lacquer clients`.")],
+    address: Address = ADDRESS,
+    ca: Trust = Path(TRUST),
+) -> None:
+    """Let a client in no longer; its key is worth nothing from then on."""
+    with control(address, ca) as superlink:
+        superlink.unregister(node)
+
+
+def clients_command(address: Address = ADDRESS, ca: Trust = Path(TRUST)) -> None:
+    """List the clients and whether they are connected."""
+    with control(address, ca) as superlink:
+        table = Table.grid(padding=(0, 3, 0, 0))
+        for node in superlink.nodes():
+            table.add_row(str(node["node-id"]), str(node["status"]))
+        Console().print(table)
+
+
+def deploy_command(
+    preset: Annotated[str, typer.Argument(help="A TOML file (or preset) with data.held-by = 'nodes'.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key. Repeatable.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder instead.")] = None,
+    other_code: Annotated[bool, typer.Option("--other-code", help="Go on although the code has changed.")] = False,
+    address: Address = ADDRESS,
+    ca: Trust = Path(TRUST),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+) -> None:
+    """Train on the nodes of a federation, under differential privacy."""
+    from simulations.cli import new_run_folder
+
+    keys: dict[str, str | bool] = {}
+    with refusals(CannotResume):
+        if resume is None:
+            from simulations.preflight import check
+            from simulations.settings import configure
+
+            config = configure(preset, settings or [], {}, Path.cwd())
+            check_deployed(config)
+            check(config)
+            folder = new_run_folder(config)
+        else:
+            from server.resume import check_resumable
+
+            folder = resume.resolve()
+            config = check_resumable(folder, other_code=other_code)
+            check_deployed(config)
+            keys = {"resume": str(folder), "other-code": other_code}
+        config_file = folder / "config.toml"
+        if resume is None:
+            config_file.write_text(config.to_toml(), encoding="utf-8")
+    with interruptible(), control(address, ca) as superlink:
+        try:
+            follow_deployed(superlink, config, folder, keys, quiet=quiet)
+        except RunFailed as failure:
+            fail(f"The run failed: {failure}\n\nRun folder: {folder}", FAILED)
+        except KeyboardInterrupt:
+            say(f"Interrupted; the run is stopped.\nRun folder: {folder}", style="yellow")
+            raise typer.Exit(INTERRUPTED) from None
+    if quiet:
+        typer.echo(folder)
+        return
+    from simulations.report import write_report
+    from simulations.summary import print_summary
+
+    write_report(folder)
+    print_summary(folder, Console())
+
+
+def check_deployed(config: RunConfig) -> None:
+    """ConfigError unless the nodes hold the records."""
+    if not config.deployed:
+        raise ConfigError(
+            "data.held-by = 'server': the records of all clients would lie on the server; for a federation set "
+            "data.held-by = 'nodes', for a simulation use `lacquer run`"
+        )
+
+
+def follow_deployed(
+    superlink: Control, config: RunConfig, folder: Path, keys: Mapping[str, str | bool], *, quiet: bool
+) -> None:
+    """Hand the run to the SuperLink, show it, and judge its end.
+
+    Raises:
+        RunFailed: unless SuperLink and ServerApp both say that it completed.
+    """
+    from server.telemetry import read_status
+    from simulations.launcher import STATES_OF_SUCCESS, wait_quietly
+    from simulations.progress import follow
+    from simulations.staging import App, stage
+
+    app = stage(
+        superlink.home / "app",
+        App(),
+        config_file=folder / "config.toml",
+        run_folder=folder,
+        log=None,
+        plugins=Path.cwd(),
+        keys=keys,
+    )
+    run = superlink.start(app)
+    alive = _asking(superlink, run)
+    try:
+        if quiet:
+            wait_quietly(alive)
+        else:
+            follow(folder, config, alive)
+    except BaseException:
+        superlink.stop(run)
+        raise
+    state, details = superlink.status(run)
+    own = read_status(folder)
+    if state == SUCCESS and own is not None and own.state in STATES_OF_SUCCESS:
+        return
+    raise RunFailed(own.message if own is not None and own.state == "failed" else details or f"Flower says {state}")
+
+
+def _asking(superlink: Control, run: str, every: float = 5.0) -> Callable[[], bool]:
+    """Whether the run goes on; the SuperLink is asked now and then, for each question starts a process."""
+    next_time, answer = time.monotonic() + every, True
+
+    def alive() -> bool:
+        nonlocal next_time, answer
+        if answer and time.monotonic() >= next_time:
+            answer = not superlink.status(run)[0].startswith("finished")
+            next_time = time.monotonic() + every
+        return answer
+
+    return alive

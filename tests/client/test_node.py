@@ -1,0 +1,190 @@
+"""A deployed node: trains what a simulated client with the same records trains, and tells nobody what went wrong."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+import client.own_data
+from client.app import app
+from client.models import load_tokenizer
+from client.node import Node, NodeFailed, own_worker
+from client.own_data import Reading, label_ids, open_own
+from client.wire import EvaluateRequest, TrainRequest, read_contribution
+from client.worker import Worker
+from privacy.clipping import FlatClip
+from privacy.mechanism import Plan
+from server.assembly import Assembly, assemble
+from server.config import parse
+from strategies.aggregation.aggregation import Adapters
+
+SECRET = "the patient is John Fingal"
+
+
+def rows(client: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {"text": f"note {i} of client {client}: pain since {i * 7 % 5} days", "label": ("calm", "urgent")[i % 2]}
+        for i in range(count)
+    ]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return f"jsonl:{path}"
+
+
+def settings(folder: Path, **data: Any) -> Assembly:
+    table = {
+        "rounds": 2,
+        "clients": 3,
+        "sampling-rate": 1.0,
+        "privacy": {"delta": 1e-2},
+        "strategy": {"controller": "fixed"},
+        "model": {"name": "random:bert", "rank": 2, "max-length": 32},
+        "data": {"validation-records": 4, "test-records": 4, "cache": str(folder / "cache"), **data},
+    }
+    return assemble(parse(table))
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Assembly, Path]:
+    folder = tmp_path_factory.mktemp("deployed")
+    public = write(folder / "public.jsonl", rows(99, 12))
+    return settings(folder, **{"held-by": "nodes", "source": public}), folder
+
+
+def request(assembly: Assembly, clients: list[int] | None = None) -> TrainRequest:
+    part = assembly.methods.aggregation.part(Adapters(2, 3, 0), 1)
+    plan = Plan(FlatClip(0.5, part.layout(assembly.layout).dim), 1.0)
+    ids = np.array([1] if clients is None else clients, dtype=np.int64)
+    return TrainRequest(1, assembly.start.numpy(), plan, part, ids, assembly.job.to_json())
+
+
+def message(content: RecordDict, kind: str) -> Message:
+    sent = Message(content, dst_node_id=7, message_type=kind)
+    sent.metadata.__dict__["_message_id"] = "one"
+    return sent
+
+
+def context(**node_config: str) -> Context:
+    return Context(run_id=1, node_id=7, node_config=dict(node_config), state=RecordDict(), run_config={})
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+    own_worker.cache_clear()
+
+
+def test_a_node_sends_what_the_same_client_sends_in_a_simulation(
+    deployed: tuple[Assembly, Path], tmp_path: Path
+) -> None:
+    everybody = [{**row, "who": f"c{client}"} for client in range(5) for row in rows(client, 4 + client)]
+    source = write(tmp_path / "all.jsonl", everybody)
+    simulated = settings(tmp_path, **{"source": source, "client-column": "who", "partition": "natural"})
+    everywhere = Worker(simulated.job)
+    for place in range(3):
+        text = load_tokenizer("random:bert").decode(everywhere.data.client(place).select([0]).tokens.tolist())
+        number = int(text.replace(" ", "").split("client")[1][0])
+        mine = write(tmp_path / f"{place}.jsonl", rows(number, 4 + number))
+        expected = everywhere.contribution(request(simulated, [place]))
+        asked = request(deployed[0], [place])
+        reply = app(
+            message=message(asked.to_records(), "train"), context=context(data=mine, cache=str(tmp_path / "own"))
+        )
+        sent = read_contribution(reply.content, asked.plan, 1, 1)
+        assert torch.equal(sent.encoded, expected.encoded)
+        assert int(sent.encoded.abs().max()) > 0
+
+
+def test_a_node_prepares_its_records_once(
+    deployed: tuple[Assembly, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, mine = deployed[0].job.reading, write(tmp_path / "mine.jsonl", rows(1, 6))
+    assert reading is not None
+    first = open_own(mine, reading, "random:bert", tmp_path / "own")
+    monkeypatch.setattr(client.own_data, "_write", None)
+    again = open_own(mine, reading, "random:bert", tmp_path / "own")
+    assert again.folder == first.folder
+    assert isinstance(again.records.tokens, np.memmap)
+    write(tmp_path / "mine.jsonl", rows(1, 7))
+    with pytest.raises(TypeError):  # other records are prepared anew
+        open_own(mine, reading, "random:bert", tmp_path / "own")
+
+
+def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
+    records = [{**row, "patient": f"p{i // 2}"} for i, row in enumerate(rows(1, 6))]
+    reading = Reading("classification", 32, label_column="label", unit_column="patient", labels=("calm", "urgent"))
+    own = open_own(write(tmp_path / "mine.jsonl", records), reading, "random:bert", tmp_path / "own")
+    assert own.records.units is not None
+    assert own.records.units.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_labels_are_the_federations() -> None:
+    assert label_ids(["b", "a"], ("a", "b")).tolist() == [1, 0]
+    assert label_ids([1, 2.0, 0], ("0", "1", "2")).tolist() == [1, 2, 0]
+    with pytest.raises(ValueError, match=r"\['c'\] are none"):
+        label_ids(["a", "c"], ("a", "b"))
+
+
+@pytest.mark.parametrize("data", ["notes", "nyu-mll/glue:sst2", "parquet:", "csv:/nowhere/at/all.csv"])
+def test_only_files_of_the_nodes_own_are_records(data: str, deployed: tuple[Assembly, Path], tmp_path: Path) -> None:
+    reading = deployed[0].job.reading
+    assert reading is not None
+    with pytest.raises(ValueError, match="data"):
+        open_own(data, reading, "random:bert", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("label", "ValueError"), ("column", "ValueError"), ("two clients", "BadMessage"), ("evaluation", "BadMessage")],
+)
+def test_the_server_hears_nothing_of_what_went_wrong_but_its_class(
+    what: str, kind: str, deployed: tuple[Assembly, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records: list[dict[str, Any]] = rows(1, 4)
+    if what == "label":
+        records[1]["label"] = SECRET
+    if what == "column":
+        records = [{SECRET: row["text"], "label": row["label"]} for row in records]
+    content = request(deployed[0], [0, 1] if what == "two clients" else [1]).to_records()
+    if what == "evaluation":
+        content = EvaluateRequest(deployed[0].start.numpy(), "test", 0, 4, deployed[0].job.to_json()).to_records()
+    mine = write(tmp_path / "mine.jsonl", records)
+    caplog.set_level(logging.ERROR)
+    with pytest.raises(NodeFailed) as caught:
+        app(
+            message=message(content, "evaluate" if what == "evaluation" else "train"),
+            context=context(data=mine, cache=str(tmp_path / "own")),
+        )
+    # Flower sends class and text of the exception to the server, and prints its traceback here.
+    assert str(caught.value) == kind
+    assert caught.value.__suppress_context__
+    if what in ("label", "column"):
+        assert SECRET in caplog.text
+
+
+def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
+    deployed: tuple[Assembly, Path], tmp_path: Path
+) -> None:
+    mine = write(tmp_path / "mine.jsonl", rows(1, 4))
+    text = replace(deployed[0].job, model="/etc/of-the-server").to_json()
+    assert Node.of({"data": mine, "model": "random:bert"}) == Node(mine, "", "random:bert")
+    worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"))
+    assert worker.job.model == "random:bert"
+    with pytest.raises(ValueError, match="no model of that name is on this node"):
+        own_worker(text, Node(mine, str(tmp_path / "own")))
+
+
+def test_a_node_without_records_is_a_worker() -> None:
+    assert Node.of({"partition-id": 0, "num-partitions": 2}) is None

@@ -1,0 +1,110 @@
+"""Certificates that a TLS client accepts for the right names only, and keys that Flower reads."""
+
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
+
+from server.certificates import authority
+from simulations.cli import app
+from simulations.keys import make_keys
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path, ["north", "south"], ["federation.example"], set())
+    return tmp_path
+
+
+def greet(server: Path, trusted: Path, name: str) -> str:
+    """The protocol of a TLS connection to ``name``; raises what the client raises."""
+    inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inside.load_cert_chain(server / "server.crt", server / "server.key")
+    outside = ssl.create_default_context(cafile=str(trusted))
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    theirs.settimeout(10)
+
+    def serve() -> None:
+        try:
+            with inside.wrap_socket(theirs, server_side=True) as channel:
+                channel.recv(1)
+        except (ssl.SSLError, OSError):
+            theirs.close()  # the client has refused us, which is what it reports itself
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with outside.wrap_socket(ours, server_hostname=name) as channel:
+            return channel.version() or ""
+    finally:
+        ours.close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [("superlink", "superlink"), ("superlink", "127.0.0.1"), ("gateway", "gateway"), ("gateway", "federation.example")],
+)
+def test_servers_are_known_by_their_names(server: str, name: str, keys: Path) -> None:
+    assert greet(keys / server, keys / "north" / "ca.crt", name) == "TLSv1.3"
+
+
+def test_a_server_is_not_another_one_nor_of_another_authority(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        greet(keys / "gateway", keys / "north" / "ca.crt", "superlink")
+    authority(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        greet(keys / "gateway", tmp_path / "other" / "ca.crt", "gateway")
+
+
+def test_client_keys_are_what_flower_reads(keys: Path) -> None:
+    private = load_ssh_private_key((keys / "north" / "key").read_bytes(), None)
+    public = load_ssh_public_key((keys / "superlink" / "clients" / "north.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert private.public_key().public_numbers() == public.public_numbers()
+
+
+def test_private_halves_are_their_owners_and_go_nowhere_else(keys: Path) -> None:
+    private = {path for path in keys.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()}
+    assert {str(path.relative_to(keys)) for path in private} == {
+        "authority/ca.key",
+        "superlink/server.key",
+        "gateway/server.key",
+        "north/key",
+        "south/key",
+    }
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in private)
+
+
+def test_what_exists_is_kept_and_renewed_by_name_only(keys: Path) -> None:
+    def content() -> dict[str, bytes]:
+        return {str(path.relative_to(keys)): path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+
+    before = content()
+    assert make_keys(keys, ["north", "south"], [], set()) == []
+    assert content() == before
+    make_keys(keys, ["north", "south"], [], {"north"})
+    changed = {name for name, text in content().items() if text != before[name]}
+    assert changed == {"north/key", "north/key.pub", "superlink/clients/north.pub"}
+    make_keys(keys, ["north", "south"], [], {"servers"})
+    changed = {name for name, text in content().items() if text != before[name]} - changed
+    assert changed == {f"{server}/server.{half}" for server in ("superlink", "gateway") for half in ("key", "crt")}
+    assert greet(keys / "gateway", keys / "north" / "ca.crt", "gateway") == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--client", "gateway"], ["--client", "../x"], ["--client", "a", "--renew", "b"], ["--client", "A"]]
+)
+def test_names_that_cannot_be_are_refused_before_anything_is_made(arguments: list[str], tmp_path: Path) -> None:
+    assert RUNNER.invoke(app, ["keys", str(tmp_path / "keys"), *arguments]).exit_code == 2
+    assert not (tmp_path / "keys").exists()

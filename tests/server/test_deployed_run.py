@@ -1,0 +1,121 @@
+"""A whole run on nodes that hold their own records, in one process: what Docker's test does with real ones."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+import server.app
+from client.app import app as client_app
+from privacy.ledger import Ledger
+from server.roster import ROSTER_FILE, roster
+from server.telemetry import read_metrics, read_status
+from simulations.inprocess import InProcessGrid, _identity
+from simulations.sample_records import write_records
+from strategies.dispatch import RoundFailed
+
+SETTINGS = """
+rounds = {rounds}
+clients = 3
+sampling-rate = 1.0
+[privacy]
+epsilon = 8.0
+delta = 1e-2
+[strategy]
+controller = "fixed"
+[model]
+name = "random:bert"
+rank = 2
+max-length = 32
+[data]
+held-by = "nodes"
+validation-records = 20
+test-records = 20
+cache = "{folder}/cache"
+"""
+
+
+class Federation(InProcessGrid):
+    """Three nodes, each with a file of its own; some may be away."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(client_app, 3)
+        self.away: set[int] = set()
+        self.asked: list[list[int]] = []
+        for (node, context), path in zip(self._contexts.items(), write_records(folder, 3, 16), strict=True):
+            context.node_config = {"data": f"jsonl:{path}", "cache": str(folder / f"own-{node}")}
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self._contexts if node not in self.away]
+
+    def push_messages(self, messages: Any) -> Any:
+        messages = list(messages)
+        self.asked.append([message.metadata.dst_node_id for message in messages])
+        return super().push_messages(messages)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(server.app, "roster", functools.partial(roster, settle=0.0, patience=0.0))
+    grid, folder = Federation(tmp_path), tmp_path / "run"
+
+    def go(rounds: int = 2, **keys: Any) -> None:
+        if not keys:
+            folder.mkdir()
+            text = SETTINGS.format(rounds=rounds, folder=tmp_path)
+            (tmp_path / "run.toml").write_text(text)
+            keys = {"config-file": str(tmp_path / "run.toml"), "run-folder": str(folder)}
+        with _identity(0):
+            server.app.app(grid=grid, context=Context(1, 0, {}, RecordDict(), keys))
+
+    return grid, folder, go
+
+
+def test_nodes_train_on_their_own_records_and_the_server_evaluates_on_its_own(start: Any) -> None:
+    grid, folder, go = start
+    go()
+    status, records = read_status(folder), read_metrics(folder)
+    assert status is not None
+    assert status.state == "completed"
+    assert [record.round for record in records] == [1, 2]
+    assert all(record.validation_loss is not None for record in records)
+    assert grid.asked == [[1, 2, 3], [1, 2, 3]]  # one message a round and node; nobody is asked to evaluate
+    assert json.loads((folder / ROSTER_FILE).read_text()) == {"nodes": [1, 2, 3]}
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
+        assert len(ledger.charges) == 2
+        assert ledger.commitment.population == 3
+    kept = [path for path in folder.rglob("*") if path.is_file() and b"Follow-up of" in path.read_bytes()]
+    assert kept == []  # no record of a node in what the run leaves behind
+
+
+def test_a_node_that_is_away_contributes_zero_and_a_broken_run_goes_on_with_the_same_nodes(start: Any) -> None:
+    grid, folder, go = start
+
+    def leave(after: int, nodes: set[int]) -> None:
+        pushed = grid.push_messages
+
+        def push(messages: Any) -> Any:
+            identifiers = pushed(messages)
+            if len(grid.asked) == after:
+                grid.away |= nodes
+            return identifiers
+
+        grid.push_messages = push
+
+    leave(1, {2})
+    leave(2, {3})
+    with pytest.raises(RoundFailed, match="round 3: too few messages"):
+        go(rounds=4)
+    assert grid.asked == [[1, 2, 3], [1, 3], [1]]
+    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    grid.away = {2}
+    go(resume=str(folder))
+    status = read_status(folder)
+    assert status is not None
+    assert status.state in ("completed", "stopped-budget")
+    assert grid.asked[3:] == [[1, 3]]  # round 3 again; round 4 was paid for by the lost one
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
+        assert len(ledger.charges) == 4
