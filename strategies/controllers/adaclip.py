@@ -113,8 +113,9 @@ class Adaclip:
     def released_values(self, state: AdaclipState) -> dict[str, float]:
         blocks = state.setting.blocks(1)
         deviations = self._deviations(state.moments[_key(blocks)], blocks)
-        quarters = torch.quantile(deviations[:: max(1, len(deviations) // 10000)], deviations.new_tensor([0.25, 0.75]))
-        return {"deviations-norm": float(deviations.norm()), "deviations-spread": float(quarters[1] / quarters[0])}
+        # The norm at which flat clipping cuts rows of these deviations, and the noise as a share of what it would add.
+        bound = float(deviations.norm())
+        return {"clip-bound": bound, "noise-share": float(deviations.sum()) / bound / len(deviations) ** 0.5}
 
     def _fresh(self, blocks: tuple[int, ...]) -> Moments:
         size = sum(blocks)

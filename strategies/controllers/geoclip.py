@@ -146,7 +146,8 @@ class Geoclip:
     def released_values(self, state: GeoclipState) -> dict[str, float]:
         sizes = self._sizes(state.setting, 1)
         clip = self._map(state.shapes[_key(sizes)], sizes, state.setting)
-        return {"noise-share": float(clip.spread().norm()) / self.clip_norm / len(clip.centre) ** 0.5}
+        # Noise in all values together as flat clipping would have it, whose threshold that makes.
+        return {"clip-bound": float(clip.spread().norm()) / len(clip.centre) ** 0.5}
 
     def _sizes(self, setting: Setting, round: int) -> tuple[int, ...]:
         return setting.blocks(round) if self.blocks else (setting.dimension(round),)
