@@ -87,6 +87,7 @@ class Release:
         update: mean update over the expected cohort, float32; empty with ``NoUpdate()``.
         answers: per query of the plan, the noisy SUM over the cohort.
         expected_units: the public divisor for means.
+        encoded: the noisy sum in encoded space, for methods that use its coordinates; None in a reopened release.
     """
 
     plan: Plan
@@ -94,6 +95,7 @@ class Release:
     answers: tuple[Float64[Tensor, " _"], ...]
     expected_units: float
     seal: InitVar[object]
+    encoded: Float64[Tensor, " k"] | None = None
 
     def __post_init__(self, seal: object) -> None:
         if seal is not _SEAL:
@@ -276,7 +278,8 @@ def reopened_release(
 def _decode(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:
     update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
     sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))
-    return Release(plan, plan.clip.decode(update, expected_units).to(torch.float32), sums, expected_units, _SEAL)
+    mean = plan.clip.decode(update, expected_units).to(torch.float32)
+    return Release(plan, mean, sums, expected_units, _SEAL, update)
 
 
 def _most_units(sampling: Sampling) -> int:

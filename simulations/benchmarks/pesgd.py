@@ -1,0 +1,238 @@
+"""`python -m simulations.benchmarks.pesgd SETTINGS --data FOLDER`: five ways to spend epsilon 1 on a few hundred texts.
+
+DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD train the same adapter on the same private texts at the same epsilon, from
+the same start: an adapter tuned on the first synthetic set, which is public. Releases are charged to a real ledger.
+
+Without `--tuned` it tries the learning rates of every method, with a seed that is not reported and on texts that are
+neither private in, nor tested by, any reported cell. With `--tuned FILE`, the output of that, it runs the best rates
+with every seed. Cells that are in the output are not run again.
+"""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow.parquet
+import torch
+import typer
+
+from client.cohort import CohortEngine
+from client.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models import load_base
+from client.part import Part
+from client.public_span import PublicSpan, in_public_span, public_bounds
+from client.records import Records
+from client.silo import Silo, commit, private_training
+from client.synthetic import Synthesis, Synthesiser
+from client.tasks import make_task
+from client.training import LocalTraining
+from client.unit_index import UnitIndex
+from privacy import checks
+from privacy.ledger import Ledger
+from privacy.rng import simulation_generator
+from privacy.sampling import CohortSampler
+from simulations.benchmarks.pesgd_settings import Settings, read_settings
+from strategies.controller import PublicSignals
+
+METHODS = {
+    "DP-SGD": None,
+    "PDP-SGD": "projection",
+    "GEP": "embedding-residual",
+    "FixSample": "coefficients",
+    "PE-SGD": "coefficients",
+}
+"""Name -> what :class:`client.public_span.PublicSpan` calls it; FixSample is PE-SGD with texts that never change."""
+
+TUNING_SEED = 1000
+TUNING_TEXTS = 1000
+"""The first so many test texts are for tuning only: stand-ins for the private ones, and a validation set."""
+
+
+@dataclass
+class Bench:
+    """One base model at work, and one that writes."""
+
+    settings: Settings
+    model: str
+    spec: LoraSpec = field(init=False)
+    engine: CohortEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        chosen = self.settings
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.spec = LoraSpec(chosen.rank, chosen.alpha, tuple(chosen.targets))
+        self.writer, self.tokenizer = load_base(self.model, "causal-lm")
+        worker, _ = load_base(self.model, "causal-lm")
+        self.adapter = initial_adapter(adapter_layout(worker, self.spec), worker, 0)
+        self.engine = CohortEngine(
+            worker, self.spec, make_task("causal-lm"), token_budget=chosen.token_budget, device=device
+        )
+
+    def records(self, texts: list[str]) -> Records:
+        """Tokens with the end-of-text token behind, as prepared data has them."""
+        longest, end = self.settings.longest, self.tokenizer.eos_token_id
+        rows = self.tokenizer(texts, truncation=True, max_length=longest - 1, return_attention_mask=False)["input_ids"]
+        return Records.from_lists([[*row[: longest - 1], end] for row in rows])
+
+    def synthesiser(self, seed: int) -> Synthesiser:
+        """PE-SGD's writer, whose public draws come from `seed`."""
+        chosen = self.settings
+        synthesis = Synthesis(
+            samples=chosen.samples,
+            longest=chosen.longest,
+            openings=tuple(chosen.openings),
+            variants=chosen.variants,
+            form=chosen.form,
+            rule=chosen.rule,
+        )
+        return Synthesiser(self.writer, self.tokenizer, self.spec, synthesis, seed)
+
+
+@dataclass
+class Seed:
+    """What all methods of one seed share: private and test texts, the first synthetic set, the start."""
+
+    bench: Bench
+    seed: int
+    private: Records
+    test: Records
+
+    def __post_init__(self) -> None:
+        chosen, bench = self.bench.settings, self.bench
+        self.base_loss = bench.engine.evaluate(bench.adapter, self.test).loss
+        self.synthesiser = bench.synthesiser(self.seed)
+        self.texts = self.synthesiser.initial(bench.adapter)
+        local = LocalTraining("adamw", chosen.warm_start_learning_rate, batch_size=8, epochs=chosen.warm_start_epochs)
+        layout = bench.engine.layout
+        moved = bench.engine.train_all(bench.adapter, [self.texts], local, [self.seed])[0]
+        self.start = layout.with_trainable(bench.adapter, layout.trainable(bench.adapter) + moved.float())
+        self.start_loss = bench.engine.evaluate(self.start, self.test).loss
+        span = PublicSpan(bench.engine, self.texts, "projection", rank=chosen.directions)
+        self.bounds = public_bounds(span, self.start, Part())
+
+    def cell(self, method: str, rate: float) -> dict[str, Any]:
+        """Train once; what is reported of it."""
+        chosen, bench, kind = self.bench.settings, self.bench, METHODS[method]
+        whole, embedded, rest = self.bounds
+        silo = Silo(
+            unit="record",
+            steps=chosen.steps,
+            batch_size=chosen.batch,
+            epsilon=chosen.epsilon,
+            delta=chosen.delta,
+            controller_options={"clip-norm": embedded if method == "GEP" else whole},
+            optimizer="fedadamw",
+            optimizer_options={"learning-rate": rate, "bias-correction": False, "beta2": 0.999, "weight-decay": 0.01},
+            seed=self.seed,
+        )
+        index = UnitIndex.of(self.private, grouped=False)
+        commitment, multipliers = commit(silo, len(index))
+        folder, began = Path(tempfile.mkdtemp()), time.process_time()
+        losses = []
+        with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
+            training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.fresh())
+            if kind is not None:
+                evolve = self.synthesiser.evolved if method == "PE-SGD" else None
+                span = PublicSpan(bench.engine, self.texts, kind, chosen.directions, rest, evolve)
+                training = in_public_span(training, span)
+            training.begin(self.start, PublicSignals(0, None))
+            for step in range(1, chosen.steps + 1):
+                training.step()
+                training.observe(PublicSignals(step, None))
+                if step in chosen.evaluate_at or step == chosen.steps:
+                    losses.append([step, round(bench.engine.evaluate(training.state.adapter, self.test).loss, 5)])
+            spent = ledger.spent()
+        shutil.rmtree(folder)
+        return {
+            "method": method,
+            "seed": self.seed,
+            "learning_rate": rate,
+            "loss": losses[-1][1],
+            "losses": losses,
+            "start_loss": round(self.start_loss, 5),
+            "base_loss": round(self.base_loss, 5),
+            "epsilon": spent,
+            "noise_multiplier": multipliers[0],
+            "clip_norm": silo.controller_options["clip-norm"],
+            "values": bench.engine.layout.dim,
+            "cpu_seconds": round(time.process_time() - began, 1),
+        }
+
+
+def texts_of(path: Path) -> list[str]:
+    """The column `text` of a parquet file."""
+    texts: list[str] = pyarrow.parquet.read_table(path).column("text").to_pylist()
+    return texts
+
+
+def seed_of(bench: Bench, data: Path, seed: int, tuning: bool) -> Seed:
+    """Private and test texts of a seed: from the validation file and behind the tuning texts of the test file."""
+    chosen, draws = bench.settings, simulation_generator(seed, "pesgd texts")
+    others = texts_of(data / "test.parquet")
+    if tuning:
+        order = draws.permutation(TUNING_TEXTS)
+        private = [others[i] for i in order[: chosen.private]]
+        test = [others[i] for i in order[chosen.private :][: chosen.test]]
+    else:
+        pool = texts_of(data / "validation.parquet")
+        private = [pool[i] for i in draws.choice(len(pool), chosen.private, replace=False)]
+        fixed = simulation_generator(0, "pesgd test texts").choice(
+            len(others) - TUNING_TEXTS, chosen.test, replace=False
+        )
+        test = [others[TUNING_TEXTS + i] for i in np.sort(fixed)]
+    return Seed(bench, seed, bench.records(private), bench.records(test))
+
+
+def wanted(settings: Settings, tuned: Path | None, seeds: list[int]) -> Iterator[tuple[int, str, float]]:
+    """Cells: all rates of every method with the tuning seed, or the best rates of `tuned` with each of `seeds`."""
+    if tuned is None:
+        yield from ((TUNING_SEED, method, rate) for method in METHODS for rate in settings.rates)
+        return
+    rows = json.loads(tuned.read_text())["cells"]
+    for seed in seeds:
+        for method in METHODS:
+            yield seed, method, min((r["loss"], r["learning_rate"]) for r in rows if r["method"] == method)[1]
+
+
+def main(
+    settings_file: Path,
+    data: Annotated[Path, typer.Option(help="folder with validation.parquet and test.parquet")],
+    output: Annotated[Path, typer.Option(help="JSON of cells, added to")],
+    tuned: Annotated[Path | None, typer.Option(help="output of a run without this option, which tunes")] = None,
+    seeds: Annotated[str, typer.Option(help="reported seeds, with commas")] = "0,1,2",
+    model: Annotated[str, typer.Option(help="in place of the settings' model")] = "",
+    threads: int = 1,
+) -> None:
+    """Run the cells that are missing and write after each."""
+    torch.set_num_threads(threads)
+    settings = read_settings(settings_file)
+    bench = Bench(settings, model or settings.model)
+    found: dict[str, Any] = {"settings": settings.to_json(), "cells": []}
+    if output.exists():
+        found = json.loads(output.read_text())
+        if found["settings"] != settings.to_json():
+            raise typer.BadParameter(f"{output} holds cells of other settings; move it away")
+    done = {(row["seed"], row["method"], row["learning_rate"]) for row in found["cells"]}
+    numbers = [int(seed) for seed in seeds.split(",")]
+    checks.not_empty(seeds=numbers)
+    prepared: dict[int, Seed] = {}
+    for seed, method, rate in wanted(settings, tuned, numbers):
+        if (seed, method, rate) in done:
+            continue
+        if seed not in prepared:
+            prepared = {seed: seed_of(bench, data, seed, tuned is None)}
+        row = prepared[seed].cell(method, rate)
+        found["cells"].append({**row, "model": model or settings.model, "date": datetime.now(UTC).date().isoformat()})
+        output.write_text(json.dumps(found, indent=1) + "\n")
+        typer.echo(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""Settings of the PE-SGD comparison: a file of numbers, read strictly."""
+
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One comparison.
+
+    Attributes:
+        model: base model, see :mod:`client.models`.
+        rank, alpha, targets: of the adapter.
+        longest: tokens of a text, private, synthetic or of the test.
+        private: private texts, M; each is a unit.
+        test: texts the loss is reported on.
+        samples, variants, openings, form, rule: of the synthetic texts, see :class:`client.synthetic.Synthesis`.
+        steps: T.
+        batch: expected private texts in a step.
+        epsilon, delta: the guarantee.
+        directions: k of PDP-SGD and GEP.
+        warm_start_epochs, warm_start_learning_rate: training on the first synthetic texts before step 1.
+        rates: learning rates that are tried.
+        evaluate_at: steps after which the test loss is noted, besides the last.
+        token_budget: tokens of a micro-batch.
+    """
+
+    model: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    longest: int
+    private: int
+    test: int
+    samples: int
+    variants: int
+    openings: tuple[str, ...]
+    form: str
+    rule: str
+    steps: int
+    batch: int
+    epsilon: float
+    delta: float
+    directions: int
+    warm_start_epochs: int
+    warm_start_learning_rate: float
+    rates: tuple[float, ...]
+    evaluate_at: tuple[int, ...]
+    token_budget: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, lists for tuples."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def read_settings(path: Path) -> Settings:
+    """Settings from a TOML file; ValueError for a name that is missing or unknown."""
+    table = {name.replace("-", "_"): value for name, value in tomllib.loads(path.read_text()).items()}
+    names = {item.name for item in fields(Settings)}
+    if table.keys() != names:
+        raise ValueError(f"{path.name}: missing {sorted(names - table.keys())}, unknown {sorted(table.keys() - names)}")
+    return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
