@@ -14,6 +14,7 @@ The divisor is the expected number of units, so a cohort that is small, partly f
 nor noise, and is charged like any other.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 from typing import Generic, Protocol, TypeVar, final, runtime_checkable
@@ -231,13 +232,24 @@ def released_sum(noisy: Int64[Tensor, " n"], requested: Requested[_Receipt], led
         noisy: the opened sum, of at least as many shares as were agreed.
         requested: the charge.
         ledger: that was charged.
+
+    Raises:
+        ValueError: the sum is longer than vectors of norm 1 and their noise can make it. What one party can still do
+            unseen is to be as loud as all of them together.
     """
     plan, shares = requested.plan, requested.event.noise_shares
     assert shares is not None
     components = requested.event.components
     if noisy.dtype != torch.int64 or tuple(noisy.shape) != (sum(part.dim for part in components),):
         raise ValueError(f"noisy must be int64 of the plan's length, got {noisy.dtype} of shape {tuple(noisy.shape)}")
-    steps = 2.0 ** shares.grid_bits([part.noise_multiplier for part in components])
+    bits = shares.grid_bits([part.noise_multiplier for part in components])
+    for part, block in zip(components, torch.split(noisy, [part.dim for part in components]), strict=True):
+        total_std = shares.share(part.noise_multiplier, bits) * math.sqrt(shares.parties)
+        # A Gaussian vector is longer than sqrt(d) + 10 standard deviations with probability exp(-50).
+        longest = shares.parties * 2.0**bits + total_std * (math.sqrt(part.dim) + 10.0)
+        if float(block.to(torch.float64).norm()) > longest:
+            raise ValueError(f"{part.name} is longer than any honest sum: a party sent what no clipped vector can be")
+    steps = 2.0**bits
     release = _decode(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
     ledger.released(requested.receipt)
     return release

@@ -29,6 +29,7 @@ from server.resume import (
 )
 from server.resumed import Resumed, note_resumed
 from server.roster import roster
+from server.secure import secure_aggregation
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg
@@ -114,6 +115,7 @@ def run(
             tokens = {part: assembly.data.predicted_tokens(part, *rows) for part, rows in splits.items()}
             timeout = config.engine.round_timeout
             evaluate = on_workers(grid, min(nodes, 64), assembly.job.to_json(), splits, timeout, tokens)
+        strategy.secure = secure_aggregation(config, folder, grid, ledger)
         strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
         if checkpoint_folder(folder) is not None:
             before = _go_on(strategy, evaluate, assembly, telemetry, folder, changes)

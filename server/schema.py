@@ -4,10 +4,13 @@ The tables are those of the TOML form; keys are kebab-case. Reading them from fi
 is wrong with them, is :mod:`server.config`.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+from privacy.distributed_noise import NoiseShares
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -37,6 +40,21 @@ class _Table(BaseModel):
     )
 
 
+class Secagg(_Table):
+    """Sums that the clients open together (``privacy.trust = "secagg"``), see docs/trust.md.
+
+    ``min-survivors`` clients make the whole noise; with fewer a round ends with nothing. 0 takes four fifths of them.
+    ``colluding`` clients may tell the server what they know without weakening the guarantee. ``step-timeout`` is for
+    the short steps, in seconds. ``federation`` is the file with everybody's public identity; a simulation makes one.
+    """
+
+    min_survivors: CountOrAuto = 0
+    colluding: CountOrAuto = 0
+    modulus_bits: Literal[16, 24, 32] = 32
+    step_timeout: Positive = 120.0
+    federation: str = ""
+
+
 class Privacy(_Table):
     """The guarantee. ``epsilon`` and ``delta`` hold for the whole run, for one client added or removed."""
 
@@ -46,6 +64,8 @@ class Privacy(_Table):
     mode: Literal["floor", "filter"] = "floor"
     non_private: bool = False
     seeded_cohorts: bool = False
+    trust: Literal["server", "secagg"] = "server"
+    secagg: Secagg = Secagg()
 
     @model_validator(mode="after")
     def _insecure_needs_flag(self) -> "Privacy":
@@ -204,9 +224,48 @@ class RunConfig(_Table):
                 f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
                 "raise sampling-rate or clients"
             )
+        wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    def _wrong_of_secagg(self) -> list[str]:
+        wrong = []
+        if self.sampling_rate != 1.0:
+            wrong.append(
+                f"sampling-rate = {self.sampling_rate:g} must be 1 with privacy.trust = 'secagg': the server knows who "
+                "takes part, so leaving clients out would buy no privacy"
+            )
+        if self.privacy.mode != "filter":
+            wrong.append(
+                "privacy.mode must be 'filter' with privacy.trust = 'secagg': sums of discrete Gaussians are accounted "
+                "in Rényi terms"
+            )
+        if self.privacy.noise == "gaussian":
+            wrong.append(
+                "privacy.noise must be 'discrete' with privacy.trust = 'secagg': the clients add exact integers"
+            )
+        if self.privacy.unit != "client":
+            wrong.append("privacy.unit must be 'client' with privacy.trust = 'secagg'")
+        if not self.privacy.secagg.federation and self.simulation.clients_per_node != 1:
+            wrong.append(
+                "simulation.clients-per-node must be 1 with privacy.trust = 'secagg': every client is a party"
+            )
+        try:
+            _ = self.noise_shares
+        except ValueError as error:
+            wrong.append(f"privacy.secagg: {error}")
+        return wrong
+
+    @property
+    def noise_shares(self) -> NoiseShares | None:
+        """How the clients make the noise together; None if the server adds it."""
+        if self.privacy.trust == "server":
+            return None
+        asked, count = self.privacy.secagg, self.clients
+        least = (count + asked.colluding) // 2 + 1
+        survivors = asked.min_survivors or min(count, max(math.ceil(0.8 * count), least, asked.colluding + 2))
+        return NoiseShares(count, survivors, asked.colluding, asked.modulus_bits)
 
     @property
     def deployed(self) -> bool:

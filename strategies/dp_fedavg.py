@@ -37,6 +37,7 @@ from strategies.optimizer import Optimizer
 from strategies.planning import Planned, Planner
 from strategies.public_subspace import Subspace
 from strategies.replies import summed
+from strategies.secure_aggregation import SecureAggregation
 from strategies.server_state import ServerState
 from strategies.server_step import PublicLoss, Server
 
@@ -72,6 +73,7 @@ class DpFedAvg(Strategy):
     Attributes:
         state: of the server; whole again as soon as ``aggregate_train`` returns, so it can be saved right then.
         release: the last one.
+        secure: opens the sums if the clients make the noise; set behind the constructor, for it needs the grid.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class DpFedAvg(Strategy):
         self.controller = controller
         self.server = Server(optimizer, aggregation, layout, served_average)
         adapters = Adapters(layout.rank, setting.sampling.population, seed)
-        self.planner = Planner(controller, setting, aggregation, adapters, subspace)
+        self.planner = Planner(controller, setting, aggregation, adapters, subspace, ledger.commitment.noise_shares)
         self.ledger = ledger
         self.sampler = sampler
         self.job = job
@@ -110,6 +112,7 @@ class DpFedAvg(Strategy):
         self.state: ServerState | None = None
         self.release: Release | None = None
         self.public_loss = public_loss
+        self.secure: SecureAggregation | None = None
         self._sent: list[tuple[Metadata, int]] = []
         self._away = 0
         self._next: tuple[ServerState, Planned] | None = None
@@ -169,6 +172,7 @@ class DpFedAvg(Strategy):
         state = self._state()
         adapter, basis = state.adapter.numpy(), None if state.basis is None else state.basis.numpy()
         self._sent, self._away, messages = [], 0, []
+        requests: list[tuple[int, TrainRequest]] = []
         for node, clients in shares(cohort, nodes, self.work, self.clients_per_node):
             if node in away:
                 log.warning("round %d: node %d is not connected", round, node)
@@ -179,7 +183,8 @@ class DpFedAvg(Strategy):
             message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
             self._sent.append((message.metadata, len(clients)))
             messages.append(message)
-        return messages
+            requests.append((node, request))
+        return messages if self.secure is None else self.secure.begin(planned, attempt, requests, self.ledger)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -187,8 +192,10 @@ class DpFedAvg(Strategy):
         """Sum what came back, release it, take the server's step. A failed node contributes zero; noise stays whole."""
         state = self._state()
         planned = self._planned(server_round)
-        total = self._total(planned, replies)
-        self.release = planned.release(total, self.ledger, self.noise)
+        if self.secure is None:
+            self.release = planned.release(self._total(planned, replies), self.ledger, self.noise)
+        else:
+            self.release = self.secure.release(replies, self.ledger)
         if planned.round > 0:
             scale = self.controller.step_scale(state.controller)
             loss = self._public_loss if self.server.optimizer.reads_public_loss else None

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from client.lora import Part
+from privacy.distributed_noise import NoiseShares
 from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger import Ledger
 from privacy.mechanism import Contribution, Noise, Plan, Release, charged_release, reopened_release
@@ -24,12 +25,14 @@ class Planned:
         plan: clips and sets the noise.
         sampling: how its cohort is drawn.
         part: what of the adapter its clients train.
+        noise_shares: how its clients make the noise together; None if the server adds it.
     """
 
     round: int
     plan: Plan
     sampling: Poisson
     part: Part
+    noise_shares: NoiseShares | None = None
 
     @property
     def label(self) -> str:
@@ -39,7 +42,7 @@ class Planned:
     @property
     def event(self) -> ReleaseEvent:
         """What the ledger is asked to pay."""
-        return ReleaseEvent(self.label, self.round, self.sampling, self.plan.components())
+        return ReleaseEvent(self.label, self.round, self.sampling, self.plan.components(), self.noise_shares)
 
     def release(self, total: Contribution, ledger: Ledger, noise: Noise | None) -> Release:
         """Charge the ledger and release the cohort's sum, see :func:`privacy.mechanism.charged_release`."""
@@ -63,6 +66,7 @@ class Planned:
             round=self.round,
             sampling=self.sampling,
             charges=ledger.charges,
+            noise_shares=self.noise_shares,
         )
 
 
@@ -76,6 +80,7 @@ class Planner:
         aggregation: names what each round trains.
         adapters: what the run told it.
         subspace: gives the public subspace to clip in; None clips in the whole space.
+        noise_shares: how the clients make the noise together; None if the server adds it.
     """
 
     controller: Controller[Any]
@@ -83,6 +88,7 @@ class Planner:
     aggregation: Aggregation
     adapters: Adapters
     subspace: Subspace | None
+    noise_shares: NoiseShares | None = None
 
     def initial(self) -> Poisson | None:
         """How the cohort of the initial release is drawn; None if the controller has none."""
@@ -108,4 +114,5 @@ class Planner:
         sampling = self.setting.sampling if round else self.initial()
         assert sampling is not None, "a state before the initial release, and a controller that has none"
         plan = self.controller.plan(state.controller, round)
-        return Planned(round, plan if state.basis is None else within(state.basis, plan), sampling, self.part(round))
+        plan = plan if state.basis is None else within(state.basis, plan)
+        return Planned(round, plan, sampling, self.part(round), self.noise_shares)

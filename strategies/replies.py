@@ -9,12 +9,13 @@ quote its data, and anything may stand in a hostile reply.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from flwr.app import Message, Metadata
+from flwr.app import Message, Metadata, RecordDict
 
 from client.wire import BadMessage, read_contribution
 from privacy.mechanism import Contribution, Plan
+from privacy.secagg.aggregator import BadPart
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,33 @@ def summed(
         plan: of the round.
         round: its number.
     """
+    total = Contribution.zero(plan)
+
+    def add(content: RecordDict, clients: int) -> None:
+        nonlocal total
+        total = total + read_contribution(content, plan, round, clients)
+
+    sound = sound_replies(sent, replies, round, add)
+    return total, sound
+
+
+def sound_replies(
+    sent: Sequence[tuple[Metadata, int]],
+    replies: Iterable[Message],
+    round: int,
+    take: Callable[[RecordDict, int], None],
+) -> int:
+    """Hand what every node replied to ``take``, once for each message; the number of replies that it took.
+
+    Args:
+        sent: metadata of every message that went out, and a number that ``take`` is told with its reply.
+        replies: what came back; each is read and let go before the next is taken.
+        round: its number, for the log.
+        take: raises BadMessage or BadPart for a reply that is refused.
+    """
     # The grid names a message when it sends it. A second reply to one would count its clients twice.
-    waiting = {metadata.message_id: (metadata.dst_node_id, clients) for metadata, clients in sent}
-    sound, foreign, total = 0, 0, Contribution.zero(plan)
+    waiting = {metadata.message_id: (metadata.dst_node_id, number) for metadata, number in sent}
+    sound, foreign = 0, 0
     for reply in replies:
         key, failed = reply.metadata.reply_to_message_id, reply.has_error()
         asked = waiting.get(key)
@@ -51,20 +76,20 @@ def summed(
         if asked is None or not (failed or reply.metadata.src_node_id == asked[0]):
             foreign += 1
             continue
-        node, clients = waiting.pop(key)
+        node, number = waiting.pop(key)
         if failed:
             log.warning("round %d: node %d failed: %s", round, node, error_text(reply))
             continue
         try:
-            total = total + read_contribution(reply.content, plan, round, clients)
+            take(reply.content, number)
             sound += 1
-        except BadMessage as error:
+        except (BadMessage, BadPart) as error:
             log.warning("round %d: reply of node %d refused: %s", round, node, error)
         except Exception as error:  # whatever a node makes us stumble over, the others' work must not be lost for it
             log.error("round %d: reply of node %d refused: reading it raised %s", round, node, type(error).__name__)
     if foreign:
         log.warning("round %d: replies that were not asked for, or came twice, were dropped: %d", round, foreign)
-    return total, sound
+    return sound
 
 
 def error_text(reply: Message) -> str:

@@ -351,7 +351,7 @@ class TestFederation:
         "text", ["", "[]", "{}", "null", FEDERATION.to_text().replace('"format": 1', '"format": 2')]
     )
     def test_other_text_is_refused(self, text: str) -> None:
-        with pytest.raises(ValueError, match="federation|format|Expecting"):
+        with pytest.raises(ValueError, match=r"federation|format|Expecting"):
             Federation.from_text(text)
 
     def test_nobody_stands_on_the_list_twice(self) -> None:

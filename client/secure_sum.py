@@ -1,0 +1,199 @@
+"""A client's side of a secure sum: the five steps of :mod:`privacy.secagg.party` as handlers of Flower messages.
+
+A deployed node has its identity and its own copy of the federation's list in its settings, beside its data:
+
+    flower-supernode --node-config 'data=... identity="/keys/identity.key" federation="/keys/federation.json"'
+
+It then answers nothing but these steps: a request for an unmasked contribution is refused, and so is one for less noise
+than the list allows. In a simulation the run has made identities for all and names their folder.
+
+What a party remembers between two messages stays in the node's Flower context and is forgotten at the last step. A
+session that got a masked vector gets no second one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from client.node import Node, kept_here
+from client.secure_wire import KeysRequest, StepRequest, content_digest, masked_records, table_records
+from client.wire import BadMessage, TrainRequest
+from client.worker import warm_worker
+from privacy.mechanism import Contribution, InsecureZeroNoise, noisy_share
+from privacy.secagg import keys, party
+from privacy.secagg.federation import Federation, load_identity
+from privacy.secagg.party import PartyState, Refused
+
+LIST_FILE = "federation.json"
+_DONE = "secagg-done"
+
+
+@dataclass(frozen=True, repr=False)
+class Member:
+    """Who this party is.
+
+    Attributes:
+        federation: its own copy of the list.
+        identity: private.
+        number: on the list.
+        trusting: whether the run made all that (simulation).
+    """
+
+    federation: Federation
+    identity: bytes
+    number: int
+    trusting: bool
+
+    @staticmethod
+    def of(node_config: Mapping[str, Any], source: str, number: int) -> "Member":
+        """From the node's settings if it has any of its own, else from the folder ``source`` of a simulation."""
+        own = "identity" in node_config or "federation" in node_config or "data" in node_config
+        if not own and source:
+            folder = Path(source)
+            federation = Federation.from_text((folder / LIST_FILE).read_text(encoding="ascii"))
+            return Member(federation, load_identity(folder / identity_file(number)), number, True)
+        if "identity" not in node_config or "federation" not in node_config:
+            raise BadMessage("a party needs identity and federation in its node's settings; name both files")
+        federation = Federation.from_text(Path(str(node_config["federation"])).read_text(encoding="ascii"))
+        identity = load_identity(Path(str(node_config["identity"])))
+        public = keys.public_identity(identity)
+        if public not in federation.members:
+            raise BadMessage("this node's identity is not on its list of the federation")
+        return Member(federation, identity, federation.members.index(public), False)
+
+
+def identity_file(number: int) -> str:
+    """Name of a simulated party's identity."""
+    return f"identity-{number}.key"
+
+
+def refuse_unmasked(node_config: Mapping[str, Any]) -> None:
+    """BadMessage on a node that was set up for secure sums: the server asks for a contribution without a mask."""
+    if "identity" in node_config or "federation" in node_config:
+        raise BadMessage("this node takes part in secure sums only (privacy.trust = 'secagg')")
+
+
+Handler = Callable[[Message, Context], Message]
+
+
+def _step(answer: Callable[[RecordDict, Context], RecordDict]) -> Handler:
+    @wraps(answer)
+    def handle(message: Message, context: Context) -> Message:
+        with kept_here(Node.of(context.node_config)):
+            return Message(answer(message.content, context), reply_to=message)
+
+    return handle
+
+
+@_step
+def announce_keys(content: RecordDict, context: Context) -> RecordDict:
+    """Step 1: the party's number and its signed keys."""
+    request = KeysRequest.from_records(content)
+    member = Member.of(context.node_config, request.source, request.party)
+    session = member.federation.session(request.run, request.label, request.round, request.attempt, request.content)
+    if session.hex() in _done(context, member.number):
+        raise Refused("this party has handed in a vector for this round already")
+    state, said = party.begin(member.identity, member.federation, member.number, session, request.content)
+    _keep(context, state)
+    return table_records({member.number: said.to_bytes()})
+
+
+@_step
+def share_keys(content: RecordDict, context: Context) -> RecordDict:
+    """Step 2: sealed shares for every other party."""
+    request = StepRequest.from_records(content, keys.ANNOUNCEMENT_BYTES)
+    member, state = _member(request, context)
+    said = [keys.Announcement.from_bytes(number, data) for number, data in request.table.items()]
+    state, sealed = party.share(state, member.federation, said)
+    _keep(context, state)
+    return table_records(sealed)
+
+
+@_step
+def send_masked(content: RecordDict, context: Context) -> RecordDict:
+    """Step 3: train, clip, add the share of the noise, mask."""
+    request = StepRequest.from_records(content, party.SEALED_BYTES)
+    member, state = _member(request, context)
+    train = TrainRequest.from_records(content)
+    if len(train.clients) != 1:
+        raise BadMessage("a party of a secure sum is one client")
+    kind = "discrete"
+    try:
+        state = party.accept(state, member.federation, content_digest(content, kind), request.table)
+    except Refused:
+        if not member.trusting:
+            raise
+        kind = "insecure-zero"
+        state = party.accept(state, member.federation, content_digest(content, kind), request.table)
+    if kind == "discrete" and train.plan.effective_noise_multiplier < member.federation.least_noise_multiplier:
+        raise Refused("the plan has less noise than the federation agreed on at least")
+    noise = InsecureZeroNoise() if kind == "insecure-zero" else None
+    vector = noisy_share(_contribution(train, context), train.plan, member.federation.noise_shares, noise)
+    state, masked = party.masked(state, member.federation, vector.numpy())
+    _keep(context, state)
+    done = [*_done(context, member.number), state.session.hex()]
+    context.state[f"{_DONE}-{member.number}"] = ConfigRecord({"sessions": done})
+    return masked_records(masked)
+
+
+@_step
+def confirm_survivors(content: RecordDict, context: Context) -> RecordDict:
+    """Step 4: a signature of the list of survivors."""
+    request = StepRequest.from_records(content, 0)
+    member, state = _member(request, context)
+    state, signature = party.confirm(state, member.federation, member.identity, list(request.table))
+    _keep(context, state)
+    return table_records({member.number: signature})
+
+
+@_step
+def reveal_shares(content: RecordDict, context: Context) -> RecordDict:
+    """Step 5: one share of every party; the round is forgotten."""
+    request = StepRequest.from_records(content, keys.SIGNATURE_BYTES)
+    member, state = _member(request, context)
+    revealed = party.reveal(state, member.federation, request.table)
+    del context.state[_name(member.number)]
+    return table_records(revealed)
+
+
+def _contribution(train: TrainRequest, context: Context) -> Contribution:
+    node = Node.of(context.node_config)
+    return warm_worker(train.job).contribution(train) if node is None else node.contribution(train)
+
+
+def _member(request: StepRequest, context: Context) -> tuple[Member, PartyState]:
+    member = Member.of(context.node_config, request.source, request.party)
+    kept = context.state.config_records.get(_name(member.number))
+    if kept is None:
+        raise Refused("this party is in no round; its node may have been restarted")
+    state = PartyState.from_text(str(kept["state"]))
+    if state.session != request.session:
+        raise Refused("this party is in another round")
+    return member, state
+
+
+def _keep(context: Context, state: PartyState) -> None:
+    context.state[_name(state.party)] = ConfigRecord({"state": state.to_text()})
+
+
+def _done(context: Context, number: int) -> list[str]:
+    record = context.state.config_records.get(f"{_DONE}-{number}")
+    return [] if record is None else [str(one) for one in record["sessions"]]  # type: ignore[union-attr]
+
+
+def _name(number: int) -> str:
+    return f"secagg-{number}"
+
+
+HANDLERS: dict[str, Handler] = {
+    "secagg_keys": announce_keys,
+    "secagg_shares": share_keys,
+    "secagg_masked": send_masked,
+    "secagg_confirm": confirm_survivors,
+    "secagg_reveal": reveal_shares,
+}
+"""The handler of every step, see :data:`client.secure_wire.STEPS`."""
