@@ -4,7 +4,7 @@
 
 The random factors come from a public seed and from nothing else, so the whole schedule is known before the run: floor
 mode commits to its T different multipliers and accounts them exactly. sigma_0 is the least for which the whole schedule
-costs the asked epsilon; a recipe (:mod:`client.recipe`) may give sigma_0 instead, and reports what that costs.
+costs the asked epsilon; a recipe (:mod:`server.recipe`) may give sigma_0 instead, and reports what that costs.
 
 Reference: Yu, Singh, Li, Cao, "ATDP" (2025), algorithm 1. Guarantee: round t is one Poisson-sampled Gaussian of
 multiplier sigma_t >= sigma_0, fixed in advance. The values of sigma_0, gamma, the jitter and sigma_max are not in

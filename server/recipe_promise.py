@@ -1,0 +1,80 @@
+"""What a recipe guarantees, in the weakest words that are true.
+
+- ``record``: every phase that reads private texts is differentially private. A record-level (epsilon, delta).
+- ``selective``: the phases without noise read redacted texts only. Selective DP: neighbours differ in the sensitive
+  spans of ONE record, as a public policy finds them, and have the same redacted texts, so that the ordinary phases
+  cannot tell them apart. It protects nothing that the detector misses, and neither presence nor the rest of a record.
+  At record level epsilon is infinite. Neighbours of this kind REPLACE a record, so the epsilon printed is that of
+  replacement, which is larger than the one for adding or removing that JFT and ATDP print.
+- ``none``: a phase without noise read original texts. Epsilon is infinite, whatever follows.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from privacy import accountants
+from privacy.statement import rounded_up
+from server.recipe import Planned, Recipe
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The guarantee of a whole recipe.
+
+    Attributes:
+        kind: ``"record"``, ``"selective"`` or ``"none"``.
+        delta: of every epsilon here.
+        record_epsilon: one unit added or removed, rounded UP; None is infinite.
+        selective_epsilon: the sensitive spans of one record replaced, rounded UP; None if there is no such guarantee.
+        noise_epsilon: what the private phases cost by themselves; no guarantee of the recipe unless ``kind`` is
+            ``"record"``.
+        policy: detectors that selective DP depends on, or "".
+        not_private: why there is no record-level guarantee; the stamp of every artefact. None if there is one.
+    """
+
+    kind: str
+    delta: float
+    record_epsilon: float | None
+    selective_epsilon: float | None
+    noise_epsilon: float
+    policy: str
+    not_private: str | None
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee in plain words."""
+        at = f"at delta {self.delta:g}"
+        if self.kind == "record":
+            return (
+                f"Adding or removing one protected unit: epsilon at most {self.record_epsilon:g} {at}; every phase "
+                "that reads private texts is differentially private."
+            )
+        if self.kind == "selective":
+            return (
+                f"NOT PRIVATE at record level (epsilon infinite): {self.not_private}. selective-DP (policy "
+                f"{self.policy}, detector assumed perfect): epsilon at most {self.selective_epsilon:g} {at}, for the "
+                "sensitive spans of one record; what the detector misses has no protection."
+            )
+        return f"NOT PRIVATE (epsilon infinite): {self.not_private}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; infinity is the word."""
+        values = {"sentence": self.sentence, **asdict(self)}
+        return values | {"record_epsilon": self.record_epsilon if self.kind == "record" else "infinite"}
+
+
+def promise_of(recipe: Recipe, planned: Planned) -> Promise:
+    """The guarantee of `recipe` with the noise of `planned`."""
+    if not recipe.ordinary:
+        return Promise("record", recipe.delta, planned.epsilon, None, planned.epsilon, "", None)
+    readers = [phase.name for phase in recipe.ordinary if phase.text != "redacted"]
+    if readers:
+        reason = f"phase {' and '.join(repr(name) for name in readers)} trains on private texts without noise"
+        return Promise("none", recipe.delta, None, None, planned.epsilon, "", reason)
+    policy = ", ".join(dict.fromkeys(recipe.detector_of(phase) for phase in recipe.ordinary))
+    names = " and ".join(repr(phase.name) for phase in recipe.ordinary)
+    reason = f"phase {names} trains without noise on texts redacted by {policy}"
+    selective = 0.0
+    if planned.floor:
+        selective, _ = accountants.tightest_bound(planned.floor, recipe.delta, adjacency="replace_one")
+    return Promise("selective", recipe.delta, None, rounded_up(selective, 4), planned.epsilon, policy, reason)

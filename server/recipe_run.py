@@ -1,0 +1,257 @@
+"""A recipe's run: phase after phase on one adapter and one ledger, and what it leaves behind."""
+
+import json
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from client.data import PreparedData, prepare
+from client.engine import Engine
+from client.job import Job
+from client.layout import AdapterLayout
+from client.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models import load_base
+from client.part import Part
+from client.peft_files import save_peft
+from client.silo import private_training
+from client.tasks import Metrics
+from client.training import LocalTraining
+from client.unit_index import UnitIndex
+from client.worker import make_engine
+from privacy.ledger import Ledger
+from privacy.sampling import CohortSampler
+from privacy.statement import privacy_statement
+from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, perplexities
+from server.assembly import LEDGER_FILE, local_training, lora_spec
+from server.config import ConfigError
+from server.data_spec import data_spec
+from server.environment import write_environment
+from server.recipe import TEXTS, Ordinary, Phase, Planned, Private, plan_noise
+from server.recipe_config import RecipeConfig
+from server.recipe_promise import Promise, promise_of
+from server.silo_assembly import NOT_COVERED, TRUST
+from strategies.controller import PublicSignals
+
+log = logging.getLogger(__name__)
+
+STAMP_FILE = "NOT-PRIVATE.txt"
+"""In the run folder and beside the adapter, wherever there is no record-level guarantee."""
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """How long a phase took, and the public validation loss after it."""
+
+    name: str
+    seconds: float
+    validation_loss: float
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """What a recipe's run ended with.
+
+    Attributes:
+        promise: its guarantee.
+        planned: the noise.
+        phases: one result each.
+        test: of the final adapter.
+        validation: of the final adapter.
+        adapter: full vector, of the layout of `spec` on the base model.
+        spec: the adapters.
+        dimension: values trained.
+        population: protected units.
+    """
+
+    promise: Promise
+    planned: Planned
+    phases: tuple[PhaseResult, ...]
+    test: Metrics
+    validation: Metrics
+    adapter: Tensor
+    spec: LoraSpec
+    dimension: int
+    population: int
+
+    @property
+    def seconds(self) -> float:
+        """Training time of all phases."""
+        return sum(phase.seconds for phase in self.phases)
+
+
+class RecipeRun:
+    """A recipe, its data in every form that a phase reads, and an engine.
+
+    Raises:
+        ConfigError, ValueError: whatever cannot work, before anything is trained.
+    """
+
+    def __init__(self, config: RecipeConfig) -> None:
+        self.config = config
+        recipe, run = config.recipe, config.run
+        spec = data_spec(run)
+        self.data: dict[tuple[str, str], PreparedData] = {}
+        for phase in recipe.phases:
+            key = self._key(phase)
+            if key not in self.data:
+                self.data[key] = prepare(replace(spec, sensitive=key[0], detector=key[1]))
+        self.plain = prepare(spec)
+        sizes = {len(data.train) for data in self.data.values()} | {len(self.plain.train)}
+        if len(sizes) > 1:
+            raise ConfigError(f"the phases' texts must have equal numbers of records, got {sorted(sizes)}")
+        self.index = {key: self._indexed(data) for key, data in self.data.items()}
+        self.population = len(self._indexed(self.plain))
+        self.planned = plan_noise(recipe, self.population)
+        self.promise = promise_of(recipe, self.planned)
+        model, _ = load_base(run.model.name, run.model.task, self.plain.num_labels)
+        self.spec = lora_spec(run, model, Part())
+        self.layout: AdapterLayout = adapter_layout(model, self.spec)
+        self.start = initial_adapter(self.layout, model, run.seed)
+        job = Job(
+            model=run.model.name,
+            task=run.model.task,
+            num_labels=self.plain.num_labels,
+            balance="none",
+            spec=self.spec,
+            local=local_training(run),
+            data=str(self.plain.folder),
+            seed=run.seed,
+            sequential=run.engine.sequential,
+            precision=run.engine.precision,
+            token_budget=run.engine.token_budget,
+            prefix_cache_mb=0,
+        )
+        self.engine: Engine = make_engine(job)
+
+    def train(self, folder: Path) -> RecipeResult:
+        """Run all phases; the ledger of the private ones is made in `folder` and charged before any noise is drawn."""
+        ledger = None
+        if self.planned.floor:
+            commitment = self.planned.commitment(self.config.recipe, self.population, self.promise.not_private)
+            ledger = Ledger.create(folder / LEDGER_FILE, commitment)
+        try:
+            adapter, results = self.start, []
+            private = iter(self.planned.multipliers)
+            for phase in self.config.recipe.phases:
+                started = time.monotonic()
+                if isinstance(phase, Ordinary):
+                    adapter = self._ordinary(phase, adapter)
+                else:
+                    assert ledger is not None
+                    adapter = self._private(phase, adapter, ledger, next(private))
+                taken = time.monotonic() - started
+                loss = self.engine.evaluate(adapter, self.plain.validation).loss
+                results.append(PhaseResult(phase.name, taken, loss))
+                log.info("phase %s: %.0f s, validation loss %.4f", phase.name, taken, loss)
+            result = RecipeResult(
+                self.promise,
+                self.planned,
+                tuple(results),
+                self.engine.evaluate(adapter, self.plain.test),
+                self.engine.evaluate(adapter, self.plain.validation),
+                adapter,
+                self.spec,
+                self.layout.dim,
+                self.population,
+            )
+            write_recipe_artefacts(folder, self.config, result, self.layout, ledger)
+        finally:
+            if ledger is not None:
+                ledger.close()
+        return result
+
+    def _ordinary(self, phase: Ordinary, adapter: Tensor) -> Tensor:
+        local = LocalTraining(
+            optimizer=phase.optimizer,
+            learning_rate=phase.learning_rate,
+            batch_size=phase.batch_size,
+            epochs=phase.epochs,
+            weight_decay=phase.weight_decay,
+        )
+        self.engine.switch("both")
+        records = self.data[self._key(phase)].train
+        (change,) = self.engine.train_all(adapter, [records], local, [self.config.recipe.seed])
+        start = self.layout.trainable(adapter)
+        return self.layout.with_trainable(adapter, start + change.to(start))
+
+    def _private(self, phase: Private, adapter: Tensor, ledger: Ledger, multipliers: tuple[float, ...]) -> Tensor:
+        silo = self.config.recipe.silo(phase, self.promise.not_private)
+        # every phase draws its batches under a secret of its own
+        training = private_training(
+            silo,
+            self.engine,
+            self.index[self._key(phase)],
+            ledger,
+            multipliers,
+            CohortSampler.fresh(),
+            lambda vector: self.engine.evaluate(vector, self.plain.validation).loss,
+        )
+        reads = training.planner.controller.reads_validation
+        training.begin(adapter, self._public(adapter, 0, reads, ledger))
+        for step in range(1, phase.steps + 1):
+            if training.planner.initial() is not None and step == 1:
+                training.step()
+                training.observe(self._public(training.state.adapter, 0, reads, ledger))
+            training.step()
+            training.observe(self._public(training.state.adapter, step, reads, ledger))
+        served: Tensor = training.state.served
+        return served
+
+    def _public(self, adapter: Tensor, step: int, reads: bool, ledger: Ledger) -> PublicSignals:
+        loss = self.engine.evaluate(adapter, self.plain.validation).loss if reads or not step else None
+        return PublicSignals(step, loss, ledger.rho_spent)
+
+    def _key(self, phase: Phase) -> tuple[str, str]:
+        """What of the data's settings a phase's text depends on; the original text on no detector."""
+        use = TEXTS[phase.text]
+        return use, "regex" if use == "none" else self.config.recipe.detector_of(phase)
+
+    def _indexed(self, data: PreparedData) -> UnitIndex:
+        recipe = self.config.recipe
+        return UnitIndex.of(data.train, grouped=recipe.unit != "record", most=recipe.records_per_unit, seed=recipe.seed)
+
+
+def write_recipe_artefacts(
+    folder: Path, config: RecipeConfig, result: RecipeResult, layout: AdapterLayout, ledger: Ledger | None
+) -> None:
+    """adapter/, privacy.json, results.json; without a record-level guarantee every one of them says so."""
+    promise, run = result.promise, config.run
+    statement: dict[str, Any] = {**promise.to_json(), "private": promise.kind == "record"}
+    statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
+    if ledger is not None:
+        statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED)
+    _write_json(folder / PRIVACY_FILE, statement)
+    results = {
+        **perplexities(result.validation, result.test),
+        "test_loss": result.test.loss,
+        "validation_loss": result.validation.loss,
+        "seconds": result.seconds,
+        "phases": [vars(phase) for phase in result.phases],
+        "dimension": result.dimension,
+        "population": result.population,
+        "model": run.model.name,
+        "guarantee": promise.sentence,
+        "not_private": promise.not_private,
+    }
+    _write_json(folder / RESULTS_FILE, results)
+    write_environment(folder)
+    save_peft(folder / ADAPTER_FOLDER, result.adapter, layout, result.spec, base=run.model.name)
+    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n"
+    (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
+    if promise.not_private is not None:
+        for place in (folder, folder / ADAPTER_FOLDER):
+            (place / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
+
+
+def _described(config: RecipeConfig, phase: Phase) -> dict[str, Any]:
+    kind = "private" if isinstance(phase, Private) else "ordinary"
+    detector = None if phase.text == "original" else config.recipe.detector_of(phase)
+    return {"kind": kind, **vars(phase), "detector": detector}
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

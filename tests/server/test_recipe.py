@@ -1,0 +1,208 @@
+"""Recipes: what each guarantees, what its noise costs, one ledger for all private phases, stamped artefacts."""
+
+import functools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client.lora import adapter_layout
+from client.models import load_base, load_tokenizer
+from client.peft_files import load_peft
+from privacy import accountants
+from privacy.ledger import Ledger
+from server.config import ConfigError
+from server.recipe import Ordinary, Planned, Private, Recipe, plan_noise
+from server.recipe_config import load_recipe, parse_recipe
+from server.recipe_promise import promise_of
+from server.recipe_run import STAMP_FILE, RecipeRun
+
+POPULATION = 400
+PLAIN = Ordinary("plain")
+REDACTED = Ordinary("redacted", text="redacted")
+DP = Private("dp", steps=8, batch_size=40)
+ATDP = Private("atdp", text="weighted", steps=3, batch_size=40, noise_multiplier=4.0, controller="rise-reset")
+
+
+def recipe(*phases: Ordinary | Private, epsilon: float = 2.0) -> Recipe:
+    return Recipe(phases, epsilon, 1e-4)
+
+
+@functools.cache
+def _noise_of(names: tuple[str, ...]) -> Planned:
+    phases = [phase for phase in (DP, ATDP) if phase.name in names] or [PLAIN]
+    return plan_noise(recipe(*phases), POPULATION)
+
+
+def noise_of(phases: tuple[Private, ...]) -> Planned:
+    """Calibrating takes seconds; ordinary phases change nothing of it."""
+    return _noise_of(tuple(phase.name for phase in phases))
+
+
+CASES = {
+    "no DP": ((PLAIN,), "none"),
+    "no DP, ATDP": ((PLAIN, ATDP), "none"),
+    "redacted": ((REDACTED,), "selective"),
+    "redacted, ATDP": ((REDACTED, ATDP), "selective"),
+    "JFT": ((REDACTED, DP), "selective"),
+    "JFT, ATDP": ((REDACTED, DP, ATDP), "selective"),
+    "DP-SGD": ((DP,), "record"),
+    "DP-SGD, ATDP": ((DP, ATDP), "record"),
+    "weights without noise": ((Ordinary("weighted", text="weighted"),), "none"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_recipes_whose_every_phase_is_private_print_a_record_level_epsilon(name: str) -> None:
+    phases, kind = CASES[name]
+    made = recipe(*phases)
+    planned = noise_of(made.private)
+    found = promise_of(made, planned)
+    assert found.kind == kind
+    assert (found.record_epsilon is not None) == (found.not_private is None) == (kind == "record")
+    assert found.to_json()["record_epsilon"] == (planned.epsilon if kind == "record" else "infinite")
+    assert (found.selective_epsilon is not None) == (kind == "selective")
+    assert found.sentence.startswith("NOT PRIVATE") == (kind != "record")
+    assert ("selective-DP (policy regex, detector assumed perfect)" in found.sentence) == (kind == "selective")
+    if kind == "selective":
+        # neighbours replace the sensitive spans of a record, which costs more than adding or removing one
+        assert found.selective_epsilon is not None
+        assert found.selective_epsilon > planned.epsilon or not planned.floor
+    if DP in phases:
+        assert 0.98 * 2.0 < planned.epsilon <= 2.0
+
+
+def test_the_private_phases_compose_and_the_calibrated_one_leaves_room_for_the_others() -> None:
+    alone, both = noise_of((DP,)), noise_of((DP, ATDP))
+    assert both.multipliers[0][0] > alone.multipliers[0][0]
+    assert len(both.multipliers) == 2
+    shares = [z / 4.0 for z in both.multipliers[1]]
+    assert shares[0] == 1.0
+    assert max(shares) > 1.0
+    exact = accountants.epsilon(both.floor, 1e-4)
+    assert exact <= both.epsilon < exact + 2e-4  # rounded up, never down
+    assert [step.count for step in both.floor] == [8, 1, 1, 1]
+    # order in the ledger is order in the recipe
+    given = plan_noise(recipe(ATDP, replace(DP, noise_multiplier=2.0)), POPULATION)
+    assert [step.noise_multiplier for step in given.floor] == [*both.multipliers[1], 2.0]
+
+
+def test_given_noise_is_reported_as_what_it_costs() -> None:
+    planned = plan_noise(recipe(ATDP, epsilon=8.0), POPULATION)
+    assert 0 < planned.epsilon < 2.0
+    with pytest.raises(ValueError, match=r"noise multipliers cost epsilon .* more than 0.05; raise one of them"):
+        plan_noise(recipe(ATDP, epsilon=0.05), POPULATION)
+
+
+def test_what_cannot_be_a_recipe_is_refused() -> None:
+    with pytest.raises(ValueError, match="missing in dp and other"):
+        recipe(DP, Private("other", steps=2))
+    with pytest.raises(ValueError, match="names of their own"):
+        recipe(PLAIN, PLAIN)
+    with pytest.raises(ValueError, match="phases must be non-empty"):
+        recipe()
+    with pytest.raises(ValueError, match="text must be one of"):
+        Ordinary("x", text="masked")
+    with pytest.raises(ValueError, match="batch_size must be <= the number of units"):
+        plan_noise(recipe(DP), 10)
+
+
+TABLE: dict[str, Any] = {
+    "name": "small",
+    "privacy": {"epsilon": 6.0, "delta": 1e-3},
+    "model": {"name": "random:llama", "task": "causal-lm", "rank": 2, "targets": "q_proj,v_proj", "max-length": 48},
+    "data": {"partition": "iid", "validation-records": 8, "test-records": 8, "detector": "regex:-identifier"},
+    "phases": [
+        {"kind": "ordinary", "name": "redacted", "text": "redacted", "batch-size": 8, "learning-rate": 0.01},
+        {
+            "kind": "private", "name": "dp", "steps": 3, "batch-size": 16, "noise-multiplier": 2.0,
+            "controller-options": {"clip-norm": 0.1},
+        },
+        {
+            "kind": "private", "name": "atdp", "text": "weighted", "steps": 2, "batch-size": 16,
+            "noise-multiplier": 6.0, "controller": "rise-reset", "optimizer": "fedavg",
+            "optimizer-options": {"learning-rate": 0.1}, "controller-options": {"clip-norm": 0.1, "seed": 3},
+        },
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    rows = [{"text": f"the nurse saw Ann Smith on ward {1000 + i} at {i % 12} o'clock"} for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    source = {"source": f"jsonl:{tmp_path / 'texts.jsonl'}", "cache": str(tmp_path / "cache")}
+    return {**TABLE, "data": {**TABLE["data"], **source}}
+
+
+def test_jft_with_atdp_runs_on_one_ledger_and_every_artefact_says_it_is_not_private(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = RecipeRun(parse_recipe(table))
+    result = run.train(folder)
+    assert [phase.name for phase in result.phases] == ["redacted", "dp", "atdp"]
+    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
+        assert [event.round for event in ledger.events] == [1, 2, 3, 1, 2]
+        multipliers = [z for phase in result.planned.multipliers for z in phase]
+        assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
+        assert all(charge.released_at for charge in ledger.charges)
+        assert ledger.not_private == result.promise.not_private is not None
+        assert math.isinf(ledger.spent())
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert statement["record_epsilon"] == "infinite"
+    assert statement["private"] is False
+    assert statement["ledger"]["private"] is False
+    assert statement["policy"] == "regex:-identifier"
+    assert json.loads((folder / "results.json").read_text())["not_private"] == result.promise.not_private
+    for file in (STAMP_FILE, f"adapter/{STAMP_FILE}", "adapter/README.md"):
+        assert "NOT PRIVATE at record level (epsilon infinite)" in (folder / file).read_text()
+    kept = load_peft(folder / "adapter", adapter_layout(load_base("random:llama", "causal-lm")[0], result.spec))
+    torch.testing.assert_close(kept, result.adapter.float())
+    assert not torch.equal(result.adapter, run.start)
+    tokenizer = load_tokenizer("random:llama")
+    first = {use: tokenizer.decode(data.train.select([0]).tokens) for (use, _), data in run.data.items()}
+    assert "Ann Smith" in first["none"] == first["weights"]
+    assert "saw <MASK> on ward <MASK> at" in first["redaction"]
+
+
+def test_a_recipe_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    result = RecipeRun(parse_recipe({**table, "phases": table["phases"][1:]})).train(folder)
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert statement["private"] is True
+    assert statement["record_epsilon"] == result.promise.record_epsilon == result.planned.epsilon <= 6.0
+    assert statement["ledger"]["epsilon"] <= result.planned.epsilon
+    assert not (folder / STAMP_FILE).exists()
+
+
+def test_wrong_files_are_refused_in_words(table: dict[str, Any], tmp_path: Path) -> None:
+    def with_phase(**changes: Any) -> dict[str, Any]:
+        return {**table, "phases": [{**table["phases"][1], **changes}]}
+
+    for message, wrong in {
+        "there are none": {**table, "phases": []},
+        "did you mean steps": with_phase(stepps=3),
+        "did you mean 'private'": with_phase(kind="privat"),
+        "steps must be an integer >= 1": with_phase(steps=0),
+        "must be of type int": with_phase(steps="many"),
+        "must be a table of options": with_phase(**{"controller-options": 3}),
+        "every phase says what text it reads": {**table, "data": {**table["data"], "sensitive": "weights"}},
+        "a recipe trains one silo": {**table, "privacy": {**table["privacy"], "unit": "client"}},
+        "privacy.epsilonn": {**table, "privacy": {"epsilonn": 1.0}},
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            parse_recipe(wrong)
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("[[phases")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_recipe(tmp_path / "broken.toml")
