@@ -42,7 +42,13 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
     sampling, privacy = round_sampling(config), config.privacy
     try:
         commitment, multipliers = promise(
-            controller, sampling, config.rounds, epsilon=privacy.epsilon, delta=privacy.delta, mode=privacy.mode
+            controller,
+            sampling,
+            config.rounds,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            mode=privacy.mode,
+            noise_shares=config.noise_shares,
         )
     except ValueError as error:
         raise ConfigError(f"privacy.epsilon = {privacy.epsilon:g}: {error}") from error
@@ -53,6 +59,8 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
         )
         plan = controller.plan(state, 0 if initial else 1)
         _refuse_unsendable(plan)
+        if config.noise_shares is not None:
+            config.noise_shares.grid_bits([part.noise_multiplier for part in plan.components()])
         if config.public.subspace:
             _refuse_norms(plan)
     except ValueError as error:
