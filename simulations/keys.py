@@ -43,7 +43,7 @@ def keys_command(
         fail(f"--renew {sorted(unknown)[0]}: must be 'servers' or one of the clients named by --client", MISUSED)
     made = make_keys(folder, clients, address or [], again)
     if owner is not None:
-        for path in [folder, *folder.rglob("*")]:
+        for path in folder.rglob("*"):  # the folder itself may be a mount of the container
             os.chown(path, owner, owner)
     console.print("\n".join(made) if made else "everything exists; nothing was made", highlight=False)
 
