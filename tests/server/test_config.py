@@ -27,6 +27,10 @@ def another(kind: Any, default: Any) -> Any:
     )
 
 
+# Other values of these rule out other values of others; what they rule out is under test where it is done.
+KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "server"}
+
+
 def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Every key with another value; the tables of options with one option of every type."""
     flat: dict[str, Any] = {}
@@ -36,6 +40,8 @@ def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, An
             flat |= others(kind, key + ".")
         elif kind == Options:
             flat |= {f"{key}.count": 3, f"{key}.clip-norm": 0.5, f"{key}.smooth": True, f"{key}.word": "x"}
+        elif key in KEPT:
+            flat[key] = KEPT[key]
         elif get_origin(kind) is Literal and len(get_args(kind)) == 1:
             flat[key] = field.default
         else:
