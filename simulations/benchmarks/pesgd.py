@@ -38,6 +38,7 @@ from privacy import checks
 from privacy.ledger import Ledger
 from privacy.rng import simulation_generator
 from privacy.sampling import CohortSampler
+from server.environment import describe_environment
 from simulations.benchmarks.pesgd_settings import Settings, read_settings
 from strategies.controller import PublicSignals
 
@@ -229,7 +230,9 @@ def main(
         if seed not in prepared:
             prepared = {seed: seed_of(bench, data, seed, tuned is None)}
         row = prepared[seed].cell(method, rate)
-        found["cells"].append({**row, "model": model or settings.model, "date": datetime.now(UTC).date().isoformat()})
+        place = describe_environment()
+        where = {"commit": place["commit"], "date": datetime.now(UTC).date().isoformat()}
+        found["cells"].append({**row, "model": model or settings.model, **where})
         output.write_text(json.dumps(found, indent=1) + "\n")
         typer.echo(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
 

@@ -27,6 +27,7 @@ from simulations.benchmarks import (
     comparison_tables,
     engine_tables,
     fault_tables,
+    pesgd_tables,
     privacy_tables,
     rl_tables,
 )
@@ -86,6 +87,9 @@ TABLES: dict[str, Table] = {
     "soak": fault_tables.soak,
     "rl_overhead": rl_tables.overhead,
     "rl_pretraining": rl_tables.pretraining,
+    "pesgd": pesgd_tables.losses,
+    "pesgd.claims": pesgd_tables.claims,
+    "pesgd-tuning": pesgd_tables.tuning,
 }
 
 
