@@ -22,7 +22,7 @@ from client.models import load_base
 from client.opacus_engine import OpacusEngine
 from client.step_schedule import StepSchedule
 from client.tasks import make_task
-from client.unit_gradients import GradientEngine, UnitGradients
+from client.unit_gradients import COMBINE, GradientEngine, UnitGradients
 from client.unit_index import UnitIndex
 from client.worker import make_engine
 from privacy import checks
@@ -88,6 +88,8 @@ class Silo:
     def __post_init__(self) -> None:
         checks.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
         checks.one_of(NOISES, noise=self.noise)
+        checks.one_of(COMBINE, combine=self.combine)
+        StepSchedule(self.steps, self.schedule, self.warm_up)
         if (self.noise == "insecure-zero" or self.seeded) and self.not_private is None:
             raise ValueError(
                 "not_private must say why: without noise, or with batches that can be foretold, it is none"

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ def main(grid: Grid, context: Context) -> None:
     given = resume or str(keys.get("run-folder", ""))
     folder = Path(given) if given else Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
     folder.mkdir(parents=True, exist_ok=True)
+    with held(folder, resume=bool(resume)) as (telemetry, ledger):
+        run(config, folder, grid, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
+
+
+@contextmanager
+def held(folder: Path, *, resume: bool) -> Iterator[tuple[Telemetry, Ledger | None]]:
+    """A run's folder for its one owner: telemetry, and the ledger if it goes on. A failure is noted before it goes on.
+
+    Raises:
+        ConfigError: the folder already holds a run and this is another.
+        CannotResume, CorruptRun: see :func:`server.resume.claim`.
+    """
     # Whoever holds the ledger owns the folder, so it comes before anything is written there.
     ledger = claim(folder) if resume else None
     if ledger is None and (folder / LEDGER_FILE).exists():
@@ -55,7 +68,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with Telemetry(folder) as telemetry:
             try:
-                run(config, folder, grid, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
+                yield telemetry, ledger
             except BaseException as error:
                 telemetry.status("failed", f"{type(error).__name__}: {error}")
                 raise
@@ -93,7 +106,7 @@ def run(
     assembly = assemble(config)
     changes: list[str] = []
     if ledger is not None:
-        changes = _check_same_run(assembly, folder, ledger, other_code)
+        changes = check_same_run(assembly, folder, ledger, other_code)
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
     public = PublicTraining.of(assembly)
@@ -131,7 +144,7 @@ def run(
     telemetry.status("stopped-budget" if refusal else "completed", refusal or f"{config.rounds} rounds done")
 
 
-def _check_same_run(assembly: Assembly, folder: Path, ledger: Ledger, other_code: bool) -> list[str]:
+def check_same_run(assembly: Assembly, folder: Path, ledger: Ledger, other_code: bool) -> list[str]:
     """What of the code is different, in words; CannotResume or CorruptRun if it cannot be the same run."""
     config = assembly.config
     changes = check_origin(folder, config, data=assembly.data.folder.name, other_code=other_code)

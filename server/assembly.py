@@ -121,14 +121,6 @@ def make_strategy(
     ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
     """
     config = assembly.config
-    secret = run_folder / SAMPLING_SECRET
-    if config.privacy.seeded_cohorts:
-        sampler = CohortSampler.insecure_from_seed(config.seed)
-    elif secret.exists():
-        sampler = CohortSampler.load(secret)
-    else:
-        sampler = CohortSampler.fresh()
-        sampler.save(secret)
     return DpFedAvg(
         controller=assembly.methods.controller,
         optimizer=assembly.methods.optimizer,
@@ -136,7 +128,7 @@ def make_strategy(
         setting=assembly.setting,
         layout=assembly.layout,
         ledger=ledger,
-        sampler=sampler,
+        sampler=make_sampler(config, run_folder),
         job=assembly.job.to_json(),
         nodes=nodes,
         clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
@@ -146,6 +138,18 @@ def make_strategy(
         subspace=subspace,
         seed=config.seed,
     )
+
+
+def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
+    """What draws the cohorts, with its secret in the run folder."""
+    secret = run_folder / SAMPLING_SECRET
+    if config.privacy.seeded_cohorts:
+        return CohortSampler.insecure_from_seed(config.seed)
+    if secret.exists():
+        return CohortSampler.load(secret)
+    sampler = CohortSampler.fresh()
+    sampler.save(secret)
+    return sampler
 
 
 def make_noise(config: RunConfig) -> Noise:

@@ -110,7 +110,8 @@ def _explain(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         known = [name.rstrip(".") for name in known_keys()]
         tables = {name.rpartition(".")[0] for name in known} - {""}
-        near = difflib.get_close_matches(key, [*known, *sorted(tables)], n=1, cutoff=0.5)
+        elsewhere = [name for name in known if name.rpartition(".")[2] == key]  # right, but for its table
+        near = elsewhere[:1] or difflib.get_close_matches(key, [*known, *sorted(tables)], n=1, cutoff=0.5)
         return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
     if item["type"] in ("model_type", "dict_type"):
         return f"{key} = {item['input']!r}: must be a table of settings"

@@ -41,12 +41,16 @@ def methods(config: RunConfig) -> Methods:
     controller = part(Controller, CONTROLLERS, chosen.controller, chosen.controller_options)
     optimizer = part(Optimizer, OPTIMIZERS, chosen.optimizer, chosen.optimizer_options)
     aggregation = part(Aggregation, AGGREGATIONS, chosen.aggregation, chosen.aggregation_options)
-    if aggregation is not None and aggregation.individual:
+    if aggregation is not None and aggregation.individual and config.alone:
+        wrong.append(
+            f"strategy.aggregation = {chosen.aggregation!r}: combines several silos, and this is one; take plain or ffa"
+        )
+    elif aggregation is not None and aggregation.individual and config.privacy.unit == "client":
         of_sums = ", ".join(name for name in AGGREGATIONS if not build("", AGGREGATIONS, name, {}).individual)
         wrong.append(
             f"strategy.aggregation = {chosen.aggregation!r}: needs every client's own factors, but client-level "
             "privacy releases nothing but the noisy sum over clients. It is sound only where each client adds "
-            "record-level noise before it sends its factors, which this version does not offer; for client-level "
+            "record-level noise before it sends its factors (privacy.unit = 'record' or 'group'); for client-level "
             f"privacy take one of {of_sums}"
         )
     every = config.evaluation.every

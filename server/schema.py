@@ -56,8 +56,13 @@ class Secagg(_Table):
 
 
 class Privacy(_Table):
-    """The guarantee. ``epsilon`` and ``delta`` hold for the whole run, for one client added or removed."""
+    """The guarantee. ``epsilon`` and ``delta`` hold for the whole run, for one unit added or removed.
 
+    ``unit`` is a client; or, inside every client with a ledger of its own, a record, or a group of records that share
+    ``data.unit-column`` (for generated notes a patient). The last two train as ``[silo]`` says.
+    """
+
+    unit: Literal["client", "record", "group"] = "client"
     epsilon: Positive = 4.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     noise: Literal["gaussian", "discrete", "insecure-zero"] = "gaussian"
@@ -115,6 +120,7 @@ class Data(_Table):
     """
 
     held_by: Literal["server", "nodes"] = "server"
+
     source: str = "notes"
     test_source: str = ""
     text_column: str = "text"
@@ -166,6 +172,49 @@ class Local(_Table):
     balance: Literal["none", "prior"] = "none"
 
 
+class Span(_Table):
+    """Public texts, written by the model, in the span of whose gradients a silo's releases lie: server.public_texts.
+
+    ``method`` is one of ``client.public_span``, or empty for none: ``coefficients`` is PE-SGD where the texts
+    ``evolve``, else FixSample; ``projection`` PDP-SGD, ``embedding-residual`` GEP. ``samples`` texts come of
+    ``samples / variants`` seeds; random ones go on from ``openings``, which ``|`` separates. ``directions`` and
+    ``residual-bound`` (GEP's S1; S0 is the controller's threshold) are for the methods with a basis. The adapter is
+    trained on the first texts, which are free, before step 1.
+    """
+
+    method: Literal["", "coefficients", "projection", "embedding-residual", "embedding"] = ""
+    evolve: bool = True
+    samples: Count = 200
+    variants: Count = 2
+    openings: str = "The|In this|A"
+    form: Literal["continuation", "instruction"] = "continuation"
+    instruction: str = "{sample}\nBased on the above sample, write another text of its kind {tone}:"
+    rule: Literal["softmax", "proportional"] = "softmax"
+    directions: Count = 50
+    residual_bound: Positive = 1.0
+    warm_start_epochs: CountOrAuto = 2
+    warm_start_learning_rate: Positive = 1e-3
+
+
+class Silo(_Table):
+    """How a client trains that protects its own records (``privacy.unit``), by ``client.dp_sgd``.
+
+    ``strategy.controller`` and ``strategy.optimizer`` are then the silo's. ``rounds`` counts the private steps of a
+    single silo; where several are averaged, each takes ``steps`` in a round. ``batch-size`` is the expected number of
+    units in a batch. ``records-per-unit`` bounds the work on one group: 0 takes all its records.
+    """
+
+    steps: Count = 1
+    batch_size: Count = 64
+    records_per_unit: CountOrAuto = 0
+    combine: Literal["mean", "sum"] = "mean"
+    gradients: Literal["stacked", "opacus"] = "stacked"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warm_up: CountOrAuto = 0
+    checkpoint_every: Count = 10
+    span: Span = Span()
+
+
 class Engine(_Table):
     """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share)."""
 
@@ -205,6 +254,7 @@ class RunConfig(_Table):
     data: Data = Data()
     public: Public = Public()
     local: Local = Local()
+    silo: Silo = Silo()
     engine: Engine = Engine()
     simulation: Simulation = Simulation()
     evaluation: Evaluation = Evaluation()
@@ -219,6 +269,7 @@ class RunConfig(_Table):
             )
         if self.data.held_by == "nodes" and self.data.canaries:
             wrong.append(f"data.canaries = {self.data.canaries} must be 0 where data.held-by = 'nodes'")
+        wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
         if self.expected_cohort < 1:
             wrong.append(
                 f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
@@ -248,9 +299,7 @@ class RunConfig(_Table):
         if self.privacy.unit != "client":
             wrong.append("privacy.unit must be 'client' with privacy.trust = 'secagg'")
         if not self.privacy.secagg.federation and self.simulation.clients_per_node != 1:
-            wrong.append(
-                "simulation.clients-per-node must be 1 with privacy.trust = 'secagg': every client is a party"
-            )
+            wrong.append("simulation.clients-per-node must be 1 with privacy.trust = 'secagg': every client is a party")
         try:
             _ = self.noise_shares
         except ValueError as error:
@@ -271,6 +320,33 @@ class RunConfig(_Table):
     def deployed(self) -> bool:
         """Whether clients are nodes with records of their own."""
         return self.data.held_by == "nodes"
+
+    def _wrong_of_silo(self) -> list[str]:
+        wrong = []
+        if self.privacy.unit == "group" and not (self.data.unit_column or self.data.source == "notes"):
+            wrong.append("privacy.unit = 'group': data.unit-column must name what records of one group have in common")
+        if self.local.balance != "none":
+            wrong.append(
+                f"local.balance = {self.local.balance!r} must be 'none' where records are protected: it makes the loss "
+                "of one record depend on the labels of the others"
+            )
+        if self.public.subspace:
+            wrong.append("public.subspace must be 0 where records are protected; the span clip maps do that there")
+        if self.alone and self.silo.steps != 1:
+            wrong.append(f"silo.steps = {self.silo.steps} must be 1 for a single silo, whose rounds are its steps")
+        return wrong
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one silo that trains by itself."""
+        return self.privacy.unit != "client" and self.clients == 1
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy as the ledger names it."""
+        if self.privacy.unit == "group":
+            return f"group:{self.data.unit_column or 'patient'}"
+        return self.privacy.unit
 
     @property
     def expected_cohort(self) -> float:

@@ -1,6 +1,7 @@
 """The ``lacquer`` command."""
 
 import enum
+import functools
 import sys
 import time
 from collections.abc import Mapping
@@ -64,9 +65,39 @@ def run(
         from simulations.preflight import check
 
         config = configure(preset, settings or [], overrides, here)
+        if config.alone:
+            raise ConfigError(
+                f"privacy.unit = {config.privacy.unit!r} with one client: use `lacquer silo` for one silo"
+            )
         if config.deployed:
             raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
         check(config)
+        folder = new_run_folder(config)
+    with interruptible():
+        _run(config, folder, here, quiet)
+
+
+@app.command()
+def silo(
+    preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "silo-quickstart",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+) -> None:
+    """Train one silo under record-level differential privacy: every record, or every patient, is protected."""
+    here = Path.cwd()
+    sys.path.append(str(here))
+    with refusals(ValueError):
+        from simulations.preflight import check_silo
+        from simulations.settings import configure_silo
+
+        config = configure_silo(preset, settings or [], here, here if data is None else data.expanduser().resolve())
+        check_silo(config)
         folder = new_run_folder(config)
     with interruptible():
         _run(config, folder, here, quiet)
@@ -112,6 +143,7 @@ def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str
 def _run(
     config: RunConfig, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None
 ) -> None:
+    from simulations import silo_process
     from simulations.launcher import run_child, run_flower, wait_quietly
     from simulations.private_flower import RunFailed
     from simulations.progress import follow
@@ -120,6 +152,8 @@ def _run(
 
     console = Console()
     launch = run_flower if config.engine.kind == "flower" else run_child
+    if config.alone:
+        launch = functools.partial(run_child, module=silo_process.MODULE)
     watch = wait_quietly if quiet else lambda is_alive: follow(folder, config, is_alive, console=console)
     try:
         launch(config, folder, follow=watch, plugins=plugins, keys=keys)

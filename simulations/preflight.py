@@ -58,3 +58,20 @@ def check_data(config: RunConfig) -> None:
     if not config.model.name.startswith("random:"):  # weights that are made, not found
         locate(config.model.name)
     prepare(data_spec(config))
+
+
+def check_silo(config: RunConfig) -> tuple[float, ...]:
+    """Check all of one silo that can be checked without sampling: data, model, methods, budget.
+
+    Returns:
+        The effective noise multiplier of every step.
+
+    Raises:
+        ConfigError, ValueError: naming the setting.
+    """
+    from client.model_files import locate
+    from server.silo_assembly import assemble_silo
+
+    if not config.model.name.startswith("random:"):
+        locate(config.model.name)
+    return assemble_silo(config).assembly.setting.noise_multipliers

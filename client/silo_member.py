@@ -1,0 +1,67 @@
+"""A silo's part in a federation: some private steps of its own from the global adapter, or a refusal.
+
+Guarantee: every silo's records (or groups of them) are protected by the silo's own ledger over all rounds, against
+everybody, the server and the other silos included; the server adds nothing and needs no trust. A silo that has spent
+its budget takes no step and says so, whatever the server asks. What a deployed silo is asked to promise, its operator
+bounds with ``epsilon-limit`` in the node's settings.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from client.engine import Engine
+from client.records import Records
+from client.silo import private_training
+from client.silo_state import OtherSilo, silo_state
+from client.silo_wire import SiloReply, SiloRequest
+from client.unit_index import UnitIndex
+from strategies.controller import PublicSignals
+
+
+def take_part(
+    request: SiloRequest, records: Records, engine: Engine, folder: Path, *, epsilon_limit: float = math.inf
+) -> SiloReply:
+    """The private steps of one silo in one round.
+
+    Args:
+        request: what the server asks.
+        records: the silo's own.
+        engine: on the base model.
+        folder: the silo's own, see :mod:`client.silo_state`.
+        epsilon_limit: the largest epsilon this silo promises; a request without privacy is above every finite limit.
+    """
+    silo = request.silo
+    promised = math.inf if silo.not_private else silo.epsilon
+    if promised > epsilon_limit:
+        return _refusal(request, f"this silo promises an epsilon of at most {epsilon_limit:g}", 0)
+    if not len(records):
+        return _refusal(request, "this silo has no records", 0)
+    index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
+    if silo.batch_size > len(index):
+        return _refusal(request, f"this silo has fewer than {silo.batch_size} units", 0)
+    try:
+        with silo_state(folder, silo, index) as state:
+            training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
+            adapter = torch.from_numpy(request.adapter.copy())
+            training.begin(adapter, PublicSignals(0, None))
+            state.put_into(training)
+            before, refusal = state.steps, ""
+            while state.steps - before < request.steps:
+                if (said := training.refusal()) is not None:
+                    refusal = f"this silo's budget is spent: {said}"
+                    break
+                training.step()
+                training.observe(PublicSignals(training.state.round, None, state.ledger.rho_spent))
+            state.take_from(training)
+            taken, guaranteed = state.steps - before, state.ledger.guaranteed()
+            update = (training.state.adapter - adapter).numpy() if taken else np.empty(0, np.float32)
+    except OtherSilo as error:
+        return _refusal(request, str(error), len(index))
+    return SiloReply(request.round, update, taken, refusal, guaranteed, len(index))
+
+
+def _refusal(request: SiloRequest, reason: str, population: int) -> SiloReply:
+    return SiloReply(request.round, np.empty(0, np.float32), 0, reason, math.inf, population)

@@ -1,0 +1,163 @@
+"""One silo's run: what it leaves behind, how it goes on after a break, and what is refused before anything is spent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+
+from client.dp_sgd import PrivateSgd
+from client.models import load_base
+from client.silo import Silo
+from privacy.ledger import Ledger
+from server.app import held
+from server.config import ConfigError, RunConfig, flatten, parse, unflatten
+from server.resume import check_resumable
+from server.silo_assembly import assemble_silo
+from server.silo_run import run_silo
+from server.telemetry import read_metrics, read_status
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def config(cache: Path, **settings: Any) -> RunConfig:
+    table = {
+        "rounds": STEPS,
+        "clients": 1,
+        "sampling-rate": 1.0,
+        "privacy": {"unit": "group", "delta": 1e-3},
+        "strategy": {"controller": "fixed", "optimizer": "fedadam", "served-average": 0.5},
+        "model": {"name": "random:bert", "rank": 2, "max-length": 16},
+        "data": {
+            "partition": "iid",
+            "records-per-client": 60,
+            "validation-records": 10,
+            "test-records": 10,
+            "cache": str(cache),
+        },
+        "silo": {"batch-size": 8, "records-per-unit": 1, "checkpoint-every": 4, "warm-up": 1, "schedule": "cosine"},
+        "evaluation": {"every": 3},
+    }
+    return parse(unflatten({**flatten(table), **{key.replace("_", "-"): value for key, value in settings.items()}}))
+
+
+def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
+    folder.mkdir(exist_ok=True)
+    with held(folder, resume=resume) as (telemetry, ledger):
+        run_silo(settings, folder, telemetry, ledger)
+
+
+def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
+    folder = tmp_path / "run"
+    run(config(cache), folder)
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert statement["unit"] == "group:patient"
+    assert "adding or removing one patient" in statement["sentence"]
+    assert statement["rounds"] == {"committed": STEPS, "charged": STEPS, "released": STEPS}
+    assert statement["trust_model"].startswith("the silo itself")
+    assert any("number of protected units" in line for line in statement["not_covered"])
+    assert 0 < statement["epsilon"] <= 4.0
+    assert [record.round for record in read_metrics(folder)] == [3, 6]
+    assert read_status(folder).state == "completed"
+    base, _ = load_base("random:bert", "classification", 2)
+    assert PeftModel.from_pretrained(base, str(folder / "adapter")) is not None
+    assert json.loads((folder / "results.json").read_text())["rounds_done"] == STEPS
+
+
+def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, monkeypatch):
+    folder, settings = tmp_path / "run", config(cache)
+    whole, done = PrivateSgd.step, []
+
+    def breaks(training: PrivateSgd) -> Any:
+        if len(done) == 5:
+            raise OSError("the machine is gone")
+        done.append(training.next_release().round)
+        return whole(training)
+
+    monkeypatch.setattr(PrivateSgd, "step", breaks)
+    with pytest.raises(OSError, match="gone"):
+        run(settings, folder)
+    assert done == [1, 2, 3, 4, 5]
+    assert read_status(folder).state == "failed"
+    monkeypatch.setattr(
+        PrivateSgd, "step", lambda training: (done.append(training.next_release().round), whole(training))[1]
+    )
+    check_resumable(folder)
+    run(settings, folder, resume=True)
+    assert done == [1, 2, 3, 4, 5, 5]  # step 5 was charged behind the last checkpoint: one step fewer at the end
+    ledger = Ledger.open(folder / "ledger.jsonl", read_only=True)
+    assert [charge.event.round for charge in ledger.charges] == [1, 2, 3, 4, 5, 5]
+    assert read_status(folder).state == "stopped-budget"
+    assert ledger.spent() <= 4.0
+    assert json.loads((folder / "results.json").read_text())["rounds_done"] == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"silo.batch-size": 5000}, "batch_size must be <= the number of units"),
+        ({"privacy.epsilon": 5000.0}, "privacy.epsilon = 5000 over 6 steps of 8 of"),
+        ({"privacy.delta": 0.4}, "delta must be < 1/population"),
+        ({"strategy.controller": "dp-lac", "evaluation.every": 1}, "clip-norm"),
+        ({"strategy.aggregation": "flora"}, "this is one"),
+        ({"clients": 2, "sampling-rate": 1.0}, "clients = 1"),
+        ({"silo.warm-up": 6}, "warm_up must be < steps"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_spent(cache, tmp_path, settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        run(config(cache, **settings), tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"local.balance": "prior"}, "local.balance"),
+        ({"public.subspace": 4}, "public.subspace"),
+        ({"silo.steps": 2}, "silo.steps"),
+        ({"data.source": "jsonl:x.jsonl"}, "unit-column"),
+    ],
+)
+def test_settings_that_no_silo_can_have(cache, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        config(cache, **settings)
+
+
+def test_no_noise_needs_the_flag_and_is_stamped(cache, tmp_path):
+    with pytest.raises(ValueError, match="not_private"):
+        Silo(unit="record", steps=1, batch_size=1, epsilon=1.0, delta=1e-5, noise="insecure-zero")
+    folder = tmp_path / "run"
+    run(
+        config(
+            cache, **{"privacy.noise": "insecure-zero", "privacy.non-private": True, "rounds": 2, "silo.warm-up": 0}
+        ),
+        folder,
+    )
+    assert "NOT PRIVATE" in json.loads((folder / "privacy.json").read_text())["sentence"]
+    assert "NOT PRIVATE" in (folder / "adapter" / "README.md").read_text()
+    assert all(record.not_private for record in read_metrics(folder))
+
+
+def test_records_of_a_language_model(cache, tmp_path):
+    lines = [json.dumps({"text": f"Patient {i} has a diagnosis of code {i % 7}."}) for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    settings = config(
+        cache,
+        **{
+            "data.source": f"jsonl:{tmp_path / 'texts.jsonl'}", "privacy.unit": "record", "model.task": "causal-lm",
+            "model.name": "random:llama", "model.targets": "q_proj,v_proj", "rounds": 2, "silo.warm-up": 0,
+            "silo.gradients": "opacus",
+        },
+    )  # fmt: skip
+    assert len(assemble_silo(settings).index) == 40
+    run(settings, tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert 1 < results["test_perplexity"] < 400
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["unit"] == "record"
