@@ -11,7 +11,7 @@ from client.data import PreparedData
 from client.peft_files import save_peft
 from client.tasks import Metrics
 from privacy.ledger import Ledger
-from privacy.statement import NOT_COVERED, TRUSTED_AGGREGATOR, privacy_statement
+from privacy.statement import privacy_statement
 from server.assembly import Assembly
 from strategies.dp_fedavg import ServerState
 
@@ -46,8 +46,8 @@ def write_artefacts(
     ledger: Ledger,
     result: RunResult,
     *,
-    trust_model: str = TRUSTED_AGGREGATOR,
-    not_covered: Sequence[str] = NOT_COVERED,
+    trust_model: str | None = None,
+    not_covered: Sequence[str] | None = None,
 ) -> None:
     """Write adapter/, privacy.json and results.json into the run folder."""
     statement = privacy_statement(ledger, trust_model=trust_model, not_covered=not_covered)
