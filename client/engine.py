@@ -13,7 +13,6 @@ from client.cohort import CohortEngine, RecordGradients
 from client.layout import AdapterLayout
 from client.lora import LoraSpec
 from client.records import Records
-from client.sequential import SequentialEngine
 from client.stacked_model import UnsupportedAdapter
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
@@ -75,5 +74,7 @@ def build_engine(
             )
         except UnsupportedAdapter as reason:
             log.warning("clients train one after the other with plain PEFT: %s", reason)
+    from client.sequential import SequentialEngine  # PEFT takes a second to import, and few runs need it
+
     full = precision if precision == "fp64" else "fp32"
     return SequentialEngine(model, spec, task, token_budget=token_budget or 2048, precision=full, device=device)

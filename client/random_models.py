@@ -24,7 +24,6 @@ from transformers import (
     Qwen2Config,
     RobertaConfig,
 )
-from transformers.integrations.bitnet import AutoBitLinear
 
 PREFIX = "random:"
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -109,6 +108,8 @@ def _make_ternary(model: nn.Module) -> None:
     """Linear layers but the head as BitNet b1.58 has them: ternary weights, activations of 8 bits."""
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and path != "lm_head":
+            from transformers.integrations.bitnet import AutoBitLinear  # brings a compiler that nothing else needs
+
             make: Any = AutoBitLinear
             layer = make(
                 module.in_features, module.out_features, bias=False, dtype=module.weight.dtype, online_quant=True

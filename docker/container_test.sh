@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# Builds the image, brings a federation of three clients up, and shows what docker/README.md promises of it:
+# an unregistered client is refused; clients cannot reach the Control API; rounds train on three clients' own records; a
+# client killed in a round does not end the run; the server killed and started again goes on with it; no secret is in the
+# image and no record of a client on the server.
+#
+# usage: docker/container_test.sh      CONTAINERS=auto (skip, in words, where no engine can be had), require, off
+#        CONTAINER_CACHE=FOLDER keeps the base image made here for the next time.
+#        CONTAINER_BUILD_OPTIONS, such as "--network host", for an engine of yours.
+#        CONTAINER_RESULT=FILE gets the sizes and the time as JSON.
+# Uses an engine that answers; else, as root on Debian, installs one and runs it beside everything else: own socket, own
+# data, no firewall rules, ended at the end by its process id.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+MODE=${CONTAINERS:-auto} WORK=$(mktemp -d) PROJECT=lacquer-test-$$ START=$(date +%s)
+PIDFILE=$WORK/engine.pid COMPOSED=""
+read -ra BUILD_OPTIONS <<<"${CONTAINER_BUILD_OPTIONS:-}"
+say() { printf 'container tests: %4d s  %s\n' $(($(date +%s) - START)) "$*"; }
+skip() {
+  echo "container tests: SKIPPED: $*"
+  if [ "$MODE" = require ]; then exit 1; fi
+  exit 0
+}
+die() { say "FAILED: $*"; exit 1; }
+compose() {
+  if docker compose version >/dev/null 2>&1; then docker compose -p "$PROJECT" -f docker/compose.yaml "$@"
+  else docker-compose -p "$PROJECT" -f docker/compose.yaml "$@"; fi
+}
+inside() { local service=$1; shift; compose exec -T "$service" "$@"; }
+container() { compose ps -q "$1"; }
+cleanup() {
+  local status=$?
+  if [ $status -ne 0 ] && [ -n "$COMPOSED" ]; then compose logs --no-color --tail 40 >"$WORK/logs" 2>&1 || true; tail -160 "$WORK/logs" || true; fi
+  if [ -n "$COMPOSED" ]; then compose down -v -t 1 >/dev/null 2>&1 || true; fi
+  if [ -f "$PIDFILE" ]; then
+    local engine; engine=$(cat "$PIDFILE"); kill "$engine" 2>/dev/null || true
+    for _ in $(seq 300); do kill -0 "$engine" 2>/dev/null || break; sleep 0.1; done
+  fi
+  rm -rf "$WORK" 2>/dev/null || true
+  exit $status
+}
+trap cleanup EXIT
+[ "$MODE" = off ] && skip "CONTAINERS=off"
+
+# --- an engine ---------------------------------------------------------------------------------------------------------
+export PATH=/usr/bin:$PATH DOCKER_BUILDKIT=1   # Debian's own client: others lack what its builder needs
+if ! docker info >/dev/null 2>&1; then
+  [ "$(id -u)" = 0 ] || skip "no container engine answers, and this is not root"
+  missing=""; for command in dockerd docker-compose mmdebstrap; do command -v $command >/dev/null || missing=1; done
+  if [ -n "$missing" ]; then
+    command -v apt-get >/dev/null || skip "no container engine, and no apt-get to install one"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      docker.io docker-compose mmdebstrap; } >"$WORK/apt.log" 2>&1 || { tail -3 "$WORK/apt.log"; skip "apt-get install failed"; }
+  fi
+  export DOCKER_HOST=unix://$WORK/engine.sock
+  for driver in overlay2 vfs; do
+    setsid dockerd --host "$DOCKER_HOST" --data-root "$WORK/data" --exec-root "$WORK/exec" --pidfile "$PIDFILE" \
+      --storage-driver $driver --iptables=false --ip-masq=false --ip-forward=false --bridge=none \
+      >"$WORK/engine.log" 2>&1 </dev/null &
+    started=$!
+    for _ in $(seq 150); do
+      docker info >/dev/null 2>&1 && break 2
+      kill -0 $started 2>/dev/null || break
+      sleep 0.2
+    done
+    kill $started 2>/dev/null || true; wait $started 2>/dev/null || true
+  done
+  docker info >/dev/null 2>&1 || { tail -3 "$WORK/engine.log"; skip "the container engine does not start"; }
+  BUILD_OPTIONS+=(--network host)
+fi
+say "engine $(docker info -f '{{.ServerVersion}} {{.Driver}}')"
+
+# --- a base image ------------------------------------------------------------------------------------------------------
+BASE=python:3.11-slim-bookworm
+if ! docker image inspect $BASE >/dev/null 2>&1 && ! docker pull -q $BASE >/dev/null 2>&1; then
+  BASE=localbase/python:3.11 TAR=${CONTAINER_CACHE:-$WORK}/base.tar
+  if [ ! -f "$TAR" ]; then
+    mkdir -p "$(dirname "$TAR")"
+    mmdebstrap --quiet --variant=minbase --include=python3-minimal,python3-venv,python3-pip,ca-certificates \
+      --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
+      --dpkgopt='path-exclude=/usr/share/locale/*' \
+      --customize-hook='ln -s /usr/bin/python3 "$1/usr/local/bin/python"' \
+      --customize-hook='rm -f "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED' \
+      bookworm "$TAR.new" /etc/apt/sources.list.d/debian.sources 2>"$WORK/base.log" || { tail -3 "$WORK/base.log"; skip "no base image"; }
+    mv "$TAR.new" "$TAR"
+  fi
+  docker import -c 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' "$TAR" $BASE >/dev/null
+fi
+say "base image $BASE"
+
+# --- the image: torch is the build that this machine's pip would take -----------------------------------------------------
+PIP=(.venv/bin/python -m pip); [ -x .venv/bin/python ] || PIP=(python3 -m pip)
+mkdir "$WORK/wheels"
+"${PIP[@]}" download -q --no-deps -c constraints.txt -d "$WORK/wheels" torch >"$WORK/pip.log" 2>&1 || { tail -3 "$WORK/pip.log"; die "no torch"; }
+tar -C "$WORK/wheels" -c . | docker import - "$PROJECT/wheels" >/dev/null
+rm -r "$WORK/wheels"
+for bundle in "${SSL_CERT_FILE:-}" /etc/ssl/certs/ca-certificates.crt; do
+  if [ -n "$bundle" ] && [ -f "$bundle" ]; then BUILD_OPTIONS+=(--secret "id=ca_bundle,src=$bundle"); break; fi
+done
+if index=$("${PIP[@]}" config get global.index-url 2>/dev/null); then
+  echo "$index" >"$WORK/index"; BUILD_OPTIONS+=(--secret "id=index_url,src=$WORK/index")
+fi
+export LACQUER_IMAGE=$PROJECT:image
+docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$PROJECT/wheels" \
+  -f docker/Dockerfile -t "$LACQUER_IMAGE" . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the image is not built"; }
+SIZE=$(docker image inspect -f '{{.Size}}' "$LACQUER_IMAGE")
+say "image built, $((SIZE / 1000000)) MB"
+[ "$(docker image inspect -f '{{.Config.User}}' "$LACQUER_IMAGE")" = 10001:10001 ] || die "the image runs as root"
+
+# --- three clients with records of their own ------------------------------------------------------------------------------
+mkdir "$WORK/config" "$WORK/records"
+docker run --rm --network none "$LACQUER_IMAGE" python -c "
+import pathlib, sys, tarfile
+from simulations.sample_records import write_records
+write_records(pathlib.Path('/tmp/records'), 3, 48)
+tarfile.open(fileobj=sys.stdout.buffer, mode='w|').add('/tmp/records', '.')" | tar -C "$WORK/records" -x
+cp docker/config/test.toml "$WORK/config/"
+chmod -R a+rX "$WORK/config" "$WORK/records"; chmod a+x "$WORK"
+export LACQUER_CONFIG=$WORK/config
+for i in 1 2 3; do export CLIENT_${i}_DATA="$WORK/records/client-$i"; done
+COMPOSED=1
+compose config -q
+compose run --rm keys >"$WORK/keys.log" 2>&1 || { cat "$WORK/keys.log"; die "keys"; }
+compose up -d superlink gateway client-1 >"$WORK/up.log" 2>&1 || { cat "$WORK/up.log"; die "compose up"; }
+
+logged() { compose logs --no-color "$1" 2>&1 | grep -cF -- "$2" || true; }
+await() { # SECONDS WHAT COMMAND...: until the command succeeds
+  local limit=$1 what=$2 since=$SECONDS; shift 2
+  until "$@"; do
+    [ $((SECONDS - since)) -lt "$limit" ] || die "not within $limit s: $what"
+    sleep 1
+  done
+}
+refused() { [ "$(logged client-1 'code: 2004')" -gt 0 ]; }
+await 120 "an unregistered client is refused" refused
+say "an unregistered client is refused"
+inside superlink lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
+compose up -d >>"$WORK/up.log" 2>&1
+online() { [ "$(inside superlink lacquer clients | grep -c online)" = "$1" ]; }
+await 180 "three clients are online" online 3
+say "three clients are online"
+
+inside client-1 python - <<'P' || die "a client reaches more than the Fleet API"
+import socket, ssl, urllib.error, urllib.request
+context = ssl.create_default_context(cafile="/keys/ca.crt")
+def status(path):
+    try:
+        request = urllib.request.Request("https://gateway:8443" + path, data=b"", method="POST")
+        return urllib.request.urlopen(request, context=context, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+assert status("/v1/fleet/pull-messages") in (400, 401, 415, 422), status("/v1/fleet/pull-messages")
+for path in ("/v1/control/list-runs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/pull-messages"):
+    assert status(path) == 404, path
+try:
+    socket.create_connection(("superlink", 8000), 5)
+    raise SystemExit("the SuperLink is reachable")
+except OSError:
+    pass
+try:
+    urllib.request.urlopen("https://gateway:8443/health", timeout=20)
+    raise SystemExit("a certificate of an unknown authority is taken")
+except urllib.error.URLError as error:
+    assert "CERTIFICATE_VERIFY_FAILED" in str(error), error
+P
+say "clients reach the Fleet API and nothing else"
+
+# --- the run --------------------------------------------------------------------------------------------------------------
+rounds() { inside superlink sh -c 'cat /runs/*/metrics.jsonl 2>/dev/null | wc -l' 2>/dev/null || echo 0; }
+at_least() { [ "$(rounds)" -ge "$1" ]; }
+failed() { inside superlink sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/dev/null; }
+got() { if failed; then inside superlink sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
+inside superlink lacquer deploy /config/test.toml >"$WORK/deploy.log" 2>&1 &
+await 600 "two rounds" got 2
+say "two rounds are trained"
+busy() { [ "$(inside client-2 sh -c 'cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\0" " "' | grep -c 'flwr-clientapp')" -gt 0 ]; }
+await 120 "client-2 is in its third round" busy
+docker kill "$(container client-2)" >/dev/null
+await 300 "the third round ends without client-2" got 3
+say "client-2 was killed in round 3, and the round has ended"
+docker kill "$(container superlink)" >/dev/null
+wait || true
+compose up -d >>"$WORK/up.log" 2>&1
+await 240 "three clients are online again" online 3
+say "the server was killed and is back, with all clients"
+RUN=$(inside superlink sh -c 'ls -d /runs/*' | tr -d '\r')
+inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 || { tail -20 "$WORK/resume.log"; die "the run does not go on"; }
+say "the run has ended"
+
+# --- what it left -----------------------------------------------------------------------------------------------------------
+inside superlink python - "$RUN" <<'P' || die "the run folder is not what it should be"
+import json, pathlib, sys
+from privacy.ledger import Ledger
+from safetensors.torch import load_file
+folder = pathlib.Path(sys.argv[1])
+rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+status = json.loads((folder / "status.json").read_text())
+with Ledger.open(folder / "ledger.jsonl") as ledger:
+    charges = [event.round for event in ledger.events]
+    assert ledger.not_private is None and ledger.commitment.population == 3
+assert status["state"] in ("completed", "stopped-budget"), status
+assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= 3, rounds
+assert set(rounds) <= set(charges) and len(charges) <= 5, (rounds, charges)
+assert any(value.abs().max() > 0 for value in load_file(next(folder.rglob("adapter_model.safetensors"))).values())
+P
+head -1 "$WORK/records/client-1/records.jsonl" | python3 -c 'import json,sys; print(json.load(sys.stdin)["text"][:40])' >"$WORK/phrase"
+inside superlink sh -c 'cat $(find /runs /state -type f)' 2>/dev/null | grep -aqF -f "$WORK/phrase" && die "a record of client-1 is on the server"
+say "ledger, metrics and adapter are right; no record of a client is on the server"
+docker create --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null
+docker export "$PROJECT-scan" | python3 docker/scan_image.py || { docker rm "$PROJECT-scan" >/dev/null; die "the image holds secrets"; }
+docker rm "$PROJECT-scan" >/dev/null
+say "no secret is in the image"
+if [ -n "${CONTAINER_RESULT:-}" ]; then
+  printf '{"image_bytes": %d, "base_bytes": %d, "seconds": %d}\n' "$SIZE" "$(docker image inspect -f '{{.Size}}' $BASE)" \
+    $(($(date +%s) - START)) >"$CONTAINER_RESULT"
+fi
+say "passed"
