@@ -55,11 +55,31 @@ def calibrate_command(
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of that controller. Repeatable.")
     ] = None,
+    trust: Annotated[
+        Literal["server", "secagg"],
+        typer.Option(help="Who makes the noise: a trusted server, or the clients together."),
+    ] = "server",
+    survivors: Annotated[
+        int, typer.Option(help="With secagg: least number of clients left in a round; 0 is four fifths.")
+    ] = 0,
+    colluding: Annotated[int, typer.Option(help="With secagg: clients that may collude with the server.")] = 0,
 ) -> None:
     """Noise for a privacy budget, and what more clients, rounds or sampling would buy."""
     console = Console()
     try:
         _check_arguments(dimension, plot)
+        if trust == "secagg":
+            if histogram or query or plot or controller or option or sampling != "poisson" or adjacency != "add_remove":
+                raise ValueError(
+                    "trust secagg goes with epsilon, delta, clients, rate, rounds, survivors and colluding only: every "
+                    "client takes part in every round, and one kind of sum is priced"
+                )
+            from simulations.calibrate_secagg import secagg_page
+
+            with console.status("Calibrating"):
+                shared = secagg_page(epsilon, delta, clients, rate, rounds, survivors, colluding)
+            console.print(shared)
+            return
         if controller is not None or option:
             if histogram or query or plot or sampling != "poisson" or adjacency != "add_remove" or not controller:
                 raise ValueError(

@@ -17,6 +17,7 @@ from server.errors import CannotResume
 from simulations.calibrate import calibrate_command
 from simulations.deploy import admit_command, clients_command, deploy_command, expel_command
 from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
+from simulations.federation_command import federation_command, identity_command
 from simulations.keys import keys_command
 from simulations.settings import configure, describe, preset_files
 from simulations.sweep import sweep_command
@@ -31,6 +32,8 @@ app = typer.Typer(
 app.command("calibrate")(calibrate_command)
 app.command("sweep")(sweep_command)
 app.command("keys")(keys_command)
+app.command("identity")(identity_command)
+app.command("federation")(federation_command)
 app.command("deploy")(deploy_command)
 app.command("admit")(admit_command)
 app.command("expel")(expel_command)

@@ -30,6 +30,7 @@ from simulations.benchmarks import (
     pesgd_tables,
     privacy_tables,
     rl_tables,
+    secure_tables,
 )
 from simulations.notation import duration_text, number_text
 
@@ -85,6 +86,7 @@ TABLES: dict[str, Table] = {
     "lora": comparison_tables.lora,
     "bad-replies": fault_tables.bad_replies,
     "soak": fault_tables.soak,
+    "secure-sums": secure_tables.secure_sums,
     "rl_overhead": rl_tables.overhead,
     "rl_pretraining": rl_tables.pretraining,
     "pesgd": pesgd_tables.losses,

@@ -120,3 +120,29 @@ def test_the_update_beside_a_query_has_the_noise_that_planning_by_hand_gives() -
     z = float(next(line for line in by_hand.splitlines() if "Noise multiplier z" in line).split()[-1])
     assert by_controller[0][:3] == ["round", "1", "update"]
     assert float(by_controller[0][-1]) == pytest.approx(z, abs=2e-4)
+
+
+def test_noise_of_clients_stands_beside_that_of_a_trusted_server() -> None:
+    done = calibrate("--trust", "secagg", "--clients", "20", "--rounds", "5", "--rate", "0.5", "--colluding", "2")
+    assert done.exit_code == 0, done.output
+    rows = {line.split("  ")[1].strip(): line.split() for line in done.output.splitlines() if line.startswith("  ")}
+    least, whole = rows["secagg, 16 clients left: what is guaranteed"], rows["secagg, all 20 left"]
+    assert float(least[-1]) == float(whole[-1]) == pytest.approx(float(least[-3]) / 14**0.5, rel=1e-3)
+    assert float(whole[-3]) == pytest.approx(float(least[-3]) * (20 / 14) ** 0.5, rel=1e-3)
+    central = float(rows["trusted server, everybody in every round"][-2])
+    assert central < float(least[-3]) < 1.15 * central, "Rényi accounting costs some percent, nothing more"
+    assert "12 open a sum" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--survivors", "3"], "survivors must be in 11..20"),
+        (["--histogram", "10"], "trust secagg goes with"),
+        (["--clients", "3000"], "parties must be <= 1024"),
+    ],
+)
+def test_what_clients_cannot_agree_on_is_refused(arguments: list[str], named: str) -> None:
+    done = calibrate("--trust", "secagg", "--clients", "20", *arguments)
+    assert done.exit_code == 2
+    assert named in done.output
