@@ -20,6 +20,7 @@ from server.config import RunConfig
 from server.environment import write_environment
 from server.loop import record_of
 from server.public import PublicTraining
+from server.public_texts import spanned
 from server.resume import CONFIG_FILE, write_origin
 from server.resumed import Resumed, note_resumed
 from server.silo_assembly import NOT_COVERED, TRUST, SiloAssembly, assemble_silo
@@ -86,12 +87,13 @@ def run_silo(
         training = private_training(
             ready.silo, engine, ready.index, ledger, multipliers, sampler, lambda x: evaluate(x, "validation").loss
         )
-        run = _Run(ready, training, evaluate, telemetry, folder)
+        inside = spanned(assembly, engine, training)
+        run = _Run(ready, inside.training, evaluate, telemetry, folder)
         before = 0.0
         if checkpoint_folder(folder) is not None:
             before = _go_on(run, changes)
         else:
-            _begin(run, public)
+            _begin(run, public, inside.start)
 
         def elapsed() -> float:
             return before + time.monotonic() - started
@@ -101,10 +103,10 @@ def run_silo(
     telemetry.status("stopped-budget" if refusal else "completed", refusal or f"{config.rounds} steps done")
 
 
-def _begin(run: _Run, public: PublicTraining) -> None:
+def _begin(run: _Run, public: PublicTraining, start: Tensor) -> None:
     if run.config.public.warm_start_epochs:
         run.telemetry.status("preparing", "warm start on public records")
-    start = public.warm_start(run.ready.assembly.start)
+    start = public.warm_start(start)
     run.training.begin(start, PublicSignals(0, run.evaluate(start, "validation").loss))
     save_checkpoint(run.folder, Checkpoint.after(run.training.state, None, run.training.ledger.head, Times()))
 
