@@ -3,6 +3,7 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client import silo_member, silo_wire
 from client.node import Node, kept_here
 from client.secure_sum import HANDLERS, refuse_unmasked
 from client.wire import BadMessage, EvaluateRequest, TrainRequest, contribution_records, totals_records
@@ -11,6 +12,7 @@ from client.worker import warm_worker
 app = ClientApp()
 for step, answer in HANDLERS.items():
     app.train(step)(answer)
+app.train(silo_wire.ACTION)(silo_member.answer)
 
 
 @app.train()

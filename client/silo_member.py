@@ -7,17 +7,23 @@ bounds with ``epsilon-limit`` in the node's settings.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Context, Message
 
 from client.engine import Engine
+from client.node import Node, kept_here, own_worker
 from client.records import Records
 from client.silo import private_training
 from client.silo_state import OtherSilo, silo_state
 from client.silo_wire import SiloReply, SiloRequest
 from client.unit_index import UnitIndex
+from client.wire_records import BadMessage
+from client.worker import warm_worker
 from strategies.controller import PublicSignals
 
 
@@ -60,8 +66,30 @@ def take_part(
             update = (training.state.adapter - adapter).numpy() if taken else np.empty(0, np.float32)
     except OtherSilo as error:
         return _refusal(request, str(error), len(index))
-    return SiloReply(request.round, update, taken, refusal, guaranteed, len(index))
+    return SiloReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
 
 
 def _refusal(request: SiloRequest, reason: str, population: int) -> SiloReply:
     return SiloReply(request.round, np.empty(0, np.float32), 0, reason, math.inf, population)
+
+
+def answer(message: Message, context: Context) -> Message:
+    """The handler of ``train.silo``: a worker's simulated silo, or the node's own records."""
+    node = Node.of(context.node_config)
+    with kept_here(node):
+        request = SiloRequest.from_records(message.content)
+        if node is None:
+            worker, folder = warm_worker(request.job), Path(request.state) / str(request.client)
+        else:
+            worker, folder = own_worker(request.job, node), state_folder(context.node_config)
+        limit = float(context.node_config.get("epsilon-limit", math.inf))
+        records = worker.data.client(request.client)
+        reply = take_part(request, records, worker.engine, folder, epsilon_limit=limit)
+        return Message(reply.to_records(), reply_to=message)
+
+
+def state_folder(node_config: Mapping[str, Any]) -> Path:
+    """Where a deployed silo keeps its ledger; BadMessage if its operator has not said, for nothing may be lost."""
+    if "silo-state" not in node_config:
+        raise BadMessage("this node has no folder for its ledger; name one in its settings (silo-state)")
+    return Path(str(node_config["silo-state"])).expanduser()

@@ -79,6 +79,7 @@ class SiloReply:
         refused: why the silo took none, or fewer than asked; empty if it took all.
         epsilon: guaranteed for the silo's whole commitment; infinite if it is not private.
         population: units the silo protects.
+        noise_multiplier: effective, of its first step.
     """
 
     round: int
@@ -87,6 +88,7 @@ class SiloReply:
     refused: str
     epsilon: float
     population: int
+    noise_multiplier: float = 0.0
 
     def to_records(self) -> RecordDict:
         config: dict[str, Any] = {
@@ -95,6 +97,7 @@ class SiloReply:
             "refused": self.refused,
             "epsilon": self.epsilon,
             "population": self.population,
+            "noise-multiplier": self.noise_multiplier,
             "code": code_fingerprint(),
         }
         arrays = ArrayRecord({"update": Array(self.update.astype(np.float32))})
@@ -111,11 +114,12 @@ class SiloReply:
         taken, refused = typed(config, "steps", int), typed(config, "refused", str)
         if not 0 <= taken <= steps or (taken == 0 and not refused) or len(refused) > 1000:
             raise BadMessage("steps must lie between 0 and what was asked, and a silo that takes none must say why")
-        if len(arrays_of(records)) != 1 or len(config) != 6:
-            raise BadMessage("reply must hold one update and six settings")
+        if len(arrays_of(records)) != 1 or len(config) != 7:
+            raise BadMessage("reply must hold one update and seven settings")
         exactly(records, "arrays", "config")
         update = vector(records, "update", "float32", (size if taken else 0,))
         if not bool(np.isfinite(update).all()):
             raise BadMessage("update must be finite")
         epsilon, population = typed(config, "epsilon", float), typed(config, "population", int)
-        return SiloReply(round, update, taken, refused, epsilon, population)
+        noise = typed(config, "noise-multiplier", float)
+        return SiloReply(round, update, taken, refused, epsilon, population, noise)

@@ -31,6 +31,7 @@ from server.resume import (
 from server.resumed import Resumed, note_resumed
 from server.roster import roster
 from server.secure import secure_aggregation
+from server.silo_rounds import run_federated_silos
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg
@@ -49,6 +50,12 @@ def main(grid: Grid, context: Context) -> None:
     given = resume or str(keys.get("run-folder", ""))
     folder = Path(given) if given else Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
     folder.mkdir(parents=True, exist_ok=True)
+    if config.privacy.unit != "client":
+        if resume:
+            raise CannotResume("a federation of silos cannot go on; start anew, the silos' own ledgers count on")
+        with held(folder, resume=False) as (telemetry, _):
+            run_federated_silos(config, folder, grid, telemetry)
+        return
     with held(folder, resume=bool(resume)) as (telemetry, ledger):
         run(config, folder, grid, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
 

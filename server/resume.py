@@ -115,6 +115,11 @@ def check_resumable(run_folder: Path, *, other_code: bool = False) -> RunConfig:
     if not (run_folder / CONFIG_FILE).is_file():
         raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
     config = load(run_folder / CONFIG_FILE)
+    if config.privacy.unit != "client" and not config.alone:
+        raise CannotResume(
+            f"{run_folder} is a federation of silos, which cannot go on: start it anew. What its silos spent is in "
+            "their own ledgers and stays spent"
+        )
     with claim(run_folder) as ledger:
         check_secret(run_folder, config, ledger)
     check_origin(run_folder, config, other_code=other_code)

@@ -1,11 +1,13 @@
 """From a configuration to everything a single silo needs, checked, before any budget is spent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from client.data import prepare
+from torch import Tensor
+
+from client.data import PreparedData, prepare
 from client.dp_sgd import refuse_votes
 from client.job import Job
-from client.lora import adapter_layout, initial_adapter
+from client.lora import AdapterLayout, LoraSpec, adapter_layout, initial_adapter
 from client.models import load_base
 from client.silo import Silo, commit, setting_of
 from client.unit_index import UnitIndex
@@ -13,10 +15,14 @@ from privacy.commitment import Commitment
 from server.assembly import Assembly, local_training, lora_spec
 from server.budget import not_private_reason
 from server.config import ConfigError, RunConfig
-from server.data_spec import data_spec
-from server.methods import methods
+from server.data_spec import data_spec, reading
+from server.methods import Methods, methods
 from strategies.aggregation.aggregation import Adapters
+from strategies.aggregation.factors import RoLora
+from strategies.aggregation.fedsvd import FedSvd
+from strategies.aggregation.ranks import ZeroPad
 from strategies.controller import PublicSignals
+from strategies.silo_fedavg import combine_of
 
 TRUST = (
     "the silo itself: it holds the records, draws the batches and adds the noise; the guarantee is against everyone "
@@ -94,8 +100,80 @@ def assemble_silo(config: RunConfig) -> SiloAssembly:
         data.train, grouped=config.privacy.unit == "group", most=silo.records_per_unit, seed=config.seed
     )
     commitment, multipliers = _committed(config, silo, len(index))
+    described = _described(config, parts, data)
+    setting = setting_of(silo, len(index), described.layout, multipliers, commitment.order)
+    assembly = Assembly(
+        config=config, data=data, methods=parts, commitment=commitment, setting=setting, **vars(described)
+    )
+    _plannable(assembly)
+    return SiloAssembly(assembly, silo, index)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Silos of a federation, ready to start.
+
+    Attributes:
+        config, data, methods: of the run; the methods' aggregation is the server's.
+        silo: what every silo commits to.
+        described: the adapter and the job.
+    """
+
+    config: RunConfig
+    data: PreparedData
+    methods: Methods
+    silo: Silo
+    described: "Described"
+
+
+def assemble_federation(config: RunConfig) -> Federation:
+    """Prepare data and model and the settings of the silos, each of which calibrates for its own units.
+
+    Raises:
+        ConfigError, ValueError: naming the setting that cannot work.
+    """
+    parts = methods(config)
+    part = parts.aggregation.part(Adapters(config.model.rank, config.clients, config.seed), 1)
+    if part.ranks is not None or isinstance(parts.aggregation, RoLora | FedSvd | ZeroPad):
+        raise ConfigError(
+            f"strategy.aggregation = {config.strategy.aggregation!r} changes what is trained from round to round, "
+            "which silos with ledgers of their own do not follow; take plain, ffa, flora or fedgsa"
+        )
+    try:
+        combine_of(parts.aggregation)
+    except ValueError as error:
+        raise ConfigError(f"strategy.aggregation = {config.strategy.aggregation!r}: {error}") from error
+    for name, wanted in (
+        ("controller", parts.controller.reads_validation),
+        ("optimizer", parts.optimizer.reads_public_loss),
+    ):
+        if wanted:
+            raise ConfigError(
+                f"strategy.{name} = {getattr(config.strategy, name)!r} reads the public loss of every step, and the "
+                "silos of a federation have no public data; take another"
+            )
+    silo = replace(
+        silo_of(config, config.rounds * config.silo.steps),
+        aggregation="ffa" if part.factors == "b" else "plain",
+        aggregation_options={},
+    )
+    data = prepare(data_spec(config))
+    return Federation(config, data, parts, silo, _described(config, parts, data))
+
+
+@dataclass(frozen=True)
+class Described:
+    """The adapter of a run, where it starts, and what nodes must know."""
+
+    spec: LoraSpec
+    layout: AdapterLayout
+    start: Tensor
+    job: Job
+
+
+def _described(config: RunConfig, parts: Methods, data: PreparedData) -> Described:
     model, _ = load_base(config.model.name, config.model.task, data.num_labels)
-    spec = lora_spec(config, model, parts.aggregation.part(Adapters(config.model.rank, 1, config.seed), 1))
+    spec = lora_spec(config, model, parts.aggregation.part(Adapters(config.model.rank, config.clients, config.seed), 1))
     layout = adapter_layout(model, spec)
     job = Job(
         model=config.model.name,
@@ -110,12 +188,9 @@ def assemble_silo(config: RunConfig) -> SiloAssembly:
         precision=config.engine.precision,
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
+        reading=reading(config, data.label_names),
     )
-    setting = setting_of(silo, len(index), layout, multipliers, commitment.order)
-    start = initial_adapter(layout, model, config.seed)
-    assembly = Assembly(config, data, parts, spec, layout, start, job, commitment, setting)
-    _plannable(assembly)
-    return SiloAssembly(assembly, silo, index)
+    return Described(spec, layout, initial_adapter(layout, model, config.seed), job)
 
 
 def _committed(config: RunConfig, silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:

@@ -24,10 +24,14 @@ def check(config: RunConfig) -> None:
         except ValueError as error:  # ConfigError is one
             problems.append(str(error))
 
-    with collected():
-        check_noise(config)
-    with collected():
-        check_data(config)
+    if config.privacy.unit != "client":
+        with collected():
+            check_silos(config)
+    else:
+        with collected():
+            check_noise(config)
+        with collected():
+            check_data(config)
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -58,6 +62,17 @@ def check_data(config: RunConfig) -> None:
     if not config.model.name.startswith("random:"):  # weights that are made, not found
         locate(config.model.name)
     prepare(data_spec(config))
+
+
+def check_silos(config: RunConfig) -> None:
+    """Check a federation of silos; each calibrates for its own records when it first takes part.
+
+    Raises:
+        ConfigError, ValueError: naming the setting.
+    """
+    from server.silo_assembly import assemble_federation
+
+    assemble_federation(config)
 
 
 def check_silo(config: RunConfig) -> tuple[float, ...]:

@@ -1,0 +1,87 @@
+"""What a federation of silos leaves behind; its privacy.json repeats what the silos say of their own commitments."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from client.peft_files import save_peft
+from client.silo_wire import SiloReply
+from client.tasks import Metrics
+from privacy.statement import rounded_up
+from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, majority_accuracy, perplexities
+from server.silo_assembly import NOT_COVERED, Federation
+
+
+def write_silo_artefacts(
+    folder: Path,
+    ready: Federation,
+    adapter: Tensor,
+    validation: Metrics,
+    test: Metrics,
+    silos: Mapping[int, SiloReply],
+    seconds: float,
+) -> None:
+    """Write adapter/, privacy.json and results.json; ``silos`` is what each silo last said of itself, by number."""
+    config, silo = ready.config, ready.silo
+    statement = _statement(ready, silos)
+    (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
+    results = {
+        **perplexities(validation, test),
+        "test_accuracy": test.accuracy,
+        "test_loss": test.loss,
+        "test_records": test.count,
+        "validation_accuracy": validation.accuracy,
+        "validation_loss": validation.loss,
+        "validation_records": validation.count,
+        "majority_accuracy": majority_accuracy(ready.data),
+        "seconds": seconds,
+        "rounds_done": config.rounds,
+        "stopped": None,
+        "dimension": ready.described.layout.dim,
+        "model": config.model.name,
+        "not_private": silo.not_private,
+    }
+    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
+    described = ready.described
+    save_peft(folder / ADAPTER_FOLDER, adapter, described.layout, described.spec, base=config.model.name)
+    (folder / ADAPTER_FOLDER / "README.md").write_text(f"# Adapter of run {config.name}\n\n{statement['sentence']}\n")
+
+
+def _statement(ready: Federation, silos: Mapping[int, SiloReply]) -> dict[str, Any]:
+    """privacy.json of a federation of silos: what each says of its own commitment."""
+    silo = ready.silo
+    unit = silo.unit.removeprefix("group:")
+    worst = max((reply.epsilon for reply in silos.values()), default=0.0)
+    sentence = (
+        f"This run is NOT PRIVATE: {silo.not_private}."
+        if silo.not_private
+        else f"With respect to adding or removing one {unit} of any one silo, everything that silo sends in this run "
+        f"is differentially private with epsilon at most {rounded_up(worst, 2):.2f} at delta {silo.delta:g}, against "
+        "anyone, the server and the other silos included; other runs on the same data are not included and add to it."
+    )
+    return {
+        "sentence": sentence,
+        "format": 1,
+        "private": silo.not_private is None,
+        "not_private": silo.not_private,
+        "unit": silo.unit,
+        "adjacency": "add_remove",
+        "epsilon": rounded_up(worst, 4),
+        "delta": silo.delta,
+        "mode": silo.mode,
+        "mechanism": "DP-SGD in every silo, with the silo's own ledger; the server averages and adds nothing",
+        "trust_model": "every silo trusts itself only",
+        "silos": {
+            str(number): {
+                "population": reply.population,
+                "epsilon": rounded_up(reply.epsilon, 4),
+                "noise_multiplier": reply.noise_multiplier,
+            }
+            for number, reply in sorted(silos.items())
+        },
+        "silos_asked": ready.config.clients,
+        "not_covered": list(NOT_COVERED),
+    }

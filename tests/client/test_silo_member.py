@@ -1,0 +1,140 @@
+"""A silo in a federation: its own ledger over the rounds, its own refusals, and what it sends is checked."""
+
+import logging
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from client.silo import Silo
+from client.silo_member import state_folder, take_part
+from client.silo_state import LEDGER
+from client.silo_wire import SiloReply, SiloRequest
+from client.wire_records import BadMessage
+from privacy.ledger import Ledger
+from strategies.aggregation.individual import FedEx, FedGsa, Flora
+from strategies.silo_fedavg import SiloAnswer, averaged, combine_of, next_adapter
+from tests.client.silo_cases import PRIVATE, engine, records, vector
+
+SILO = Silo(**PRIVATE | {"controller": "percentile", "controller_options": {"query-noise": 8.0}})
+
+
+def request(steps: int, round: int = 1, silo: Silo = SILO) -> SiloRequest:
+    made = SiloRequest(round, vector().float().numpy(), steps, 0, silo, "{}", "")
+    return SiloRequest.from_records(made.to_records())
+
+
+@pytest.fixture(scope="module")
+def made():
+    return engine()
+
+
+def test_the_ledger_lives_across_rounds_and_ends_participation(tmp_path, made):
+    data = records()
+    replies = [take_part(request(3, round), data, made, tmp_path / "silo") for round in (1, 2, 3)]
+    assert [reply.steps for reply in replies] == [3, 1, 0]  # four steps were committed
+    assert replies[0].refused == ""
+    assert "budget is spent" in replies[1].refused
+    assert "budget is spent" in replies[2].refused
+    assert len(replies[2].update) == 0
+    assert np.linalg.norm(replies[0].update) > 0
+    ledger = Ledger.open(tmp_path / "silo" / LEDGER, read_only=True)
+    assert [event.round for event in ledger.events] == [1, 2, 3, 4]
+    assert replies[0].epsilon == ledger.guaranteed() <= 4.0
+    assert replies[0].population == 12
+
+
+def test_the_controller_goes_on_where_the_last_round_left_it(tmp_path, made):
+    data, thresholds = records(), []
+    for round in (1, 2):
+        take_part(request(2, round), data, made, tmp_path / "silo")
+        thresholds.append((tmp_path / "silo" / "silo.json").read_text())
+    assert '"clip_rate": -1.0' not in thresholds[0]
+    assert thresholds[0] != thresholds[1]
+
+
+def test_a_process_that_died_in_a_round_has_spent_its_steps(tmp_path, made, monkeypatch):
+    from client.silo_state import SiloState
+
+    monkeypatch.setattr(SiloState, "take_from", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        take_part(request(3), records(), made, tmp_path / "silo")
+    monkeypatch.undo()
+    assert take_part(request(3), records(), made, tmp_path / "silo").steps == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"epsilon": 8.0}, "epsilon"), ({"steps": 40}, "steps"), ({"batch_size": 6}, "batch_size")],
+)
+def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, reason):
+    take_part(request(1), records(), made, tmp_path / "silo")
+    reply = take_part(request(1, silo=replace(SILO, **change)), records(), made, tmp_path / "silo")
+    assert reply.steps == 0
+    assert f"other settings ({reason})" in reply.refused
+
+
+def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
+    void = replace(SILO, noise="insecure-zero", not_private="test")
+    for silo, limit in ((SILO, 3.0), (void, 100.0)):
+        reply = take_part(request(1, silo=silo), records(), made, tmp_path / "silo", epsilon_limit=limit)
+        assert f"at most {limit:g}" in reply.refused
+    few = take_part(request(1), records(3), made, tmp_path / "silo")
+    assert "fewer than 4 units" in few.refused
+    assert not (tmp_path / "silo").exists()
+    with pytest.raises(BadMessage, match="silo-state"):
+        state_folder({"data": "jsonl:x"})
+
+
+def test_a_reply_is_checked():
+    good = SiloReply(2, np.ones(5, np.float32), 3, "", 1.0, 10, 0.9)
+    read = SiloReply.from_records(good.to_records(), 2, 5, 3)
+    assert (read.steps, read.population, read.noise_multiplier) == (3, 10, 0.9)
+    for bad, size in (
+        (replace(good, round=1), 5), (good, 6), (replace(good, steps=4), 5), (replace(good, steps=0), 5),
+        (replace(good, update=np.full(5, math.nan, np.float32)), 5), (replace(good, refused="x" * 2000), 5),
+    ):  # fmt: skip
+        with pytest.raises(BadMessage):
+            SiloReply.from_records(bad.to_records(), 2, size, 3)
+
+
+def test_refusals_are_logged_and_the_round_goes_on(caplog):
+    layout, start = engine().layout, torch.zeros(engine().layout.size)
+    answers = [SiloAnswer(1, None, 0, "budget is spent"), SiloAnswer(0, torch.ones(layout.size), 2, "")]
+    with caplog.at_level(logging.WARNING):
+        found = next_adapter(start, answers, averaged, layout, 7)
+    assert torch.equal(found, torch.ones(layout.size))
+    assert "silo 1 took 0 steps: budget is spent" in caplog.text
+    assert torch.equal(next_adapter(start, answers[:1], averaged, layout, 8), start)
+
+
+def test_flora_keeps_the_mean_of_the_products_as_far_as_the_rank_allows():
+    layout, start = engine().layout, vector().float()
+    generator = torch.Generator().manual_seed(1)
+    updates = [0.1 * torch.randn(layout.size, generator=generator) for _ in range(3)]
+    found = combine_of(Flora())(start, updates, layout)
+    same = combine_of(Flora())(start, [updates[0]] * 3, layout)
+    pairs = {entry.pair for entry in layout.entries}
+    for pair in pairs:
+        a, b = (next(e for e in layout.entries if e.pair == pair and e.factor == factor) for factor in "AB")
+        products = [b.of(start + update) @ a.of(start + update) for update in updates]
+        torch.testing.assert_close(b.of(same) @ a.of(same), products[0], atol=1e-5, rtol=1e-4)
+        mean = torch.stack(products).mean(0)
+        values = torch.linalg.svdvals(mean)
+        lost = (mean - b.of(found) @ a.of(found)).norm()
+        assert float(lost) == pytest.approx(float(values[a.shape[0] :].norm()), rel=1e-3)
+
+
+def test_fedgsa_of_one_silo_is_that_silo_and_fedex_is_refused():
+    layout, start = engine().layout.training("b"), vector().float()
+    generator = torch.Generator().manual_seed(1)
+    update = layout.with_trainable(torch.zeros(layout.size), 0.1 * torch.randn(layout.dim, generator=generator))
+    found = combine_of(FedGsa())(start, [update], layout)
+    for pair in {entry.pair for entry in layout.entries}:
+        a, b = (next(e for e in layout.entries if e.pair == pair and e.factor == factor) for factor in "AB")
+        expected = b.of(start + update) @ a.of(start)
+        torch.testing.assert_close(b.of(found) @ a.of(found), expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="residual"):
+        combine_of(FedEx())

@@ -1,0 +1,73 @@
+"""A federation of silos over Flower messages in one process: every silo keeps its own ledger, the server averages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+
+from client.models import load_base
+from privacy.ledger import Ledger
+from server.config import ConfigError, RunConfig, parse
+from server.errors import CannotResume
+from server.resume import check_resumable
+from server.silo_assembly import assemble_federation
+from server.telemetry import read_metrics, read_status
+from simulations.inprocess import run_inprocess
+
+
+def config(folder: Path, **strategy: Any) -> RunConfig:
+    return parse(
+        {
+            "rounds": 2,
+            "clients": 2,
+            "sampling-rate": 1.0,
+            "privacy": {"unit": "record", "delta": 1e-3},
+            "strategy": {"controller": "fixed", "aggregation": "ffa", "optimizer": "fedadam", **strategy},
+            "model": {"name": "random:bert", "rank": 2, "max-length": 16},
+            "data": {
+                "records-per-client": 30,
+                "validation-records": 10,
+                "test-records": 10,
+                "partition": "iid",
+                "cache": str(folder / "cache"),
+            },
+            "silo": {"steps": 2, "batch-size": 5},
+            "engine": {"kind": "inprocess", "workers": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize("aggregation", [pytest.param("ffa", marks=pytest.mark.slow), "fedgsa"])
+def test_silos_train_and_the_server_averages(tmp_path, aggregation):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run_inprocess(config(tmp_path, aggregation=aggregation), folder)
+    assert read_status(folder).state == "completed"
+    for silo in ("0", "1"):
+        ledger = Ledger.open(folder / "silos" / silo / "ledger.jsonl", read_only=True)
+        assert [event.round for event in ledger.events] == [1, 2, 3, 4]
+        assert ledger.commitment.unit == "record"
+        assert 20 < ledger.commitment.population <= 40
+    assert not (folder / "ledger.jsonl").exists()
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert "one record of any one silo" in statement["sentence"]
+    assert set(statement["silos"]) == {"0", "1"}
+    assert 0 < statement["epsilon"] <= 4.0
+    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    base, _ = load_base("random:bert", "classification", 2)
+    assert PeftModel.from_pretrained(base, str(folder / "adapter")) is not None
+    with pytest.raises(CannotResume, match="own ledgers"):
+        check_resumable(folder)
+
+
+@pytest.mark.parametrize("aggregation", ["rolora", "fedsvd", "dp-dylora", "fedex"])
+def test_what_silos_cannot_follow_is_refused(tmp_path, aggregation):
+    with pytest.raises(ConfigError, match=r"strategy.aggregation|model.rank"):
+        assemble_federation(config(tmp_path, aggregation=aggregation))
+
+
+def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="reads the public loss"):
+        assemble_federation(config(tmp_path, controller="rl"))
