@@ -70,7 +70,7 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
     """
-    from simulations.preflight import check_data, check_noise
+    from simulations.preflight import check_data, check_noise, check_silo
     from simulations.public_only import check_public_only
 
     multipliers: dict[str, tuple[float, ...]] = {}
@@ -79,13 +79,16 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     for cell in cells:
         config = cell.config
         noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
+        if cell.kind == "silo":  # its noise depends on how many units there are, and on what is trained
+            noise = repr((noise, config.silo, config.data, config.model))
         try:
             if cell.kind == "public-only":
                 check_public_only(config)
             elif noise not in calibrated:
-                calibrated[noise] = check_noise(config)
+                calibrated[noise] = check_silo(config) if cell.kind == "silo" else check_noise(config)
             multipliers[cell.key] = () if cell.kind == "public-only" else calibrated[noise]
-            check_data(config)
+            if cell.kind != "silo":
+                check_data(config)
         except ValueError as error:  # ConfigError is one
             problems.setdefault(str(error), cell.key)
     if problems:

@@ -1,4 +1,4 @@
-"""One cell of a sweep, in a process of its own: a federated run or public training, and what it cost of the CPU.
+"""One cell of a sweep, in a process of its own: a federated run, one silo or public training, and its CPU time.
 
 Started by :func:`simulations.launcher.run_child`, with the arguments of :mod:`simulations.inprocess`.
 """
@@ -17,6 +17,7 @@ def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
     """Run the cell whose folder holds ``config.toml`` and ``cell.json``."""
     # Imported here: whoever only reads what a cell left needs none of it.
     from server.config import load
+    from simulations import silo_process
     from simulations.inprocess import run_inprocess
     from simulations.processes import end_with_launcher
     from simulations.public_only import run_public_only
@@ -25,8 +26,11 @@ def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     kind = json.loads((folder / CELL_FILE).read_text())["kind"]
-    run = run_public_only if kind == "public-only" else run_inprocess
-    run(load(folder / "config.toml"), folder)
+    if kind == "silo":
+        silo_process.run(folder, {})
+    else:
+        run = run_public_only if kind == "public-only" else run_inprocess
+        run(load(folder / "config.toml"), folder)
     (folder / USAGE_FILE).write_text(json.dumps({"cpu_seconds": time.process_time()}) + "\n")
 
 

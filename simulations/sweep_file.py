@@ -35,7 +35,7 @@ from simulations.notation import number_text
 from simulations.settings import absolute_paths, find
 
 SWEEPS = Path(__file__).parent / "presets" / "sweeps"
-Kind = Literal["run", "public-only"]
+Kind = Literal["run", "public-only", "silo"]
 Scalar = str | int | float | bool
 
 Dotted = Annotated[dict[str, Scalar], BeforeValidator(lambda table: flatten(table))]
@@ -67,7 +67,7 @@ class Cell:
     Attributes:
         key: its name in the sweep and its folder, ``grid/variant/axis=value/seed=n``.
         grid, variant, axes: where it stands; axes as ``(dotted key, value)``.
-        kind: a federated run, or training on the server's public records alone.
+        kind: a federated run, one silo (whose settings say so), or training on the server's public records alone.
         config: resolved, with absolute paths; its ``output`` is the caller's to set.
         digest: of everything that decides its outcome, see :func:`digest`.
     """
@@ -144,6 +144,8 @@ def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
         except ConfigError as error:
             problems += [line for line in f"{grid.name}/{variant}: {error}".splitlines() if line not in problems]
             continue
+        if kind == "run" and config.alone:
+            kind = "silo"
         yield Cell(key, grid.name, variant, axes, cast(Kind, kind), config, digest(config, cast(Kind, kind)))
     if problems:
         raise ConfigError("\n".join(f"{path.name}: {line}" for line in problems))

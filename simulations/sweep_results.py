@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 _MEASURED = (
     "test_accuracy", "test_loss", "test_records", "validation_accuracy", "validation_loss", "validation_records",
-    "majority_accuracy", "dimension", "rounds_done", "stopped", "seconds",
+    "majority_accuracy", "dimension", "rounds_done", "stopped", "seconds", "test_perplexity", "validation_perplexity",
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def row(cell: Cell, folder: Path) -> Row:
         "delta": config.privacy.delta,
         "not_private": run.not_private,
         "clients": config.clients,
-        "expected_cohort": config.expected_cohort,
+        "expected_cohort": config.silo.batch_size if config.alone else config.expected_cohort,
+        "unit": config.unit,
         "rounds": config.rounds,
         "controller": config.strategy.controller,
         "aggregation": config.strategy.aggregation,
@@ -60,6 +61,9 @@ def row(cell: Cell, folder: Path) -> Row:
         "first_round_loss": losses[0] if losses else None,
         "highest_round_loss": max(losses, default=None),
         "last_round_loss": losses[-1] if losses else None,
+        "curve": [(r.round, r.validation_loss) for r in run.rounds if r.validation_loss is not None]
+        if config.alone
+        else [],
         "seconds_per_round": median(record.seconds for record in run.rounds) if run.rounds else None,
         "cpu_seconds": json.loads(usage.read_text())["cpu_seconds"] if usage.is_file() else None,
         "commit": environment["commit"],

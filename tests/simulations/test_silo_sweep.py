@@ -1,0 +1,112 @@
+"""Cells of a sweep whose base is one silo; the command's own road for bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simulations import silo_process
+from simulations.cli import app
+from simulations.settings import configure_silo
+from simulations.sweep_cell import CELL_FILE
+from simulations.sweep_file import SWEEPS, read_cells
+from simulations.sweep_results import row
+
+BASE = """
+rounds = 2
+clients = 1
+sampling-rate = 1.0
+[privacy]
+unit = "group"
+delta = 1e-3
+[strategy]
+controller = "fixed"
+optimizer = "fedadam"
+[model]
+name = "random:llama"
+task = "causal-lm"
+rank = 2
+targets = "q_proj"
+max-length = 32
+[data]
+source = "jsonl:visits.jsonl"
+unit-column = "patient"
+partition = "iid"
+validation-records = 6
+test-records = 6
+cache = "CACHE"
+[silo]
+batch-size = 5
+"""
+SWEEP = """
+name = "tiny"
+[variants.fixed]
+[variants.psac]
+strategy.controller = "psac"
+[[grids]]
+name = "g"
+base = "base.toml"
+variants = ["fixed", "psac"]
+seeds = [0]
+axes = { "privacy.epsilon" = [2.0] }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "base.toml").write_text(BASE.replace("CACHE", str(tmp_path / "cache")))
+    (tmp_path / "tiny.toml").write_text(SWEEP)
+    visits = [{"text": f"Visit {i} of patient {i % 20}, code {i % 7}.", "patient": str(i % 20)} for i in range(60)]
+    (tmp_path / "visits.jsonl").write_text("\n".join(map(json.dumps, visits)))
+    return tmp_path
+
+
+def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
+    _, cells = read_cells(folder / "tiny.toml", folder)
+    assert [cell.kind for cell in cells] == ["silo", "silo"]
+    assert cells[0].digest != cells[1].digest
+    place = folder / "run"
+    place.mkdir()
+    (place / "config.toml").write_text(cells[0].config.to_toml())
+    (place / CELL_FILE).write_text("{}")
+    silo_process.run(place, {})
+    entry = row(cells[0], place)
+    assert entry["unit"] == "group:patient"
+    assert 1 < entry["test_perplexity"] < 400
+    assert entry["expected_cohort"] == 5
+    assert [step for step, _ in entry["curve"]] == [1, 2]
+    assert entry["epsilon_stated"] <= 2.0
+    assert entry["kind"] == "silo"
+
+
+def test_the_sweep_of_the_records_is_sound_as_far_as_can_be_told_without_the_data() -> None:
+    name, cells = read_cells(SWEEPS / "records-diabetes.toml", Path("/nowhere"))
+    assert name == "records-diabetes"
+    assert {cell.kind for cell in cells} == {"silo"}
+    assert {cell.config.seed for cell in cells} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["silo", "BASE", "--set", "silo.batch-size=1000"], "batch_size must be <= the number of units"),
+        (["silo", "BASE", "--set", "clients=3"], "clients = 1"),
+        (["silo", "BASE", "--set", "data.unit-column=doctor"], "doctor"),
+        (["silo", "quickstart"], "privacy.unit"),
+        (["run", "BASE"], "lacquer silo"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_a_silo(folder: Path, monkeypatch, arguments, reason) -> None:
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, [argument.replace("BASE", "base.toml") for argument in arguments])
+    assert result.exit_code == 2
+    assert reason in result.output
+    assert not (folder / "runs").exists()
+
+
+def test_data_are_looked_for_in_their_own_folder(folder: Path, tmp_path_factory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    config = configure_silo(str(folder / "base.toml"), ["output=out"], elsewhere, folder)
+    assert config.data.source == f"jsonl:{folder / 'visits.jsonl'}"
+    assert config.output == str(elsewhere / "out")
