@@ -16,6 +16,7 @@ from client.part import Part
 from client.records import Records
 from client.training import LocalTraining
 from client.worker import local_seed, make_engine
+from server.alignment import aligned
 from server.assembly import Assembly
 from server.config import ConfigError, Public
 
@@ -65,9 +66,18 @@ class PublicTraining:
         return self.config.subspace_refresh
 
     def warm_start(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
-        """The adapter after the warm start; ``start`` itself where it is switched off."""
+        """The adapter after the warm start; ``start`` itself where it is switched off.
+
+        With ``aligned``, a first warm start serves only to train the heads that :func:`server.alignment.aligned` needs.
+        """
         if self.engine is None or not self.config.warm_start_epochs:
             return start
+        if not self.config.aligned:
+            return self._trained(start)
+        return self._trained(aligned(start, self._trained(start), self.engine, self.records, self.seed))
+
+    def _trained(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
+        assert self.engine is not None
         local = LocalTraining(
             optimizer="adamw",
             learning_rate=self.config.warm_start_learning_rate,

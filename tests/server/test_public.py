@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from client.part import Part
+from server.alignment import aligned
 from server.assembly import Assembly, assemble
 from server.config import ConfigError, parse
 from server.public import PublicTraining
@@ -50,6 +51,45 @@ def test_a_warm_start_lowers_the_loss_on_the_records_it_used(cache: Path) -> Non
     after = public.engine.evaluate(public.warm_start(made.start), public.records).loss
     assert after < before - 0.01
     assert torch.equal(public.warm_start(made.start), public.warm_start(made.start)), "not repeatable"
+
+
+def test_aligned_adapters_reach_more_of_the_gradient(cache: Path) -> None:
+    """A random A lets B reach about r / in of a gradient's energy, an aligned one most; both B and head are as long."""
+    made = assembly(cache, aligned=True, **{"warm-start-epochs": 3})
+    public, layout = PublicTraining.of(made), made.layout
+    engine = public.engine
+    assert engine is not None
+    warm = public._trained(made.start)
+    found = aligned(made.start, warm, engine, public.records, 0)
+    assert torch.equal(found, aligned(made.start, warm, engine, public.records, 0)), "not repeatable"
+    assert torch.equal(engine.layout.trainable(found), engine.layout.trainable(made.start)), "only A may change"
+
+    def norms(adapter: torch.Tensor, factor: str) -> float:
+        """Root mean square over the records of the gradients of all B, or of the heads, where B = 0."""
+        probe = warm.clone()
+        for entry in layout.entries:
+            if entry.factor == "A":
+                entry.of(probe).copy_(entry.of(adapter))
+            elif entry.factor == "B":
+                entry.of(probe).zero_()
+        energy = 0.0
+        for chunk in engine.per_record_gradients(probe, public.records):
+            for entry, offset in engine.layout.trainable_entries():
+                if entry.factor == factor:
+                    energy += float(chunk.rows[:, offset : offset + entry.size].square().sum())
+        return energy**0.5
+
+    assert norms(found, "B") == pytest.approx(norms(found, "head"), rel=1e-3)
+    length = [
+        float(torch.cat([e.of(v).flatten() for e in layout.entries if e.factor == "A"]).norm())
+        for v in (found, made.start)
+    ]
+    assert norms(found, "B") / length[0] > 2 * norms(made.start, "B") / length[1]
+
+
+def test_alignment_without_a_warm_start_is_refused(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="needs warm-start-epochs"):
+        assembly(cache, aligned=True)
 
 
 def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
