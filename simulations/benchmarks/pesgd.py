@@ -191,14 +191,17 @@ def seed_of(bench: Bench, data: Path, seed: int, tuning: bool) -> Seed:
     return Seed(bench, seed, bench.records(private), bench.records(test))
 
 
-def wanted(settings: Settings, tuned: Path | None, seeds: list[int]) -> Iterator[tuple[int, str, float]]:
+def wanted(
+    settings: Settings, tuned: Path | None, seeds: list[int], methods: list[str], least: float, most: float
+) -> Iterator[tuple[int, str, float]]:
     """Cells: all rates of every method with the tuning seed, or the best rates of `tuned` with each of `seeds`."""
     if tuned is None:
-        yield from ((TUNING_SEED, method, rate) for method in METHODS for rate in settings.rates)
+        rates = [rate for rate in settings.rates if least <= rate <= most]
+        yield from ((TUNING_SEED, method, rate) for method in methods for rate in rates)
         return
     rows = json.loads(tuned.read_text())["cells"]
     for seed in seeds:
-        for method in METHODS:
+        for method in methods:
             yield seed, method, min((r["loss"], r["learning_rate"]) for r in rows if r["method"] == method)[1]
 
 
@@ -209,6 +212,8 @@ def main(
     tuned: Annotated[Path | None, typer.Option(help="output of a run without this option, which tunes")] = None,
     seeds: Annotated[str, typer.Option(help="reported seeds, with commas")] = "0,1,2",
     model: Annotated[str, typer.Option(help="in place of the settings' model")] = "",
+    methods: Annotated[str, typer.Option(help="only these, with commas")] = ",".join(METHODS),
+    rates: Annotated[tuple[float, float], typer.Option(help="least and largest rate to try")] = (0.0, 1.0),
     threads: int = 1,
 ) -> None:
     """Run the cells that are missing and write after each."""
@@ -224,7 +229,10 @@ def main(
     numbers = [int(seed) for seed in seeds.split(",")]
     checks.not_empty(seeds=numbers)
     prepared: dict[int, Seed] = {}
-    for seed, method, rate in wanted(settings, tuned, numbers):
+    names = methods.split(",")
+    for name in names:
+        checks.one_of(METHODS, method=name)
+    for seed, method, rate in wanted(settings, tuned, numbers, names, *rates):
         if (seed, method, rate) in done:
             continue
         if seed not in prepared:
