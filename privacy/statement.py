@@ -51,6 +51,7 @@ SEEN_WITH_SHARES = (
     "who takes part, when, and the size and timing of messages: the server and a network observer see that",
     "clients that lie: one that adds no noise and hands in more than its share of the sum weakens the guarantee of the "
     "others as one that colludes does, and nothing proves that a masked vector was clipped",
+    "the host of a simulation: it holds the secrets of all clients, so protection against it is rehearsed, not had",
 )
 _DELTAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
 
@@ -102,6 +103,7 @@ def privacy_statement(
         "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
         "releases": _releases(ledger),
         "trust_model": trust_model,
+        **({} if shares is None else {"noise_shares": shares.to_json()}),
         "covered": _covered(ledger),
         "not_covered": list(not_covered),
         "ledger": {"run_id": ledger.run_id, "head": ledger.head},
@@ -122,6 +124,8 @@ def sentence(statement: Json) -> str:
         "zero_out": f"replacing all that one {unit} contributes by zero",
     }[str(statement["adjacency"])]
     trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
+    if shares := statement.get("noise_shares"):
+        trusted = f", the server included as long as at most {shares['colluding']} clients collude with it"
     mantissa, exponent = f"{statement['delta']:.6e}".split("e")
     delta = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return (

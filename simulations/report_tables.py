@@ -9,7 +9,11 @@ from privacy.ledger import Charge
 from server.config import RunConfig, flatten
 from simulations.notation import delta_text, epsilon_text, number_text
 
-_ADJACENCIES = {"add_remove": "data sets that differ by one unit more or less", "replace_one": "one unit replaced"}
+_ADJACENCIES = {
+    "add_remove": "data sets that differ by one unit more or less",
+    "replace_one": "one unit replaced",
+    "zero_out": "all that one unit contributes replaced by zero; that it takes part is seen",
+}
 
 
 def facts_rows(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from privacy.ledger import Ledger
+from privacy.secagg.aggregator import Aggregator
 from server.config import ConfigError, parse
 from simulations.inprocess import run_inprocess
 
@@ -49,6 +50,33 @@ def test_a_run_with_histogram_and_queries_is_guaranteed_against_the_server(tmp_p
         assert all(charge.released_at for charge in ledger.charges)
     assert json.loads((folder / "results.json").read_text())["rounds_done"] == 2
     assert (folder / "secagg").stat().st_mode & 0o077 == 0
+
+
+def test_a_run_that_broke_off_behind_its_charge_goes_on_and_has_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies in round 2 with all vectors in its hands: there is a round less, and nothing is reused."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = parse(settings(tmp_path / "cache", rounds=3, strategy={"controller": "fixed"}))
+    calls, opened = [], Aggregator.opened
+
+    def dies(self: Aggregator) -> Any:
+        calls.append(self.session)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return opened(self)
+
+    monkeypatch.setattr(Aggregator, "opened", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_inprocess(config, folder)
+    identities = (folder / "secagg" / "federation.json").read_text()
+    run_inprocess(config, folder, keys={"resume": str(folder)})
+    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
+        assert [charge.released_at is not None for charge in ledger.charges] == [True, False, True]
+    assert json.loads((folder / "results.json").read_text())["rounds_done"] == 2
+    assert len(set(calls)) == 3, "every attempt is a session of its own"
+    assert (folder / "secagg" / "federation.json").read_text() == identities
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ class TestLedger:
         with Ledger.open(tmp_path / "ledger.jsonl") as again:
             assert [event.noise_shares for event in again.events] == [SHARES, SHARES]
             statement = privacy_statement(again)
-        assert "against anyone;" in statement["sentence"]
+        assert "against anyone, the server included as long as at most 1 clients collude" in statement["sentence"]
         assert "replacing all that one client contributes by zero" in statement["sentence"]
         assert "at most 1 of the 10 clients" in statement["trust_model"]
         assert "no amplification" in statement["trust_model"]
