@@ -31,6 +31,7 @@ from simulations.benchmarks import (
     privacy_tables,
     rl_tables,
     secure_tables,
+    silo_tables,
 )
 from simulations.notation import duration_text, number_text
 
@@ -87,6 +88,9 @@ TABLES: dict[str, Table] = {
     "bad-replies": fault_tables.bad_replies,
     "soak": fault_tables.soak,
     "secure-sums": secure_tables.secure_sums,
+    "silo_accounting.adam-ac": silo_tables.adam_ac,
+    "silo_accounting.rldp": silo_tables.rldp,
+    "dp-sgd-step": silo_tables.step_cost,
     "rl_overhead": rl_tables.overhead,
     "rl_pretraining": rl_tables.pretraining,
     "pesgd": pesgd_tables.losses,
