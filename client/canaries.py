@@ -1,12 +1,14 @@
 """Secrets planted into training text, to be looked for in the model later.
 
 A canary is a short text with a random secret in it (Carlini et al., "The Secret Sharer", USENIX Security 2019, arXiv
-1802.08232). Two kinds:
+1802.08232). Three kinds:
 
 - ``six-digit``: a record of its own, ``My ID is 341752.``, as JFT (Shi et al. 2022, arXiv 2204.07667) plants ten times
   into WikiText-2. All share one prefix, so their ranks among all 10^6 numbers come from one table of probabilities.
 - ``secret-id``: ten characters of A-Z0-9 appended to a record that is there already, ``... secret_id=7Q0ZK2M4PA``, as
   RLDP (arXiv 2507.22565) does with patients' narratives.
+- ``id-record``: the same ten characters in a record of its own, ``secret_id=7Q0ZK2M4PA.``, for texts that are cut at the
+  end, where an appended secret would be lost.
 
 Secrets are drawn from the seed of the simulation: an auditor derives them again, nobody has to store them.
 Every copy of a canary is a record. Under record-level privacy k copies of one secret are protected k times as weakly;
@@ -45,6 +47,7 @@ class Kind:
 KINDS = {
     "six-digit": Kind("My ID is ", ".", DIGITS, 6, own_record=True),
     "secret-id": Kind(" secret_id=", "", ALPHANUMERIC, 10, own_record=False),
+    "id-record": Kind("secret_id=", ".", ALPHANUMERIC, 10, own_record=True),
 }
 
 

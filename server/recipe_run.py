@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,25 @@ STAMP_FILE = "NOT-PRIVATE.txt"
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """How long a phase took, and the public validation loss after it."""
+    """What a phase ended with.
+
+    Attributes:
+        name: of the phase.
+        seconds: wall time of its training.
+        cpu_seconds: processor time of its training, all threads.
+        validation_loss: public, after it.
+        adapter: full vector after it.
+    """
 
     name: str
     seconds: float
+    cpu_seconds: float
     validation_loss: float
+    adapter: Tensor
+
+    def to_json(self) -> dict[str, Any]:
+        """Its numbers."""
+        return {name: value for name, value in vars(self).items() if name != "adapter"}
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,7 @@ class RecipeRun:
             if key not in self.data:
                 self.data[key] = prepare(replace(spec, sensitive=key[0], detector=key[1]))
         self.plain = prepare(spec)
+        self.test = self.plain.test
         sizes = {len(data.train) for data in self.data.values()} | {len(self.plain.train)}
         if len(sizes) > 1:
             raise ConfigError(f"the phases' texts must have equal numbers of records, got {sorted(sizes)}")
@@ -127,31 +143,42 @@ class RecipeRun:
         )
         self.engine: Engine = make_engine(job)
 
-    def train(self, folder: Path) -> RecipeResult:
-        """Run all phases; the ledger of the private ones is made in `folder` and charged before any noise is drawn."""
+    def train(self, folder: Path, done: Sequence[PhaseResult] = ()) -> RecipeResult:
+        """Run all phases; the ledger of the private ones is made in `folder` and charged before any noise is drawn.
+
+        Args:
+            folder: exists, and holds no ledger yet.
+            done: results of the first phases, all without noise, from a run with the same settings and data: such a
+                phase gives the same adapter again.
+        """
+        if [phase.name for phase in self.config.recipe.phases[: len(done)] if isinstance(phase, Ordinary)] != [
+            result.name for result in done
+        ]:
+            raise ValueError(f"done must be the first phases, without noise, got {[result.name for result in done]}")
         ledger = None
         if self.planned.floor:
             commitment = self.planned.commitment(self.config.recipe, self.population, self.promise.not_private)
             ledger = Ledger.create(folder / LEDGER_FILE, commitment)
         try:
-            adapter, results = self.start, []
+            results = list(done)
+            adapter = results[-1].adapter if results else self.start
             private = iter(self.planned.multipliers)
-            for phase in self.config.recipe.phases:
-                started = time.monotonic()
+            for phase in self.config.recipe.phases[len(done) :]:
+                started, processor = time.monotonic(), time.process_time()
                 if isinstance(phase, Ordinary):
                     adapter = self._ordinary(phase, adapter)
                 else:
                     assert ledger is not None
                     adapter = self._private(phase, adapter, ledger, next(private))
-                taken = time.monotonic() - started
+                taken, processor = time.monotonic() - started, time.process_time() - processor
                 loss = self.engine.evaluate(adapter, self.plain.validation).loss
-                results.append(PhaseResult(phase.name, taken, loss))
+                results.append(PhaseResult(phase.name, taken, processor, loss, adapter))
                 log.info("phase %s: %.0f s, validation loss %.4f", phase.name, taken, loss)
             result = RecipeResult(
                 self.promise,
                 self.planned,
                 tuple(results),
-                self.engine.evaluate(adapter, self.plain.test),
+                self.engine.evaluate(adapter, self.test),
                 self.engine.evaluate(adapter, self.plain.validation),
                 adapter,
                 self.spec,
@@ -230,7 +257,7 @@ def write_recipe_artefacts(
         "test_loss": result.test.loss,
         "validation_loss": result.validation.loss,
         "seconds": result.seconds,
-        "phases": [vars(phase) for phase in result.phases],
+        "phases": [phase.to_json() for phase in result.phases],
         "dimension": result.dimension,
         "population": result.population,
         "model": run.model.name,

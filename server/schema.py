@@ -135,7 +135,7 @@ class Data(_Table):
     train_records: CountOrAuto = 0
     records_per_client: Count = 20
     canaries: CountOrAuto = 0
-    canary_kind: Literal["six-digit", "secret-id"] = "six-digit"
+    canary_kind: Literal["six-digit", "secret-id", "id-record"] = "six-digit"
     canary_copies: Count = 10
     sensitive: Literal["none", "weights", "redaction"] = "none"
     detector: str = "regex"

@@ -19,6 +19,7 @@ from simulations.deploy import admit_command, clients_command, deploy_command, e
 from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.federation_command import federation_command, identity_command
 from simulations.keys import keys_command
+from simulations.recipe_command import recipe_command
 from simulations.settings import configure, describe, preset_files
 from simulations.sweep import sweep_command
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command("calibrate")(calibrate_command)
 app.command("sweep")(sweep_command)
+app.command("recipe")(recipe_command)
 app.command("keys")(keys_command)
 app.command("identity")(identity_command)
 app.command("federation")(federation_command)
