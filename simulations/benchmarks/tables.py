@@ -23,8 +23,10 @@ import typer
 from rich.console import Console
 
 from simulations.benchmarks import (
+    atdp_tables,
     comparison_claims,
     comparison_tables,
+    container_tables,
     engine_tables,
     fault_tables,
     pesgd_tables,
@@ -88,11 +90,14 @@ TABLES: dict[str, Table] = {
     "bad-replies": fault_tables.bad_replies,
     "soak": fault_tables.soak,
     "secure-sums": secure_tables.secure_sums,
+    "containers": container_tables.containers,
+    "message-overhead": container_tables.message_overhead,
     "silo_accounting.adam-ac": silo_tables.adam_ac,
     "silo_accounting.rldp": silo_tables.rldp,
     "dp-sgd-step": silo_tables.step_cost,
     "rl_overhead": rl_tables.overhead,
     "rl_pretraining": rl_tables.pretraining,
+    "atdp": atdp_tables.comparison,
     "pesgd": pesgd_tables.losses,
     "pesgd.claims": pesgd_tables.claims,
     "pesgd-tuning": pesgd_tables.tuning,
