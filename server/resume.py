@@ -25,7 +25,15 @@ from server.telemetry import read_status
 
 CONFIG_FILE = "config.toml"
 ORIGIN_FILE = "origin.json"
-FREE = ("output", "data.cache", "engine.kind", "engine.workers", "engine.round-timeout", "engine.prefix-cache-mb")
+FREE = (
+    "output",
+    "data.cache",
+    "engine.kind",
+    "engine.workers",
+    "engine.round-timeout",
+    "engine.prefix-cache-mb",
+    "engine.ray-address",
+)
 """Settings that may differ when a run goes on: they change where and how fast it trains, and not what it releases."""
 
 ENDED = ("completed", "stopped-budget")

@@ -225,7 +225,11 @@ class Silo(_Table):
 
 
 class Engine(_Table):
-    """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share)."""
+    """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share).
+
+    ``ray-address`` names a Ray cluster that is already there (``HOST:PORT``, as ``ray start`` says); it needs
+    ``workers``, for how many it has room. Empty: Ray is started for the run, on this host. See docs/scale.md.
+    """
 
     kind: Literal["flower", "inprocess"] = "flower"
     workers: CountOrAuto = 0
@@ -234,6 +238,16 @@ class Engine(_Table):
     token_budget: CountOrAuto = 0
     prefix_cache_mb: CountOrAuto = 2048
     round_timeout: Positive = 3600.0
+    ray_address: str = ""
+
+    @model_validator(mode="after")
+    def _cluster_needs_workers(self) -> "Engine":
+        if self.ray_address and (self.kind != "flower" or self.workers == 0):
+            raise ValueError(
+                f"ray-address = {self.ray_address!r} needs engine.kind = 'flower' and engine.workers >= 1, the number "
+                "of workers for which the cluster has cores (or GPUs)"
+            )
+        return self
 
 
 class Simulation(_Table):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from simulations.endings import MISUSED, fail
 
@@ -33,19 +32,34 @@ def keys_command(
         typer.Option(help="Make anew what exists: the name of a client, or 'servers' for both certificates."),
     ] = None,
     owner: Annotated[int | None, typer.Option(help="User id that the files shall belong to (needs root).")] = None,
+    own: Annotated[
+        bool,
+        typer.Option(
+            "--own", help="On a client's host: make its key in FOLDER if there is none; print the public half."
+        ),
+    ] = False,
 ) -> None:
     """Make certificates and client keys; what exists is kept."""
-    clients, again, console = client or [], set(renew or []), Console()
+    clients, again = client or [], set(renew or [])
     for name in clients:
         if not NAME.fullmatch(name) or name in RESERVED or name == SERVERS:
             fail(f"--client {name}: must be small letters, digits and '-', and none of {', '.join(RESERVED)}", MISUSED)
     if unknown := again - {SERVERS, *clients}:
         fail(f"--renew {sorted(unknown)[0]}: must be 'servers' or one of the clients named by --client", MISUSED)
-    made = make_keys(folder, clients, address or [], again)
+    made = [own_key(folder)] if own else make_keys(folder, clients, address or [], again)
     if owner is not None:
         for path in folder.rglob("*"):  # the folder itself may be a mount of the container
             os.chown(path, owner, owner)
-    console.print("\n".join(made) if made else "everything exists; nothing was made", highlight=False)
+    typer.echo("\n".join(made) if made else "everything exists; nothing was made")
+
+
+def own_key(folder: Path) -> str:
+    """Make the key of the client whose host this is, if there is none; the public half, one line."""
+    from server.certificates import node_key
+
+    if not (folder / "key").exists():
+        node_key(folder)
+    return (folder / "key.pub").read_text(encoding="ascii").strip()
 
 
 def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set[str]) -> list[str]:

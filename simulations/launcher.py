@@ -75,7 +75,9 @@ def run_flower(
     config_file.write_text(config.to_toml(), encoding="utf-8")
     output.touch()
     begun = output.stat().st_size
-    with private_processes() as (root, family):
+    address = config.engine.ray_address
+    # The cluster's other hosts read the staged app too: it lies beside the run, on the storage that they share.
+    with private_processes(run_folder if address else None) as (root, family):
         folder = stage(
             root / "app",
             app,
@@ -85,7 +87,8 @@ def run_flower(
             plugins=(plugins or Path.cwd()).resolve(),
             keys=keys,
         )
-        flower = PrivateFlower(root, environment(root, family.tag, plan, preload=app.client), family, output)
+        surroundings = environment(root, family.tag, plan, preload=app.client, ray_address=address)
+        flower = PrivateFlower(root, surroundings, family, output)
         flower.start()
         flower.submit(folder, federation(config, plan))
         deadline = time.monotonic() + pending_timeout
@@ -128,10 +131,11 @@ def run_child(
 
 
 @contextmanager
-def private_processes() -> Iterator[tuple[Path, Family]]:
-    """A private folder and a family of processes that both end with the block."""
+def private_processes(parent: Path | None = None) -> Iterator[tuple[Path, Family]]:
+    """A private folder and a family of processes that both end with the block; the folder is in ``parent`` if given."""
     # A short path: Ray puts sockets in there, and a socket's path may have 107 bytes. macOS's temporary folder is long.
-    root = Path(tempfile.mkdtemp(prefix="lq-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    short = Path("/tmp") if os.path.isdir("/tmp") else None
+    root = Path(tempfile.mkdtemp(prefix="lq-", dir=parent or short))
     family = Family(uuid.uuid4().hex)
     try:
         yield root, family

@@ -133,22 +133,25 @@ def _scripts() -> Path:
 def federation(config: RunConfig, plan: Resources) -> str:
     """Flower's federation settings such that exactly ``plan.workers`` actors exist.
 
-    A node is a worker, or one client with ``simulation.clients-per-node = 1``.
+    A node is a worker, or one client with ``simulation.clients-per-node = 1``. In a cluster that is there already a
+    worker takes a core and, if this host has GPUs, a whole GPU; there may be more actors than workers, which stay idle.
     """
     nodes = config.clients if config.simulation.clients_per_node == 1 else plan.workers
-    settings = {
-        "num-supernodes": nodes,
-        "client-resources-num-cpus": 1,
-        "client-resources-num-gpus": plan.gpu_share,
-        "init-args-num-cpus": plan.workers,
-        "init-args-log-to-driver": "true",
-    }
+    settings: dict[str, Any] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
+    settings["init-args-log-to-driver"] = "true"
+    if config.engine.ray_address:
+        return _joined(settings | {"client-resources-num-gpus": float(plan.gpus > 0)})
+    settings |= {"client-resources-num-gpus": plan.gpu_share, "init-args-num-cpus": plan.workers}
     if plan.gpus:
         settings["init-args-num-gpus"] = plan.gpus
+    return _joined(settings)
+
+
+def _joined(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def environment(root: Path, tag: str, plan: Resources, preload: str = "") -> dict[str, str]:
+def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_address: str = "") -> dict[str, str]:
     """The environment of everything that is started: the caller's, less what would bend a run."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_", "FLOWER_"))}
     path = [str(packages_root()), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
@@ -181,6 +184,8 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "") -> dic
         "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if ray_address:
+        environment["RAY_ADDRESS"] = ray_address  # Flower passes no address on, but Ray itself looks here
     for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):
         environment[f"{library}_NUM_THREADS"] = str(plan.threads)
     return environment

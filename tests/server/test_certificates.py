@@ -102,6 +102,14 @@ def test_what_exists_is_kept_and_renewed_by_name_only(keys: Path) -> None:
     assert greet(keys / "gateway", keys / "north" / "ca.crt", "gateway") == "TLSv1.3"
 
 
+def test_a_client_makes_its_own_key_where_it_is(tmp_path: Path) -> None:
+    first = RUNNER.invoke(app, ["keys", str(tmp_path), "--own"])
+    again = RUNNER.invoke(app, ["keys", str(tmp_path), "--own"])
+    assert first.output == again.output
+    assert isinstance(load_ssh_public_key(first.output.encode()), ec.EllipticCurvePublicKey)
+    assert {path.name for path in tmp_path.iterdir()} == {"key", "key.pub"}
+
+
 @pytest.mark.parametrize(
     "arguments", [["--client", "gateway"], ["--client", "../x"], ["--client", "a", "--renew", "b"], ["--client", "A"]]
 )

