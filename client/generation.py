@@ -56,7 +56,8 @@ def continuations(
     order = np.argsort([len(prompt) for prompt in prompts], kind="stable")
     found: list[list[int]] = [[] for _ in prompts]
     start = 0
-    with torch.random.fork_rng(devices=[]):
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(decoding.seed)
         while start < len(order):
             rows = max(1, decoding.token_budget // (len(prompts[order[start]]) + decoding.longest))
@@ -107,9 +108,10 @@ def _batch(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     sampling = {"do_sample": True, "temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
+    device = next(model.parameters()).device
     output = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
         max_new_tokens=decoding.longest,
         pad_token_id=pad,
         eos_token_id=end,

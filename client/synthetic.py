@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -116,6 +117,7 @@ class Synthesiser:
         spec: where its adapters are.
         synthesis: how texts are made.
         seed: of all draws.
+        device: where texts are written; the model itself stays where it is.
     """
 
     model: nn.Module
@@ -123,10 +125,11 @@ class Synthesiser:
     spec: LoraSpec
     synthesis: Synthesis
     seed: int
+    device: str | torch.device = "cpu"
 
     def initial(self, adapter: Float[Tensor, " size"]) -> Records:
         """D_0: K random samples and L - 1 variations of each."""
-        synthesis, model = self.synthesis, merged(self.model, self.spec, adapter)
+        synthesis, model = self.synthesis, self._with(adapter)
         draws = simulation_generator(self.seed, "synthetic openings")
         openings = [
             self._tokens(synthesis.openings[i]) for i in draws.integers(len(synthesis.openings), size=synthesis.seeds)
@@ -142,7 +145,10 @@ class Synthesiser:
         generator = simulation_generator(self.seed, "synthetic seeds", step)
         seeds = samples.select(chosen(scores, synthesis.seeds, synthesis.rule, generator))
         texts = [tokens[:-1].tolist() for tokens in np.split(seeds.tokens, seeds.offsets[1:-1])]
-        return self._records(texts + self._varied(merged(self.model, self.spec, adapter), texts, step))
+        return self._records(texts + self._varied(self._with(adapter), texts, step))
+
+    def _with(self, adapter: Float[Tensor, " size"]) -> Any:
+        return merged(self.model, self.spec, adapter).to(self.device)
 
     def _varied(self, model: Any, texts: list[list[int]], step: int) -> list[list[int]]:
         """L - 1 variations of every text."""

@@ -52,7 +52,7 @@ def spanned(assembly: Assembly, engine: Any, training: PrivateSgd) -> Spanned:
             instruction=span.instruction,
             rule=span.rule,
         )
-        synthesiser = Synthesiser(writer, tokenizer, assembly.spec, synthesis, config.seed)
+        synthesiser = Synthesiser(writer, tokenizer, assembly.spec, synthesis, config.seed, engine.device)
         texts = synthesiser.initial(start)
         evolve = synthesiser.evolved if span.evolve and span.method == "coefficients" else None
         inside = PublicSpan(engine, texts, span.method, span.directions, span.residual_bound, evolve)

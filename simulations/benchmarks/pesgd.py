@@ -8,6 +8,7 @@ neither private in, nor tested by, any reported cell. With `--tuned FILE`, the o
 with every seed. Cells that are in the output are not run again.
 """
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -82,6 +83,13 @@ class Bench:
         rows = self.tokenizer(texts, truncation=True, max_length=longest - 1, return_attention_mask=False)["input_ids"]
         return Records.from_lists([[*row[: longest - 1], end] for row in rows])
 
+    def weights(self) -> str:
+        """A digest of the base model's weights, as they were loaded."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.writer.state_dict().items()):
+            digest.update(name.encode() + tensor.float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
     def synthesiser(self, seed: int) -> Synthesiser:
         """PE-SGD's writer, whose public draws come from `seed`."""
         chosen = self.settings
@@ -93,7 +101,7 @@ class Bench:
             form=chosen.form,
             rule=chosen.rule,
         )
-        return Synthesiser(self.writer, self.tokenizer, self.spec, synthesis, seed)
+        return Synthesiser(self.writer, self.tokenizer, self.spec, synthesis, seed, self.engine.device)
 
 
 @dataclass
@@ -211,7 +219,7 @@ def main(
     output: Annotated[Path, typer.Option(help="JSON of cells, added to")],
     tuned: Annotated[Path | None, typer.Option(help="output of a run without this option, which tunes")] = None,
     seeds: Annotated[str, typer.Option(help="reported seeds, with commas")] = "0,1,2",
-    model: Annotated[str, typer.Option(help="in place of the settings' model")] = "",
+    model: Annotated[str, typer.Option(help="folder of the settings' model, where it is not installed")] = "",
     methods: Annotated[str, typer.Option(help="only these, with commas")] = ",".join(METHODS),
     rates: Annotated[tuple[float, float], typer.Option(help="least and largest rate to try")] = (0.0, 1.0),
     threads: int = 1,
@@ -240,7 +248,7 @@ def main(
         row = prepared[seed].cell(method, rate)
         place = describe_environment()
         where = {"commit": place["commit"], "date": datetime.now(UTC).date().isoformat()}
-        found["cells"].append({**row, "model": model or settings.model, **where})
+        found["cells"].append({**row, "model": settings.model, "weights": bench.weights(), **where})
         output.write_text(json.dumps(found, indent=1) + "\n")
         typer.echo(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
 
