@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from client.silo import Silo, controller_of
-from privacy import accountants, checks
+from privacy import checks
 from privacy.commitment import Commitment, FloorStep
 from privacy.events import ReleaseEvent
+from privacy.odometer import FloorOdometer
 from privacy.statement import rounded_up
 from strategies.plugins import Option
 from strategies.promise import promise
@@ -186,7 +187,7 @@ class Planned:
 
 
 def plan_noise(recipe: Recipe, population: int) -> Planned:
-    """Calibrate the one phase that asks for it, and account all of them together (PLD or RDP, the smaller).
+    """Calibrate the one phase that asks for it, and account all of them together, as the ledger does.
 
     Raises:
         ValueError: no noise keeps the target, the given noise costs more, or there are fewer units than a batch.
@@ -209,7 +210,7 @@ def plan_noise(recipe: Recipe, population: int) -> Planned:
             )
             given[phase.name] = commitment.floor[len(others) :], multipliers
     floor = tuple(step for phase in recipe.private for step in given[phase.name][0])
-    cost = rounded_up(accountants.tightest_bound(floor, recipe.delta)[0], 4)
+    cost = rounded_up(FloorOdometer(floor, recipe.delta, "add_remove").total, 4)  # as the ledger will check it
     # rounding up must not make a refusal of what calibration has just found to fit
     if cost > rounded_up(recipe.epsilon, 4):
         raise ValueError(
