@@ -153,7 +153,7 @@ def follow_deployed(
 
     app = stage(
         superlink.home / "app",
-        App(),
+        App(client="client.deployed"),
         config_file=folder / "config.toml",
         run_folder=folder,
         log=None,
