@@ -365,6 +365,16 @@ class RunConfig(_Table):
         return self.privacy.unit != "client" and self.clients == 1
 
     @property
+    def members_text(self) -> str:
+        """Who takes part, in words."""
+        return f"one silo, {self.units_text} protected" if self.alone else f"{self.clients:,} clients"
+
+    @property
+    def units_text(self) -> str:
+        """What a cohort is made of, in the plural: clients, or the records or patients of a silo."""
+        return f"{self.unit.removeprefix('group:')}s" if self.alone else "clients"
+
+    @property
     def unit(self) -> str:
         """The unit of privacy as the ledger names it."""
         if self.privacy.unit == "group":

@@ -86,7 +86,7 @@ def _heading(snapshot: Snapshot, width: int) -> RenderableType:
     title = Text.assemble(
         ("lacquer ", "bold cyan"),
         (config.name, "bold"),
-        (f"  {config.model.name}, {config.strategy.controller}, {config.clients:,} clients", "dim"),
+        (f"  {config.model.name}, {config.strategy.controller}, {config.members_text}", "dim"),
     )
     title.truncate(width - 14, overflow="ellipsis")
     return Rule(title, align="left", style="dim", characters="─")
@@ -135,11 +135,12 @@ def _time_rows(snapshot: Snapshot) -> list[_Row]:
     left, latest = snapshot.seconds_left, snapshot.latest
     remaining = f", {duration_text(left)} left" if left else ""
     rows: list[_Row] = [("time", Text(duration_text(snapshot.elapsed) + remaining))]
+    units = snapshot.config.units_text
     if latest:
         rows.append(
             (
                 "speed",
-                Text(f"{rate_text(latest)} clients/s ({number_text(latest.expected_cohort)} expected a round)"),
+                Text(f"{rate_text(latest)} {units}/s ({number_text(latest.expected_cohort)} expected a round)"),
                 "",
             )
         )

@@ -111,7 +111,7 @@ class PlainLines:
                 self._shown = record.round
                 every = max(1, -(-record.rounds // PLAIN_LINES))
                 if record.round % every == 0 or record.round in (1, record.rounds):
-                    self._print(round_line(record))
+                    self._print(round_line(record, snapshot.config.units_text))
         message = snapshot.status.message if snapshot.status else ""
         if message and message != self._message and not _tells_a_round(message, snapshot):
             self._message = message
@@ -121,7 +121,7 @@ class PlainLines:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def round_line(record: RoundRecord) -> str:
+def round_line(record: RoundRecord, units: str = "clients") -> str:
     """One training round on one line, in columns."""
     told = [f"round {record.round:>{len(str(record.rounds))}}/{record.rounds}"]
     if record.validation_accuracy is not None:
@@ -132,7 +132,7 @@ def round_line(record: RoundRecord) -> str:
         told.append(f"clip {record.clip_bound:#.4g}")
     if record.not_private is None:
         told.append(f"epsilon {epsilon_text(record.epsilon_spent)}/{number_text(record.epsilon_budget)}")
-    told.append(f"{rate_text(record)} clients/s")
+    told.append(f"{rate_text(record)} {units}/s")
     return "  ".join(told)
 
 

@@ -91,11 +91,15 @@ def render(run: Run) -> str:
     )
 
 
+def _units(run: Run) -> str:
+    return run.config.units_text if run.config else "clients"
+
+
 def _about(run: Run) -> list[str]:
     if run.config is None:
         return []
     config = run.config
-    return [config.model.name, config.strategy.controller, f"{config.clients:,} clients"]
+    return [config.model.name, config.strategy.controller, config.members_text]
 
 
 def _ending(run: Run) -> dict[str, str] | None:
@@ -113,7 +117,7 @@ def _tiles(run: Run) -> list[Tile]:
     tiles = [_quality_tile(run), _epsilon_tile(run)]
     done = run.rounds[-1].round if run.rounds else 0
     planned = f"of {run.config.rounds}" if run.config else ""
-    cohort = f"{number_text(run.rounds[-1].expected_cohort)} clients expected in each" if run.rounds else ""
+    cohort = f"{number_text(run.rounds[-1].expected_cohort)} {_units(run)} expected in each" if run.rounds else ""
     tiles.append(Tile("Rounds", f"{done} {planned}".strip(), cohort))
     time = training_time(run)
     if time is not None:

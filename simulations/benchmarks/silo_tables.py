@@ -52,4 +52,6 @@ def step_cost(results: Results) -> str:
         for row in results["rows"]
     ]
     table = markdown(("batch", "variant", "time against non-private training", "peak memory"), lines)
-    return f"{table}\nLoad of the machine while it was measured: {results['load']}.\n{provenance(results)}"
+    load = results["environment"]["load"][1]
+    how = f"CPU time of one thread; load of the machine over the five minutes before the end: {load:g}."
+    return f"{table}\n{how}\n{provenance(results)}"
