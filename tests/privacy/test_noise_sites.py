@@ -38,6 +38,7 @@ ALLOWED = {
     ("strategies/conformance/repeatability.py", "<module>"): "watches that methods leave global random state alone",
     ("strategies/controllers/rl/sac.py", "_drawn"): "an agent explores: its own actions, from a seed",
     ("strategies/controllers/geoclip.py", "_fresh"): "first directions of a projection, public and from a seed",
+    ("server/alignment.py", "aligned"): "random factors B at which gradients of public records are taken, from a seed",
     ("client/generation.py", "continuations"): "a model's samples of text, under a fork of torch's generator",
     ("client/random_models.py", "build"): "initial weights of a test model, under a fork of torch's generator",
 }
