@@ -74,6 +74,8 @@ say "engine $(docker info -f '{{.ServerVersion}} {{.Driver}}')"
 BASE=python:3.11-slim-bookworm
 if ! docker image inspect $BASE >/dev/null 2>&1 && ! docker pull -q $BASE >/dev/null 2>&1; then
   BASE=localbase/python:3.11 TAR=${CONTAINER_CACHE:-$WORK}/base.tar
+fi
+if ! docker image inspect $BASE >/dev/null 2>&1; then
   if [ ! -f "$TAR" ]; then
     mkdir -p "$(dirname "$TAR")"
     mmdebstrap --quiet --variant=minbase --include=python3-minimal,python3-venv,python3-pip,ca-certificates \
@@ -92,7 +94,8 @@ say "base image $BASE"
 PIP=(.venv/bin/python -m pip); [ -x .venv/bin/python ] || PIP=(python3 -m pip)
 mkdir "$WORK/wheels"
 "${PIP[@]}" download -q --no-deps -c constraints.txt -d "$WORK/wheels" torch >"$WORK/pip.log" 2>&1 || { tail -3 "$WORK/pip.log"; die "no torch"; }
-tar -C "$WORK/wheels" -c . | docker import - "$PROJECT/wheels" >/dev/null
+WHEELS=lacquer-wheels:$(cat "$WORK"/wheels/* | sha256sum | cut -c1-12)
+docker image inspect "$WHEELS" >/dev/null 2>&1 || tar -C "$WORK/wheels" -c . | docker import - "$WHEELS" >/dev/null
 rm -r "$WORK/wheels"
 for bundle in "${SSL_CERT_FILE:-}" /etc/ssl/certs/ca-certificates.crt; do
   if [ -n "$bundle" ] && [ -f "$bundle" ]; then BUILD_OPTIONS+=(--secret "id=ca_bundle,src=$bundle"); break; fi
@@ -101,7 +104,7 @@ if index=$("${PIP[@]}" config get global.index-url 2>/dev/null); then
   echo "$index" >"$WORK/index"; BUILD_OPTIONS+=(--secret "id=index_url,src=$WORK/index")
 fi
 export LACQUER_IMAGE=$PROJECT:image
-docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$PROJECT/wheels" \
+docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" \
   -f docker/Dockerfile -t "$LACQUER_IMAGE" . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the image is not built"; }
 SIZE=$(docker image inspect -f '{{.Size}}' "$LACQUER_IMAGE")
 say "image built, $((SIZE / 1000000)) MB"
@@ -171,7 +174,7 @@ at_least() { [ "$(rounds)" -ge "$1" ]; }
 failed() { inside superlink sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/dev/null; }
 got() { if failed; then inside superlink sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
 inside superlink lacquer deploy /config/test.toml >"$WORK/deploy.log" 2>&1 &
-await 600 "two rounds" got 2
+await 900 "two rounds" got 2
 say "two rounds are trained"
 busy() { [ "$(inside client-2 sh -c 'cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\0" " "' | grep -c 'flwr-clientapp')" -gt 0 ]; }
 await 120 "client-2 is in its third round" busy
