@@ -28,7 +28,7 @@ DP = Private("dp", steps=8, batch_size=40)
 ATDP = Private("atdp", text="weighted", steps=3, batch_size=40, noise_multiplier=4.0, controller="rise-reset")
 
 
-def recipe(*phases: Ordinary | Private, epsilon: float = 2.0) -> Recipe:
+def recipe(*phases: Ordinary | Private, epsilon: float = 1.0) -> Recipe:
     return Recipe(phases, epsilon, 1e-4)
 
 
@@ -73,7 +73,7 @@ def test_only_recipes_whose_every_phase_is_private_print_a_record_level_epsilon(
         assert found.selective_epsilon is not None
         assert found.selective_epsilon > planned.epsilon or not planned.floor
     if DP in phases:
-        assert 0.98 * 2.0 < planned.epsilon <= 2.0
+        assert 0.98 < planned.epsilon <= 1.0
 
 
 def test_the_private_phases_compose_and_the_calibrated_one_leaves_room_for_the_others() -> None:

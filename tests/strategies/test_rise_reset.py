@@ -19,7 +19,7 @@ from strategies.controllers.rise_reset import RiseReset
 from strategies.server_state import ServerState
 from tests.strategies.population import Population
 
-ROUNDS = 6
+ROUNDS = 4
 
 
 def test_it_rises_by_factors_within_the_limits_and_falls_back_to_the_start() -> None:
