@@ -51,7 +51,7 @@ class Secagg(_Table):
     min_survivors: CountOrAuto = 0
     colluding: CountOrAuto = 0
     modulus_bits: Literal[16, 24, 32] = 32
-    step_timeout: Positive = 120.0
+    step_timeout: Positive = 600.0
     federation: str = ""
 
 
