@@ -131,7 +131,7 @@ await() { # SECONDS WHAT COMMAND...: until the command succeeds
   local limit=$1 what=$2 since=$SECONDS; shift 2
   until "$@"; do
     [ $((SECONDS - since)) -lt "$limit" ] || die "not within $limit s: $what"
-    sleep 1
+    sleep 3
   done
 }
 refused() { [ "$(logged client-1 'code: 2004')" -gt 0 ]; }
