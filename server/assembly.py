@@ -106,6 +106,7 @@ def local_training(config: RunConfig) -> LocalTraining:
         epochs=local.epochs,
         weight_decay=local.weight_decay,
         momentum=local.momentum,
+        max_steps=local.max_steps or None,
     )
 
 
