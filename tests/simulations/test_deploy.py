@@ -1,0 +1,113 @@
+"""`lacquer deploy` believes neither Flower nor the ServerApp alone, and stops what it has started."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from server.config import parse
+from server.telemetry import Telemetry
+from simulations import deploy
+from simulations.cli import app
+from simulations.private_flower import RunFailed
+from simulations.sample_records import write_records
+from simulations.staging import PACKAGE
+
+RUNNER = CliRunner()
+CONFIG = parse({"clients": 3, "sampling-rate": 1.0, "privacy": {"delta": 1e-2}, "data": {"held-by": "nodes"}})
+
+
+class SuperLink:
+    """Answers as a SuperLink whose run ends with the second question."""
+
+    def __init__(self, home: Path, *, end: str = "finished:completed", broken: bool = False) -> None:
+        self.home, self.end, self.broken = home, end, broken
+        self.asked, self.stopped, self.app = 0, [], Path()
+
+    def start(self, app: Path) -> str:
+        self.app = app
+        return "17"
+
+    def status(self, run: str) -> tuple[str, str]:
+        self.asked += 1
+        if self.broken:
+            raise KeyboardInterrupt
+        return ("running", "") if self.asked < 2 else (self.end, "what Flower says")
+
+    def stop(self, run: str) -> None:
+        self.stopped.append(run)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = deploy._asking
+    monkeypatch.setattr(deploy, "_asking", lambda superlink, run: asking(superlink, run, every=0.0))
+
+
+def follow(tmp_path: Path, superlink: Any, state: str | None) -> None:
+    if state is not None:
+        with Telemetry(tmp_path, tensorboard=False) as telemetry:
+            telemetry.status(state, "what the ServerApp says")
+    deploy.follow_deployed(superlink, CONFIG, tmp_path, {"resume": "/runs/x"}, quiet=True)
+
+
+def test_nothing_of_ours_travels_but_a_wrapper(tmp_path: Path) -> None:
+    superlink = SuperLink(tmp_path / "home")
+    follow(tmp_path, superlink, "completed")
+    assert superlink.stopped == []
+    files = sorted(path.relative_to(superlink.app) for path in superlink.app.rglob("*") if path.is_file())
+    names = [f"{PACKAGE}/__init__.py", f"{PACKAGE}/client.py", f"{PACKAGE}/server.py", "pyproject.toml"]
+    assert [str(file) for file in files] == names
+    assert "client.deployed" in (superlink.app / PACKAGE / "client.py").read_text()
+    assert "simulations.actors" not in (superlink.app / PACKAGE / "server.py").read_text()
+    keys = tomllib.loads((superlink.app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert keys == {
+        "config-file": str(tmp_path / "config.toml"),
+        "run-folder": str(tmp_path),
+        "resume": "/runs/x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "says"),
+    [
+        ("finished:completed", "failed", "what the ServerApp says"),
+        ("finished:completed", None, "what Flower says"),
+        ("finished:failed", "running", "what Flower says"),
+        ("finished:failed", "completed", "what Flower says"),
+    ],
+)
+def test_a_run_has_completed_if_both_say_so(end: str, state: str | None, says: str, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=says):
+        follow(tmp_path, SuperLink(tmp_path / "home", end=end), state)
+
+
+def test_an_interrupted_command_stops_its_run(tmp_path: Path) -> None:
+    superlink = SuperLink(tmp_path / "home", broken=True)
+    with pytest.raises(KeyboardInterrupt):
+        follow(tmp_path, superlink, None)
+    assert superlink.stopped == ["17"]
+
+
+def test_each_command_refuses_the_others_runs(tmp_path: Path) -> None:
+    simulated = RUNNER.invoke(app, ["deploy", "quickstart"])
+    assert simulated.exit_code == 2
+    assert "use `lacquer run`" in simulated.output
+    (tmp_path / "nodes.toml").write_text(CONFIG.to_toml())
+    deployed = RUNNER.invoke(app, ["run", str(tmp_path / "nodes.toml")])
+    assert deployed.exit_code == 2
+    assert "use `lacquer deploy`" in deployed.output
+
+
+def test_sample_clients_share_no_patient(tmp_path: Path) -> None:
+    patients, labels = [], set()
+    for path in write_records(tmp_path, 3, 30):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len(rows) == 30
+        patients.append({row["patient"] for row in rows})
+        labels |= {row["label"] for row in rows}
+    assert len(set.union(*patients)) == sum(map(len, patients))
+    assert labels == {"routine", "urgent"}
