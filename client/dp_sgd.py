@@ -16,11 +16,13 @@ This module knows neither methods nor files: planner and server step are those o
 integers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jaxtyping import Float
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.part import Part
@@ -28,7 +30,7 @@ from client.unit_gradients import UnitGradients
 from privacy.errors import BudgetExceeded
 from privacy.events import ReleaseEvent, Sampling
 from privacy.ledger import Ledger
-from privacy.mechanism import Contribution, Noise, Plan, Release, contribute
+from privacy.mechanism import Contribution, Noise, Plan, Release, Units, contribute
 from privacy.queries import OneHotVote
 from privacy.sampling import CohortSampler
 
@@ -122,6 +124,7 @@ class PrivateSgd:
         self.state: Any = None
         self.release: Release | None = None
         self._next: tuple[Any, Planned] | None = None
+        self._raw: Tensor | None = None  # norms, kept for a rule that voids the guarantee and for nothing else
 
     def begin(self, adapter: Float[Tensor, " size"], public: Any) -> None:
         """Start from a full adapter vector; ``public`` (``PublicSignals``) describes the model it makes.
@@ -184,15 +187,30 @@ class PrivateSgd:
         attempt = sum(event.round == round and event.label == label for event in self.ledger.events)
         batch = self.sampler.draw(planned.sampling, round, attempt, label=label)
         total = Contribution.zero(planned.plan)
-        for units in self.gradients.of(self.state.adapter, batch, planned.part, round):
+        for units in self._chunks(batch, planned):
             total = total + contribute(units, planned.plan)
         return total
+
+    def _chunks(self, batch: Int64[np.ndarray, " batch"], planned: Planned) -> Iterable[Units]:
+        """The rows of a batch; regrouped, and their norms kept, only for a rule that has voided the guarantee."""
+        chunks = self.gradients.of(self.state.adapter, batch, planned.part, planned.round)
+        controller = self.planner.controller
+        if not hasattr(controller, "see_raw"):
+            return chunks
+        if self.ledger.commitment.not_private is None:
+            raise ValueError(f"{controller.raw}; set privacy.non-private = true")
+        self.ledger.stamp_not_private(controller.raw)
+        whole: list[Units] = controller.regrouped(list(chunks))
+        self._raw = torch.cat([units.norms for units in whole]) if whole else torch.zeros(0)
+        return whole
 
     def observe(self, public: Any) -> None:
         """Tell the controller of the last release and of what everyone may know after it (``PublicSignals``)."""
         if self.release is None:
             raise ValueError("observe needs a release; call it after step")
         controller = self.planner.controller.update(self.state.controller, self.release, public)
+        if self._raw is not None:
+            controller, self._raw = self.planner.controller.see_raw(controller, self._raw), None
         self.state = replace(self.state, controller=controller)
 
 

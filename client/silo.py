@@ -120,6 +120,9 @@ class Silo:
 def controller_of(silo: Silo) -> Controller[Any]:
     """The controller; ValueError naming what is wrong with its name or options."""
     controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
+    raw = getattr(controller, "raw", None)  # a published rule that no guarantee covers
+    if raw is not None and silo.not_private is None:
+        raise ValueError(f"strategy.controller = {silo.controller!r}: {raw}; set privacy.non-private = true")
     return controller
 
 
@@ -129,15 +132,20 @@ def commit(silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:
     Raises:
         ValueError: no noise keeps the target, or there are fewer units than a batch expects.
     """
+    controller = controller_of(silo)
     commitment, multipliers = promise(
-        controller_of(silo),
+        controller,
         silo.sampling(population),
         silo.steps,
         epsilon=silo.epsilon,
         delta=silo.delta,
         mode=silo.mode,
     )
-    return replace(commitment, not_private=silo.not_private), multipliers
+    share = getattr(controller, "noise_share", 1.0)
+    floor = tuple(replace(step, noise_multiplier=step.noise_multiplier * share) for step in commitment.floor)
+    if share == 1.0 or silo.not_private is None:
+        return replace(commitment, not_private=silo.not_private), multipliers
+    return replace(commitment, not_private=silo.not_private, floor=floor), multipliers
 
 
 def setting_of(

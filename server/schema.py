@@ -358,6 +358,8 @@ class RunConfig(_Table):
                 f"local.balance = {self.local.balance!r} must be 'none' where records are protected: it makes the loss "
                 "of one record depend on the labels of the others"
             )
+        if self.privacy.trust != "server":
+            wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where silos add their own noise")
         if self.public.subspace:
             wrong.append("public.subspace must be 0 where records are protected; the span clip maps do that there")
         if self.alone and self.silo.steps != 1:

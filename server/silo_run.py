@@ -134,6 +134,9 @@ def _steps(run: _Run, elapsed: Callable[[], float]) -> str | None:
     training, config = run.training, run.config
     while run.round < config.rounds:
         if (refusal := training.refusal()) is not None:
+            if run.round > 0 and not run.due():  # the last step is told of, wherever it fell
+                metrics = run.evaluate(training.state.served, "validation")
+                run.telemetry.round(record_of(training, training.planner.controller, metrics, 0.0, config))
             return refusal
         start = time.monotonic()
         if run.round % config.silo.checkpoint_every == 0:

@@ -96,6 +96,7 @@ def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, mon
     assert read_status(folder).state == "stopped-budget"
     assert ledger.spent() <= 4.0
     assert json.loads((folder / "results.json").read_text())["rounds_done"] == 5
+    assert [record.round for record in read_metrics(folder)] == [3, 5]
 
 
 @pytest.mark.parametrize(
