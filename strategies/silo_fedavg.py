@@ -75,14 +75,13 @@ def best_rank(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterLayout)
     The singular values are shared evenly: B = U sqrt(S), A = sqrt(S) V^T.
     """
     result = averaged(adapter, updates, layout)
-    for pair, (a, b) in _pairs(layout).items():
+    for a, b in _pairs(layout):
         silos = [(_of(layout, b, adapter + update), _of(layout, a, adapter + update)) for update in updates]
         tall, wide = stacked([(left.double(), right.double()) for left, right in silos])
         rank = silos[0][1].shape[0]
         q, triangle = torch.linalg.qr(tall)
         u, singular, v = torch.linalg.svd(triangle @ wide, full_matrices=False)
         root = singular[:rank].sqrt()
-        assert pair
         _of(layout, b, result).copy_((q @ u[:, :rank]) * root)
         _of(layout, a, result).copy_(root[:, None] * v[:rank])
     return result
@@ -91,7 +90,7 @@ def best_rank(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterLayout)
 def common_subspace(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterLayout) -> Tensor:
     """FedGSA for every adapter; heads are averaged."""
     result = averaged(adapter, updates, layout)
-    for a, b in _pairs(layout).values():
+    for a, b in _pairs(layout):
         shared = _of(layout, a, adapter).double()
         bs = [_of(layout, b, adapter + update).double() for update in updates]
         if all(bool((matrix == 0).all()) for matrix in bs):
@@ -102,13 +101,13 @@ def common_subspace(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterL
     return result
 
 
-def _pairs(layout: AdapterLayout) -> dict[str, tuple[str, str]]:
-    """By pair, the names of its A and of its B."""
+def _pairs(layout: AdapterLayout) -> list[tuple[str, str]]:
+    """The names of A and of B of every adapter."""
     names: dict[str, dict[str, str]] = {}
     for entry in layout.entries:
         if entry.factor != "head":
             names.setdefault(entry.pair, {})[entry.factor] = entry.name
-    return {pair: (factors["A"], factors["B"]) for pair, factors in names.items()}
+    return [(factors["A"], factors["B"]) for factors in names.values()]
 
 
 def _of(layout: AdapterLayout, name: str, full: Tensor) -> Tensor:
