@@ -47,7 +47,14 @@ def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
         run_silo(settings, folder, telemetry, ledger)
 
 
-@pytest.mark.parametrize("method", ["coefficients", "projection", "embedding-residual"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "coefficients",
+        pytest.param("projection", marks=pytest.mark.slow),
+        pytest.param("embedding-residual", marks=pytest.mark.slow),
+    ],
+)
 def test_a_method_of_the_span_runs_from_its_name(method: str, cache: Path, tmp_path: Path) -> None:
     run(config(cache, method), tmp_path / "run")
     statement = json.loads((tmp_path / "run" / "privacy.json").read_text())
