@@ -8,7 +8,7 @@ the number of units, which is taken as public.
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,6 @@ from client.engine import Engine
 from client.job import Job
 from client.layout import AdapterLayout
 from client.models import load_base
-from client.opacus_engine import OpacusEngine
 from client.step_schedule import StepSchedule
 from client.tasks import make_task
 from client.unit_gradients import COMBINE, GradientEngine, UnitGradients
@@ -38,6 +37,9 @@ from strategies.planning import Planner
 from strategies.plugins import Option, build
 from strategies.promise import promise
 from strategies.server_step import Server
+
+if TYPE_CHECKING:
+    from client.opacus_engine import OpacusEngine
 
 NOISES = ("gaussian", "discrete", "insecure-zero")
 
@@ -194,7 +196,7 @@ def private_training(
     )
 
 
-def silo_engine(job: Job, gradients: str) -> Engine | OpacusEngine:
+def silo_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     """The engine of a silo on a freshly loaded base model: ``"stacked"``, or ``"opacus"`` for its hooks.
 
     An adapter that cannot be stacked is trained one record at a time unless Opacus is asked for.
@@ -203,6 +205,8 @@ def silo_engine(job: Job, gradients: str) -> Engine | OpacusEngine:
     if gradients == "stacked":
         return make_engine(job)
     model, _ = load_base(job.model, job.task, job.num_labels)
+    from client.opacus_engine import OpacusEngine  # Opacus and PEFT: not in the image, and slow to import
+
     return OpacusEngine(
         model,
         job.spec,
