@@ -61,7 +61,7 @@ def claims(results: Mapping[str, Any]) -> str:
                 f"{difference.mean:+.4f}"
                 + ("" if width is None else f" ± {width:.4f}")
                 + f", lower on {wins} of {len(difference.seeds)} seeds",
-                ("yes" if difference.mean < 0 else "no") + ("" if sure else ", within chance"),
+                ("yes" if difference.mean < 0 else "no") if sure else "open: within chance",
             )
         )
     return markdown(("claim", "difference of losses (95 %)", "holds"), lines)
