@@ -62,7 +62,7 @@ def main(
     detector: Annotated[str, typer.Option(help="missed, found, or both.")] = "both",
     kind: Annotated[str, typer.Option(help="Kind of canary, a record of its own.")] = "id-record",
     test_records: Annotated[int, typer.Option(help="Paragraphs to test on, drawn by seed 0; 0 takes all.")] = 150,
-    candidates: Annotated[int, typer.Option(help="Secrets that were not planted, to rank against.")] = 1023,
+    candidates: Annotated[int, typer.Option(help="Secrets that were not planted, to rank against.")] = 4095,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
 ) -> None:
