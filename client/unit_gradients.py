@@ -92,9 +92,9 @@ class UnitGradients:
         assert rows is not None
         sizes = [len(records) for records in used]
         share = [1.0 if self.combine == "sum" else 1.0 / size for size in sizes]
-        sums = torch.stack([part_.sum(dim=0) for part_ in rows.split(sizes)])
+        sums = torch.stack([part_.sum(dim=0) for part_ in torch.split(rows, sizes)])
         weights = torch.tensor(share, dtype=sums.dtype, device=sums.device)
-        means = torch.stack([part_.mean() for part_ in losses.split(sizes)])
+        means = torch.stack([part_.mean() for part_ in torch.split(losses, sizes)])
         return Units(part.sent(layout, sums * -weights[:, None]), means)
 
 

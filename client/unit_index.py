@@ -75,7 +75,8 @@ class UnitIndex:
         own_order = np.array(sorted(range(len(members)), key=contents.__getitem__))
         name = hashlib.sha256(b"\0".join(sorted(contents))).hexdigest()
         drawn = simulation_generator(self.seed, "records of a unit", step, name).permutation(len(members))[: self.most]
-        return members[own_order[np.sort(drawn)]]
+        chosen: Int64[np.ndarray, " used"] = members[own_order[np.sort(drawn)]]
+        return chosen
 
     def _content(self, record: int) -> bytes:
         records = self.records

@@ -3,17 +3,19 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from server.config import ConfigError
-from server.recipe_config import RecipeConfig, load_recipe
 from simulations.endings import interruptible, refusals
 from simulations.notation import duration_text, epsilon_text, number_text
 from simulations.settings import absolute_paths, parse_setting
+
+if TYPE_CHECKING:
+    from server.recipe_config import RecipeConfig
 
 RECIPES = Path(__file__).parent / "presets" / "recipes"
 
@@ -61,12 +63,14 @@ def recipe_command(
     console.print(f"Run folder: {folder}")
 
 
-def configured(recipe: str, settings: list[str], folder: Path) -> RecipeConfig:
+def configured(recipe: str, settings: list[str], folder: Path) -> "RecipeConfig":
     """The recipe of that name or file with ``settings`` on top and absolute paths.
 
     Raises:
         ConfigError: naming what is wrong.
     """
+    from server.recipe_config import RecipeConfig, load_recipe  # with torch, which `lacquer --help` does not need
+
     overrides = dict(parse_setting(setting) for setting in settings)
     config = load_recipe(find(recipe), overrides)
     return RecipeConfig(absolute_paths(config.run, folder), config.recipe)
