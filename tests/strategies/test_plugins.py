@@ -92,8 +92,8 @@ def test_a_class_of_ones_own_is_imported_and_checked_alike(own: str) -> None:
     ("name", "words"),
     [
         ("dp-lak", "did you mean 'dp-lac'"),
-        ("zzz", "known: automatic, dc-sgd-e, "),
-        ("", "known: automatic, dc-sgd-e, "),
+        ("zzz", "known: adaclip, automatic, "),
+        ("", "known: adaclip, automatic, "),
         (":Fixed", "or 'package.module:Object'"),
         ("strategies.controllers.fixed:", "or 'package.module:Object'"),
         ("no_such_package_anywhere.x:Y", "cannot import it: No module named 'no_such_package_anywhere'"),
