@@ -7,8 +7,8 @@ A canary is a short text with a random secret in it (Carlini et al., "The Secret
   into WikiText-2. All share one prefix, so their ranks among all 10^6 numbers come from one table of probabilities.
 - ``secret-id``: ten characters of A-Z0-9 appended to a record that is there already, ``... secret_id=7Q0ZK2M4PA``, as
   RLDP (arXiv 2507.22565) does with patients' narratives.
-- ``id-record``: the same ten characters in a record of its own, ``secret_id=7Q0ZK2M4PA.``, for texts that are cut at the
-  end, where an appended secret would be lost.
+- ``id-record``: the same ten characters in a record of its own, ``secret_id=7Q0ZK2M4PA.``, for texts that are cut at
+  the end, where an appended secret would be lost.
 
 Secrets are drawn from the seed of the simulation: an auditor derives them again, nobody has to store them.
 Every copy of a canary is a record. Under record-level privacy k copies of one secret are protected k times as weakly;

@@ -1,12 +1,10 @@
 """A recipe's run: phase after phase on one adapter and one ledger, and what it leaves behind."""
 
-import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -14,88 +12,25 @@ from client.data import PreparedData, prepare
 from client.engine import Engine
 from client.job import Job
 from client.layout import AdapterLayout
-from client.lora import LoraSpec, adapter_layout, initial_adapter
+from client.lora import adapter_layout, initial_adapter
 from client.models import load_base
 from client.part import Part
-from client.peft_files import save_peft
 from client.silo import private_training
-from client.tasks import Metrics
 from client.training import LocalTraining
 from client.unit_index import UnitIndex
 from client.worker import make_engine
 from privacy.ledger import Ledger
 from privacy.sampling import CohortSampler
-from privacy.statement import privacy_statement
-from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, perplexities
 from server.assembly import LEDGER_FILE, local_training, lora_spec
 from server.config import ConfigError
 from server.data_spec import data_spec
-from server.environment import write_environment
-from server.recipe import TEXTS, Ordinary, Phase, Planned, Private, plan_noise
+from server.recipe import TEXTS, Ordinary, Phase, Private, plan_noise
 from server.recipe_config import RecipeConfig
-from server.recipe_promise import Promise, promise_of
-from server.silo_assembly import NOT_COVERED, TRUST
+from server.recipe_promise import promise_of
+from server.recipe_result import PhaseResult, RecipeResult, write_recipe_artefacts
 from strategies.controller import PublicSignals
 
 log = logging.getLogger(__name__)
-
-STAMP_FILE = "NOT-PRIVATE.txt"
-"""In the run folder and beside the adapter, wherever there is no record-level guarantee."""
-
-
-@dataclass(frozen=True)
-class PhaseResult:
-    """What a phase ended with.
-
-    Attributes:
-        name: of the phase.
-        seconds: wall time of its training.
-        cpu_seconds: processor time of its training, all threads.
-        validation_loss: public, after it.
-        adapter: full vector after it.
-    """
-
-    name: str
-    seconds: float
-    cpu_seconds: float
-    validation_loss: float
-    adapter: Tensor
-
-    def to_json(self) -> dict[str, Any]:
-        """Its numbers."""
-        return {name: value for name, value in vars(self).items() if name != "adapter"}
-
-
-@dataclass(frozen=True)
-class RecipeResult:
-    """What a recipe's run ended with.
-
-    Attributes:
-        promise: its guarantee.
-        planned: the noise.
-        phases: one result each.
-        test: of the final adapter.
-        validation: of the final adapter.
-        adapter: full vector, of the layout of `spec` on the base model.
-        spec: the adapters.
-        dimension: values trained.
-        population: protected units.
-    """
-
-    promise: Promise
-    planned: Planned
-    phases: tuple[PhaseResult, ...]
-    test: Metrics
-    validation: Metrics
-    adapter: Tensor
-    spec: LoraSpec
-    dimension: int
-    population: int
-
-    @property
-    def seconds(self) -> float:
-        """Training time of all phases."""
-        return sum(phase.seconds for phase in self.phases)
 
 
 class RecipeRun:
@@ -240,45 +175,3 @@ class RecipeRun:
     def _indexed(self, data: PreparedData) -> UnitIndex:
         recipe = self.config.recipe
         return UnitIndex.of(data.train, grouped=recipe.unit != "record", most=recipe.records_per_unit, seed=recipe.seed)
-
-
-def write_recipe_artefacts(
-    folder: Path, config: RecipeConfig, result: RecipeResult, layout: AdapterLayout, ledger: Ledger | None
-) -> None:
-    """adapter/, privacy.json, results.json; without a record-level guarantee every one of them says so."""
-    promise, run = result.promise, config.run
-    statement: dict[str, Any] = {**promise.to_json(), "private": promise.kind == "record"}
-    statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
-    if ledger is not None:
-        statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED)
-    _write_json(folder / PRIVACY_FILE, statement)
-    results = {
-        **perplexities(result.validation, result.test),
-        "test_loss": result.test.loss,
-        "validation_loss": result.validation.loss,
-        "seconds": result.seconds,
-        "phases": [phase.to_json() for phase in result.phases],
-        "dimension": result.dimension,
-        "population": result.population,
-        "model": run.model.name,
-        "guarantee": promise.sentence,
-        "not_private": promise.not_private,
-    }
-    _write_json(folder / RESULTS_FILE, results)
-    write_environment(folder)
-    save_peft(folder / ADAPTER_FOLDER, result.adapter, layout, result.spec, base=run.model.name)
-    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n"
-    (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
-    if promise.not_private is not None:
-        for place in (folder, folder / ADAPTER_FOLDER):
-            (place / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
-
-
-def _described(config: RecipeConfig, phase: Phase) -> dict[str, Any]:
-    kind = "private" if isinstance(phase, Private) else "ordinary"
-    detector = None if phase.text == "original" else config.recipe.detector_of(phase)
-    return {"kind": kind, **vars(phase), "detector": detector}
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

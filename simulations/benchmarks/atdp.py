@@ -34,7 +34,8 @@ from server.environment import describe_environment
 from server.recipe import Recipe, plan_noise
 from server.recipe_config import RecipeConfig, load_recipe
 from server.recipe_promise import promise_of
-from server.recipe_run import PhaseResult, RecipeRun
+from server.recipe_result import PhaseResult
+from server.recipe_run import RecipeRun
 from simulations.attacks import exposure
 from simulations.settings import absolute_paths, parse_setting
 

@@ -19,7 +19,8 @@ from server.config import ConfigError
 from server.recipe import Ordinary, Planned, Private, Recipe, plan_noise
 from server.recipe_config import load_recipe, parse_recipe
 from server.recipe_promise import promise_of
-from server.recipe_run import STAMP_FILE, RecipeRun
+from server.recipe_result import STAMP_FILE
+from server.recipe_run import RecipeRun
 
 POPULATION = 400
 PLAIN = Ordinary("plain")

@@ -11,7 +11,7 @@ from server.config import ConfigError
 from server.recipe import plan_noise
 from server.recipe_config import load_recipe
 from server.recipe_promise import promise_of
-from server.recipe_run import STAMP_FILE
+from server.recipe_result import STAMP_FILE
 from simulations.benchmarks import atdp
 from simulations.benchmarks.atdp_tables import NULL, ORDER, comparison
 from simulations.cli import app

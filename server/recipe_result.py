@@ -1,0 +1,121 @@
+"""What a recipe's run ends with, and the files it leaves behind: every one says so where there is no guarantee."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from client.layout import AdapterLayout
+from client.lora import LoraSpec
+from client.peft_files import save_peft
+from client.tasks import Metrics
+from privacy.ledger import Ledger
+from privacy.statement import privacy_statement
+from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, perplexities
+from server.environment import write_environment
+from server.recipe import Phase, Planned, Private
+from server.recipe_config import RecipeConfig
+from server.recipe_promise import Promise
+from server.silo_assembly import NOT_COVERED, TRUST
+
+STAMP_FILE = "NOT-PRIVATE.txt"
+"""In the run folder and beside the adapter, wherever there is no record-level guarantee."""
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """What a phase ended with.
+
+    Attributes:
+        name: of the phase.
+        seconds: wall time of its training.
+        cpu_seconds: processor time of its training, all threads.
+        validation_loss: public, after it.
+        adapter: full vector after it.
+    """
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    validation_loss: float
+    adapter: Tensor
+
+    def to_json(self) -> dict[str, Any]:
+        """Its numbers."""
+        return {name: value for name, value in vars(self).items() if name != "adapter"}
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """What a recipe's run ended with.
+
+    Attributes:
+        promise: its guarantee.
+        planned: the noise.
+        phases: one result each.
+        test: of the final adapter.
+        validation: of the final adapter.
+        adapter: full vector, of the layout of `spec` on the base model.
+        spec: the adapters.
+        dimension: values trained.
+        population: protected units.
+    """
+
+    promise: Promise
+    planned: Planned
+    phases: tuple[PhaseResult, ...]
+    test: Metrics
+    validation: Metrics
+    adapter: Tensor
+    spec: LoraSpec
+    dimension: int
+    population: int
+
+    @property
+    def seconds(self) -> float:
+        """Training time of all phases."""
+        return sum(phase.seconds for phase in self.phases)
+
+
+def write_recipe_artefacts(
+    folder: Path, config: RecipeConfig, result: RecipeResult, layout: AdapterLayout, ledger: Ledger | None
+) -> None:
+    """adapter/, privacy.json, results.json; without a record-level guarantee every one of them says so."""
+    promise, run = result.promise, config.run
+    statement: dict[str, Any] = {**promise.to_json(), "private": promise.kind == "record"}
+    statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
+    if ledger is not None:
+        statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED)
+    _write_json(folder / PRIVACY_FILE, statement)
+    results = {
+        **perplexities(result.validation, result.test),
+        "test_loss": result.test.loss,
+        "validation_loss": result.validation.loss,
+        "seconds": result.seconds,
+        "phases": [phase.to_json() for phase in result.phases],
+        "dimension": result.dimension,
+        "population": result.population,
+        "model": run.model.name,
+        "guarantee": promise.sentence,
+        "not_private": promise.not_private,
+    }
+    _write_json(folder / RESULTS_FILE, results)
+    write_environment(folder)
+    save_peft(folder / ADAPTER_FOLDER, result.adapter, layout, result.spec, base=run.model.name)
+    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n"
+    (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
+    if promise.not_private is not None:
+        for place in (folder, folder / ADAPTER_FOLDER):
+            (place / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
+
+
+def _described(config: RecipeConfig, phase: Phase) -> dict[str, Any]:
+    kind = "private" if isinstance(phase, Private) else "ordinary"
+    detector = None if phase.text == "original" else config.recipe.detector_of(phase)
+    return {"kind": kind, **vars(phase), "detector": detector}
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
