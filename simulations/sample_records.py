@@ -2,8 +2,8 @@
 
     python -m simulations.sample_records docker/data --clients 3 --records 200
 
-The notes are those of ``data.source = "notes"`` (see :mod:`client.notes`). The server's public ones are of another seed,
-and no patient is in two folders.
+The notes are those of ``data.source = "notes"`` (see :mod:`client.notes`). The server's public ones are of another
+seed, and no patient is in two folders.
 """
 
 import argparse

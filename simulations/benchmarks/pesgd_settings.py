@@ -61,4 +61,5 @@ def read_settings(path: Path) -> Settings:
     names = {item.name for item in fields(Settings)}
     if table.keys() != names:
         raise ValueError(f"{path.name}: missing {sorted(names - table.keys())}, unknown {sorted(table.keys() - names)}")
-    return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in table.items()}
+    return Settings(**values)

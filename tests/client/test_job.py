@@ -7,6 +7,7 @@ import pytest
 
 from client.job import Job
 from client.lora import LoraSpec
+from client.own_data import Reading
 from client.training import LocalTraining
 
 JOB = Job(
@@ -22,6 +23,7 @@ JOB = Job(
     precision="fp32",
     token_budget=64,
     prefix_cache_mb=1,
+    reading=Reading("classification", 48, "note", "", "kind", "patient", ("a", "b", "c")),
 )
 
 

@@ -20,6 +20,7 @@ def test_a_price_is_a_calibration() -> None:
     assert now.break_even_dimension == pytest.approx((100 / z) ** 2)
 
 
+@pytest.mark.slow
 def test_what_a_change_buys() -> None:
     now = price("now", SETTING)
     found = {option.name: option for option in alternatives(now)}

@@ -55,6 +55,7 @@ def job() -> engine_jobs.Job:
     )
 
 
+@pytest.mark.slow
 def test_engine_and_benchmarks_run_without_flower_and_ray() -> None:
     modules = [*LIBRARY, *(f"simulations.benchmarks.{name}" for name in SCRIPTS)]
     code = f"""
@@ -110,6 +111,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("identity")
+@pytest.mark.slow
 def test_rounds_of_a_million_clients_draw_the_cohort_of_a_hundred(tmp_path: Path) -> None:
     config = engine_population.configuration(1_000_000, tmp_path / "cache", "random:bert", records=1)
     measured, clients = engine_population.rounds_of(config, tmp_path, 3)

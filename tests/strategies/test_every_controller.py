@@ -32,7 +32,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "percentile": [{"source": "histogram"}],
 }
 CASES = [(name, options) for name in CONTROLLERS for options in ({}, *VARIANTS.get(name, ()))]
-every_controller = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value).strip("{}"))
+LONG = {"dynamic", "rise-reset"}  # a schedule is calibrated over all its rounds, in seconds
+every_controller = pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(name, options, marks=[pytest.mark.slow] if name in LONG else []) for name, options in CASES],
+    ids=lambda value: str(value).strip("{}"),
+)
 
 
 def configured(name: str, options: dict[str, Any], mode: str) -> RunConfig:
