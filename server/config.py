@@ -1,8 +1,8 @@
 """The typed configuration of one run: read, checked, and refused in words.
 
 A configuration is a tree of tables (TOML) or a flat mapping with dotted keys (Flower's ``run_config``); both forms
-give the same :class:`RunConfig`, whose keys are in :mod:`server.schema`. An unknown key, a wrong type or a value out of
-its range is refused with the key, the value, the limit and the nearest known key, before anything starts.
+give the same :class:`RunConfig`, whose keys are in :mod:`server.run_tables`. An unknown key, a wrong type or a value
+out of its range is refused with the key, the value, the limit and the nearest known key, before anything starts.
 """
 
 import difflib
@@ -13,7 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from server.schema import Options, Public, RunConfig, kebab
+from server.run_tables import Public
+from server.schema import RunConfig
+from server.table import Options, kebab
 
 __all__ = ["ConfigError", "Options", "Public", "RunConfig", "flatten", "known_keys", "load", "parse", "unflatten"]
 

@@ -1,6 +1,6 @@
 """``python -m simulations.flwr_defaults``: writes the schema's defaults into ``[tool.flwr.app.config]``.
 
-Plain ``flwr run .`` knows the keys and defaults of pyproject.toml only, and they must be those of server/schema.py. A
+Plain ``flwr run .`` knows the keys and defaults of pyproject.toml only, and they must be those of the schema. A
 test holds the two against each other.
 """
 

@@ -1,0 +1,191 @@
+"""Keys of every run, table by table: type, limits, default. Those of silos are in :mod:`server.silo_tables`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from server.table import Count, CountOrAuto, Fraction, NonNegative, Options, Positive, Rate, Table
+
+
+class Secagg(Table):
+    """Sums that the clients open together (``privacy.trust = "secagg"``), see docs/trust.md.
+
+    ``min-survivors`` clients make the whole noise; with fewer a round ends with nothing. 0 takes four fifths of them.
+    ``colluding`` clients may tell the server what they know without weakening the guarantee. ``step-timeout`` is for
+    the short steps, in seconds. ``federation`` is the file with everybody's public identity; a simulation makes one.
+    """
+
+    min_survivors: CountOrAuto = 0
+    colluding: CountOrAuto = 0
+    modulus_bits: Literal[16, 24, 32] = 32
+    step_timeout: Positive = 600.0
+    federation: str = ""
+
+
+class Privacy(Table):
+    """The guarantee. ``epsilon`` and ``delta`` hold for the whole run, for one unit added or removed.
+
+    ``unit`` is a client; or, inside every client with a ledger of its own, a record, or a group of records that share
+    ``data.unit-column`` (for generated notes a patient). The last two train as ``[silo]`` says.
+    """
+
+    unit: Literal["client", "record", "group"] = "client"
+    epsilon: Positive = 4.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    noise: Literal["gaussian", "discrete", "insecure-zero"] = "gaussian"
+    mode: Literal["floor", "filter"] = "floor"
+    non_private: bool = False
+    seeded_cohorts: bool = False
+    trust: Literal["server", "secagg"] = "server"
+    secagg: Secagg = Secagg()
+
+    @model_validator(mode="after")
+    def _insecure_needs_flag(self) -> "Privacy":
+        for key, unsafe in (("noise", self.noise == "insecure-zero"), ("seeded-cohorts", self.seeded_cohorts)):
+            if unsafe and not self.non_private:
+                raise ValueError(
+                    f"{key} = {getattr(self, key.replace('-', '_'))!r} voids the guarantee; "
+                    "set privacy.non-private = true to run it, marked as such"
+                )
+        return self
+
+
+class Strategy(Table):
+    """What the server decides. Names come from the tables in ``strategies`` or are ``"package.module:Object"``."""
+
+    controller: str = "dp-lac"
+    controller_options: Options = Field(default_factory=dict)
+    aggregation: str = "plain"
+    aggregation_options: Options = Field(default_factory=dict)
+    optimizer: str = "fedavg"
+    optimizer_options: Options = Field(default_factory=dict)
+    served_average: Fraction = 0.0
+
+
+class Model(Table):
+    """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n."""
+
+    name: str = "minilm"
+    task: Literal["classification", "causal-lm", "summarisation"] = "classification"
+    rank: Count = 4
+    alpha: Positive = 8.0
+    targets: str = "query,value"
+    layers: CountOrAuto = 0
+    max_length: Annotated[int, Field(ge=4, le=4096)] = 128
+
+
+class Data(Table):
+    """Where records come from and how they become clients, a public validation set and a test set.
+
+    ``train-records`` deals so many of the records to the clients, drawn by the seed; 0 deals all.
+    ``unit-column`` names what makes records one unit of privacy (a patient, a document). ``canaries`` secrets are
+    planted into the training records for audits, see ``client.canaries``. ``sensitive`` says what is done about
+    sensitive spans of the training records, which ``detector`` finds, see ``client.sensitive``.
+    ``partition = "repeated"`` is for speed tests: any number of clients share the records, see ``client.partition``.
+    ``held-by = "nodes"`` is a deployment: every node is one client and reads records of its own, in columns of these
+    names; ``source`` and ``test-source`` then hold public records only, the validation and the test set.
+    """
+
+    held_by: Literal["server", "nodes"] = "server"
+
+    source: str = "notes"
+    test_source: str = ""
+    text_column: str = "text"
+    text_pair_column: str = ""
+    label_column: str = "label"
+    client_column: str = ""
+    unit_column: str = ""
+    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
+    dirichlet_alpha: Positive = 1.0
+    validation_records: Count = 1000
+    test_records: Count = 1000
+    train_records: CountOrAuto = 0
+    records_per_client: Count = 20
+    canaries: CountOrAuto = 0
+    canary_kind: Literal["six-digit", "secret-id", "id-record"] = "six-digit"
+    canary_copies: Count = 10
+    sensitive: Literal["none", "weights", "redaction"] = "none"
+    detector: str = "regex"
+    mask: str = "<MASK>"
+    other_weight: Rate = 0.2
+    cache: str = ""
+
+
+class Public(Table):
+    """What the server does with its own public records besides validation; none of it costs privacy.
+
+    The first ``training-fraction`` of them is trained on and no longer validated with, if anything here is switched on.
+    ``warm-start-epochs`` trains the adapter before round 1. ``aligned`` takes the rows of every A from public gradients
+    instead of at random, see ``server.alignment``; it needs a warm start. ``subspace = k`` clips and noises every
+    update in the span of the k leading directions of public gradients, made anew every ``subspace-refresh`` rounds; 0
+    uses all of it.
+    """
+
+    training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    warm_start_epochs: CountOrAuto = 0
+    warm_start_learning_rate: Positive = 0.003
+    warm_start_batch_size: Count = 32
+    aligned: bool = False
+    subspace: CountOrAuto = 0
+    subspace_refresh: Count = 10
+
+    @model_validator(mode="after")
+    def _alignment_needs_a_head(self) -> "Public":
+        if self.aligned and not self.warm_start_epochs:
+            raise ValueError("aligned = true needs warm-start-epochs >= 1: a head that knows nothing has no gradient")
+        return self
+
+
+class Local(Table):
+    """One client's training in one round. ``balance = "prior"`` adjusts the loss for the client's label skew.
+
+    ``max-steps`` ends it early, 0 runs all epochs: with 1, a client takes one batch of its records, drawn anew in
+    every round, which costs a fraction of the time where clients have many.
+    """
+
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
+    learning_rate: Positive = 0.1
+    batch_size: Count = 16
+    epochs: Count = 1
+    max_steps: CountOrAuto = 0
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 0.0
+    balance: Literal["none", "prior"] = "none"
+
+
+class Engine(Table):
+    """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share).
+
+    ``ray-address`` names a Ray cluster that is already there (``HOST:PORT``, as ``ray start`` says); it needs
+    ``workers``, for how many it has room. Empty: Ray is started for the run, on this host. See docs/scale.md.
+    """
+
+    kind: Literal["flower", "inprocess"] = "flower"
+    workers: CountOrAuto = 0
+    sequential: bool = False
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    token_budget: CountOrAuto = 0
+    prefix_cache_mb: CountOrAuto = 2048
+    round_timeout: Positive = 3600.0
+    ray_address: str = ""
+
+    @model_validator(mode="after")
+    def _cluster_needs_workers(self) -> "Engine":
+        if self.ray_address and (self.kind != "flower" or self.workers == 0):
+            raise ValueError(
+                f"ray-address = {self.ray_address!r} needs engine.kind = 'flower' and engine.workers >= 1, the number "
+                "of workers for which the cluster has cores (or GPUs)"
+            )
+        return self
+
+
+class Simulation(Table):
+    """``clients-per-node = 0``: a node is a worker and trains its share of the cohort; ``1``: a node is one client."""
+
+    clients_per_node: Annotated[int, Field(ge=0, le=1)] = 0
+
+
+class Evaluation(Table):
+    """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``."""
+
+    every: Count = 1
