@@ -11,6 +11,8 @@ from privacy.secagg.aggregator import Aggregator
 from server.config import ConfigError, parse
 from simulations.inprocess import run_inprocess
 
+pytestmark = pytest.mark.slow
+
 
 def settings(cache: Path | str = "", **changed: Any) -> dict[str, Any]:
     table: dict[str, Any] = {

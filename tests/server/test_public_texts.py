@@ -67,6 +67,7 @@ def test_a_method_of_the_span_runs_from_its_name(method: str, cache: Path, tmp_p
     assert json.loads((tmp_path / "run" / "results.json").read_text())["rounds_done"] == 3
 
 
+@pytest.mark.slow
 def test_texts_that_evolved_are_there_after_a_break(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
