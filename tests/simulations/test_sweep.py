@@ -63,6 +63,15 @@ class Mine(FedAvg):
     def step(self, *arguments, **named):
         raise RuntimeError("planted failure")
 """
+HELD = (
+    'raise RuntimeError("planted failure")',
+    """import time
+        from pathlib import Path
+
+        while Path("hold").exists():
+            time.sleep(0.05)
+        return super().step(*arguments, **named)""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -216,15 +225,18 @@ def test_a_sweep_survives_a_failing_cell_and_a_second_one_runs_only_what_is_miss
 def test_an_interrupted_cell_leaves_no_process_and_runs_again_in_a_fresh_folder(sweep, tmp_path: Path) -> None:
     import psutil
 
-    cell = cells_of(tmp_path)[1]
+    (tmp_path / "own_broken.py").write_text(BROKEN.replace(*HELD))
+    cell = next(cell for cell in cells_of(tmp_path) if cell.variant == "broken")
     output = tmp_path / "out"
 
     def stop_when_it_spends() -> None:
         if (output / cell.key / "attempt-1" / "ledger.jsonl").is_file():
             raise KeyboardInterrupt
 
+    (tmp_path / "hold").touch()  # the step waits while this file is there, so that the cell cannot end before the stop
     with pytest.raises(KeyboardInterrupt):
         run_cells([cell], output, 1, tmp_path, lambda *_: None, lambda _: None, stop_when_it_spends)
+    (tmp_path / "hold").unlink()
     command = "simulations.sweep_cell"
     children = [p for p in psutil.Process().children(recursive=True) if command in p.cmdline()]
     assert children == []
