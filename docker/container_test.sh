@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the image, brings a federation of three clients up, and shows what docker/README.md promises of it:
 # an unregistered client is refused; clients cannot reach the Control API; rounds train on three clients' own records; a
-# client killed in a round does not end the run; the server killed and started again goes on with it; no secret is in the
-# image and no record of a client on the server.
+# client killed in a round does not end the run; the server killed and started again goes on with it; clients that do not
+# trust the server open sums together; no secret is in the image and no record of a client on the server.
 #
 # usage: docker/container_test.sh      CONTAINERS=auto (skip, in words, where no engine can be had), require, off
 #        CONTAINER_CACHE=FOLDER keeps the base image made here for the next time.
@@ -13,7 +13,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 MODE=${CONTAINERS:-auto} WORK=$(mktemp -d) PROJECT=lacquer-test-$$ START=$(date +%s)
-PIDFILE=$WORK/engine.pid COMPOSED=""
+PIDFILE=$WORK/engine.pid COMPOSED="" FILES=(-f docker/compose.yaml)
 read -ra BUILD_OPTIONS <<<"${CONTAINER_BUILD_OPTIONS:-}"
 say() { printf 'container tests: %4d s  %s\n' $(($(date +%s) - START)) "$*"; }
 skip() {
@@ -23,8 +23,8 @@ skip() {
 }
 die() { say "FAILED: $*"; exit 1; }
 compose() {
-  if docker compose version >/dev/null 2>&1; then docker compose -p "$PROJECT" -f docker/compose.yaml "$@"
-  else docker-compose -p "$PROJECT" -f docker/compose.yaml "$@"; fi
+  if docker compose version >/dev/null 2>&1; then docker compose -p "$PROJECT" "${FILES[@]}" "$@"
+  else docker-compose -p "$PROJECT" "${FILES[@]}" "$@"; fi
 }
 inside() { local service=$1; shift; compose exec -T "$service" "$@"; }
 container() { compose ps -q "$1"; }
@@ -117,7 +117,7 @@ import pathlib, sys, tarfile
 from simulations.sample_records import write_records
 write_records(pathlib.Path('/tmp/records'), 3, 48)
 tarfile.open(fileobj=sys.stdout.buffer, mode='w|').add('/tmp/records', '.')" | tar -C "$WORK/records" -x
-cp docker/config/test.toml "$WORK/config/"
+cp docker/config/test.toml docker/config/test-secagg.toml "$WORK/config/"
 chmod -R a+rX "$WORK/config" "$WORK/records"; chmod a+x "$WORK"
 export LACQUER_CONFIG=$WORK/config
 for i in 1 2 3; do export CLIENT_${i}_DATA="$WORK/records/client-$i"; done
@@ -209,6 +209,20 @@ P
 head -1 "$WORK/records/client-1/records.jsonl" | python3 -c 'import json,sys; print(json.load(sys.stdin)["text"][:40])' >"$WORK/phrase"
 inside superlink sh -c 'cat $(find /runs /state -type f)' 2>/dev/null | grep -aqF -f "$WORK/phrase" && die "a record of client-1 is on the server"
 say "ledger, metrics and adapter are right; no record of a client is on the server"
+# --- sums that the clients open together ------------------------------------------------------------------------------------
+compose run --rm --user 10001:10001 keys sh -ec '
+  for i in 1 2 3; do set -- "$@" --member "$(lacquer identity /keys/client-$i/identity.key)"; done
+  lacquer federation /keys/superlink/federation.json "$@" --survivors 2
+  for i in 1 2 3; do cp /keys/superlink/federation.json /keys/client-$i/; done' >"$WORK/federation.log" 2>&1 ||
+  { cat "$WORK/federation.log"; die "the list of the federation"; }
+FILES+=(-f docker/secagg.yaml)
+compose up -d >>"$WORK/up.log" 2>&1
+await 240 "three clients are online with identities" online 3
+inside superlink lacquer deploy /config/test-secagg.toml >"$WORK/secagg.log" 2>&1 || { tail -20 "$WORK/secagg.log"; die "no secure sum"; }
+inside superlink sh -c 'grep -q "\"completed\"" /runs/secagg-*/status.json' || die "the secure run did not complete"
+say "two rounds of sums that only the clients could open"
+
+# --- the image ----------------------------------------------------------------------------------------------------------------
 docker create --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null
 docker export "$PROJECT-scan" | python3 docker/scan_image.py || { docker rm "$PROJECT-scan" >/dev/null; die "the image holds secrets"; }
 docker rm "$PROJECT-scan" >/dev/null
