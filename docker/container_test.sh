@@ -83,8 +83,8 @@ if ! docker image inspect $BASE >/dev/null 2>&1; then
       --dpkgopt='path-exclude=/usr/share/locale/*' \
       --customize-hook='ln -s /usr/bin/python3 "$1/usr/local/bin/python"' \
       --customize-hook='rm -f "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED' \
-      bookworm "$TAR.new" /etc/apt/sources.list.d/debian.sources 2>"$WORK/base.log" || { tail -3 "$WORK/base.log"; skip "no base image"; }
-    mv "$TAR.new" "$TAR"
+      bookworm "$TAR.new.tar" /etc/apt/sources.list.d/debian.sources 2>"$WORK/base.log" || { tail -3 "$WORK/base.log"; skip "no base image"; }
+    mv "$TAR.new.tar" "$TAR"
   fi
   docker import -c 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' "$TAR" $BASE >/dev/null
 fi
