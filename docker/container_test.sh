@@ -224,7 +224,7 @@ inside superlink sh -c 'grep -q "\"completed\"" /runs/secagg-*/status.json' || d
 say "two rounds of sums that only the clients could open"
 
 # --- the image ----------------------------------------------------------------------------------------------------------------
-docker create --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null
+docker create --network none --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null
 docker export "$PROJECT-scan" | python3 docker/scan_image.py || { docker rm "$PROJECT-scan" >/dev/null; die "the image holds secrets"; }
 docker rm "$PROJECT-scan" >/dev/null
 say "no secret is in the image"

@@ -37,6 +37,13 @@ NAMES = {
     "fedsvd": "FedSVD",
     "dp-dylora": "DP-DyLoRA",
     "zero-pad": "ranks 1, 2, 4, zero-padded",
+    "all": "preset `sst2-aligned`",
+    "all-dp-lac": "DP-LAC in place of a fixed C",
+    "without-alignment": "A random",
+    "without-momentum": "no momentum, the same step",
+    "without-output-dense": "no adapters on `output.dense`",
+    "batch-16": "16 records a client and round",
+    "warm-start-alone": "*the warm start alone, no client*",
     "floor": "*floor: public records alone*",
     "ceiling": "*ceiling: no noise, no clipping*",
     "head-only": "*head only, no LoRA*",
@@ -159,7 +166,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 def _reference(found: Mapping[str, Any]) -> str:
     """DP-LAC in the form the paper has it in the regime: with its histogram, except where all start at the same C0."""
-    for name in (REFERENCE, f"{REFERENCE}-histogram"):
+    for name in (REFERENCE, f"{REFERENCE}-histogram", "all"):
         if name in found:
             return name
     return next(iter(found))

@@ -87,6 +87,7 @@ TABLES: dict[str, Table] = {
     "controllers.choices": comparison_tables.choices,
     "controllers.claims": comparison_claims.claims,
     "lora": comparison_tables.lora,
+    "targets": comparison_tables.comparisons,
     "bad-replies": fault_tables.bad_replies,
     "soak": fault_tables.soak,
     "secure-sums": secure_tables.secure_sums,
