@@ -51,6 +51,7 @@ if ! docker info >/dev/null 2>&1; then
     command -v apt-get >/dev/null || skip "no container engine, and no apt-get to install one"
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       docker.io docker-compose mmdebstrap; } >"$WORK/apt.log" 2>&1 || { tail -3 "$WORK/apt.log"; skip "apt-get install failed"; }
+    hash -r   # forget where commands were before
   fi
   export DOCKER_HOST=unix://$WORK/engine.sock
   for driver in overlay2 vfs; do

@@ -68,7 +68,7 @@ HELD = (
     """import time
         from pathlib import Path
 
-        while Path("hold").exists():
+        while Path(__file__).with_name("hold").exists():
             time.sleep(0.05)
         return super().step(*arguments, **named)""",
 )
