@@ -46,7 +46,7 @@ def comparison_figure(cells: Sequence[Mapping[str, Any]], palette: Palette) -> F
 
 def _panel(title: str, found: Found) -> Drawing:
     lines = {name: statistics.mean(found[name].values()) for name in ("floor", "ceiling") if name in found}
-    methods = sorted(found.keys() - lines.keys(), key=lambda name: statistics.mean(found[name].values()))
+    methods = sorted(found.keys() - lines.keys(), key=lambda name: (statistics.mean(found[name].values()), name))
 
     def draw(axes: Axes, palette: Palette) -> None:
         for row, name in enumerate(methods):

@@ -142,7 +142,7 @@ def _table(rows: Sequence[Row]) -> str:
     reference = found.get(_reference(found), {})
     groups = _grouped(rows, label)
     beside = [variant for variant in groups if variant.removesuffix("-warm") in BESIDE]
-    ranked = sorted(groups.keys() - set(beside), key=lambda variant: -statistics.mean(found[variant].values()))
+    ranked = sorted(groups.keys() - set(beside), key=lambda name: (-statistics.mean(found[name].values()), name))
     lines = []
     for variant in [*ranked, *sorted(beside, key=lambda name: BESIDE.index(name.removesuffix("-warm")))]:
         group = groups[variant]
