@@ -226,12 +226,16 @@ def _short(reply: Message) -> None:
 
 
 def _flip(reply: Message) -> None:
-    """Of a masked vector this is another number; of anything else a forgery."""
+    """Half the modulus more in every place of a masked vector, so that its sum is long for certain; else a forgery."""
     arrays = reply.content.array_records["arrays"]
-    name = "masked" if "masked" in arrays else "table"
-    data = arrays[name].numpy().copy()
-    data[: len(data) // 2] ^= 0xFF
-    arrays[name] = Array(data)
+    if "masked" in arrays:
+        data = arrays["masked"].numpy().copy()
+        data[SHARES.modulus_bits // 8 - 1 :: SHARES.modulus_bits // 8] ^= 0x80
+        arrays["masked"] = Array(data)
+    else:
+        data = arrays["table"].numpy().copy()
+        data[: len(data) // 2] ^= 0xFF
+        arrays["table"] = Array(data)
 
 
 def _type(reply: Message) -> None:
