@@ -26,6 +26,8 @@ class Job:
         token_budget: 0 takes the engine's default.
         prefix_cache_mb: memory for the prefix cache, 0 for none.
         reading: how nodes read records of their own (deployment); None where `data` holds everybody's.
+        fingerprint: of the server's base model, see :func:`client.model_files.fingerprint`, for nodes with a copy of
+            their own; empty in a simulation.
     """
 
     model: str
@@ -41,6 +43,7 @@ class Job:
     token_budget: int = 0
     prefix_cache_mb: int = 0
     reading: Reading | None = None
+    fingerprint: str = ""
 
     def to_json(self) -> str:
         """Canonical JSON: equal jobs give equal text."""

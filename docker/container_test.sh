@@ -2,7 +2,8 @@
 # Builds the image, brings a federation of three clients up, and shows what docker/README.md promises of it:
 # an unregistered client is refused; clients cannot reach the Control API; rounds train on three clients' own records; a
 # client killed in a round does not end the run; the server killed and started again goes on with it; clients that do not
-# trust the server open sums together; no secret is in the image and no record of a client on the server.
+# trust the server open sums together; clients protect their own patients; a key is renewed, a client joins from another
+# host, ledgers are backed up; no secret is in the image and no record of a client on the server.
 #
 # usage: docker/container_test.sh      CONTAINERS=auto (skip, in words, where no engine can be had), require, off
 #        CONTAINER_CACHE=FOLDER keeps the base image made here for the next time.
@@ -26,11 +27,13 @@ compose() {
   if docker compose version >/dev/null 2>&1; then docker compose -p "$PROJECT" "${FILES[@]}" "$@"
   else docker-compose -p "$PROJECT" "${FILES[@]}" "$@"; fi
 }
+elsewhere() ( FILES=(-f docker/compose.client.yaml) PROJECT+=-elsewhere; compose "$@" )
 inside() { local service=$1; shift; compose exec -T "$service" "$@"; }
 container() { compose ps -q "$1"; }
 cleanup() {
   local status=$?
   if [ $status -ne 0 ] && [ -n "$COMPOSED" ]; then compose logs --no-color --tail 40 >"$WORK/logs" 2>&1 || true; tail -160 "$WORK/logs" || true; fi
+  if [ -n "${ELSEWHERE:-}" ]; then elsewhere down -v -t 1 >/dev/null 2>&1 || true; fi
   if [ -n "$COMPOSED" ]; then compose down -v -t 1 >/dev/null 2>&1 || true; fi
   if [ -f "$PIDFILE" ]; then
     local engine; engine=$(cat "$PIDFILE"); kill "$engine" 2>/dev/null || true
@@ -118,7 +121,7 @@ import pathlib, sys, tarfile
 from simulations.sample_records import write_records
 write_records(pathlib.Path('/tmp/records'), 3, 48)
 tarfile.open(fileobj=sys.stdout.buffer, mode='w|').add('/tmp/records', '.')" | tar -C "$WORK/records" -x
-cp docker/config/test.toml docker/config/test-secagg.toml "$WORK/config/"
+cp docker/config/test*.toml "$WORK/config/"
 chmod -R a+rX "$WORK/config" "$WORK/records"; chmod a+x "$WORK"
 export LACQUER_CONFIG=$WORK/config
 for i in 1 2 3; do export CLIENT_${i}_DATA="$WORK/records/client-$i"; done
@@ -223,6 +226,7 @@ await 240 "three clients are online with identities" online 3
 inside superlink lacquer deploy /config/test-secagg.toml >"$WORK/secagg.log" 2>&1 || { tail -20 "$WORK/secagg.log"; die "no secure sum"; }
 inside superlink sh -c 'grep -q "\"completed\"" /runs/secagg-*/status.json' || die "the secure run did not complete"
 say "two rounds of sums that only the clients could open"
+. docker/operations_test.sh
 
 # --- the image ----------------------------------------------------------------------------------------------------------------
 docker create --network none --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null

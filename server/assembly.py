@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from client.data import PreparedData, prepare
 from client.job import Job
 from client.lora import AdapterLayout, LoraSpec, Part, adapter_layout, initial_adapter
+from client.model_files import fingerprint
 from client.models import load_base
 from client.training import LocalTraining
 from privacy.commitment import Commitment
@@ -76,6 +77,7 @@ def assemble(config: RunConfig) -> Assembly:
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
         reading=reading(config, data.label_names),
+        fingerprint=fingerprint(config.model.name) if config.deployed else "",
     )
     layouts = tuple(parts.aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, config.rounds + 1))
     layouts = layouts[:1] if len(set(layouts)) == 1 else layouts

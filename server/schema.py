@@ -100,7 +100,8 @@ class RunConfig(Table):
 
     def _wrong_of_silo(self) -> list[str]:
         wrong = []
-        if self.privacy.unit == "group" and not (self.data.unit_column or self.data.source == "notes"):
+        generated = self.data.source == "notes" and not self.deployed  # nodes have records of their own
+        if self.privacy.unit == "group" and not (self.data.unit_column or generated):
             wrong.append("privacy.unit = 'group': data.unit-column must name what records of one group have in common")
         if self.local.balance != "none":
             wrong.append(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,32 @@ from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, majorit
 from server.silo_assembly import NOT_COVERED, Federation
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Of a federation of silos.
+
+    Attributes:
+        validation, test: of the last adapter.
+        rounds: done.
+        stopped: why it ended before the last round, or None.
+    """
+
+    validation: Metrics
+    test: Metrics
+    rounds: int
+    stopped: str | None
+
+
 def write_silo_artefacts(
     folder: Path,
     ready: Federation,
     adapter: Tensor,
-    validation: Metrics,
-    test: Metrics,
+    outcome: Outcome,
     silos: Mapping[int, SiloReply],
     seconds: float,
 ) -> None:
     """Write adapter/, privacy.json and results.json; ``silos`` is what each silo last said of itself, by number."""
-    config, silo = ready.config, ready.silo
+    config, silo, validation, test = ready.config, ready.silo, outcome.validation, outcome.test
     statement = _statement(ready, silos)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {
@@ -38,8 +54,8 @@ def write_silo_artefacts(
         "validation_records": validation.count,
         "majority_accuracy": majority_accuracy(ready.data),
         "seconds": seconds,
-        "rounds_done": config.rounds,
-        "stopped": None,
+        "rounds_done": outcome.rounds,
+        "stopped": outcome.stopped,
         "dimension": ready.described.layout.dim,
         "model": config.model.name,
         "not_private": silo.not_private,

@@ -8,6 +8,7 @@ from client.data import PreparedData, prepare
 from client.dp_sgd import refuse_votes
 from client.job import Job
 from client.lora import AdapterLayout, LoraSpec, adapter_layout, initial_adapter
+from client.model_files import fingerprint
 from client.models import load_base
 from client.silo import Silo, commit, setting_of
 from client.unit_index import UnitIndex
@@ -189,6 +190,7 @@ def _described(config: RunConfig, parts: Methods, data: PreparedData) -> Describ
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
         reading=reading(config, data.label_names),
+        fingerprint=fingerprint(config.model.name) if config.deployed else "",
     )
     return Described(spec, layout, initial_adapter(layout, model, config.seed), job)
 

@@ -7,7 +7,7 @@ count on, but nothing says which of their steps this server's adapter has seen.
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from server.evaluation import Evaluate, on_server, on_workers
 from server.exchange import answers
 from server.resume import CONFIG_FILE
 from server.roster import roster
-from server.silo_artefacts import write_silo_artefacts
+from server.silo_artefacts import Outcome, write_silo_artefacts
 from server.silo_assembly import Federation, assemble_federation
 from server.telemetry import RoundRecord, Telemetry
+from strategies.dispatch import RoundFailed
 from strategies.replies import sound_replies
 from strategies.silo_fedavg import SiloAnswer, combine_of, next_adapter
 
@@ -41,9 +42,17 @@ STATE = "silos"
 
 @dataclass
 class _Seen:
-    """What the silos said of themselves, by number."""
+    """What the silos said.
 
-    silos: dict[int, SiloReply]
+    Attributes:
+        silos: of themselves, by number.
+        steps: taken by all of them, in all rounds.
+        refusals: of those that took no step when last asked, why, by number.
+    """
+
+    silos: dict[int, SiloReply] = field(default_factory=dict)
+    steps: int = 0
+    refusals: dict[int, str] = field(default_factory=dict)
 
 
 def run_federated_silos(config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry) -> None:
@@ -55,8 +64,9 @@ def run_federated_silos(config: RunConfig, folder: Path, grid: Grid, telemetry: 
     write_environment(folder)
     telemetry.status("preparing", "waiting for nodes")
     nodes, evaluate = _connected(ready, folder, grid)
-    adapter, seen = ready.described.start, _Seen({})
-    for round in range(1, config.rounds + 1):
+    adapter, seen, done = ready.described.start, _Seen(), 0
+    while done < config.rounds and len(seen.refusals) < config.clients:
+        round = done + 1
         start = time.monotonic()
         telemetry.status("running", f"round {round} of {config.rounds}")
         adapter = _round(ready, folder, grid, nodes, adapter, round, seen)
@@ -64,10 +74,18 @@ def run_federated_silos(config: RunConfig, folder: Path, grid: Grid, telemetry: 
         if round % config.evaluation.every == 0 or round == config.rounds:
             metrics = evaluate(adapter, "validation")
         telemetry.round(_record(ready, round, metrics, seen, time.monotonic() - start))
+        done = round
     telemetry.status("running", "evaluating on the test set")
-    validation, test = evaluate(adapter, "validation"), evaluate(adapter, "test")
-    write_silo_artefacts(folder, ready, adapter, validation, test, seen.silos, time.monotonic() - started)
-    telemetry.status("completed", f"{config.rounds} rounds done")
+    outcome = Outcome(evaluate(adapter, "validation"), evaluate(adapter, "test"), done, _ended(seen, config.clients))
+    write_silo_artefacts(folder, ready, adapter, outcome, seen.silos, time.monotonic() - started)
+    telemetry.status("stopped-budget" if outcome.stopped else "completed", outcome.stopped or f"{done} rounds done")
+
+
+def _ended(seen: _Seen, silos: int) -> str | None:
+    """Why no silo takes part any more, or None."""
+    if len(seen.refusals) < silos:
+        return None
+    return "no silo goes on: " + "; ".join(f"silo {silo}: {reason}" for silo, reason in sorted(seen.refusals.items()))
 
 
 def _connected(ready: Federation, folder: Path, grid: Grid) -> tuple[tuple[int, ...], Evaluate]:
@@ -88,7 +106,11 @@ def _connected(ready: Federation, folder: Path, grid: Grid) -> tuple[tuple[int, 
 def _round(
     ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], adapter: Tensor, round: int, seen: _Seen
 ) -> Tensor:
-    """The next adapter. Who is asked is drawn by the public seed: no amplification is claimed for it."""
+    """The next adapter. Who is asked is drawn by the public seed: no amplification is claimed for it.
+
+    Raises:
+        RoundFailed: most of those that were asked failed, or no silo ever takes part.
+    """
     config, steps = ready.config, ready.config.silo.steps
     drawn = simulation_generator(config.seed, "silos", round).random(config.clients) < config.sampling_rate
     sent, messages = [], []
@@ -105,10 +127,21 @@ def _round(
         reply = SiloReply.from_records(content, round, len(adapter), steps)
         if reply.population:
             seen.silos[silo] = reply
+        seen.steps += reply.steps
+        seen.refusals.pop(silo, None)
+        if not reply.steps:
+            seen.refusals[silo] = reply.refused
         update = torch.from_numpy(reply.update) if reply.steps else None
         found.append(SiloAnswer(silo, update, reply.steps, reply.refused))
 
-    sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take)
+    sound = sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take)
+    if 2 * sound < len(sent):
+        raise RoundFailed(
+            f"round {round}: {sound} of {len(sent)} silos answered soundly, at least half must; the run's log names "
+            "the others and the kind of failure, their own logs have the details; what a silo charged stays spent"
+        )
+    if not seen.steps and (ended := _ended(seen, config.clients)):
+        raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     combine = combine_of(ready.methods.aggregation)
     return next_adapter(adapter, found, combine, ready.described.layout, round)
 

@@ -5,6 +5,7 @@ and the Control API must not be reachable from anywhere else, see :mod:`server.g
 wrapper of a few lines around the installed packages; no code of this checkout travels to a node.
 """
 
+import json
 import os
 import tempfile
 import time
@@ -26,6 +27,8 @@ from simulations.private_flower import RunFailed
 ADDRESS = os.environ.get("LACQUER_SUPERLINK", "127.0.0.1:8000")
 TRUST = os.environ.get("LACQUER_CA", "/keys/ca.crt")
 CLIENT_KEYS = os.environ.get("LACQUER_CLIENT_KEYS", "/keys/clients")
+CLIENT_NAMES = os.environ.get("LACQUER_CLIENT_NAMES", "/state/clients.json")
+"""Where `admit` notes which node a key is: Flower keeps keys and numbers, and names none of them."""
 
 Address = Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")]
 Trust = Annotated[Path, typer.Option(help="Certificate that signed the SuperLink's.")]
@@ -55,26 +58,46 @@ def admit_command(
     with control(address, ca) as superlink:
         for key in found:
             node = superlink.register(key)
+            if node:
+                _note(node, key.stem)
             typer.echo(f"{key.stem}: " + ("was let in before" if node is None else f"let in as node {node}"))
 
 
 def expel_command(
-    node: Annotated[str, typer.Argument(help="Number of the node, see `lacquer clients`.")],
+    node: Annotated[str, typer.Argument(help="Number or name of the node, see `lacquer clients`.")],
     address: Address = ADDRESS,
     ca: Trust = Path(TRUST),
 ) -> None:
     """Let a client in no longer; its key is worth nothing from then on."""
     with control(address, ca) as superlink:
-        superlink.unregister(node)
+        named = {name: number for number, name in _names().items()}  # the latest node of a name
+        superlink.unregister(named.get(node, node))
 
 
 def clients_command(address: Address = ADDRESS, ca: Trust = Path(TRUST)) -> None:
     """List the clients and whether they are connected."""
     with control(address, ca) as superlink:
-        table = Table.grid(padding=(0, 3, 0, 0))
+        table, names = Table.grid(padding=(0, 3, 0, 0)), _names()
         for node in superlink.nodes():
-            table.add_row(str(node["node-id"]), str(node["status"]))
+            number = str(node["node-id"])
+            table.add_row(number, str(node["status"]), names.get(number, ""))
         Console().print(table)
+
+
+def _names() -> dict[str, str]:
+    """Names by node, in the order in which they were let in."""
+    path = Path(CLIENT_NAMES)
+    names: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return names
+
+
+def _note(node: str, name: str) -> None:
+    """Keep a name; without a folder for it the client is in all the same, and `clients` shows its number alone."""
+    path = Path(CLIENT_NAMES)
+    if path.parent.is_dir():
+        draft = path.with_name(f".{path.name}.new")
+        draft.write_text(json.dumps(_names() | {node: name}, indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
 
 
 def deploy_command(

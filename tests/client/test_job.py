@@ -24,6 +24,7 @@ JOB = Job(
     token_budget=64,
     prefix_cache_mb=1,
     reading=Reading("classification", 48, "note", "", "kind", "patient", ("a", "b", "c")),
+    fingerprint="0f",
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from flwr.app import Context, Message, RecordDict
 
 import client.own_data
 from client.app import app
+from client.model_files import fingerprint, minilm_folder
 from client.models import load_tokenizer
-from client.node import Node, NodeFailed, own_worker
+from client.node import Node, NodeFailed, OtherModel, own_worker
 from client.own_data import Reading, label_ids, open_own
 from client.wire import EvaluateRequest, TrainRequest, read_contribution
 from client.worker import Worker
@@ -178,12 +180,29 @@ def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
     deployed: tuple[Assembly, Path], tmp_path: Path
 ) -> None:
     mine = write(tmp_path / "mine.jsonl", rows(1, 4))
-    text = replace(deployed[0].job, model="/etc/of-the-server").to_json()
+    text = replace(deployed[0].job, model="/etc/of-the-server", fingerprint=fingerprint("random:bert")).to_json()
     assert Node.of({"data": mine, "model": "random:bert"}) == Node(mine, "", "random:bert")
     worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"))
     assert worker.job.model == "random:bert"
     with pytest.raises(ValueError, match="no model of that name is on this node"):
         own_worker(text, Node(mine, str(tmp_path / "own")))
+
+
+def test_a_node_with_another_base_model_is_told(deployed: tuple[Assembly, Path], tmp_path: Path) -> None:
+    mine, copy = write(tmp_path / "mine.jsonl", rows(1, 4)), tmp_path / "copy"
+    ours = minilm_folder()
+    copy.mkdir()
+    for file in ours.iterdir():
+        if file.is_file():
+            shutil.copy(file, copy)
+    assert fingerprint(str(copy)) == fingerprint("minilm")
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    layer = slice(30 << 20, 31 << 20)  # a megabyte of one matrix, as a short training would change it
+    weights[layer] = bytes(byte ^ 1 for byte in weights[layer])
+    (copy / "model.safetensors").write_bytes(weights)
+    text = replace(deployed[0].job, model="minilm", fingerprint=fingerprint("minilm")).to_json()
+    with pytest.raises(OtherModel, match="is not the server's"):
+        own_worker(text, Node(mine, str(tmp_path / "own"), str(copy)))
 
 
 def test_a_node_without_records_is_a_worker() -> None:

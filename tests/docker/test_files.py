@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from server.config import load
+from server.methods import methods
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE = sorted(DOCKER.glob("compose*.yaml"))
@@ -23,6 +26,13 @@ def tool(name: str) -> str:
     found = shutil.which(name, path=str(Path(sys.executable).parent))
     assert found is not None, f"{name} is not installed; run: make install"
     return found
+
+
+@pytest.mark.parametrize("path", sorted((DOCKER / "config").glob("*.toml")), ids=lambda path: path.stem)
+def test_a_configuration_that_the_image_brings_can_be_run(path: Path) -> None:
+    config = load(path)
+    assert config.deployed
+    assert methods(config).controller is not None
 
 
 def module(name: str) -> ModuleType:

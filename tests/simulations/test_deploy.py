@@ -1,5 +1,6 @@
 """`lacquer deploy` believes neither Flower nor the ServerApp alone, and stops what it has started."""
 
+import contextlib
 import json
 import tomllib
 from pathlib import Path
@@ -100,6 +101,49 @@ def test_each_command_refuses_the_others_runs(tmp_path: Path) -> None:
     deployed = RUNNER.invoke(app, ["run", str(tmp_path / "nodes.toml")])
     assert deployed.exit_code == 2
     assert "use `lacquer deploy`" in deployed.output
+
+
+def test_clients_keep_the_names_of_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, str] = {}
+
+    class Registry:
+        def register(self, key: Path) -> str | None:
+            if key.read_text() in known:
+                return None
+            known[key.read_text()] = str(len(known) + 70)
+            return known[key.read_text()]
+
+        def nodes(self) -> list[dict[str, str]]:
+            return [{"node-id": node, "status": "online"} for node in known.values()]
+
+        def unregister(self, node: str) -> None:
+            assert node in known.values()
+            gone.append(node)
+
+    gone: list[str] = []
+    monkeypatch.setattr(deploy, "control", lambda address, ca: contextlib.nullcontext(Registry()))
+    monkeypatch.setattr(deploy, "CLIENT_NAMES", str(tmp_path / "clients.json"))
+    for name in ("clinic", "ward"):
+        (tmp_path / f"{name}.pub").write_text(f"the key of {name}")
+    keys = [str(path) for path in sorted(tmp_path.glob("*.pub"))]
+    assert RUNNER.invoke(app, ["admit", *keys]).output.splitlines() == [
+        "clinic: let in as node 70",
+        "ward: let in as node 71",
+    ]
+    (tmp_path / "ward.pub").write_text("another key of ward")
+    assert RUNNER.invoke(app, ["expel", "ward"]).exit_code == 0
+    assert RUNNER.invoke(app, ["admit", *keys]).output.splitlines() == [
+        "clinic: was let in before",
+        "ward: let in as node 72",
+    ]
+    assert [line.split() for line in RUNNER.invoke(app, ["clients"]).output.splitlines()] == [
+        ["70", "online", "clinic"],
+        ["71", "online", "ward"],
+        ["72", "online", "ward"],
+    ]
+    RUNNER.invoke(app, ["expel", "ward"])
+    RUNNER.invoke(app, ["expel", "70"])
+    assert gone == ["71", "72", "70"]
 
 
 def test_sample_clients_share_no_patient(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+# Part of container_test.sh, which defines what is used here: what docker/README.md says of silos, of new keys, of clients on
+# other hosts and of backups, done with its own commands.
+
+# --- clients that protect their own patients --------------------------------------------------------------------------------
+inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
+for i in 1 2 3; do
+  inside "client-$i" python - <<'P' || die "client-$i has no ledger of its two steps"
+from privacy.ledger import Ledger
+with Ledger.open("/silo/ledger.jsonl", read_only=True) as ledger:
+    assert ledger.commitment.unit == "group:patient" and len(ledger.charges) == 2, ledger.charges
+P
+done
+inside superlink sh -c 'ls /runs/silos-*/ledger.jsonl' >/dev/null 2>&1 && die "the server keeps a ledger for silos"
+say "three silos have trained, each with a ledger of its own"
+
+# --- a new key ----------------------------------------------------------------------------------------------------------------
+inside superlink lacquer expel client-2
+compose run --rm keys lacquer keys /keys --owner 10001 --client client-2 --renew client-2 >"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --renew"; }
+inside superlink lacquer admit >>"$WORK/admit.log"
+compose restart client-2 >>"$WORK/up.log" 2>&1
+await 120 "client-2 is online with its new key" online 3
+[ "$(inside superlink lacquer clients | grep client-2 | grep -c unregistered)" = 1 ] || die "the old key is still registered"
+say "client-2 has a new key, and the old one is out"
+
+# --- a client on another host ---------------------------------------------------------------------------------------------------
+# Another project has networks of its own; it reaches the gateway by the port that is published on this host.
+compose -f docker/public.yaml up -d superlink gateway >>"$WORK/up.log" 2>&1
+HOST=$(docker network inspect "${PROJECT}_public" -f '{{(index .IPAM.Config 0).Gateway}}')
+compose run --rm keys lacquer keys /keys --owner 10001 --address "$HOST" --renew servers >>"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --address"; }
+compose -f docker/public.yaml restart superlink gateway >>"$WORK/up.log" 2>&1
+mkdir "$WORK/trust"
+compose run --rm -T keys cat /keys/authority/ca.crt >"$WORK/trust/ca.crt" 2>/dev/null
+export LACQUER_TRUST=$WORK/trust/ca.crt CLIENT_DATA=$WORK/records/client-1 LACQUER_GATEWAY=$HOST:${LACQUER_PORT:-8443}
+ELSEWHERE=1
+elsewhere run --rm -T keys >"$WORK/clinic.pub" 2>/dev/null
+elsewhere up -d >>"$WORK/up.log" 2>&1
+inside superlink sh -c 'cat > /tmp/clinic.pub && lacquer admit /tmp/clinic.pub' <"$WORK/clinic.pub" >>"$WORK/admit.log"
+await 180 "a client of another host is online" online 4
+elsewhere down -v -t 1 >>"$WORK/up.log" 2>&1
+say "a client joins from outside, with a key that was made there"
+
+# --- backups --------------------------------------------------------------------------------------------------------------------
+inside superlink tar -C /runs -cz . >"$WORK/runs.tar.gz"
+inside superlink sh -c 'python -c "import sqlite3 as s; s.connect(\"/state/superlink.db\").backup(s.connect(\"/tmp/state.db\"))" && cat /tmp/state.db' >"$WORK/state.db"
+inside client-1 tar -C /silo -cz . >"$WORK/silo.tar.gz"
+tar -tzf "$WORK/runs.tar.gz" | grep -c ledger.jsonl >/dev/null || die "the backup holds no ledger"
+tar -tzf "$WORK/silo.tar.gz" | grep -c ledger.jsonl >/dev/null || die "the backup of client-1 holds no ledger"
+python3 -c 'import sqlite3, sys; assert sqlite3.connect(sys.argv[1]).execute("pragma integrity_check").fetchone() == ("ok",)' "$WORK/state.db" || die "the backup of the state"
+say "ledgers and state are backed up"

@@ -1,0 +1,135 @@
+"""Deployed nodes that protect their own records: ledgers in their own folders, limits of their operators."""
+
+import functools
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+import server.app
+from client.app import app as client_app
+from privacy.ledger import Ledger
+from server.roster import roster
+from server.telemetry import read_metrics, read_status
+from simulations.inprocess import InProcessGrid, _identity
+from simulations.sample_records import write_records
+from strategies.dispatch import RoundFailed
+
+STEPS, ROUNDS = 2, 2
+SETTINGS = """
+rounds = {rounds}
+clients = 3
+sampling-rate = 1.0
+[privacy]
+unit = "{unit}"
+epsilon = 4.0
+delta = 1e-3
+[strategy]
+controller = "fixed"
+[model]
+name = "random:bert"
+rank = 2
+max-length = 32
+[data]
+held-by = "nodes"
+validation-records = 20
+test-records = 20
+cache = "{folder}/cache"
+unit-column = "patient"
+[silo]
+steps = {steps}
+batch-size = 8
+"""
+
+
+@dataclass
+class Nodes:
+    """Three nodes with records of their own, and runs of them."""
+
+    folder: Path
+    unit: str
+    grid: InProcessGrid = field(default_factory=lambda: InProcessGrid(client_app, 3))
+
+    def __post_init__(self) -> None:
+        for (node, context), path in zip(self.grid._contexts.items(), write_records(self.folder, 3, 64), strict=True):
+            context.node_config = {"data": f"jsonl:{path}", "cache": str(self.folder / f"own-{node}")}
+
+    def set(self, node: int, **settings: str | float) -> None:
+        config = self.grid._contexts[node].node_config
+        config |= {name.replace("_", "-"): value for name, value in settings.items()}
+
+    def run(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        text = SETTINGS.format(rounds=ROUNDS, steps=STEPS, unit=self.unit, folder=self.folder)
+        (self.folder / "run.toml").write_text(text)
+        keys: dict[str, Any] = {"config-file": str(self.folder / "run.toml"), "run-folder": str(folder)}
+        with _identity(0):
+            server.app.app(grid=self.grid, context=Context(1, 0, {}, RecordDict(), keys))
+        return folder
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.silo_rounds.roster", functools.partial(roster, settle=0.0, patience=0.0))
+
+
+@pytest.mark.parametrize(("unit", "told"), [("record", "record"), ("group", "group:patient")])
+def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
+    unit: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(tmp_path, unit)
+    for node in (1, 2, 3):
+        nodes.set(node, silo_state=str(tmp_path / f"{node}"), epsilon_limit=3.9 if node == 2 else 4.0)
+    with caplog.at_level(logging.WARNING):
+        folder = nodes.run("first")
+    status = read_status(folder)
+    assert status is not None
+    assert status.state == "completed"
+    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    assert not (tmp_path / "2").exists()  # refused before anything was written
+    assert "promises an epsilon of at most 3.9" in caplog.text
+    for node in (1, 3):
+        with Ledger.open(tmp_path / str(node) / "ledger.jsonl", read_only=True) as ledger:
+            assert ledger.commitment.unit == told
+            assert len(ledger.charges) == ROUNDS * STEPS
+            assert 0 < ledger.guaranteed() <= 4.0
+    assert json.loads((folder / "privacy.json").read_text())["epsilon"] <= 4.0
+    with pytest.raises(RoundFailed, match=r"silo 0: .*budget is spent.*silo 1: .*at most 3.9.*nothing was trained"):
+        nodes.run("second")  # nothing is left of the promise
+    with Ledger.open(tmp_path / "1" / "ledger.jsonl", read_only=True) as ledger:
+        assert len(ledger.charges) == ROUNDS * STEPS
+
+
+def test_a_run_ends_when_the_last_silo_has_spent_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The silos committed to the steps of a run that broke off in its second round; another run has one round left."""
+    nodes = Nodes(tmp_path, "record")
+    for node in (1, 2, 3):
+        nodes.set(node, silo_state=str(tmp_path / f"{node}"))
+    monkeypatch.setattr("server.silo_rounds._record", _broken)
+    with pytest.raises(OSError, match="gone"):
+        nodes.run("first")
+    monkeypatch.undo()
+    monkeypatch.setattr("server.silo_rounds.roster", functools.partial(roster, settle=0.0, patience=0.0))
+    folder = nodes.run("second")
+    status = read_status(folder)
+    assert status is not None
+    assert status.state == "stopped-budget"
+    assert "silo 2: this silo's budget is spent" in status.message
+    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
+
+
+def _broken(*_: Any) -> Any:
+    raise OSError("the host is gone")
+
+
+def test_silos_that_fail_fail_the_run_instead_of_training_on_nothing(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "record")
+    nodes.set(3, silo_state=str(tmp_path / "3"))  # the others were not told where to keep a ledger
+    with pytest.raises(RoundFailed, match="1 of 3 silos answered soundly"):
+        nodes.run("first")
