@@ -2,9 +2,11 @@
 
     python -m simulations.benchmarks.message_overhead
 
-Every repetition is a new Python process on a prepared node (its records are tokenised, the base model is in the page
-cache, as from the second message on): it imports the ClientApp, opens the node's records and the base
-model (memory-mapped safetensors), trains, and trains once more, which is what a process that stayed would have to do.
+Every repetition starts two Python processes on a prepared node (its records are tokenised, the base model is in the
+page cache, as from the second message on). One does all by itself: it imports the ClientApp, opens the node's records
+and the base model (memory-mapped safetensors), trains, and trains once more, which is what a process that stayed
+would have to do. The other hands the message to a resident process (:mod:`client.resident`), which forks: what a
+client's container does. CPU time of the fork is read from the resident process once the fork has ended.
 """
 
 import argparse
@@ -15,11 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
+from client.handover import VARIABLE
 from client.node import Node
 from client.wire import TrainRequest
 from privacy.clipping import FlatClip
@@ -56,6 +62,34 @@ print(json.dumps([(b[0], b[1] - a[1], b[2] - a[2]) for a, b in zip(marks, marks[
 """
 
 
+FLOWERS = """
+import json, sys, time
+marks = [("start", time.perf_counter(), time.process_time())]
+def mark(name): marks.append((name, time.perf_counter(), time.process_time()))
+from flwr.app import Context, Message, RecordDict
+mark("flower")
+from flwr.supercore.task_identity import TaskIdentity
+import client.deployed
+import pickle, pathlib
+for name in ("run_id", "node_id", "task_id"):
+    setattr(TaskIdentity, f"_{name}", 1)
+config, content = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
+message = Message(content, dst_node_id=1, message_type="train")
+message.metadata.__dict__["_message_id"] = "one"
+context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+mark("hand over")
+reply = client.deployed.app(message=message, context=context)
+assert not reply.has_error()
+mark("answer")
+print(json.dumps([(b[0], b[1] - a[1], b[2] - a[2]) for a, b in zip(marks, marks[1:])]))
+"""
+NODE = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text(os.environ["LACQUER_RESIDENT"])
+time.sleep(36000)
+"""
+
+
 def measure(repetitions: int, model: str) -> dict[str, Any]:
     """Medians over fresh processes, seconds of wall and of CPU for every part."""
     import pickle  # between a process and its own child
@@ -63,50 +97,88 @@ def measure(repetitions: int, model: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (records,) = write_records(folder, 1, RECORDS)
-        config = parse(
-            {
-                "clients": 3,
-                "sampling-rate": 1.0,
-                "privacy": {"delta": 1e-2},
-                "model": {"name": model, "layers": 3 if model == "minilm" else 0, "max-length": 64},
-                "data": {
-                    "held-by": "nodes",
-                    "validation-records": 20,
-                    "test-records": 20,
-                    "cache": str(folder / "cache"),
-                },
-            }
-        )
-        assembly = assemble(config)
-        part = assembly.methods.aggregation.part(Adapters(config.model.rank, 3, 0), 1)
-        plan = Plan(FlatClip(1.0, part.layout(assembly.layout).dim), 1.0)
-        ids = np.array([1], dtype=np.int64)
-        request = TrainRequest(1, assembly.start.numpy(), plan, part, ids, assembly.job.to_json())
-        given = folder / "message"
-        node = Node(f"jsonl:{records}", str(folder / "own"))
-        given.write_bytes(pickle.dumps((node, plan, request.to_records())))
-        runs = []
-        for repetition in range(repetitions + 1):
-            begun = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-c", CHILD, str(given)], capture_output=True, text=True, check=True, env=_alone()
-            )
-            parts = {name: (wall, cpu) for name, wall, cpu in json.loads(done.stdout)}
-            if repetition:  # the first prepares the records
-                runs.append((time.perf_counter() - begun, parts))
-    medians = {
-        name: {
-            "wall_seconds": statistics.median(parts[name][0] for _, parts in runs),
-            "cpu_seconds": statistics.median(parts[name][1] for _, parts in runs),
-        }
-        for name in runs[0][1]
-    }
+        plan, content = _request(folder, model)
+        own = {"data": f"jsonl:{records}", "cache": str(folder / "own")}
+        (folder / "alone").write_bytes(pickle.dumps((Node(**own), plan, content)))
+        (folder / "handed").write_bytes(pickle.dumps((own, content)))
+        alone, handed = [], []
+        with _resident(folder) as resident:
+            for repetition in range(repetitions + 1):
+                one = _run(CHILD, folder / "alone")
+                before = _forks(resident)
+                two = _run(FLOWERS, folder / "handed", resident=(folder / "told").read_text())
+                while _forks(resident) == before:  # it looks for forks that have ended twice in a second
+                    time.sleep(0.05)
+                two["fork"] = (two.pop("answer")[0], _forks(resident) - before)
+                if repetition:  # the first prepares the records
+                    alone.append(one)
+                    handed.append(two)
     return {
         "model": model,
         "records": RECORDS,
         "repetitions": repetitions,
-        "process_wall_seconds": statistics.median(wall for wall, _ in runs),
-        "parts": medians,
+        "parts": _medians(alone),
+        "handed_parts": _medians(handed),
+    }
+
+
+def _request(folder: Path, model: str) -> tuple[Plan, Any]:
+    config = parse(
+        {
+            "clients": 3,
+            "sampling-rate": 1.0,
+            "privacy": {"delta": 1e-2},
+            "model": {"name": model, "layers": 3 if model == "minilm" else 0, "max-length": 64},
+            "data": {
+                "held-by": "nodes",
+                "validation-records": 20,
+                "test-records": 20,
+                "cache": str(folder / "cache"),
+            },
+        }
+    )
+    assembly = assemble(config)
+    part = assembly.methods.aggregation.part(Adapters(config.model.rank, 3, 0), 1)
+    plan = Plan(FlatClip(1.0, part.layout(assembly.layout).dim), 1.0)
+    ids = np.array([1], dtype=np.int64)
+    return plan, TrainRequest(1, assembly.start.numpy(), plan, part, ids, assembly.job.to_json()).to_records()
+
+
+@contextmanager
+def _resident(folder: Path) -> Iterator[psutil.Process]:
+    """A resident process that has imported everything, beside a SuperNode that does nothing."""
+    told = folder / "told"
+    command = [sys.executable, "-m", "client.resident", sys.executable, "-c", NODE, str(told)]
+    process = subprocess.Popen(command, env=_alone())
+    try:
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.1)
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _forks(resident: psutil.Process) -> float:
+    times = resident.cpu_times()
+    return float(times.children_user + times.children_system)
+
+
+def _run(code: str, given: Path, resident: str = "") -> dict[str, tuple[float, float]]:
+    environment = _alone() | ({VARIABLE: resident} if resident else {})
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(given)], capture_output=True, text=True, check=True, env=environment
+    )
+    return {name: (wall, cpu) for name, wall, cpu in json.loads(done.stdout)}
+
+
+def _medians(runs: list[dict[str, tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "wall_seconds": statistics.median(run[name][0] for run in runs),
+            "cpu_seconds": statistics.median(run[name][1] for run in runs),
+        }
+        for name in runs[0]
     }
 
 

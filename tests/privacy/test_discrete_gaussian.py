@@ -1,4 +1,7 @@
-"""The exact sampler: its law, its coins, and that nothing but integers decides."""
+"""The exact sampler: its law, its coins, and that nothing but integers decides.
+
+Its bits cannot be seeded: every test of its law fails by chance, each with a probability below 1e-6.
+"""
 
 import ast
 import inspect
@@ -36,7 +39,7 @@ def chi_square_pvalue(samples, numbers, probabilities):
 def test_small_parameters_have_the_exact_law(s):
     samples = discrete_gaussian(s, 300_000, SecureRandom())
     assert samples.dtype == np.int64
-    assert chi_square_pvalue(samples, *law(s)) > 1e-6
+    assert chi_square_pvalue(samples, *law(s)) > 1e-8
 
 
 def test_the_chi_square_test_would_notice():
@@ -49,17 +52,17 @@ def test_the_chi_square_test_would_notice():
 def test_large_parameters_look_like_the_gaussian(s):
     n = 200_000
     x = discrete_gaussian(s, n, SecureRandom()) / s
-    assert abs(x.mean()) < 5 / math.sqrt(n)
-    assert abs(x.var() - 1) < 5 * math.sqrt(2 / n)
-    assert abs(stats.kurtosis(x)) < 5 * math.sqrt(24 / n)
-    assert stats.kstest(x, "norm").pvalue > 1e-6
+    assert abs(x.mean()) < 6 / math.sqrt(n)
+    assert abs(x.var() - 1) < 6 * math.sqrt(2 / n)
+    assert abs(stats.kurtosis(x)) < 6 * math.sqrt(24 / n)
+    assert stats.kstest(x, "norm").pvalue > 1e-8
 
 
 def test_every_grid_point_is_in_reach():
     """The low bits are uniform: no lattice coarser than the grid shows through (Mironov's attack needs one)."""
     samples = discrete_gaussian(math.ceil(1.1 * 2**40), 100_000, SecureRandom())
     for bits in (1, 3, 8):
-        assert stats.chisquare(np.bincount(samples & (2**bits - 1), minlength=2**bits)).pvalue > 1e-6
+        assert stats.chisquare(np.bincount(samples & (2**bits - 1), minlength=2**bits)).pvalue > 1e-8
 
 
 def test_samples_are_in_no_particular_order():
@@ -129,7 +132,7 @@ class TestCoins:
         mass = np.exp(-(np.arange(12) ** 2) / 2)
         # kept share: sum_k exp(-k^2/2) of the geometric's 1 / (1 - exp(-1/2))
         assert len(k) / self.n == pytest.approx(mass.sum() * (1 - math.exp(-0.5)), abs=5.5 * 0.5 / math.sqrt(self.n))
-        assert chi_square_pvalue(k, np.arange(12), mass / mass.sum()) > 1e-6
+        assert chi_square_pvalue(k, np.arange(12), mass / mass.sum()) > 1e-8
 
 
 def test_no_float_enters_the_sampling():

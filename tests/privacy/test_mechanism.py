@@ -1,4 +1,7 @@
-"""The mechanism: charge, noise, decode. Property tests T1 and T3 to T6 of the specification run on the real path."""
+"""The mechanism: charge, noise, decode. Property tests T1 and T3 to T6 of the specification run on the real path.
+
+Noise that is measured is given 5.5 standard deviations: each test fails by chance with a probability below 1e-6.
+"""
 
 import copy
 import dataclasses
@@ -58,14 +61,14 @@ class TestT1NoiseScale:
         scale = sum(c * math.sqrt(d) for c, d in zip(BLOCKS.bounds, SIZES, strict=True))
         for bound, block in zip(BLOCKS.bounds, update.split(SIZES), strict=True):
             promised = 1.3 * math.sqrt(scale * bound / math.sqrt(len(block))) / 100
-            assert abs(float(block.std()) / promised - 1) < 5 / math.sqrt(2 * len(block))
-            assert abs(float(block.mean())) < 5 * promised / math.sqrt(len(block))
+            assert abs(float(block.std()) / promised - 1) < 5.5 / math.sqrt(2 * len(block))
+            assert abs(float(block.mean())) < 5.5 * promised / math.sqrt(len(block))
 
     @pytest.mark.parametrize("make", [FlatClip, AutomaticClip, PsacClip])
     def test_one_threshold(self, noise, ledger, make):
         plan = Plan(make(0.25, DIM), 1.7)
         update = release(Contribution.zero(plan), plan, ledger, noise=noise()).update
-        assert abs(float(update.std()) / (1.7 * 0.25 / 100) - 1) < 5 / math.sqrt(2 * DIM)
+        assert abs(float(update.std()) / (1.7 * 0.25 / 100) - 1) < 5.5 / math.sqrt(2 * DIM)
 
     def test_answers(self, noise, ledger):
         """A histogram wide enough to measure, beside an update: each has its own std."""
@@ -73,11 +76,11 @@ class TestT1NoiseScale:
         plan = Plan(FlatClip(1.0, 10_000), 0.5, (histogram, BoundedMean(3.0, 6.0)))
         released = release(Contribution.zero(plan), plan, ledger, noise=noise())
         counts = released.answer("norm-histogram")
-        assert abs(float(counts.std()) / 12.5 - 1) < 5 / math.sqrt(2 * 20_001)
-        assert abs(float(released.update.std()) / 0.005 - 1) < 5 / math.sqrt(2 * 10_000)
+        assert abs(float(counts.std()) / 12.5 - 1) < 5.5 / math.sqrt(2 * 20_001)
+        assert abs(float(released.update.std()) / 0.005 - 1) < 5.5 / math.sqrt(2 * 10_000)
         plan = Plan(NoUpdate(), 1.0, (BoundedMean(3.0, 6.0),))
         means = [float(release(Contribution.zero(plan), plan, ledger, noise=noise()).answers[0]) for _ in range(300)]
-        assert abs(float(torch.tensor(means).std()) / 6.0 - 1) < 5 / math.sqrt(2 * 300)
+        assert abs(float(torch.tensor(means).std()) / 6.0 - 1) < 5.5 / math.sqrt(2 * 300)
 
 
 @pytest.mark.parametrize("noise", PRIVATE_NOISE)
@@ -88,13 +91,13 @@ def test_t3_noise_never_repeats(noise, ledger):
     total, same = Contribution.zero(plan), noise()
     first, second = (release(total, plan, ledger, round=t, noise=same) for t in (0, 1))
     resumed = release(total, plan, ledger, round=1, noise=noise())
-    limit = 5 / math.sqrt(20_000)
+    limit = 5.5 / math.sqrt(20_000)
     assert abs(correlation(first.update, second.update)) < limit
     assert abs(correlation(second.update, resumed.update)) < limit
     assert abs(correlation(first.update, resumed.update)) < limit
-    assert abs(correlation(*first.update.split(10_000))) < 5 / math.sqrt(10_000)
-    assert abs(correlation(first.update[:10_000], first.answers[0])) < 5 / math.sqrt(10_000)
-    assert abs(correlation(first.answers[0], second.answers[0])) < 5 / math.sqrt(10_000)
+    assert abs(correlation(*first.update.split(10_000))) < 5.5 / math.sqrt(10_000)
+    assert abs(correlation(first.update[:10_000], first.answers[0])) < 5.5 / math.sqrt(10_000)
+    assert abs(correlation(first.answers[0], second.answers[0])) < 5.5 / math.sqrt(10_000)
 
 
 def test_t3_would_notice_reused_noise(ledger):
@@ -137,7 +140,7 @@ class TestT4Scale:
         plan = Plan(FlatClip(1.0, 20_000), 1.0)
         total = contribute(Units(torch.zeros(units, 20_000)), plan)
         update = release(total, plan, ledger).update
-        assert abs(float(update.std()) / 0.01 - 1) < 5 / math.sqrt(40_000)
+        assert abs(float(update.std()) / 0.01 - 1) < 5.5 / math.sqrt(40_000)
 
     def test_every_sampling_has_a_constant_divisor(self, ledger):
         for sampling in (FixedSize(100, 1000), CappedPoisson(0.1, 1000, 150)):
@@ -150,7 +153,7 @@ def test_t5_an_empty_cohort_is_charged_and_noised(ledger):
     empty = contribute(Units(torch.zeros(0, 20_000)), plan)
     released = release(empty, plan, ledger)
     assert ledger.steps == ["charge", "released"]
-    assert abs(float(released.update.std()) / 0.01 - 1) < 5 / math.sqrt(40_000)
+    assert abs(float(released.update.std()) / 0.01 - 1) < 5.5 / math.sqrt(40_000)
     assert float(released.answers[0]) != 0
 
 
@@ -177,10 +180,10 @@ def test_t6_the_ledger_holds_the_noise_that_was_added(tmp_path, noise):
     blocks = [*(released.update * 100).split(SIZES), released.answers[0]]
     for sensitivity, block in zip([*BLOCKS.bounds, 1.0], blocks, strict=True):
         joint += (sensitivity / float(block.double().std())) ** 2  # the joint Gaussian, from measured stds alone
-    assert abs(joint**-0.5 / charge.noise_multiplier - 1) < 5 / math.sqrt(2 * min(SIZES))
+    assert abs(joint**-0.5 / charge.noise_multiplier - 1) < 5.5 / math.sqrt(2 * min(SIZES))
     update, answers = charge.event.components
     assert (update.name, update.dim, answers.name, answers.dim) == ("update", DIM, "norm-histogram", 20_000)
-    assert abs(float(released.answers[0].std()) / answers.noise_std - 1) < 5 / math.sqrt(2 * 20_000)
+    assert abs(float(released.answers[0].std()) / answers.noise_std - 1) < 5.5 / math.sqrt(2 * 20_000)
 
 
 def test_the_signal_comes_through_under_the_noise(ledger):

@@ -1,4 +1,7 @@
-"""The kinds of noise on their own: integers, scaled block by block, fresh at every call."""
+"""The kinds of noise on their own: integers, scaled block by block, fresh at every call.
+
+Most cannot be seeded: every test of their law fails by chance, each with a probability below 1e-6.
+"""
 
 import math
 import pickle
@@ -20,15 +23,15 @@ def test_blocks_have_their_own_scale_and_the_normal_law(kind):
     assert drawn.shape == (90_000,)
     for (multiplier, length), block in zip(BLOCKS, drawn.split([length for _, length in BLOCKS]), strict=True):
         x = block.double().numpy() / GRID / multiplier
-        assert abs(x.var() - 1) < 5 * math.sqrt(2 / length)
-        assert stats.kstest(x, "norm").pvalue > 1e-6
+        assert abs(x.var() - 1) < 6 * math.sqrt(2 / length)
+        assert stats.kstest(x, "norm").pvalue > 1e-8
 
 
 @pytest.mark.parametrize("kind", [GaussianNoise, DiscreteGaussianNoise])
 def test_low_bits_are_uniform(kind):
     """The grid is fine against the noise and every point of it is in reach."""
     low = kind().draw([(1.0, 100_000)]) & 255
-    assert stats.chisquare(torch.bincount(low, minlength=256).numpy()).pvalue > 1e-6
+    assert stats.chisquare(torch.bincount(low, minlength=256).numpy()).pvalue > 1e-8
 
 
 @pytest.mark.parametrize("kind", [GaussianNoise, DiscreteGaussianNoise])

@@ -1,4 +1,7 @@
-"""The two generators: one repeats everywhere, the other nowhere."""
+"""The two generators: one repeats everywhere, the other nowhere.
+
+The noise cannot be seeded: every test of its law fails by chance, each with a probability below 1e-6.
+"""
 
 import copy
 import os
@@ -64,23 +67,23 @@ def test_every_call_has_its_own_key(monkeypatch):
 
 def test_words_are_uniform():
     words = SecureRandom().words(200_000)
-    assert stats.kstest(words.astype(np.float64) / 2**64, "uniform").pvalue > 1e-6
+    assert stats.kstest(words.astype(np.float64) / 2**64, "uniform").pvalue > 1e-8
     ones = np.unpackbits(words.view(np.uint8)).reshape(-1, 64).mean(axis=0)
     assert np.abs(ones - 0.5).max() < 6 * 0.5 / np.sqrt(len(words))
     uniform = SecureRandom().uniform(200_000)
     assert 0 <= uniform.min()
     assert uniform.max() < 1
-    assert stats.kstest(uniform, "uniform").pvalue > 1e-6
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-8
 
 
 def test_normals_are_standard_normal_and_uncorrelated():
     n = 400_000
     x = SecureRandom().normal(n)
     assert x.dtype == np.float64
-    assert stats.kstest(x, "norm").pvalue > 1e-6
-    assert abs(x.mean()) < 5 / np.sqrt(n)
-    assert abs(x.var() - 1) < 5 * np.sqrt(2 / n)
-    assert abs(stats.kurtosis(x)) < 5 * np.sqrt(24 / n)
+    assert stats.kstest(x, "norm").pvalue > 1e-8
+    assert abs(x.mean()) < 6 / np.sqrt(n)
+    assert abs(x.var() - 1) < 6 * np.sqrt(2 / n)
+    assert abs(stats.kurtosis(x)) < 6 * np.sqrt(24 / n)
     half = 1 << 14  # sine and cosine halves of a batch lie this far apart
     for lag in (1, 2, half, 2 * half):
         assert abs(np.corrcoef(x[:-lag], x[lag:])[0, 1]) < 5.5 / np.sqrt(n - lag)

@@ -165,7 +165,7 @@ class TestWhatTheServerSees:
             play.mask(np.full((N, length), 77))
             runs.append(play.masked[0].reshape(-1, 2))
         for column in (runs[0][:, 0], runs[0][:, 1], (runs[0] - runs[1])[:, 0]):
-            assert chisquare(np.bincount(column, minlength=256)).pvalue > 1e-6
+            assert chisquare(np.bincount(column, minlength=256)).pvalue > 1e-8
 
     def test_all_vectors_but_one_do_not_open_the_sum_of_the_others(self) -> None:
         """Two masked vectors added keep their own masks: still uniform."""
@@ -174,7 +174,7 @@ class TestWhatTheServerSees:
         play.shares()
         play.mask(np.zeros((N, 10_000), dtype=np.int64))
         total = sum(masking.unpacked(one, 16).astype(np.uint64) for one in play.masked.values()) % 65536
-        assert chisquare(np.bincount((total >> 8).astype(np.int64), minlength=256)).pvalue > 1e-6
+        assert chisquare(np.bincount((total >> 8).astype(np.int64), minlength=256)).pvalue > 1e-8
 
     def test_never_both_secrets_of_a_party(self) -> None:
         """Of survivors the shares of the seed, of the one that dropped out those of the key: one secret each."""
@@ -194,7 +194,7 @@ class TestWhatTheServerSees:
     def test_fewer_shares_than_the_threshold_say_nothing(self) -> None:
         """Given t - 1 shares every value of the last one, hence every secret, is as likely: a share is uniform."""
         words = np.concatenate([np.frombuffer(shamir.split(bytes(32), 2, 3)[1], "<u4") for _ in range(400)])
-        assert chisquare(np.histogram(words, 64, (0, shamir.PRIME))[0]).pvalue > 1e-6
+        assert chisquare(np.histogram(words, 64, (0, shamir.PRIME))[0]).pvalue > 1e-8
 
 
 class TestParty:
