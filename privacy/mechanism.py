@@ -15,21 +15,19 @@ nor noise, and is charged like any other.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, contribute, validate
 from privacy.distributed_noise import NoiseShares
-from privacy.errors import CorruptRun
 from privacy.events import CappedPoisson, FixedSize, ReleaseEvent, Sampling
 from privacy.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise, Noise
 from privacy.plan import Plan
-from privacy.receipts import Charge
+from privacy.release import SEAL, Release, decoded, reopened_release
 from privacy.units import Units
 
 __all__ = [
@@ -73,47 +71,6 @@ class Ledger(Protocol[_Receipt]):
         """Note that the charged event was released."""
 
 
-_SEAL = object()
-
-
-@final
-@dataclass(frozen=True, eq=False, repr=False)
-class Release:
-    """What came out of the mechanism: noise included, free to use, log and publish.
-
-    ``charged_release`` makes it, ``reopened_release`` takes it from disk again; nothing else can.
-
-    Attributes:
-        plan: what was computed.
-        update: mean update over the expected cohort, float32; empty with ``NoUpdate()``.
-        answers: per query of the plan, the noisy SUM over the cohort.
-        expected_units: the public divisor for means.
-        encoded: the noisy sum in encoded space, for methods that use its coordinates; None in a reopened release.
-    """
-
-    plan: Plan
-    update: Float32[Tensor, " params"]
-    answers: tuple[Float64[Tensor, " _"], ...]
-    expected_units: float
-    seal: InitVar[object]
-    encoded: Float64[Tensor, " k"] | None = None
-
-    def __post_init__(self, seal: object) -> None:
-        if seal is not _SEAL:
-            raise TypeError("a Release is made by privacy.mechanism.charged_release only; pass sums to it")
-
-    def __repr__(self) -> str:
-        names = ", ".join(query.name for query in self.plan.queries)
-        return f"Release(update of {len(self.update)}, answers ({names}), expected_units {self.expected_units})"
-
-    def answer(self, name: str) -> Float64[Tensor, " m"]:
-        """The noisy sum of the query called ``name``; ValueError if the plan had none."""
-        for query, answer in zip(self.plan.queries, self.answers, strict=True):
-            if query.name == name:
-                return answer
-        raise ValueError(f"name must be one of {[query.name for query in self.plan.queries]}, got {name!r}")
-
-
 def charged_release(
     total: Contribution,
     plan: Plan,
@@ -146,7 +103,7 @@ def charged_release(
     receipt = ledger.charge(event)
     joint = torch.cat([total.encoded, *total.answers])
     noisy = joint + noise.draw([(part.noise_multiplier, part.dim) for part in event.components])  # the only noise added
-    release = _decode(noisy.to(torch.float64) / GRID, plan, sampling.expected_units)
+    release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units)
     ledger.released(receipt)
     return release
 
@@ -168,7 +125,7 @@ class Requested(Generic[_Receipt]):
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
-        if seal is not _SEAL:
+        if seal is not SEAL:
             raise TypeError("a Requested is made by privacy.mechanism.charged_request only")
 
 
@@ -194,7 +151,7 @@ def charged_request(
     noise_shares.grid_bits([part.noise_multiplier for part in event.components])
     if insecure and ledger.not_private is None:
         ledger.stamp_not_private("the clients were told to add no noise")
-    return Requested(plan, event, ledger.charge(event), _SEAL)
+    return Requested(plan, event, ledger.charge(event), SEAL)
 
 
 def noisy_share(
@@ -250,48 +207,9 @@ def released_sum(noisy: Int64[Tensor, " n"], requested: Requested[_Receipt], led
         if float(block.to(torch.float64).norm()) > longest:
             raise ValueError(f"{part.name} is longer than any honest sum: a party sent what no clipped vector can be")
     steps = 2.0**bits
-    release = _decode(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
+    release = decoded(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
     ledger.released(requested.receipt)
     return release
-
-
-def reopened_release(
-    plan: Plan,
-    update: Tensor,
-    answers: tuple[Tensor, ...],
-    *,
-    label: str,
-    round: int,
-    sampling: Sampling,
-    charges: Iterable[Charge],
-    noise_shares: NoiseShares | None = None,
-) -> Release:
-    """A release that was made, written to disk and read back, for a run that goes on after a break. No noise is drawn.
-
-    Args:
-        plan: the one it was made under.
-        update, answers: its values, float32 ``[params]`` and float64.
-        label, round, sampling, noise_shares: as they were charged.
-        charges: of the run's ledger.
-
-    Raises:
-        CorruptRun: the ledger knows of no such release, or the values do not have the plan's form.
-    """
-    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
-    if not any(charge.event == event and charge.released_at is not None for charge in charges):
-        raise CorruptRun(f"the ledger knows of no release {label!r} of round {round} under this plan; restore the run")
-    sizes = [plan.clip.params, *(query.dim for query in plan.queries)]
-    types = [torch.float32, *(torch.float64 for _ in plan.queries)]
-    if [(len(part), part.dtype) for part in (update, *answers)] != list(zip(sizes, types, strict=True)):
-        raise CorruptRun(f"the stored values of round {round} do not have the form that its plan gives")
-    return Release(plan, update, answers, sampling.expected_units, _SEAL)
-
-
-def _decode(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:
-    update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
-    sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))
-    mean = plan.clip.decode(update, expected_units).to(torch.float32)
-    return Release(plan, mean, sums, expected_units, _SEAL, update)
 
 
 def _most_units(sampling: Sampling) -> int:

@@ -102,8 +102,8 @@ def _draw_accuracy(
         axes.axhline(majority_accuracy, color=palette.muted, linestyle=":", linewidth=1.2)
         _label_line(axes, majority_accuracy, "always the most frequent class", palette.muted, right=True)
     if test_accuracy is not None:
-        (point,) = axes.plot(rounds[-1:], [test_accuracy], marker="o", markersize=6, linestyle="none", color=palette.second)
-        point.set(zorder=4, label=f"test {percent_text(test_accuracy)}")
+        (point,) = axes.plot(rounds[-1:], [test_accuracy], marker="o", linestyle="none", color=palette.second)
+        point.set(markersize=6, zorder=4, label=f"test {percent_text(test_accuracy)}")
         # Beside the point it would lie on the curve, or on the line of the most frequent class.
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 1.0), handletextpad=0.2, labelcolor="linecolor")
     axes.set(ylabel="accuracy, public validation")

@@ -28,7 +28,7 @@ LAWS = {
     "standard_t",
 }
 GLOBAL_STATE = {"manual_seed", "set_rng_state", "default_rng", "RandomState"}
-MACHINERY = {"SecureRandom", "discrete_gaussian", "_SEAL"}
+MACHINERY = {"SecureRandom", "discrete_gaussian", "SEAL"}
 MACHINERY_MODULES = {"random", "privacy.discrete_gaussian"}
 
 # (file, function): why its random numbers are no noise of differential privacy. Entries that no longer occur fail.
@@ -138,7 +138,7 @@ def test_within_privacy_only_the_noise_kinds_draw_from_a_normal():
         "from privacy.discrete_gaussian import discrete_gaussian",
         "import privacy.discrete_gaussian",
         "from privacy.mechanism import GaussianNoise\nx = y + GaussianNoise().draw([(1.0, 5)])",
-        "from privacy.mechanism import _SEAL",
+        "from privacy.release import SEAL",
         "def f():\n    def g():\n        return rng.laplace(0, 1)",
     ],
 )
