@@ -32,8 +32,11 @@ def start(tmp_path: Path, seconds: int) -> "subprocess.Popen[bytes]":
         [sys.executable, "-m", "client.resident", sys.executable, "-c", NODE % seconds, str(told)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    while not (told.exists() and told.read_text()):
-        assert process.poll() is None
+    while True:
+        ended = process.poll()  # asked first: between the two looks it may tell its folder and end
+        if told.exists() and told.read_text():
+            break
+        assert ended is None
         time.sleep(0.05)
     os.environ[VARIABLE] = told.read_text()
     return process

@@ -67,9 +67,9 @@ class Lacquer:
         return sorted(self._seen, key=lambda process: process.pid)
 
     def wait_for_round(self, number: int) -> None:
-        """Return when the run has released round ``number``; remembers its processes meanwhile."""
+        """Return when the run has released round ``number`` (0: its histogram); remembers its processes meanwhile."""
         deadline = time.monotonic() + PATIENCE
-        while len([line for line in self.metrics() if line["phase"] == "round"]) < number:
+        while not any(line["round"] >= number for line in self.metrics()):
             assert self.process.poll() is None, self.stderr()
             assert time.monotonic() < deadline, "no round came"
             self.living()

@@ -31,14 +31,21 @@ ARTEFACTS = [
 ]
 
 OWN_METHOD = '''
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from strategies.optimizers.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    """An optimizer of the user's own, beside their work."""
+    """An optimizer of the user's own, beside their work; it waits while a file "hold" lies there."""
+
+    def step(self, *arguments, **named):
+        while Path("{folder}/hold").exists():
+            time.sleep(0.05)
+        return super().step(*arguments, **named)
 '''
 
 FAILING_METHOD = """
@@ -59,11 +66,13 @@ def test_a_run_completes_and_leaves_its_artefacts_and_no_process(lacquer, tmp_pa
     for name in ("client", "server", "privacy"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('a package that is not ours')")
-    (tmp_path / "own.py").write_text(OWN_METHOD)
+    (tmp_path / "own.py").write_text(OWN_METHOD.format(folder=tmp_path))
+    (tmp_path / "hold").touch()  # else the run may have ended before it is looked at
     run = lacquer("--set", "strategy.optimizer=own:Mine")
-    run.wait_for_round(1)
-    assert sum("ray::ClientAppActor" in " ".join(process.cmdline()) for process in run.living()) == 2
+    run.wait_for_round(0)
+    assert len(run.actors()) == 2
     private = {path.split("/ray/")[0] for path in run.private_folders()}
+    (tmp_path / "hold").unlink()
     assert run.finish() == 0, run.stderr()
     assert run.living() == []
     assert not any(Path(folder).exists() for folder in private)

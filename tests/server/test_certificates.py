@@ -30,8 +30,8 @@ def greet(server: Path, trusted: Path, name: str) -> str:
     inside.load_cert_chain(server / "server.crt", server / "server.key")
     outside = ssl.create_default_context(cafile=str(trusted))
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
-    theirs.settimeout(10)
+    ours.settimeout(120)
+    theirs.settimeout(120)
 
     def serve() -> None:
         try:

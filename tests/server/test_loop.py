@@ -46,12 +46,14 @@ def test_a_private_run_spends_its_budget_round_by_round(start: MakeRun) -> None:
     assert all(record.not_private is None for record in run.records)
     assert [charge.released_at is not None for charge in ledger.charges] == [True] * 4
     assert run.evaluated == [0, 1, 2]
+    ratios = []
     for record in run.records[1:]:
         assert record.noise_multiplier == multipliers[0]
-        # A released update that is nearly all noise has about the norm of noise.
         assert record.noise_norm is not None
         assert record.update_norm is not None
-        assert 0.3 < record.update_norm / record.noise_norm < 3.0
+        ratios.append(record.update_norm / record.noise_norm)
+    # Releases that are nearly all noise have about its norm; 42 values of it are not, once in 10^7 runs.
+    assert 0.4 < math.sqrt(sum(ratio**2 for ratio in ratios) / len(ratios)) < 3.0
 
 
 def test_records_hold_released_and_public_values_and_nothing_else(start: MakeRun) -> None:

@@ -41,14 +41,14 @@ def test_one_update_is_rescaled_as_published(kind: str, bound: float, length: fl
 
 
 def test_the_noise_is_that_of_the_length(quick_ledger_for) -> None:
-    """z C / m on every coordinate of the mean, whatever the map."""
+    """z C / m on every coordinate of the mean, whatever the map; 600 numbers are further off once in 10^7 runs."""
     sampling = Poisson(0.5, 20)
     for controller in (Automatic(2.0), Psac(2.0)):
         plan = controller.plan(controller.init(setting_of(1, sampling=sampling), PublicSignals(0, None)), 1)
-        ledger = quick_ledger_for(sampling, 100)
+        ledger = quick_ledger_for(sampling, 150)
         draws = [
             charged_release(Contribution.zero(plan), plan, label="round", round=1, sampling=sampling, ledger=ledger)
-            for _ in range(100)
+            for _ in range(150)
         ]
         found = torch.stack([draw.update for draw in draws]).std()
         assert float(found) == pytest.approx(1.76 * 2.0 / 10, rel=0.16)

@@ -150,11 +150,11 @@ def test_the_charge_comes_before_any_client_makes_noise_and_behind_keys(lab: Cal
 
 def test_noise_of_all_is_in_the_release(lab: Callable[..., Lab], fed: Any) -> None:
     this = lab(insecure=False)
-    noise = this.hold().update - mean_of(fed, range(N))
+    noise = torch.cat([this.hold().update - mean_of(fed, range(N)) for _ in range(ROUNDS)])
     z = this.ledger.charges[0].noise_multiplier
     std = z * fed.BOUND / N * (N / SHARES.survivors) ** 0.5
     assert this.ledger.not_private is None
-    assert 0.3 * std < float(noise.std()) < 3 * std
+    assert 0.4 * std < float(noise.std()) < 2.2 * std  # 28 numbers are not, once in 5 10^6 runs
 
 
 def test_what_a_client_sends_is_keys_masked_bytes_and_shares_and_nothing_else(lab: Callable[..., Lab]) -> None:
