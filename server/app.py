@@ -25,12 +25,14 @@ from server.resume import (
     CONFIG_FILE,
     check_origin,
     check_secret,
+    check_silos,
     claim,
     write_origin,
 )
 from server.resumed import Resumed, note_resumed
 from server.roster import roster
 from server.secure import secure_aggregation
+from server.silo_progress import owned
 from server.silo_rounds import run_federated_silos
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
@@ -46,18 +48,18 @@ SPECIAL_KEYS = ("config-file", "run-folder", "resume", "other-code")
 def main(grid: Grid, context: Context) -> None:
     """Run what ``context.run_config`` describes, or go on with the run in the folder that its ``resume`` names."""
     keys = context.run_config
-    config, resume = configuration(keys), str(keys.get("resume", ""))
+    config, resume, other_code = configuration(keys), str(keys.get("resume", "")), bool(keys.get("other-code", False))
     given = resume or str(keys.get("run-folder", ""))
     folder = Path(given) if given else Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
     folder.mkdir(parents=True, exist_ok=True)
     if config.privacy.unit != "client":
-        if resume:
-            raise CannotResume("a federation of silos cannot go on; start anew, the silos' own ledgers count on")
-        with held(folder, resume=False) as (telemetry, _):
-            run_federated_silos(config, folder, grid, telemetry)
+        with owned(folder):
+            check_silos(folder, resume=bool(resume))
+            with held(folder, resume=False) as (telemetry, _):
+                run_federated_silos(config, folder, grid, telemetry, resume=bool(resume), other_code=other_code)
         return
     with held(folder, resume=bool(resume)) as (telemetry, ledger):
-        run(config, folder, grid, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
+        run(config, folder, grid, telemetry, ledger, other_code=other_code)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from server.checkpoint import ledger_head
 from server.code_version import code_version, differences
 from server.config import ConfigError, RunConfig, flatten, load, parse
 from server.errors import CannotResume
+from server.silo_progress import FILE as SILOS_FILE
+from server.silo_progress import owned
 from server.telemetry import read_status
 
 CONFIG_FILE = "config.toml"
@@ -101,9 +103,8 @@ def claim(run_folder: Path) -> Ledger:
         CannotResume: the run has ended, another process holds the ledger, or there is none.
         CorruptRun: the ledger was tampered with or rolled back.
     """
-    status, path = read_status(run_folder), run_folder / LEDGER_FILE
-    if status is not None and status.state in ENDED:
-        raise CannotResume(f"{run_folder} has ended ({status.state}: {status.message}); there is nothing to go on with")
+    _refuse_ended(run_folder)
+    path = run_folder / LEDGER_FILE
     if not path.is_file():
         raise CannotResume(
             f"{run_folder} has no ledger: the run was broken off before it could spend anything; start it anew"
@@ -112,6 +113,12 @@ def claim(run_folder: Path) -> Ledger:
         return Ledger.open(path, ledger_head(run_folder))
     except BlockingIOError:
         raise CannotResume(f"{run_folder} is still running: a process holds its ledger; stop that one first") from None
+
+
+def _refuse_ended(run_folder: Path) -> None:
+    status = read_status(run_folder)
+    if status is not None and status.state in ENDED:
+        raise CannotResume(f"{run_folder} has ended ({status.state}: {status.message}); there is nothing to go on with")
 
 
 def check_resumable(run_folder: Path, *, other_code: bool = False) -> RunConfig:
@@ -124,14 +131,30 @@ def check_resumable(run_folder: Path, *, other_code: bool = False) -> RunConfig:
         raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
     config = load(run_folder / CONFIG_FILE)
     if config.privacy.unit != "client" and not config.alone:
-        raise CannotResume(
-            f"{run_folder} is a federation of silos, which cannot go on: start it anew. What its silos spent is in "
-            "their own ledgers and stays spent"
-        )
+        with owned(run_folder):
+            check_silos(run_folder, resume=True)
+        check_origin(run_folder, config, other_code=other_code)
+        return config
     with claim(run_folder) as ledger:
         check_secret(run_folder, config, ledger)
     check_origin(run_folder, config, other_code=other_code)
     return config
+
+
+def check_silos(run_folder: Path, *, resume: bool) -> None:
+    """What can be refused of a federation of silos by its folder, which the caller owns.
+
+    Raises:
+        CannotResume: it has ended, or never began.
+        ConfigError: the folder holds a run, and this is another.
+    """
+    began = (run_folder / SILOS_FILE).is_file()
+    if resume:
+        _refuse_ended(run_folder)
+        if not began:
+            raise CannotResume(f"{run_folder} was broken off before its silos were asked for anything; start it anew")
+    elif began:
+        raise ConfigError(f"run-folder = {str(run_folder)!r} already holds a run; give another folder")
 
 
 def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from client.peft_files import save_peft
-from client.silo_wire import SiloReply
 from client.tasks import Metrics
 from privacy.statement import rounded_up
 from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, majority_accuracy, perplexities
 from server.silo_assembly import NOT_COVERED, Federation
+from server.silo_progress import Progress, Said
 
 
 @dataclass(frozen=True)
@@ -22,27 +20,18 @@ class Outcome:
 
     Attributes:
         validation, test: of the last adapter.
-        rounds: done.
         stopped: why it ended before the last round, or None.
     """
 
     validation: Metrics
     test: Metrics
-    rounds: int
     stopped: str | None
 
 
-def write_silo_artefacts(
-    folder: Path,
-    ready: Federation,
-    adapter: Tensor,
-    outcome: Outcome,
-    silos: Mapping[int, SiloReply],
-    seconds: float,
-) -> None:
-    """Write adapter/, privacy.json and results.json; ``silos`` is what each silo last said of itself, by number."""
+def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, outcome: Outcome) -> None:
+    """Write adapter/, privacy.json and results.json."""
     config, silo, validation, test = ready.config, ready.silo, outcome.validation, outcome.test
-    statement = _statement(ready, silos)
+    statement = _statement(ready, progress.silos)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {
         **perplexities(validation, test),
@@ -53,8 +42,8 @@ def write_silo_artefacts(
         "validation_loss": validation.loss,
         "validation_records": validation.count,
         "majority_accuracy": majority_accuracy(ready.data),
-        "seconds": seconds,
-        "rounds_done": outcome.rounds,
+        "seconds": progress.seconds,
+        "rounds_done": progress.round,
         "stopped": outcome.stopped,
         "dimension": ready.described.layout.dim,
         "model": config.model.name,
@@ -62,11 +51,11 @@ def write_silo_artefacts(
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
     described = ready.described
-    save_peft(folder / ADAPTER_FOLDER, adapter, described.layout, described.spec, base=config.model.name)
+    save_peft(folder / ADAPTER_FOLDER, progress.adapter, described.layout, described.spec, base=config.model.name)
     (folder / ADAPTER_FOLDER / "README.md").write_text(f"# Adapter of run {config.name}\n\n{statement['sentence']}\n")
 
 
-def _statement(ready: Federation, silos: Mapping[int, SiloReply]) -> dict[str, Any]:
+def _statement(ready: Federation, silos: Mapping[int, Said]) -> dict[str, Any]:
     """privacy.json of a federation of silos: what each says of its own commitment."""
     silo = ready.silo
     unit = silo.unit.removeprefix("group:")

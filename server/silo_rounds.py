@@ -1,13 +1,12 @@
 """A federation of silos: in every round each silo that takes part does some private steps, and the server averages.
 
 The server holds no ledger: every silo has its own, in its own folder, and refuses for itself. What the run states of
-privacy is what the silos say of their commitments. A run that was broken off is not gone on with here: the silos would
-count on, but nothing says which of their steps this server's adapter has seen.
+privacy is what the silos say of their commitments. A run that was broken off goes on from its last whole round; the
+steps of a lost one stay spent in the silos' ledgers.
 """
 
 import logging
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from client.silo_wire import ACTION, SiloReply, SiloRequest
 from client.tasks import Metrics
@@ -25,10 +23,12 @@ from server.config import RunConfig
 from server.environment import write_environment
 from server.evaluation import Evaluate, on_server, on_workers
 from server.exchange import answers
-from server.resume import CONFIG_FILE
+from server.resume import CONFIG_FILE, check_origin, write_origin
+from server.resumed import Resumed, note_resumed
 from server.roster import roster
 from server.silo_artefacts import Outcome, write_silo_artefacts
 from server.silo_assembly import Federation, assemble_federation
+from server.silo_progress import Progress, Said, load_progress, save_progress
 from server.telemetry import RoundRecord, Telemetry
 from strategies.dispatch import RoundFailed
 from strategies.replies import sound_replies
@@ -40,52 +40,53 @@ STATE = "silos"
 """In the run folder of a simulation: a folder for every silo's own ledger."""
 
 
-@dataclass
-class _Seen:
-    """What the silos said.
+def run_federated_silos(
+    config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry, *, resume: bool = False, other_code: bool = False
+) -> None:
+    """One federation of silos, from configuration to artefacts.
 
-    Attributes:
-        silos: of themselves, by number.
-        steps: taken by all of them, in all rounds.
-        refusals: of those that took no step when last asked, why, by number.
+    Args:
+        resume: go on with the run in ``folder``, which the caller owns.
+        other_code: go on although the code has changed.
     """
-
-    silos: dict[int, SiloReply] = field(default_factory=dict)
-    steps: int = 0
-    refusals: dict[int, str] = field(default_factory=dict)
-
-
-def run_federated_silos(config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry) -> None:
-    """One federation of silos, from configuration to artefacts."""
-    started = time.monotonic()
+    begun = time.monotonic()
     telemetry.status("preparing", "preparing data and model")
     ready = assemble_federation(config)
+    if resume:
+        changes = check_origin(folder, config, data=ready.data.folder.name, other_code=other_code)
+        progress = load_progress(folder, len(ready.described.start))
+        note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(changes)))
+    else:
+        write_origin(folder, config, ready.data.folder.name)
+        progress = Progress(ready.described.start)
+        save_progress(folder, progress)
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
     telemetry.status("preparing", "waiting for nodes")
     nodes, evaluate = _connected(ready, folder, grid)
-    adapter, seen, done = ready.described.start, _Seen(), 0
-    while done < config.rounds and len(seen.refusals) < config.clients:
-        round = done + 1
+    before = progress.seconds
+
+    def record(seconds: float) -> None:
+        due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
+        metrics = evaluate(progress.adapter, "validation") if due else None
+        telemetry.round(_record(ready, progress, metrics, seconds))
+
+    kept = telemetry.rewind(progress.round) if resume else []
+    if progress.round > len(kept):  # the run broke off between the two
+        record(0.0)
+    while progress.round < config.rounds and len(progress.refusals) < config.clients:
         start = time.monotonic()
-        telemetry.status("running", f"round {round} of {config.rounds}")
-        adapter = _round(ready, folder, grid, nodes, adapter, round, seen)
-        metrics = None
-        if round % config.evaluation.every == 0 or round == config.rounds:
-            metrics = evaluate(adapter, "validation")
-        telemetry.round(_record(ready, round, metrics, seen, time.monotonic() - start))
-        done = round
+        telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
+        _round(ready, folder, grid, nodes, progress)
+        progress.seconds = before + time.monotonic() - begun
+        save_progress(folder, progress)
+        record(time.monotonic() - start)
     telemetry.status("running", "evaluating on the test set")
-    outcome = Outcome(evaluate(adapter, "validation"), evaluate(adapter, "test"), done, _ended(seen, config.clients))
-    write_silo_artefacts(folder, ready, adapter, outcome, seen.silos, time.monotonic() - started)
-    telemetry.status("stopped-budget" if outcome.stopped else "completed", outcome.stopped or f"{done} rounds done")
-
-
-def _ended(seen: _Seen, silos: int) -> str | None:
-    """Why no silo takes part any more, or None."""
-    if len(seen.refusals) < silos:
-        return None
-    return "no silo goes on: " + "; ".join(f"silo {silo}: {reason}" for silo, reason in sorted(seen.refusals.items()))
+    adapter, stopped = progress.adapter, progress.ended(config.clients)
+    outcome = Outcome(evaluate(adapter, "validation"), evaluate(adapter, "test"), stopped)
+    progress.seconds = before + time.monotonic() - begun
+    write_silo_artefacts(folder, ready, progress, outcome)
+    telemetry.status("stopped-budget" if stopped else "completed", stopped or f"{progress.round} rounds done")
 
 
 def _connected(ready: Federation, folder: Path, grid: Grid) -> tuple[tuple[int, ...], Evaluate]:
@@ -103,14 +104,13 @@ def _connected(ready: Federation, folder: Path, grid: Grid) -> tuple[tuple[int, 
     return tuple(ids[silo % len(ids)] for silo in range(config.clients)), evaluate
 
 
-def _round(
-    ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], adapter: Tensor, round: int, seen: _Seen
-) -> Tensor:
-    """The next adapter. Who is asked is drawn by the public seed: no amplification is claimed for it.
+def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress) -> None:
+    """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
 
     Raises:
         RoundFailed: most of those that were asked failed, or no silo ever takes part.
     """
+    adapter, round = progress.adapter, progress.round + 1
     config, steps = ready.config, ready.config.silo.steps
     drawn = simulation_generator(config.seed, "silos", round).random(config.clients) < config.sampling_rate
     sent, messages = [], []
@@ -125,12 +125,12 @@ def _round(
 
     def take(content: Any, silo: int) -> None:
         reply = SiloReply.from_records(content, round, len(adapter), steps)
-        if reply.population:
-            seen.silos[silo] = reply
-        seen.steps += reply.steps
-        seen.refusals.pop(silo, None)
+        if reply.steps:
+            progress.silos[silo] = Said(reply.epsilon, reply.population, reply.noise_multiplier)
+        progress.steps += reply.steps
+        progress.refusals.pop(silo, None)
         if not reply.steps:
-            seen.refusals[silo] = reply.refused
+            progress.refusals[silo] = reply.refused
         update = torch.from_numpy(reply.update) if reply.steps else None
         found.append(SiloAnswer(silo, update, reply.steps, reply.refused))
 
@@ -140,17 +140,18 @@ def _round(
             f"round {round}: {sound} of {len(sent)} silos answered soundly, at least half must; the run's log names "
             "the others and the kind of failure, their own logs have the details; what a silo charged stays spent"
         )
-    if not seen.steps and (ended := _ended(seen, config.clients)):
+    if not progress.steps and (ended := progress.ended(config.clients)):
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     combine = combine_of(ready.methods.aggregation)
-    return next_adapter(adapter, found, combine, ready.described.layout, round)
+    progress.adapter = next_adapter(adapter, found, combine, ready.described.layout, round)
+    progress.round = round
 
 
-def _record(ready: Federation, round: int, metrics: Metrics | None, seen: _Seen, seconds: float) -> RoundRecord:
-    config, silos = ready.config, list(seen.silos.values())
+def _record(ready: Federation, progress: Progress, metrics: Metrics | None, seconds: float) -> RoundRecord:
+    config, silos = ready.config, list(progress.silos.values())
     return RoundRecord(
         phase="round",
-        round=round,
+        round=progress.round,
         rounds=config.rounds,
         epsilon_spent=max((silo.epsilon for silo in silos), default=0.0),
         epsilon_budget=config.privacy.epsilon,

@@ -58,7 +58,7 @@ def test_silos_train_and_the_server_averages(tmp_path, aggregation):
     assert [record.round for record in read_metrics(folder)] == [1, 2]
     base, _ = load_base("random:bert", "classification", 2)
     assert PeftModel.from_pretrained(base, str(folder / "adapter")) is not None
-    with pytest.raises(CannotResume, match="own ledgers"):
+    with pytest.raises(CannotResume, match="has ended"):
         check_resumable(folder)
 
 

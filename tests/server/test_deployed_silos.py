@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 import server.app
+import server.silo_rounds
 from client.app import app as client_app
+from privacy.errors import CorruptRun
 from privacy.ledger import Ledger
+from server.config import ConfigError
+from server.errors import CannotResume
+from server.resume import check_resumable
+from server.resumed import read_resumed
 from server.roster import roster
+from server.silo_progress import Progress, Said, load_progress, owned, save_progress
 from server.telemetry import read_metrics, read_status
 from simulations.inprocess import InProcessGrid, _identity
 from simulations.sample_records import write_records
@@ -62,12 +70,13 @@ class Nodes:
         config = self.grid._contexts[node].node_config
         config |= {name.replace("_", "-"): value for name, value in settings.items()}
 
-    def run(self, name: str) -> Path:
+    def run(self, name: str, *, resume: bool = False) -> Path:
         folder = self.folder / name
-        folder.mkdir()
         text = SETTINGS.format(rounds=ROUNDS, steps=STEPS, unit=self.unit, folder=self.folder)
         (self.folder / "run.toml").write_text(text)
         keys: dict[str, Any] = {"config-file": str(self.folder / "run.toml"), "run-folder": str(folder)}
+        if resume:
+            keys = {"resume": str(folder)}
         with _identity(0):
             server.app.app(grid=self.grid, context=Context(1, 0, {}, RecordDict(), keys))
         return folder
@@ -105,27 +114,69 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
         assert len(ledger.charges) == ROUNDS * STEPS
 
 
-def test_a_run_ends_when_the_last_silo_has_spent_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The silos committed to the steps of a run that broke off in its second round; another run has one round left."""
+@pytest.fixture
+def of_records(tmp_path: Path) -> Nodes:
     nodes = Nodes(tmp_path, "record")
     for node in (1, 2, 3):
         nodes.set(node, silo_state=str(tmp_path / f"{node}"))
-    monkeypatch.setattr("server.silo_rounds._record", _broken)
-    with pytest.raises(OSError, match="gone"):
-        nodes.run("first")
-    monkeypatch.undo()
-    monkeypatch.setattr("server.silo_rounds.roster", functools.partial(roster, settle=0.0, patience=0.0))
-    folder = nodes.run("second")
+    return nodes
+
+
+@pytest.mark.parametrize("place", ["before the checkpoint", "behind the checkpoint"])
+def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
+    place: str, of_records: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off in its second round of two: where that was lost, the silos have steps left for none."""
+    name = "save_progress" if place == "before the checkpoint" else "_record"
+    real = getattr(server.silo_rounds, name)
+
+    def breaks(*given: Any) -> Any:
+        progress = next(value for value in given if isinstance(value, Progress))
+        if progress.round == 2:
+            raise OSError("the host is gone")
+        return real(*given)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(server.silo_rounds, name, breaks)
+        with pytest.raises(OSError, match="gone"):
+            of_records.run("first")
+    folder = of_records.folder / "first"
+    assert [record.round for record in read_metrics(folder)] == [1]
+    assert check_resumable(folder).clients == 3
+    with owned(folder), pytest.raises(CannotResume, match="still running"):
+        of_records.run("first", resume=True)
+    of_records.run("first", resume=True)
     status = read_status(folder)
     assert status is not None
-    assert status.state == "stopped-budget"
-    assert "silo 2: this silo's budget is spent" in status.message
     assert [record.round for record in read_metrics(folder)] == [1, 2]
-    assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
+    assert [resumed.round for resumed in read_resumed(folder)] == [1 if name == "save_progress" else 2]
+    if name == "save_progress":
+        assert status.state == "stopped-budget"
+        assert "silo 2: this silo's budget is spent" in status.message
+        assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
+    else:
+        assert status.state == "completed"
+    for node in (1, 2, 3):
+        with Ledger.open(of_records.folder / str(node) / "ledger.jsonl", read_only=True) as ledger:
+            assert len(ledger.charges) == ROUNDS * STEPS
+    with pytest.raises(CannotResume, match="has ended"):
+        of_records.run("first", resume=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        of_records.run("first")
 
 
-def _broken(*_: Any) -> Any:
-    raise OSError("the host is gone")
+def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = of_records.folder
+    save_progress(folder, Progress(torch.zeros(3), 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5))
+    again = load_progress(folder, 3)
+    assert torch.equal(again.adapter, torch.zeros(3))
+    assert (again.round, again.silos, again.steps) == (1, {0: Said(1.5, 20, 0.7)}, 4)
+    assert (again.refusals, again.seconds) == ({1: "spent"}, 2.5)
+    with pytest.raises(CorruptRun, match="this run has 4 values"):
+        load_progress(folder, 4)
+    (folder / "silos.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(CorruptRun, match="is not of this run"):
+        load_progress(folder, 3)
 
 
 def test_silos_that_fail_fail_the_run_instead_of_training_on_nothing(tmp_path: Path) -> None:

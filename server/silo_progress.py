@@ -1,0 +1,118 @@
+"""How far a federation of silos has come: one file, written whole or not at all after every round.
+
+    silos.safetensors    the adapter, and in its header the round and what the silos have said
+
+The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the silo's
+own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``silos.lock`` keeps a second
+process out, as the ledger does for other runs.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from privacy.errors import CorruptRun
+from server.errors import CannotResume
+
+FILE, LOCK = "silos.safetensors", "silos.lock"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a silo last said of its own commitment; see :class:`client.silo_wire.SiloReply`."""
+
+    epsilon: float
+    population: int
+    noise_multiplier: float
+
+
+@dataclass
+class Progress:
+    """Of a federation.
+
+    Attributes:
+        adapter: float32 ``[size]``, global.
+        round: the last one done.
+        silos: what they said of themselves, by number.
+        steps: taken by all of them, in all rounds.
+        refusals: of those that took no step when last asked, why, by number.
+        seconds: that the run had taken.
+    """
+
+    adapter: Tensor
+    round: int = 0
+    silos: dict[int, Said] = field(default_factory=dict)
+    steps: int = 0
+    refusals: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def ended(self, silos: int) -> str | None:
+        """Why none of so many silos takes part any more, or None."""
+        if len(self.refusals) < silos:
+            return None
+        said = "; ".join(f"silo {silo}: {reason}" for silo, reason in sorted(self.refusals.items()))
+        return f"no silo goes on: {said}"
+
+
+def save_progress(folder: Path, progress: Progress) -> None:
+    """A crash at any moment leaves the previous file or this one."""
+    told = {
+        "format": FORMAT,
+        "round": progress.round,
+        "silos": {silo: asdict(said) for silo, said in progress.silos.items()},
+        "steps": progress.steps,
+        "refusals": progress.refusals,
+        "seconds": progress.seconds,
+    }
+    draft = folder / f".{FILE}.new"
+    save_file({"adapter": progress.adapter.contiguous()}, draft, metadata={"progress": json.dumps(told)})
+    for path in (draft, folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    draft.replace(folder / FILE)
+
+
+def load_progress(folder: Path, size: int) -> Progress:
+    """What :func:`save_progress` wrote.
+
+    Raises:
+        CorruptRun: the file is damaged, or of a run with another adapter.
+    """
+    try:
+        with safe_open(folder / FILE, "pt") as file:
+            told, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
+        if told.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (size,):
+            raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {size} values")
+        silos = {int(silo): Said(**said) for silo, said in told.pop("silos").items()}
+        refusals = {int(silo): str(reason) for silo, reason in told.pop("refusals").items()}
+        return Progress(adapter, silos=silos, refusals=refusals, **told)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptRun(f"{folder / FILE} is not of this run: {type(error).__name__}: {error}; restore it") from error
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """The folder for its one owner.
+
+    Raises:
+        CannotResume: another process trains in it.
+    """
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotResume(f"{folder} is still running: a process holds its lock; stop that one first") from None
+        yield
