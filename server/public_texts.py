@@ -17,14 +17,23 @@ from server.config import ConfigError
 
 @dataclass(frozen=True)
 class Spanned:
-    """A training that has not begun, and the adapter to start it from."""
+    """What a silo's training starts from.
 
-    training: PrivateSgd
+    Attributes:
+        start: the adapter.
+        span: that its releases lie in; None for the whole space.
+    """
+
     start: Float[Tensor, " size"]
+    span: PublicSpan | None = None
+
+    def around(self, training: PrivateSgd) -> PrivateSgd:
+        """The training, inside the span."""
+        return training if self.span is None else in_public_span(training, self.span)
 
 
-def spanned(assembly: Assembly, engine: Any, training: PrivateSgd) -> Spanned:
-    """The training as `[silo.span]` wants it; as it was where that names no method.
+def spanned(assembly: Assembly, engine: Any) -> Spanned:
+    """The span that `[silo.span]` asks for. Nothing private is read and nothing spent.
 
     The first texts are written by the base model, and the adapter is then trained on them: both are public and come
     out the same again when a run goes on.
@@ -35,7 +44,7 @@ def spanned(assembly: Assembly, engine: Any, training: PrivateSgd) -> Spanned:
     config = assembly.config
     span, start = config.silo.span, assembly.start
     if not span.method:
-        return Spanned(training, start)
+        return Spanned(start)
     if config.model.task != "causal-lm" or config.silo.gradients != "stacked":
         raise ConfigError(
             f"silo.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
@@ -62,4 +71,4 @@ def spanned(assembly: Assembly, engine: Any, training: PrivateSgd) -> Spanned:
         local = LocalTraining("adamw", span.warm_start_learning_rate, batch_size=8, epochs=span.warm_start_epochs)
         layout, moved = engine.layout, engine.train_all(start, [texts], local, [config.seed])[0]
         start = layout.with_trainable(start, layout.trainable(start) + moved.to(start.dtype))
-    return Spanned(in_public_span(training, inside), start)
+    return Spanned(start, inside)

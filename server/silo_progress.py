@@ -2,9 +2,9 @@
 
     silos.safetensors    the adapter, and in its header the round and what the silos have said
 
-The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the silo's
-own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``silos.lock`` keeps a second
-process out, as the ledger does for other runs.
+The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the
+silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``silos.lock``
+keeps a second process out, as the ledger does for other runs.
 """
 
 import fcntl

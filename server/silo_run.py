@@ -73,10 +73,11 @@ def run_silo(
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
     public = PublicTraining.of(assembly)
+    engine = silo_engine(assembly.job, config.silo.gradients)
+    inside = spanned(assembly, engine)
     if ledger is None:
         write_origin(folder, config, assembly.data.folder.name)
     with ledger or Ledger.create(folder / LEDGER_FILE, assembly.commitment) as ledger:
-        engine = silo_engine(assembly.job, config.silo.gradients)
         data = assembly.data
         splits = {"validation": data.validation.select(np.arange(public.used, len(data.validation))), "test": data.test}
 
@@ -87,8 +88,7 @@ def run_silo(
         training = private_training(
             ready.silo, engine, ready.index, ledger, multipliers, sampler, lambda x: evaluate(x, "validation").loss
         )
-        inside = spanned(assembly, engine, training)
-        run = _Run(ready, inside.training, evaluate, telemetry, folder)
+        run = _Run(ready, inside.around(training), evaluate, telemetry, folder)
         before = 0.0
         if checkpoint_folder(folder) is not None:
             before = _go_on(run, changes)

@@ -109,3 +109,4 @@ def test_settings_that_cannot_work_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         run(config(cache, "projection", **settings), tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
