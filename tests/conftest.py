@@ -10,11 +10,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import jaxtyping
 import pytest
+import shape_checks
 import torch
 from jaxtyping import config
 
 torch.set_num_threads(1)
+jaxtyping.jaxtyped = shape_checks.sparing(jaxtyping.jaxtyped)
 
 # A suite started in the background of a shell inherits an ignored Ctrl-C, and so would every process it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError
+from beartype.roar import BeartypeCallHintParamViolation
 
 from privacy.clipping import FlatClip
 
@@ -10,7 +10,7 @@ from privacy.clipping import FlatClip
 def test_a_wrong_shape_is_caught():
     clip = FlatClip(1.0, 3)
     assert clip.encode(torch.ones(2, 3)).shape == (2, 3)
-    with pytest.raises(TypeCheckError, match="rows"):
+    with pytest.raises(BeartypeCallHintParamViolation, match="rows"):
         clip.encode(torch.ones(3))
 
 
