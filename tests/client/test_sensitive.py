@@ -116,6 +116,7 @@ def _not_installed(name: str) -> None:
     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+@pytest.mark.slow
 def test_a_model_without_the_annotations_is_refused(ruled: Language, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     ruled.to_disk(tmp_path / "half")
     monkeypatch.setattr(annotators, "SPACY_MODEL", str(tmp_path / "half"))

@@ -140,6 +140,7 @@ def test_splitting_the_budget_by_basic_composition(
     assert epsilon([(poisson(rate), joint(z_update, z_loss), ROUNDS)], DELTA) == pytest.approx(true, abs=6e-3)
 
 
+@pytest.mark.slow
 def test_a_short_schedule_of_noise_and_rates() -> None:
     profile = [2.0] * 10 + [1.0] * 10
     samplings = [Poisson(0.2, 1000)] * 15 + [Poisson(0.4, 1000)] * 5
@@ -231,6 +232,7 @@ def test_a_tiny_epsilon_is_accounted_finely_enough() -> None:
     assert epsilon([(poisson(0.01), z, 2)], DELTA, interval=5e-5) == pytest.approx(2e-3, rel=0.02)
 
 
+@pytest.mark.slow
 def test_weak_noise_can_be_forced() -> None:
     z = calibrate(50.0, DELTA, Poisson(1.0, 1000), 1, force=True)
     assert z < 0.3

@@ -23,7 +23,7 @@ STEPS = 10_000
 
 
 def test_t7_kill_between_charge_and_release_a_few_times(tmp_path: Path) -> None:
-    check(tmp_path, kills=10)
+    check(tmp_path, kills=4)
 
 
 @pytest.mark.slow

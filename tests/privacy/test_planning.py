@@ -35,6 +35,7 @@ def test_what_a_change_buys() -> None:
     assert options["rounds/2"].noise_multiplier < now.noise_multiplier < options["2 x rounds"].noise_multiplier
 
 
+@pytest.mark.slow
 def test_impossible_changes_are_said_to_be() -> None:
     """Four times the clients make delta too large; half the rounds need no noise worth the name."""
     with pytest.warns(UserWarning, match="smaller is the custom"):

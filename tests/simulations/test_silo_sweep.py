@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     _, cells = read_cells(folder / "tiny.toml", folder)
     assert [cell.kind for cell in cells] == ["silo", "silo"]
