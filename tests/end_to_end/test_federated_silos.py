@@ -39,7 +39,8 @@ def config(folder: Path, **strategy: Any) -> RunConfig:
     )
 
 
-@pytest.mark.parametrize("aggregation", [pytest.param("ffa", marks=pytest.mark.slow), "fedgsa"])
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregation", ["ffa", "fedgsa"])
 def test_silos_train_and_the_server_averages(tmp_path, aggregation):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -42,7 +42,7 @@ def committed(controller: Fixed | DpLac) -> tuple[Commitment, tuple[float, ...]]
     return commit(small(), controller)
 
 
-@pytest.mark.parametrize("controller", [Fixed(), DpLac(), Falling()])
+@pytest.mark.parametrize("controller", [Fixed(), DpLac(), pytest.param(Falling(), marks=pytest.mark.slow)])
 def test_the_commitment_costs_the_target_and_hardly_less(controller: Fixed | DpLac) -> None:
     commitment, multipliers = committed(controller)
     steps = [(step.sampling, step.noise_multiplier, step.count) for step in commitment.floor]
