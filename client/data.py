@@ -38,6 +38,7 @@ class DataSpec:
         partition: one of :data:`client.partition.SCHEMES`.
         dirichlet_alpha: concentration of the label skew.
         validation_records, test_records: sizes of the public validation set and of a test set carved out.
+        least_words: records of `source` with fewer words (between blanks) are left out; the test source is not touched.
         train_records: most records dealt to the clients, drawn by the seed; 0 deals all there are.
         records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
         max_length: tokens of a record beyond this are cut off (and counted).
@@ -62,6 +63,7 @@ class DataSpec:
     dirichlet_alpha: float = 1.0
     validation_records: int = 1000
     test_records: int = 1000
+    least_words: int = 0
     train_records: int = 0
     records_per_client: int = 20
     max_length: int = 128
@@ -81,7 +83,7 @@ class DataSpec:
             ValueError: naming the setting, its value and what to do.
         """
         checks.integer_at_least(1, clients=self.clients, records_per_client=self.records_per_client)
-        checks.integer_at_least(0, seed=self.seed, train_records=self.train_records)
+        checks.integer_at_least(0, seed=self.seed, train_records=self.train_records, least_words=self.least_words)
         checks.integer_at_least(1, validation_records=self.validation_records, test_records=self.test_records)
         checks.integer_at_least(4, max_length=self.max_length)
         checks.positive(dirichlet_alpha=self.dirichlet_alpha)
@@ -94,6 +96,8 @@ class DataSpec:
             raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
         if self.task == "summarisation" and not self.text_pair_column:
             raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
+        if self.source == "notes" and self.least_words:
+            raise ValueError("data.least-words must be 0 for generated notes, which are all long")
         if self.source == "notes" and self.unit_column:
             raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
         _ = self.canaries_planted

@@ -40,12 +40,13 @@ def columns(spec: DataSpec) -> Columns:
         label=spec.label_column if spec.task == "classification" else None,
         client=spec.client_column or None,
         unit=spec.unit_column or None,
+        least_words=spec.least_words,
     )
 
 
 def test_columns(spec: DataSpec) -> Columns:
-    """The same of the test source, which has no clients and no units."""
-    return replace(columns(spec), client=None, unit=None)
+    """The same of the test source, which has no clients and no units, and is tested on as it is."""
+    return replace(columns(spec), client=None, unit=None, least_words=0)
 
 
 def hold_out(spec: DataSpec) -> Held:

@@ -34,6 +34,7 @@ class Reading:
         task: see :data:`client.tasks.TASKS`.
         max_length: tokens of a record beyond this are cut off.
         text_column, text_pair_column, label_column, unit_column: columns; empty for none.
+        least_words: records with fewer words are left out.
         labels: names of the classes in the order of their ids; empty for a language model.
     """
 
@@ -43,6 +44,7 @@ class Reading:
     text_pair_column: str = ""
     label_column: str = ""
     unit_column: str = ""
+    least_words: int = 0
     labels: tuple[str, ...] = ()
 
     def spec(self, source: str, tokenizer: str) -> DataSpec:
@@ -55,6 +57,7 @@ class Reading:
             text_pair_column=self.text_pair_column,
             label_column=self.label_column,
             unit_column=self.unit_column,
+            least_words=self.least_words,
             task=self.task,
             max_length=self.max_length,
             partition="iid",

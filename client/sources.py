@@ -28,13 +28,18 @@ NOTES = "notes"
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns to read; None for those the task does not need."""
+    """Names of the columns to read, None for those the task does not need; texts of fewer words are left out."""
 
     text: str
     pair: str | None = None
     label: str | None = None
     client: str | None = None
     unit: str | None = None
+    least_words: int = 0
+
+    def names(self) -> list[tuple[str, str]]:
+        """What a column is for, and its name."""
+        return [(role, name) for role, name in vars(self).items() if isinstance(name, str)]
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Texts:
         labels: raw labels as the source has them (integers or strings), or None.
         clients: ids of the natural clients as strings, or None.
         units: ids of the units of privacy (patient, author, document) as strings, or None: every record its own.
-        skipped: rows left out because a text was empty.
+        skipped: rows left out because a text was empty, or shorter than asked for.
     """
 
     texts: list[str]
@@ -209,8 +214,8 @@ def _read_hub(source: str, option: str) -> pyarrow.Table:
 
 
 def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
-    for role, name in vars(columns).items():
-        if name is not None and name not in table.column_names:
+    for role, name in columns.names():
+        if name not in table.column_names:
             near = difflib.get_close_matches(name, table.column_names, n=1)
             raise ValueError(
                 f"{where}: there is no column {name!r} (data.{'text-pair' if role == 'pair' else role}-column); "
@@ -221,9 +226,15 @@ def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
     labels = None if columns.label is None else table.column(columns.label).to_pylist()
     clients = None if columns.client is None else _ids(table, columns.client, "client", where)
     units = None if columns.unit is None else _ids(table, columns.unit, "unit", where)
-    kept = [row for row, text in enumerate(texts) if text.strip() and (pairs is None or pairs[row].strip())]
+    least = max(1, columns.least_words)
+    kept = [
+        row
+        for row, text in enumerate(texts)
+        if len(text.split(maxsplit=least)) >= least and (pairs is None or pairs[row].strip())
+    ]
     if not kept:
-        raise ValueError(f"{where}: {'all texts are empty' if texts else 'it has no rows'}; nothing to train on")
+        short = "all texts are empty" if least == 1 else f"no text has {least} words (data.least-words)"
+        raise ValueError(f"{where}: {short if texts else 'it has no rows'}; nothing to train on")
     records = Texts(texts, pairs, labels, clients, units, skipped=len(texts) - len(kept))
     return records if len(kept) == len(texts) else records.select(kept)
 

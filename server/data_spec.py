@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from client.data import DataSpec
 from client.own_data import Reading
+from client.sources import NOTES
 from server.config import RunConfig
 
 
@@ -25,6 +26,7 @@ def data_spec(config: RunConfig) -> DataSpec:
         client_column=data.client_column,
         unit_column="" if config.deployed else data.unit_column,
         task=config.model.task,
+        least_words=0 if config.deployed and data.source == NOTES else data.least_words,
         partition="iid" if config.deployed else data.partition,
         dirichlet_alpha=data.dirichlet_alpha,
         validation_records=data.validation_records,
@@ -55,5 +57,6 @@ def reading(config: RunConfig, labels: Sequence[str]) -> Reading | None:
         text_pair_column=data.text_pair_column,
         label_column=data.label_column if classifies else "",
         unit_column=data.unit_column,
+        least_words=data.least_words,
         labels=tuple(labels) if classifies else (),
     )

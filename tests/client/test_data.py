@@ -161,6 +161,19 @@ def test_carved_parts_never_meet(spec, table):
     assert data.label_names == ("no", "yes")
 
 
+def test_short_records_are_left_out_but_of_the_official_test_file(spec, table):
+    short = pandas.DataFrame({"words": ["oh no", "no"] * 4, "y": ["no", "yes"] * 4, "who": "p0"})
+    pandas.concat([pandas.read_parquet(table / "train.parquet"), short]).to_parquet(table / "train.parquet")
+    official = f"parquet:{table / 'official.parquet'}"
+    every, long = (prepare(_file_spec(spec, table, test_source=official, least_words=words)) for words in (0, 3))
+    tokenizer = load_tokenizer(spec.tokenizer)
+    assert {"oh no", "no"} <= {*_texts(every.train, tokenizer), *_texts(every.validation, tokenizer)}
+    assert all(len(text.split()) == 3 for part in (long.train, long.validation) for text in _texts(part, tokenizer))
+    assert _texts(long.test, tokenizer) == _texts(every.test, tokenizer)
+    assert "never seen" in _texts(long.test, tokenizer)
+    assert long.meta["removed"]["empty"] == 8
+
+
 def test_official_test_file_is_only_the_test_set(spec, table):
     data = prepare(_file_spec(spec, table, test_source=f"parquet:{table / 'official.parquet'}"))
     tokenizer = load_tokenizer(spec.tokenizer)
@@ -252,6 +265,7 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
         ({"label_column": ""}, r"data\.label-column must be set"),
         ({"source": "csv:x.csv", "partition": "natural"}, r"needs data\.client-column"),
         ({"task": "causal-lm"}, "a language model has none; take 'iid'"),
+        ({"least_words": 3}, r"data\.least-words must be 0 for generated notes"),
         ({"source": "csv:/no/such.csv"}, r"there is no file /no/such\.csv"),
     ],
 )

@@ -23,7 +23,7 @@ JOB = Job(
     precision="fp32",
     token_budget=64,
     prefix_cache_mb=1,
-    reading=Reading("classification", 48, "note", "", "kind", "patient", ("a", "b", "c")),
+    reading=Reading("classification", 48, "note", "", "kind", "patient", 3, ("a", "b", "c")),
     fingerprint="0f",
 )
 

@@ -126,8 +126,11 @@ def test_a_node_prepares_its_records_once(
 
 def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
     records = [{**row, "patient": f"p{i // 2}"} for i, row in enumerate(rows(1, 6))]
-    reading = Reading("classification", 32, label_column="label", unit_column="patient", labels=("calm", "urgent"))
-    own = open_own(write(tmp_path / "mine.jsonl", records), reading, "random:bert", tmp_path / "own")
+    reading = Reading(
+        "classification", 32, label_column="label", unit_column="patient", least_words=3, labels=("calm", "urgent")
+    )
+    path = write(tmp_path / "mine.jsonl", [*records, {"text": "too short", "label": "calm", "patient": "p9"}])
+    own = open_own(path, reading, "random:bert", tmp_path / "own")
     assert own.records.units is not None
     assert own.records.units.tolist() == [0, 0, 1, 1, 2, 2]
 

@@ -50,6 +50,13 @@ def test_pairs_and_selection(files):
     assert chosen.keys() == [("d", "it's fine"), ("a", "good, film")]
 
 
+def test_a_text_of_few_words_may_be_left_out(files):
+    source = f"parquet:{files / 'd.parquet'}"
+    assert read(source, Columns(text="sentence", least_words=2)).texts == ["good, film", "bad\nfilm", "it's fine"]
+    with pytest.raises(ValueError, match=r"no text has 3 words \(data.least-words\)"):
+        read(source, Columns(text="sentence", least_words=3))
+
+
 def test_fingerprint_follows_the_content(files):
     before = fingerprint(f"csv:{files / 'd.csv'}", COLUMNS)
     assert before == fingerprint(f"csv:{files / 'd.csv'}", COLUMNS)
