@@ -100,7 +100,7 @@ def test_what_does_not_go_together_is_refused_by_name(changed: dict[str, Any], n
 
 
 def test_a_modulus_without_room_for_the_plan_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
-    tight = settings(tmp_path, clients=900, privacy__secagg={"modulus-bits": 16})
+    tight = settings(tmp_path, clients=900, privacy__delta=1e-4, privacy__secagg={"modulus-bits": 16})
     with pytest.raises(ConfigError, match="modulus_bits must be larger"):
         run_inprocess(parse(tight), tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
