@@ -105,7 +105,9 @@ def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts
     start = 0
     for part, size in sizes.items():
         stop = int(ends[min(int(np.searchsorted(ends, start + size)), len(ends) - 1)])
-        texts[part] = source.select(np.sort(order[start:stop]))
+        # The first public records may be trained on: where a source is sorted, they must not be of its first labels.
+        rows = order[start:stop]
+        texts[part] = source.select(rows if part == "validation" else np.sort(rows))
         start = stop
         if start == len(order):
             raise ValueError(

@@ -161,6 +161,13 @@ def test_carved_parts_never_meet(spec, table):
     assert data.label_names == ("no", "yes")
 
 
+def test_any_part_of_the_public_records_is_like_the_others_though_the_source_is_sorted(spec, table):
+    frame = pandas.read_parquet(table / "train.parquet").sort_values("y", kind="stable")
+    frame.to_parquet(table / "train.parquet")
+    labels = prepare(_file_spec(spec, table, validation_records=100)).validation.labels
+    assert 0.25 < np.mean(labels[: len(labels) // 2]) < 0.75
+
+
 def test_short_records_are_left_out_but_of_the_official_test_file(spec, table):
     short = pandas.DataFrame({"words": ["oh no", "no"] * 4, "y": ["no", "yes"] * 4, "who": "p0"})
     pandas.concat([pandas.read_parquet(table / "train.parquet"), short]).to_parquet(table / "train.parquet")
