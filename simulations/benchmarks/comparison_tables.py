@@ -39,6 +39,7 @@ NAMES = {
     "zero-pad": "ranks 1, 2, 4, zero-padded",
     "all": "preset `sst2-aligned`",
     "all-dp-lac": "DP-LAC in place of a fixed C",
+    "all-lengths": "phrases of all lengths, C = 0.12",
     "without-alignment": "A random",
     "without-momentum": "no momentum, the same step",
     "without-output-dense": "no adapters on `output.dense`",
