@@ -76,13 +76,17 @@ def save_progress(folder: Path, progress: Progress) -> None:
     }
     draft = folder / f".{FILE}.new"
     save_file({"adapter": progress.adapter.contiguous()}, draft, metadata={"progress": json.dumps(told)})
-    for path in (draft, folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    _sync(draft)
     draft.replace(folder / FILE)
+    _sync(folder)  # the new name too is on the disk before another round is asked for
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_progress(folder: Path, size: int) -> Progress:
