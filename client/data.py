@@ -39,6 +39,7 @@ class DataSpec:
         dirichlet_alpha: concentration of the label skew.
         validation_records, test_records: sizes of the public validation set and of a test set carved out.
         least_words: records of `source` with fewer words (between blanks) are left out; the test source is not touched.
+        test_limit: most records of `test_source` that are tested on, the same for every seed; 0 tests on all.
         train_records: most records dealt to the clients, drawn by the seed; 0 deals all there are.
         records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
         max_length: tokens of a record beyond this are cut off (and counted).
@@ -64,6 +65,7 @@ class DataSpec:
     validation_records: int = 1000
     test_records: int = 1000
     least_words: int = 0
+    test_limit: int = 0
     train_records: int = 0
     records_per_client: int = 20
     max_length: int = 128
@@ -84,6 +86,7 @@ class DataSpec:
         """
         checks.integer_at_least(1, clients=self.clients, records_per_client=self.records_per_client)
         checks.integer_at_least(0, seed=self.seed, train_records=self.train_records, least_words=self.least_words)
+        checks.integer_at_least(0, test_limit=self.test_limit)
         checks.integer_at_least(1, validation_records=self.validation_records, test_records=self.test_records)
         checks.integer_at_least(4, max_length=self.max_length)
         checks.positive(dirichlet_alpha=self.dirichlet_alpha)
@@ -98,6 +101,11 @@ class DataSpec:
             raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
         if self.source == "notes" and self.least_words:
             raise ValueError("data.least-words must be 0 for generated notes, which are all long")
+        if self.test_limit and not self.test_source:
+            raise ValueError(
+                f"data.test-limit = {self.test_limit} bounds a test source and there is none; set data.test-source, or "
+                "bound the carved-out test set by data.test-records"
+            )
         if self.source == "notes" and self.unit_column:
             raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
         _ = self.canaries_planted

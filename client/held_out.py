@@ -59,7 +59,7 @@ def hold_out(spec: DataSpec) -> Held:
         texts, empty = _notes(spec), 0
     else:
         source = sources.read(spec.source, columns(spec))
-        test = sources.read(spec.test_source, test_columns(spec), "data.test-source") if spec.test_source else None
+        test = _test_source(spec)
         texts, empty = _carve(source, test, spec), source.skipped + (0 if test is None else test.skipped)
     texts, removed = _separate(texts, spec)
     removed["empty"] = empty
@@ -74,6 +74,16 @@ def hold_out(spec: DataSpec) -> Held:
     if spec.source == sources.NOTES:
         names = list(notes.LABELS)
     return Held(texts, dict(zip(PARTS, encoded, strict=True)), names, removed)
+
+
+def _test_source(spec: DataSpec) -> Texts | None:
+    """The test set of a source of its own; a part of it is drawn with a fixed seed, so that runs stay comparable."""
+    if not spec.test_source:
+        return None
+    test = sources.read(spec.test_source, test_columns(spec), "data.test-source")
+    if not 0 < spec.test_limit < len(test):
+        return test
+    return test.select(np.sort(simulation_generator(0, "test-limit").permutation(len(test))[: spec.test_limit]))
 
 
 def _notes(spec: DataSpec) -> dict[str, Texts]:

@@ -31,6 +31,7 @@ def data_spec(config: RunConfig) -> DataSpec:
         dirichlet_alpha=data.dirichlet_alpha,
         validation_records=data.validation_records,
         test_records=data.test_records,
+        test_limit=data.test_limit,
         train_records=data.train_records,
         records_per_client=data.records_per_client,
         canaries=data.canaries,

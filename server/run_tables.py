@@ -78,6 +78,7 @@ class Data(Table):
     """Where records come from and how they become clients, a public validation set and a test set.
 
     ``least-words`` leaves out shorter records, public ones too, the test source excepted: a rule of the text alone.
+    ``test-limit`` tests on so many records of the test source, the same for every seed; 0 tests on all.
     ``train-records`` deals so many of the records to the clients, drawn by the seed; 0 deals all.
     ``unit-column`` names what makes records one unit of privacy (a patient, a document). ``canaries`` secrets are
     planted into the training records for audits, see ``client.canaries``. ``sensitive`` says what is done about
@@ -101,6 +102,7 @@ class Data(Table):
     validation_records: Count = 1000
     test_records: Count = 1000
     least_words: CountOrAuto = 0
+    test_limit: CountOrAuto = 0
     train_records: CountOrAuto = 0
     records_per_client: Count = 20
     canaries: CountOrAuto = 0

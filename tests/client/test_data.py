@@ -190,6 +190,16 @@ def test_official_test_file_is_only_the_test_set(spec, table):
     assert data.meta["removed"]["train"] + data.meta["removed"]["validation"] >= 10
 
 
+def test_a_limited_test_set_is_a_part_of_the_official_one_and_the_same_for_every_seed(spec, table):
+    official = f"parquet:{table / 'official.parquet'}"
+    tokenizer = load_tokenizer(spec.tokenizer)
+    limited = [prepare(_file_spec(spec, table, test_source=official, test_limit=3, seed=seed)) for seed in (0, 1)]
+    first, second = (_texts(data.test, tokenizer) for data in limited)
+    assert first == second
+    assert len(first) == 3
+    assert set(first) < set(_texts(prepare(_file_spec(spec, table, test_source=official)).test, tokenizer))
+
+
 def test_natural_clients_are_held_out_whole(spec, table):
     with pytest.raises(ValueError, match=r"clients = 12, but .* names (\d+) clients .*set clients = \1"):
         prepare(_file_spec(spec, table, partition="natural", client_column="who"))
@@ -272,6 +282,7 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
         ({"label_column": ""}, r"data\.label-column must be set"),
         ({"source": "csv:x.csv", "partition": "natural"}, r"needs data\.client-column"),
         ({"task": "causal-lm"}, "a language model has none; take 'iid'"),
+        ({"test_limit": 3}, r"data\.test-limit = 3 .* set data\.test-source"),
         ({"least_words": 3}, r"data\.least-words must be 0 for generated notes"),
         ({"source": "csv:/no/such.csv"}, r"there is no file /no/such\.csv"),
     ],

@@ -139,11 +139,20 @@ def test_the_environment_is_pinned(tmp_path, monkeypatch):
     assert pinned["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert pinned["FLWR_TELEMETRY_ENABLED"] == "0"
     assert pinned["OMP_NUM_THREADS"] == "3"
+    assert pinned["GOMP_SPINCOUNT"] == "2000", "threads that spin on a busy machine stand in each other's way"
     assert pinned["CUDA_VISIBLE_DEVICES"] == "1"
     assert pinned["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent), "Flower starts its commands by name"
     assert all(os.path.isabs(entry) for entry in pinned["PYTHONPATH"].split(os.pathsep))
     assert (tmp_path / "ray").is_dir()
     assert pinned["RAY_TMPDIR"] == str(tmp_path / "ray")
+
+
+@pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")])
+def test_how_threads_wait_is_the_users_to_say(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    pinned = environment(tmp_path, "tag", Resources(2, 3, 0, 0.0))
+    assert pinned[name] == value
+    assert pinned.get("GOMP_SPINCOUNT") in (None, "7")
 
 
 @pytest.mark.parametrize(
