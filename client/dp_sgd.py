@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -124,7 +123,7 @@ class PrivateSgd:
         self.state: Any = None
         self.release: Release | None = None
         self._next: tuple[Any, Planned] | None = None
-        self._raw: Tensor | None = None  # norms, kept for a rule that voids the guarantee and for nothing else
+        self._raw: list[Units] | None = None  # kept for a rule that voids the guarantee and for nothing else
 
     def begin(self, adapter: Float[Tensor, " size"], public: Any) -> None:
         """Start from a full adapter vector; ``public`` (``PublicSignals``) describes the model it makes.
@@ -192,7 +191,7 @@ class PrivateSgd:
         return total
 
     def _chunks(self, batch: Int64[np.ndarray, " batch"], planned: Planned) -> Iterable[Units]:
-        """The rows of a batch; regrouped, and their norms kept, only for a rule that has voided the guarantee."""
+        """The rows of a batch; regrouped and kept only for a rule that has voided the guarantee."""
         chunks = self.gradients.of(self.state.adapter, batch, planned.part, planned.round)
         controller = self.planner.controller
         if not hasattr(controller, "see_raw"):
@@ -200,9 +199,8 @@ class PrivateSgd:
         if self.ledger.commitment.not_private is None:
             raise ValueError(f"{controller.raw}; set privacy.non-private = true")
         self.ledger.stamp_not_private(controller.raw)
-        whole: list[Units] = controller.regrouped(list(chunks))
-        self._raw = torch.cat([units.norms for units in whole]) if whole else torch.zeros(0)
-        return whole
+        self._raw = controller.regrouped(list(chunks))
+        return self._raw
 
     def observe(self, public: Any) -> None:
         """Tell the controller of the last release and of what everyone may know after it (``PublicSignals``)."""

@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from privacy import checks
 from privacy.clipping import FlatClip
@@ -92,9 +91,9 @@ class PublishedAdamAc:
         rows = torch.cat([chunk.rows for chunk in chunks])
         return [Units(torch.stack([part.sum(dim=0) for part in torch.split(rows, self.micro_batch)]))]
 
-    def see_raw(self, state: AdamAcState, norms: Tensor) -> AdamAcState:
-        """The state after a step whose micro-batches had these norms."""
-        each = (norms / self.micro_batch).tolist()
+    def see_raw(self, state: AdamAcState, batch: list[Units]) -> AdamAcState:
+        """The state after a step with these micro-batches."""
+        each = [norm / self.micro_batch for units in batch for norm in units.norms.tolist()]
         if not each:
             return state
         rate = sum(norm > state.bound for norm in each) / len(each)

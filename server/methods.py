@@ -53,6 +53,11 @@ def methods(config: RunConfig) -> Methods:
             "record-level noise before it sends its factors (privacy.unit = 'record' or 'group'); for client-level "
             f"privacy take one of {of_sums}"
         )
+    if hasattr(controller, "see_raw") and config.privacy.unit == "client":
+        wrong.append(
+            f"strategy.controller = {chosen.controller!r}: reads raw gradients of records, and clients send none; it "
+            "runs inside a silo only (privacy.unit = 'record' or 'group')"
+        )
     every = config.evaluation.every
     if controller is not None and controller.reads_validation and every > 1:
         wrong.append(f"evaluation.every = {every}: {chosen.controller} reads the validation loss of every round; set 1")

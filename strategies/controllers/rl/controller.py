@@ -42,7 +42,7 @@ from privacy.mechanism import Plan, Release
 from privacy.queries import AdapterBits
 from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.decisions import Acting, RlState, begin, decide
+from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward
 from strategies.controllers.rl.observation import hear
 from strategies.controllers.rl.pretrained import pretrained_weights
 from strategies.controllers.rl.sac import Learning
@@ -147,19 +147,23 @@ class Rl:
     def update(self, state: RlState, released: Release, public: PublicSignals) -> RlState:
         if public.validation_loss is None:
             raise ValueError("rl needs the validation loss of every round; set evaluation.every = 1")
-        spent = state.spent + spending.cost(state.setting, released.plan.effective_noise_multiplier)
         loss = public.validation_loss
         state = replace(
             state,
             heard=hear(state.heard, released),
-            spent=max(spent, public.rho_spent),  # rounds that failed are charged too
+            spent=spending.after(state.setting, state.spent, released.plan, public.rho_spent),
             first_loss=loss if math.isnan(state.first_loss) else state.first_loss,
             loss_before=loss if math.isnan(state.loss_before) else state.loss_before,
             loss=loss,
         )
-        if public.round % self._interval(state.setting) and public.round < state.setting.rounds:
+        if not self._acts_after(public.round, state.setting):
             return state
-        return decide(state, self.acting, public.round)
+        local, whole = observation(state, self.acting, public.round)
+        return decide(state, self.acting, public.round, local, whole, reward(state, self.acting.per_spent))
+
+    def _acts_after(self, round: int, setting: Setting) -> bool:
+        """Whether an interval ends with ``round``."""
+        return round % self._interval(setting) == 0 or round == setting.rounds
 
     def step_scale(self, state: RlState) -> float:
         return 1.0

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from strategies.controller import Setting
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.networks import GLOBAL, LOCAL
+from strategies.controllers.rl.networks import features
 from strategies.controllers.rl.observation import Heard, global_features, local_features, nothing
 from strategies.controllers.rl.sac import Agent, Learning
 
@@ -50,6 +51,9 @@ class RlState:
     agent: Agent
 
 
+Deciding = TypeVar("Deciding", bound=RlState)
+
+
 @dataclass(frozen=True)
 class Acting:
     """How the agent acts and learns; see the fields of the same names of ``Rl``."""
@@ -69,19 +73,29 @@ class Acting:
 def begin(setting: Setting, agent: Agent, loss: float) -> RlState:
     """The state before round 1."""
     adapters = len(setting.blocks(1))
-    last = {"local": torch.zeros(adapters, LOCAL), "whole": torch.zeros(GLOBAL), "action": torch.zeros(adapters + 1)}
+    local, whole = features(agent.weights)
+    last = {"local": torch.zeros(adapters, local), "whole": torch.zeros(whole), "action": torch.zeros(adapters + 1)}
     scales = (0.0,) * adapters
     return RlState(setting, scales, 0.0, nothing(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
 
 
-def decide(state: RlState, acting: Acting, round: int) -> RlState:
-    """Learn from the interval that ends with ``round``, then act for the next one."""
+def decide(
+    state: Deciding, acting: Acting, round: int, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"], reward: float
+) -> Deciding:
+    """Learn from the interval that ends with ``round``, then act for the next one.
+
+    Args:
+        state: with the interval heard.
+        acting: how.
+        round: 1..T.
+        local, whole: what the agent sees after ``round``.
+        reward: of the last action.
+    """
     setting, agent = state.setting, state.agent
     ends = round == setting.rounds
-    local, whole = observation(state, acting, round)
     if acting.explores and state.actions:
         seen = {"next-local": local, "next-whole": whole, "end": torch.tensor(float(ends))}
-        agent = sac.remember(agent, state.last | seen | {"reward": torch.tensor(reward(state, acting.per_spent))})
+        agent = sac.remember(agent, state.last | seen | {"reward": torch.tensor(reward)})
         if agent.stored >= acting.warm_up:
             for _ in range(acting.updates):
                 agent = sac.learn(agent, acting.learning)
@@ -119,7 +133,7 @@ def reward(state: RlState, per_spent: bool) -> float:
     return min(max(gain, -MOST_REWARD), MOST_REWARD)
 
 
-def _acted(state: RlState, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> RlState:
+def _acted(state: Deciding, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> Deciding:
     agent = state.agent
     if acting.explores:
         at_random = agent.stored < acting.random_until

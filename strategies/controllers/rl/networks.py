@@ -23,28 +23,35 @@ LOG_STD = (-5.0, 1.0)
 
 Weights: TypeAlias = dict[str, Tensor]
 
-_LAYERS = {
-    "actor.adapter.0": (2 * LOCAL + GLOBAL, HIDDEN),
-    "actor.adapter.1": (HIDDEN, HIDDEN),
-    "actor.adapter.2": (HIDDEN, 2),
-    "actor.noise.0": (LOCAL + GLOBAL, HIDDEN),
-    "actor.noise.1": (HIDDEN, 2),
-} | {
-    f"{critic}.{name}": shape
-    for critic in ("critic1", "critic2")
-    for name, shape in {
-        "adapter.0": (LOCAL + GLOBAL + 1, HIDDEN),
+
+def _layers(local: int, whole: int) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of every layer, for so many features of one adapter and of the run."""
+    actor = {
+        "actor.adapter.0": (2 * local + whole, HIDDEN),
+        "actor.adapter.1": (HIDDEN, HIDDEN),
+        "actor.adapter.2": (HIDDEN, 2),
+        "actor.noise.0": (local + whole, HIDDEN),
+        "actor.noise.1": (HIDDEN, 2),
+    }
+    critic = {
+        "adapter.0": (local + whole + 1, HIDDEN),
         "adapter.1": (HIDDEN, HIDDEN),
-        "whole.0": (HIDDEN + GLOBAL + 1, HIDDEN),
+        "whole.0": (HIDDEN + whole + 1, HIDDEN),
         "whole.1": (HIDDEN, 1),
-    }.items()
-}
+    }
+    return actor | {f"{name}.{layer}": shape for name in ("critic1", "critic2") for layer, shape in critic.items()}
 
 
-def initial_weights(generator: torch.Generator) -> Weights:
+def features(weights: Weights) -> tuple[int, int]:
+    """How many features of one adapter and of the run these weights read."""
+    both, rows = (weights[f"actor.{name}.0.weight"].shape[1] for name in ("noise", "adapter"))
+    return rows - both, 2 * both - rows
+
+
+def initial_weights(generator: torch.Generator, local: int = LOCAL, whole: int = GLOBAL) -> Weights:
     """Uniform in +-1/sqrt(inputs); the actor's last layers are a tenth of that, so that it starts near no change."""
     weights: Weights = {}
-    for name, (inputs, outputs) in _LAYERS.items():
+    for name, (inputs, outputs) in _layers(local, whole).items():
         last = name in ("actor.adapter.2", "actor.noise.1")
         reach = (0.1 if last else 1.0) / math.sqrt(inputs)
         weights[f"{name}.weight"] = (2 * torch.rand(outputs, inputs, generator=generator) - 1) * reach

@@ -19,7 +19,16 @@ from torch.nn.functional import smooth_l1_loss, softplus
 
 from privacy import checks
 from privacy.rng import torch_generator
-from strategies.controllers.rl.networks import GLOBAL, LOCAL, Weights, initial_weights, policy, targets_of, value
+from strategies.controllers.rl.networks import (
+    GLOBAL,
+    LOCAL,
+    Weights,
+    features,
+    initial_weights,
+    policy,
+    targets_of,
+    value,
+)
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
@@ -79,16 +88,17 @@ class Agent:
 
 def new_agent(weights: Weights, adapters: int, capacity: int) -> Agent:
     """An agent without experience; the targets start as the critics."""
+    local, whole = features(weights)
     moments = {f"{kind}.{name}": torch.zeros_like(w) for kind in ("first", "second") for name, w in weights.items()}
-    shapes = {"local": (adapters, LOCAL), "whole": (GLOBAL,), "action": (adapters + 1,), "reward": (), "end": ()}
-    shapes |= {"next-local": (adapters, LOCAL), "next-whole": (GLOBAL,)}
+    shapes = {"local": (adapters, local), "whole": (whole,), "action": (adapters + 1,), "reward": (), "end": ()}
+    shapes |= {"next-local": (adapters, local), "next-whole": (whole,)}
     buffer = {name: torch.zeros(capacity, *shape) for name, shape in shapes.items()}
     return Agent(weights | targets_of(weights), moments, buffer)
 
 
-def fresh_weights(seed: int) -> Weights:
-    """Weights of an actor and critics that know nothing."""
-    return initial_weights(torch_generator(seed, "rl", "weights"))
+def fresh_weights(seed: int, local: int = LOCAL, whole: int = GLOBAL) -> Weights:
+    """Weights of an actor and critics that know nothing, for so many features of one adapter and of the run."""
+    return initial_weights(torch_generator(seed, "rl", "weights"), local, whole)
 
 
 def act(agent: Agent, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> Float[Tensor, " a"]:

@@ -16,6 +16,7 @@ from scipy.optimize import brentq
 
 from privacy import renyi
 from privacy.events import Poisson
+from privacy.mechanism import Plan
 from strategies.controller import Setting
 
 _LEAST, _MOST = math.log(1e-2), math.log(2.0**15)
@@ -32,6 +33,11 @@ def budget(setting: Setting) -> float:
 @lru_cache(maxsize=64)
 def _budget(sampling: Poisson, multipliers: tuple[float, ...], order: int) -> float:
     return math.fsum(count * renyi.rho_of(sampling, z, order) for z, count in Counter(multipliers).items())
+
+
+def after(setting: Setting, spent: float, plan: Plan, told: float) -> float:
+    """What is spent after a release: as counted here, or as the ledger tells, which charges failed rounds too."""
+    return max(spent + cost(setting, plan.effective_noise_multiplier), told)
 
 
 def cost(setting: Setting, noise_multiplier: float) -> float:
