@@ -70,7 +70,7 @@ def lora(results: Mapping[str, Any]) -> str:
     """Aggregations and dimensions in one table, against FFA-LoRA of rank 4 on the top layer."""
     cells = results["cells"]
     found = accuracies(cells)
-    groups = _grouped(cells, label)
+    groups = grouped(cells, label)
     lines = []
     for name in sorted(groups, key=lambda name: -statistics.mean(found[name].values())):
         difference = None if name == LORA_REFERENCE else paired_difference(found[name], found.get(LORA_REFERENCE, {}))
@@ -81,13 +81,13 @@ def lora(results: Mapping[str, Any]) -> str:
                 "" if name == LORA_REFERENCE else difference_text(difference),
                 _mean([100 * row["validation_accuracy"] for row in groups[name]], "%"),
                 number_text(groups[name][0]["dimension"]),
-                _cpu(groups[name]),
+                cpu_text(groups[name]),
                 str(len(groups[name])),
             )
         )
     against = f"difference to {shown_name(LORA_REFERENCE)}"
     header = ("what is trained", "test accuracy", against, "validation", "values trained", "CPU s a cell", "seeds")
-    return markdown(header, lines) + _provenance(cells)
+    return markdown(header, lines) + provenance(cells)
 
 
 def comparisons(results: Mapping[str, Any]) -> str:
@@ -98,7 +98,7 @@ def comparisons(results: Mapping[str, Any]) -> str:
         stated = max((row["epsilon_stated"] for row in private), default=epsilon)
         delta = rows[0]["delta"]
         caption = f"**{grid}**, ε ≤ {epsilon_text(stated)} at δ = {delta_text(delta)}: {_scale(rows)}."
-        parts.append(f"{caption}\n\n{_table(rows)}{_provenance(rows)}")
+        parts.append(f"{caption}\n\n{_table(rows)}{provenance(rows)}")
     return "\n".join(parts) if parts else "*Not measured yet.*\n"
 
 
@@ -108,7 +108,7 @@ def choices(results: Mapping[str, Any]) -> str:
     if not rows:
         return "*Not measured yet.*\n"
     lines = []
-    for (grid, variant), group in sorted(_grouped(rows, lambda row: (row["grid"], row["variant"])).items()):
+    for (grid, variant), group in sorted(grouped(rows, lambda row: (row["grid"], row["variant"])).items()):
         best = max(group, key=lambda row: row["validation_accuracy"])
         for row in sorted(group, key=lambda row: list(row["axes"].values())):
             setting = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in row["axes"].items())
@@ -117,7 +117,7 @@ def choices(results: Mapping[str, Any]) -> str:
             bound = _bound(row["last_clip_bound"])
             lines.append((grid, shown_name(variant), setting, accuracy, f"{row['validation_loss']:.3f}", bound))
     header = ("grid", "method", "setting", "validation accuracy", "validation loss", "last C")
-    return markdown(header, lines) + _provenance(rows)
+    return markdown(header, lines) + provenance(rows)
 
 
 def is_choosing(row: Row) -> bool:
@@ -141,7 +141,7 @@ def tables_of(cells: Sequence[Row]) -> dict[tuple[str, float], list[Row]]:
 def _table(rows: Sequence[Row]) -> str:
     found = accuracies(rows)
     reference = found.get(_reference(found), {})
-    groups = _grouped(rows, label)
+    groups = grouped(rows, label)
     beside = [variant for variant in groups if variant.removesuffix("-warm") in BESIDE]
     ranked = sorted(groups.keys() - set(beside), key=lambda name: (-statistics.mean(found[name].values()), name))
     lines = []
@@ -154,9 +154,9 @@ def _table(rows: Sequence[Row]) -> str:
                 _mean([100 * value for value in found[variant].values()], "%"),
                 "" if variant == _reference(found) else difference_text(difference),
                 _mean([100 * row["validation_accuracy"] for row in group], "%"),
-                _range([row["first_clip_bound"] for row in group]),
-                _range([row["last_clip_bound"] for row in group]),
-                _cpu(group),
+                bound_range([row["first_clip_bound"] for row in group]),
+                bound_range([row["last_clip_bound"] for row in group]),
+                cpu_text(group),
                 str(len(group)),
             )
         )
@@ -202,7 +202,8 @@ def _bound(value: float | None) -> str:
     return "" if value is None else number_text(float(f"{value:.2g}"))
 
 
-def _range(values: Sequence[float | None]) -> str:
+def bound_range(values: Sequence[float | None]) -> str:
+    """Smallest and largest threshold, to two digits."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -210,7 +211,8 @@ def _range(values: Sequence[float | None]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _cpu(rows: Sequence[Row]) -> str:
+def cpu_text(rows: Sequence[Row]) -> str:
+    """CPU seconds of a cell, in the mean."""
     known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"] is not None]
     return f"{statistics.mean(known):.0f}" if known else ""
 
@@ -224,7 +226,8 @@ def _scale(rows: Sequence[Row]) -> str:
     )
 
 
-def _provenance(rows: Sequence[Row]) -> str:
+def provenance(rows: Sequence[Row]) -> str:
+    """Seeds, time, machines and commits of cells, as one sentence under a table."""
     seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
     machines = "; ".join(sorted({row["machine"] for row in rows}))
     commits = ", ".join(f"`{commit}`" for commit in sorted({row["commit"] for row in rows}))
@@ -234,10 +237,11 @@ def _provenance(rows: Sequence[Row]) -> str:
 
 
 def _by_table(cells: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
-    return _grouped([row for row in cells if not is_choosing(row)], lambda row: (row["grid"], row["epsilon"]))
+    return grouped([row for row in cells if not is_choosing(row)], lambda row: (row["grid"], row["epsilon"]))
 
 
-def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Rows by a key, in the order in which keys come."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

@@ -1,0 +1,48 @@
+"""The record-level tables: ratios of perplexities pair by pair, and steps to a baseline's final loss."""
+
+import math
+from typing import Any
+
+import pytest
+
+from simulations.benchmarks.records_tables import claims, comparison, steps_shares
+
+
+def cell(variant: str, seed: int, perplexity: float, curve: list[tuple[int, float]], **more: Any) -> dict[str, Any]:
+    return {
+        "variant": variant, "seed": seed, "grid": "epsilon-2", "epsilon": 2.0, "epsilon_stated": 1.999, "delta": 1e-5,
+        "test_perplexity": perplexity, "curve": curve, "last_round_loss": curve[-1][1], "rounds": 10, "dimension": 1000,
+        "test_records": 50, "expected_cohort": 64, "noise_multiplier": 0.6, "first_clip_bound": 0.5,
+        "last_clip_bound": 0.25, "cpu_seconds": 60.0, "machine": "m", "commit": "c", "axes": {},
+    } | more  # fmt: skip
+
+
+CELLS = [
+    cell("dp-lora", 0, 4.0, [(5, 2.0), (10, 1.5)]),
+    cell("dp-lora", 1, 5.0, [(5, 2.0), (10, 1.5)]),
+    cell("rldp", 0, 3.0, [(4, 1.9), (6, 1.5), (10, 1.2)]),
+    cell("rldp", 1, 5.0, [(5, 2.0), (10, 1.6)]),
+    cell("dp-sgd", 0, 8.0, [(10, 3.0)]),
+    cell("ceiling", 0, 2.0, [(10, 1.0)], epsilon_stated=None),
+    cell("rldp", 100, 1.0, [(10, 1.0)], grid="tuning"),
+]
+
+
+def test_methods_are_ranked_by_perplexity_and_what_is_not_private_stands_last():
+    lines = comparison({"cells": CELLS}).splitlines()
+    assert lines[0].startswith("**ε ≤ 2.0")
+    assert "10 steps of 64 expected records" in lines[0]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")][2:]
+    assert names == ["RLDP, sound form", "DP-LoRA (fixed C, Adam)", "DP-SGD", "*no noise, no clipping: not private*"]
+    (rldp,) = (line for line in lines if line.startswith("| RLDP"))
+    assert "| 4.000 ± 1.414 |" in rldp
+    change = 100 * (math.sqrt(3 / 4) - 1)
+    assert f"−{abs(change):.1f} %" in rldp
+
+
+def test_the_claim_takes_the_best_baseline_and_counts_steps_seed_by_seed():
+    text = claims({"cells": CELLS})
+    assert "DP-LoRA (fixed C, Adam) (of 2)" in text
+    assert "60 % on 1 of 2 seeds, else never" in text
+    assert steps_shares(CELLS[:4], "rldp", "dp-lora") == [pytest.approx(0.6), None]
+    assert claims({"cells": []}) == comparison({"cells": []}) == "*Not measured yet.*\n"
