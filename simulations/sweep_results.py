@@ -30,7 +30,8 @@ def row(cell: Cell, folder: Path) -> Row:
     assert run.results is not None
     assert run.environment is not None
     guarantee = guaranteed(run)
-    bounds = [record.clip_bound for record in run.rounds if record.clip_bound is not None]
+    told = [record.clip_bound or record.extra.get("clip-bound") for record in run.rounds]  # one threshold, or of all
+    bounds = [bound for bound in told if bound is not None]
     losses = [record.validation_loss for record in run.rounds if record.validation_loss is not None]
     noise = [record.noise_multiplier for record in run.rounds]
     config, environment = cell.config, run.environment

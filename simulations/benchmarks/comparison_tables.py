@@ -32,6 +32,8 @@ NAMES = {
     "rl": "RL (RLDP, sound form)",
     "fixed-decay": "fixed, decaying server step",
     "ffa": "FFA-LoRA, rank 4, top layer",
+    "ffa-rank": "FFA-LoRA, top layer",
+    "ffa-layers": "FFA-LoRA, rank 4",
     "plain": "both factors, averaged apart",
     "rolora": "RoLoRA",
     "fedsvd": "FedSVD",
@@ -53,7 +55,10 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def shown_name(variant: str) -> str:
-    """A variant as readers know it; ``-tuned``, ``-warm`` and the like stay in words behind."""
+    """A variant as readers know it; ``-tuned``, ``-warm`` and the axes' values stay in words behind."""
+    variant, comma, axes = variant.partition(", ")
+    if comma:
+        return shown_name(variant) + comma + axes
     for suffix, words in (("-tuned", ", tuned"), ("-warm", ", warm start")):
         if variant.endswith(suffix):
             return shown_name(variant.removesuffix(suffix)) + words
