@@ -30,10 +30,9 @@ REFERENCE = "dp-lora"
 
 
 def comparison(results: Mapping[str, Any]) -> str:
-    """One table per epsilon: perplexity on the test records, and its change against DP-LoRA seed by seed."""
-    cells = [row for row in results["cells"] if "tuning" not in row["grid"]]
+    """A table per grid and epsilon: perplexity on the test records, and its change against DP-LoRA seed by seed."""
     parts = []
-    for epsilon, rows in sorted(grouped(cells, lambda row: row["epsilon"]).items()):
+    for rows in _reported(results).values():
         found, groups = log_perplexities(rows), grouped(rows, lambda row: row["variant"])
         private = [name for name in groups if groups[name][0]["epsilon_stated"] is not None]
         beside = sorted(groups.keys() - set(private))
@@ -54,15 +53,14 @@ def comparison(results: Mapping[str, Any]) -> str:
                 )
             )
         header = ("method", "perplexity", f"against {NAMES[REFERENCE]}", "first C", "last C", "CPU s a cell", "seeds")
-        parts.append(f"{_caption(epsilon, rows)}\n\n{markdown(header, lines)}{provenance(rows)}")
+        parts.append(f"{_caption(rows)}\n\n{markdown(header, lines)}{provenance(rows)}")
     return "\n".join(parts) if parts else "*Not measured yet.*\n"
 
 
 def claims(results: Mapping[str, Any]) -> str:
-    """RLDP beside the best baseline of each epsilon: final perplexity, and steps to reach it."""
+    """RLDP beside the best baseline of each table: final perplexity, and steps to reach it."""
     lines = []
-    cells = [row for row in results["cells"] if "tuning" not in row["grid"]]
-    for epsilon, rows in sorted(grouped(cells, lambda row: row["epsilon"]).items()):
+    for (grid, epsilon), rows in _reported(results).items():
         found = log_perplexities(rows)
         baselines = {name: found[name] for name in BASELINES if name in found}
         if "rldp" not in found or not baselines:
@@ -77,11 +75,32 @@ def claims(results: Mapping[str, Any]) -> str:
             steps = f"{100 * statistics.mean(reached):.0f} %"
             steps += "" if len(reached) == len(shares) else f" on {len(reached)} of {len(shares)} seeds, else never"
         of = "" if len(baselines) == len(BASELINES) else f" (of {len(baselines)})"
-        lines.append((number_text(epsilon), NAMES[best] + of, change_text(difference), steps))
+        lines.append((f"{grid}, ε {number_text(epsilon)}", NAMES[best] + of, change_text(difference), steps))
     if not lines:
         return "*Not measured yet.*\n"
-    header = ("ε", "best baseline", "perplexity of RLDP against it", "steps RLDP needs to its final validation loss")
+    header = (
+        "table",
+        "best baseline",
+        "perplexity of RLDP against it",
+        "steps RLDP needs to its final validation loss",
+    )
     return markdown(header, lines)
+
+
+def choices(results: Mapping[str, Any]) -> str:
+    """The cells on which rates and the first threshold were chosen: perplexity on public validation records only."""
+    cells = [row for row in results["cells"] if "tuning" in row["grid"]]
+    if not cells:
+        return "*Not measured yet.*\n"
+    lines = []
+    for variant, rows in sorted(grouped(cells, lambda row: row["variant"]).items()):
+        best = min(row["validation_perplexity"] for row in rows)
+        for row in sorted(rows, key=lambda row: (row["grid"], *row["axes"].values())):
+            setting = ", ".join(f"{key.rpartition('.')[2]} {number_text(value)}" for key, value in row["axes"].items())
+            mark = "**" if row["validation_perplexity"] == best else ""
+            perplexity = f"{mark}{row['validation_perplexity']:.3f}{mark}"
+            lines.append((NAMES.get(variant, variant), setting, bound_range([row["first_clip_bound"]]), perplexity))
+    return markdown(("method", "setting", "C", "validation perplexity"), lines) + provenance(cells)
 
 
 def log_perplexities(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
@@ -118,11 +137,16 @@ def change_text(difference: Paired) -> str:
     return f"{percent(difference.mean)} % [{low}, {high}]"
 
 
-def _caption(epsilon: float, rows: Sequence[Row]) -> str:
+def _reported(results: Mapping[str, Any]) -> dict[tuple[str, float], list[Row]]:
+    cells = [row for row in results["cells"] if "tuning" not in row["grid"]]
+    return dict(sorted(grouped(cells, lambda row: (row["grid"], row["epsilon"])).items()))
+
+
+def _caption(rows: Sequence[Row]) -> str:
     row, cohort = rows[0], number_text(rows[0]["expected_cohort"])
-    stated = max((row["epsilon_stated"] for row in rows if row["epsilon_stated"] is not None), default=epsilon)
+    stated = max((row["epsilon_stated"] for row in rows if row["epsilon_stated"] is not None), default=row["epsilon"])
     return (
-        f"**ε ≤ {epsilon_text(stated)}** at δ = {delta_text(row['delta'])}, noise multiplier "
+        f"**{row['grid']}**, ε ≤ {epsilon_text(stated)} at δ = {delta_text(row['delta'])}, noise multiplier "
         f"{number_text(row['noise_multiplier'])}: {row['rounds']} steps of {cohort} expected records, "
         f"{row['dimension']:,} values trained, {row['test_records']:,} test records."
     )

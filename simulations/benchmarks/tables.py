@@ -98,6 +98,7 @@ TABLES: dict[str, Table] = {
     "silo_accounting.rldp": silo_tables.rldp,
     "dp-sgd-step": silo_tables.step_cost,
     "records-diabetes": records_tables.comparison,
+    "records-diabetes.choices": records_tables.choices,
     "records-diabetes.claims": records_tables.claims,
     "rl_overhead": rl_tables.overhead,
     "rl_pretraining": rl_tables.pretraining,

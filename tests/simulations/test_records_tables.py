@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from simulations.benchmarks.records_tables import claims, comparison, steps_shares
+from simulations.benchmarks.records_tables import choices, claims, comparison, steps_shares
 
 
 def cell(variant: str, seed: int, perplexity: float, curve: list[tuple[int, float]], **more: Any) -> dict[str, Any]:
@@ -24,13 +24,16 @@ CELLS = [
     cell("rldp", 1, 5.0, [(5, 2.0), (10, 1.6)]),
     cell("dp-sgd", 0, 8.0, [(10, 3.0)]),
     cell("ceiling", 0, 2.0, [(10, 1.0)], epsilon_stated=None),
-    cell("rldp", 100, 1.0, [(10, 1.0)], grid="tuning"),
+    *(
+        cell("rldp", 100, 1.0, [(10, 1.0)], grid="tuning-rate", axes={"a.rate": rate}, validation_perplexity=perplexity)
+        for rate, perplexity in ((0.1, 3.0), (0.2, 2.5))
+    ),
 ]
 
 
 def test_methods_are_ranked_by_perplexity_and_what_is_not_private_stands_last():
     lines = comparison({"cells": CELLS}).splitlines()
-    assert lines[0].startswith("**ε ≤ 2.0")
+    assert lines[0].startswith("**epsilon-2**, ε ≤ 2.0")
     assert "10 steps of 64 expected records" in lines[0]
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")][2:]
     assert names == ["RLDP, sound form", "DP-LoRA (fixed C, Adam)", "DP-SGD", "*no noise, no clipping: not private*"]
@@ -46,3 +49,9 @@ def test_the_claim_takes_the_best_baseline_and_counts_steps_seed_by_seed():
     assert "60 % on 1 of 2 seeds, else never" in text
     assert steps_shares(CELLS[:4], "rldp", "dp-lora") == [pytest.approx(0.6), None]
     assert claims({"cells": []}) == comparison({"cells": []}) == "*Not measured yet.*\n"
+
+
+def test_what_was_chosen_is_shown_by_validation_perplexity():
+    lines = choices({"cells": CELLS}).splitlines()
+    assert lines[2] == "| RLDP, sound form | rate 0.1 | 0.5 | 3.000 |"
+    assert lines[3] == "| RLDP, sound form | rate 0.2 | 0.5 | **2.500** |"
