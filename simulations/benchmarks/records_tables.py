@@ -148,5 +148,5 @@ def _caption(rows: Sequence[Row]) -> str:
     return (
         f"**{row['grid']}**, ε ≤ {epsilon_text(stated)} at δ = {delta_text(row['delta'])}, noise multiplier "
         f"{number_text(row['noise_multiplier'])}: {row['rounds']} steps of {cohort} expected records, "
-        f"{row['dimension']:,} values trained, {row['test_records']:,} test records."
+        f"{row['dimension']:,} values trained, {row['test_records']:,} test tokens."
     )
