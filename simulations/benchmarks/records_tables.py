@@ -70,7 +70,7 @@ def claims(results: Mapping[str, Any]) -> str:
         assert difference is not None
         shares = steps_shares(rows, "rldp", best)
         reached = [share for share in shares if share is not None]
-        steps = f"never, on {len(shares)} seeds"
+        steps = "never"
         if reached:
             steps = f"{100 * statistics.mean(reached):.0f} %"
             steps += "" if len(reached) == len(shares) else f" on {len(reached)} of {len(shares)} seeds, else never"
