@@ -25,10 +25,11 @@ Cost: 2.6 % more noise on the update for the bits; filter mode needs 6 to 12 % m
 thresholds move. On MiniLM's 38 thousand values about 2 ms of the server in a round, 6 ms in one of an action, 25 ms
 if it also learns, and about twice the clipping time of the clients (20 ms more for 50 of them);
 ``docs/comparisons.md`` has the table. The public loss must be taken every round.
-Worth: it does not pay. On SST-2 (``docs/comparisons.md``) it ends 0.7 points of accuracy below the fixed threshold it
-starts from, if that is a good one, and 6 below DP-LAC's histogram, if not. On synthetic federations it ends somewhat
-below DP-LAC's loss and far below that of a threshold that is far too large, and above that of the best fixed threshold
-known in hindsight. Moving the noise gained nothing there, nor did learning on, and an agent from scratch does harm.
+Worth: it was not seen to pay. On SST-2 (``docs/comparisons.md``, three seeds) no gain was found on the good fixed
+threshold it starts from, and from a bad one it ends 6 points of accuracy below DP-LAC's histogram. On synthetic
+federations it ends somewhat below DP-LAC's loss and far below that of a threshold that is far too large, and above that
+of the best fixed threshold known in hindsight. Moving the noise gained nothing there, nor did learning on, and an agent
+from scratch does harm.
 """
 
 import math
