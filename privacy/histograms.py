@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64, Int64
@@ -19,19 +19,20 @@ from privacy.units import Units, losses_of
 
 
 @dataclass(frozen=True)
-class NormHistogram:
-    """One-hot bin of the unit's norm on a public grid (DC-SGD, arXiv 2503.22988; log-spaced edges for updates).
+class _Histogram:
+    """One-hot bin of one number of the unit on a public grid.
 
-    Bin 0 holds norms <= edges[0], bin i those in (edges[i-1], edges[i]], the last bin everything above edges[-1].
+    Bin 0 holds numbers <= edges[0], bin i those in (edges[i-1], edges[i]], the last bin everything above edges[-1].
 
     Attributes:
         edges: increasing, chosen without looking at the data.
         noise_std: std of the noise on every count.
     """
 
+    kind: ClassVar[str]
     edges: tuple[float, ...]
     noise_std: float
-    name: str = "norm-histogram"
+    name: str
 
     def __post_init__(self) -> None:
         checks.increasing(edges=self.edges)
@@ -44,50 +45,37 @@ class NormHistogram:
     @property
     def dim(self) -> int:
         return len(self.edges) + 1
+
+    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+        return _counts(total, max_units)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "edges": list(self.edges), "noise_std": self.noise_std, "name": self.name}
+
+
+@dataclass(frozen=True)
+class NormHistogram(_Histogram):
+    """Bins of the unit's norm (DC-SGD, arXiv 2503.22988; log-spaced edges for updates)."""
+
+    kind: ClassVar[str] = "norm-histogram"
+    name: str = "norm-histogram"
 
     def answer(self, units: Units) -> Float64[Tensor, "units m"]:
         return _one_hot_bins(units.norms, self.edges)
 
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
-        return _counts(total, max_units)
-
-    def to_json(self) -> dict[str, Any]:
-        kept = {"edges": list(self.edges), "noise_std": self.noise_std, "name": self.name}
-        return {"kind": "norm-histogram", **kept}
-
 
 @dataclass(frozen=True)
-class LossHistogram:
-    """One-hot bin of the unit's loss on a public grid: the first loss threshold of DP-CLAC (arXiv 2605.10272).
+class LossHistogram(_Histogram):
+    """Bins of the unit's loss: the first loss threshold of DP-CLAC (arXiv 2605.10272).
 
-    Bins as in :class:`NormHistogram`; a loss that is not finite falls into the last bin (a model that diverged).
+    A loss that is not finite falls into the last bin (a model that diverged).
     """
 
-    edges: tuple[float, ...]
-    noise_std: float
+    kind: ClassVar[str] = "loss-histogram"
     name: str = "loss-histogram"
-
-    def __post_init__(self) -> None:
-        checks.increasing(edges=self.edges)
-        checks.positive(noise_std=self.noise_std)
-
-    @property
-    def sensitivity(self) -> float:
-        return 1.0
-
-    @property
-    def dim(self) -> int:
-        return len(self.edges) + 1
 
     def answer(self, units: Units) -> Float64[Tensor, "units m"]:
         return _one_hot_bins(losses_of(units, self.name).nan_to_num(nan=math.inf), self.edges)
-
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
-        return _counts(total, max_units)
-
-    def to_json(self) -> dict[str, Any]:
-        kept = {"edges": list(self.edges), "noise_std": self.noise_std, "name": self.name}
-        return {"kind": "loss-histogram", **kept}
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,12 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
     }
     (draft / _DOCUMENT).write_text(json.dumps(document, indent=1))
     for path in (*draft.iterdir(), draft):
-        _sync(path)
+        sync(path)
     if target.exists():  # else the only checkpoint may be the old one: a crash fell between the two renames
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     draft.rename(target)
-    _sync(run_folder)
+    sync(run_folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -197,7 +197,8 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,6 @@ keeps a second process out, as the ledger does for other runs.
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from privacy.errors import CorruptRun
+from server.checkpoint import sync
 from server.errors import CannotResume
 
 FILE, LOCK = "silos.safetensors", "silos.lock"
@@ -76,17 +76,9 @@ def save_progress(folder: Path, progress: Progress) -> None:
     }
     draft = folder / f".{FILE}.new"
     save_file({"adapter": progress.adapter.contiguous()}, draft, metadata={"progress": json.dumps(told)})
-    _sync(draft)
+    sync(draft)
     draft.replace(folder / FILE)
-    _sync(folder)  # the new name too is on the disk before another round is asked for
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)  # the new name too is on the disk before another round is asked for
 
 
 def load_progress(folder: Path, size: int) -> Progress:

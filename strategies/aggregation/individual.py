@@ -71,49 +71,34 @@ def _not_empty(factors: Sequence[object]) -> None:
         raise ValueError("factors must be of at least one client, got none")
 
 
+class _OfEachClient:
+    """What the three have in common: all ranks of everyone, and the factors are put together where they arrive."""
+
+    individual: ClassVar[bool] = True
+
+    def part(self, adapters: Adapters, round: int) -> Part:
+        return Part("both")
+
+    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
+        return None
+
+    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
+        return None
+
+
 @dataclass(frozen=True)
-class Flora:
+class Flora(_OfEachClient):
     """FLoRA, see :func:`stacked`."""
 
-    individual: ClassVar[bool] = True
-
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("both")
-
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
-
 
 @dataclass(frozen=True)
-class FedEx:
+class FedEx(_OfEachClient):
     """FedEx-LoRA, see :func:`averaged`."""
 
-    individual: ClassVar[bool] = True
-
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("both")
-
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
-
 
 @dataclass(frozen=True)
-class FedGsa:
+class FedGsa(_OfEachClient):
     """FedGSA, see :func:`shared_subspace`."""
-
-    individual: ClassVar[bool] = True
 
     def part(self, adapters: Adapters, round: int) -> Part:
         return Part("b")
-
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
