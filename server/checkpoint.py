@@ -36,10 +36,11 @@ _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
 
 @dataclass(frozen=True)
 class Times:
-    """Wall seconds that the whole run, and its last round up to the release, had taken."""
+    """Wall seconds that the run, and its last round up to the release, had taken; processor seconds, where counted."""
 
     run: float = 0.0
     round: float = 0.0
+    processor: float = 0.0
 
 
 @dataclass(frozen=True)

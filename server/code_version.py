@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -11,17 +12,17 @@ ROOMS = ("privacy", "client", "strategies", "server")
 LIBRARIES = ("flwr", "torch", "transformers", "peft", "numpy")
 
 
-def code_version(config: RunConfig) -> dict[str, str]:
+def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
     """Digest (SHA-256, 16 digits) of every source file that decides a run's numbers, and the versions of libraries.
 
-    The user's own methods are in it, under the names that the configuration gives them.
+    The user's own methods are in it, under the names that the configuration, or `methods`, gives them.
     """
     root = Path(__file__).resolve().parent.parent
     found = {
         str(path.relative_to(root)): _digest(path) for room in ROOMS for path in sorted((root / room).rglob("*.py"))
     }
     strategy = config.strategy
-    for name in sorted({strategy.controller, strategy.aggregation, strategy.optimizer}):
+    for name in sorted({strategy.controller, strategy.aggregation, strategy.optimizer, *methods}):
         module, colon, _ = name.partition(":")
         if colon and (origin := _origin(module)):
             found[name] = _digest(Path(origin))

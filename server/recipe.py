@@ -164,14 +164,23 @@ class Planned:
     """The noise of the private phases, before any text is read.
 
     Attributes:
-        floor: every committed step, in order.
+        floors: per private phase, its committed steps in order.
         multipliers: per private phase, of each of its steps.
         epsilon: what the floor costs, one unit added or removed, rounded UP to four decimals; 0 without private phases.
     """
 
-    floor: tuple[FloorStep, ...]
+    floors: tuple[tuple[FloorStep, ...], ...]
     multipliers: tuple[tuple[float, ...], ...]
     epsilon: float
+
+    @property
+    def floor(self) -> tuple[FloorStep, ...]:
+        """Every committed step, in order."""
+        return tuple(step for floor in self.floors for step in floor)
+
+    def releases(self, phases: int) -> int:
+        """How many releases the first so many private phases are committed to."""
+        return sum(step.count for floor in self.floors[:phases] for step in floor)
 
     def commitment(self, recipe: Recipe, population: int, not_private: str | None) -> Commitment:
         """What the ledger starts with; `not_private` says why an ordinary phase leaves no guarantee, if one does."""
@@ -209,7 +218,8 @@ def plan_noise(recipe: Recipe, population: int) -> Planned:
                 extra=others,
             )
             given[phase.name] = commitment.floor[len(others) :], multipliers
-    floor = tuple(step for phase in recipe.private for step in given[phase.name][0])
+    floors = tuple(given[phase.name][0] for phase in recipe.private)
+    floor = tuple(step for steps in floors for step in steps)
     cost = rounded_up(FloorOdometer(floor, recipe.delta, "add_remove").total, 4)  # as the ledger will check it
     # rounding up must not make a refusal of what calibration has just found to fit
     if cost > rounded_up(recipe.epsilon, 4):
@@ -217,7 +227,7 @@ def plan_noise(recipe: Recipe, population: int) -> Planned:
             f"the given noise multipliers cost epsilon {cost:g} at delta {recipe.delta:g}, more than "
             f"{recipe.epsilon:g}; raise one of them, or the target"
         )
-    return Planned(floor, tuple(given[phase.name][1] for phase in recipe.private), cost)
+    return Planned(floors, tuple(given[phase.name][1] for phase in recipe.private), cost)
 
 
 def _given(recipe: Recipe, phase: Private, population: int) -> tuple[tuple[FloorStep, ...], tuple[float, ...]]:

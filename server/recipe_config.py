@@ -16,13 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from server.config import ConfigError, RunConfig, flatten, parse, unflatten
-from server.recipe import Phase, Recipe
+from server.recipe import Phase, Private, Recipe
 from strategies.plugins import build
 
 KINDS = {"ordinary": "server.recipe:Ordinary", "private": "server.recipe:Private"}
 
-_ONE_SILO = {"clients": 1, "sampling-rate": 1.0}
+_ONE_SILO = {"privacy.unit": "record", "clients": 1, "sampling-rate": 1.0}
+
+_READ = (
+    *("name", "seed", "output", "clients", "sampling-rate", "model.", "data."),
+    *("privacy.unit", "privacy.epsilon", "privacy.delta", "silo.records-per-unit", "silo.combine"),
+    *("engine.sequential", "engine.precision", "engine.token-budget"),
+)
+"""Keys, and tables with a dot, that a recipe reads; the others are for the phases to say."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,20 @@ class RecipeConfig:
 
     run: RunConfig
     recipe: Recipe
+
+    def phase_tables(self) -> list[dict[str, Any]]:
+        """The phases as they stand in a file, with everything that was left at its default."""
+        return [
+            {
+                "kind": "private" if isinstance(phase, Private) else "ordinary",
+                **{key.replace("_", "-"): value for key, value in vars(phase).items()},
+            }
+            for phase in self.recipe.phases
+        ]
+
+    def to_toml(self) -> str:
+        """The resolved recipe as TOML text; parsing it gives an equal one."""
+        return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
 
 
 def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> RecipeConfig:
@@ -54,13 +77,14 @@ def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     if not isinstance(phases, list) or not phases or not all(isinstance(phase, Mapping) for phase in phases):
         raise ConfigError("a recipe needs [[phases]], tables with kind = 'ordinary' or 'private'; there are none")
     base = {key: value for key, value in table.items() if key != "phases"}
-    flat = {"privacy.unit": "record", **flatten(base), **_ONE_SILO, **(overrides or {})}
-    run = parse(unflatten(flat))
+    given = {**flatten(base), **(overrides or {})}
+    run = parse(unflatten({**_ONE_SILO, **given}))
     if not run.alone:
         raise ConfigError(
             f"privacy.unit = {run.privacy.unit!r}, clients = {run.clients}: a recipe trains one silo, whose records "
             "are protected; set privacy.unit to 'record' or 'group' and clients = 1"
         )
+    _refuse_idle(given)
     if run.data.sensitive != "none":
         raise ConfigError("data.sensitive must be left out of a recipe; every phase says what text it reads")
     made = tuple(_phase(number, phase) for number, phase in enumerate(phases, start=1))
@@ -78,6 +102,18 @@ def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return RecipeConfig(run, recipe)
+
+
+def _refuse_idle(given: Mapping[str, Any]) -> None:
+    """Nobody shall think that a setting holds which no phase reads; a default may be written down."""
+    default = flatten(parse(unflatten(_ONE_SILO)).to_table())
+    idle = [
+        f"{key} = {value!r} has no effect in a recipe, whose phases say how they train; leave it out"
+        for key, value in given.items()
+        if not key.startswith(_READ) and default.get(key) != value
+    ]
+    if idle:
+        raise ConfigError("\n".join(idle))
 
 
 def _phase(number: int, table: Mapping[str, Any]) -> Phase:

@@ -1,7 +1,7 @@
 """What a recipe's run ends with, and the files it leaves behind: every one says so where there is no guarantee."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from server.environment import write_environment
 from server.recipe import Phase, Planned, Private
 from server.recipe_config import RecipeConfig
 from server.recipe_promise import Promise
+from server.resumed import read_resumed
 from server.silo_assembly import NOT_COVERED, TRUST
 
 STAMP_FILE = "NOT-PRIVATE.txt"
@@ -100,15 +101,21 @@ def write_recipe_artefacts(
         "model": run.model.name,
         "guarantee": promise.sentence,
         "not_private": promise.not_private,
+        "resumed": [asdict(resumed) for resumed in read_resumed(folder)],
     }
-    _write_json(folder / RESULTS_FILE, results)
     write_environment(folder)
     save_peft(folder / ADAPTER_FOLDER, result.adapter, layout, result.spec, base=run.model.name)
     card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n"
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
+    stamp(promise, folder, folder / ADAPTER_FOLDER)
+    _write_json(folder / RESULTS_FILE, results)  # last: with this file the run has ended
+
+
+def stamp(promise: Promise, *folders: Path) -> None:
+    """Without a record-level guarantee, every folder that holds an adapter says so."""
     if promise.not_private is not None:
-        for place in (folder, folder / ADAPTER_FOLDER):
-            (place / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
+        for folder in folders:
+            (folder / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
 
 
 def _described(config: RecipeConfig, phase: Phase) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A recipe's run: phase after phase on one adapter and one ledger, and what it leaves behind."""
 
 import logging
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +20,16 @@ from client.training import LocalTraining
 from client.unit_index import UnitIndex
 from client.worker import make_engine
 from privacy.ledger import Ledger
-from privacy.sampling import CohortSampler
 from server.assembly import LEDGER_FILE, local_training, lora_spec
 from server.config import ConfigError
 from server.data_spec import data_spec
+from server.errors import CannotResume
 from server.recipe import TEXTS, Ordinary, Phase, Private, plan_noise
 from server.recipe_config import RecipeConfig
+from server.recipe_progress import PhaseFolder, Watch, reopened_ledger
 from server.recipe_promise import promise_of
-from server.recipe_result import PhaseResult, RecipeResult, write_recipe_artefacts
+from server.recipe_result import PhaseResult, RecipeResult, stamp, write_recipe_artefacts
+from server.silo_progress import owned
 from strategies.controller import PublicSignals
 
 log = logging.getLogger(__name__)
@@ -79,36 +81,32 @@ class RecipeRun:
         self.engine: Engine = make_engine(job)
 
     def train(self, folder: Path, done: Sequence[PhaseResult] = ()) -> RecipeResult:
-        """Run all phases; the ledger of the private ones is made in `folder` and charged before any noise is drawn.
+        """Run all phases, or those that a run broken off in `folder` has left.
+
+        The ledger of the private phases is made in `folder` and charged before any noise is drawn. Whether the folder
+        is of these settings is for the caller to check, see :func:`server.resume.check_origin`.
 
         Args:
-            folder: exists, and holds no ledger yet.
+            folder: exists.
             done: results of the first phases, all without noise, from a run with the same settings and data: such a
                 phase gives the same adapter again.
+
+        Raises:
+            CannotResume, CorruptRun: why the run in `folder` cannot go on.
         """
-        if [phase.name for phase in self.config.recipe.phases[: len(done)] if isinstance(phase, Ordinary)] != [
+        phases = self.config.recipe.phases
+        if [phase.name for phase in phases[: len(done)] if isinstance(phase, Ordinary)] != [
             result.name for result in done
         ]:
             raise ValueError(f"done must be the first phases, without noise, got {[result.name for result in done]}")
-        ledger = None
-        if self.planned.floor:
-            commitment = self.planned.commitment(self.config.recipe, self.population, self.promise.not_private)
-            ledger = Ledger.create(folder / LEDGER_FILE, commitment)
-        try:
+        with owned(folder), ExitStack() as open_files:
+            ledger = self._ledger(folder)
+            if ledger is not None:
+                open_files.enter_context(ledger)
             results = list(done)
-            adapter = results[-1].adapter if results else self.start
-            private = iter(self.planned.multipliers)
-            for phase in self.config.recipe.phases[len(done) :]:
-                started, processor = time.monotonic(), time.process_time()
-                if isinstance(phase, Ordinary):
-                    adapter = self._ordinary(phase, adapter)
-                else:
-                    assert ledger is not None
-                    adapter = self._private(phase, adapter, ledger, next(private))
-                taken, processor = time.monotonic() - started, time.process_time() - processor
-                loss = self.engine.evaluate(adapter, self.plain.validation).loss
-                results.append(PhaseResult(phase.name, taken, processor, loss, adapter))
-                log.info("phase %s: %.0f s, validation loss %.4f", phase.name, taken, loss)
+            for number in range(len(done), len(phases)):
+                results.append(self._phase(number, results[-1].adapter if results else self.start, folder, ledger))
+            adapter = results[-1].adapter
             result = RecipeResult(
                 self.promise,
                 self.planned,
@@ -121,9 +119,42 @@ class RecipeRun:
                 self.population,
             )
             write_recipe_artefacts(folder, self.config, result, self.layout, ledger)
-        finally:
-            if ledger is not None:
-                ledger.close()
+        return result
+
+    def _ledger(self, folder: Path) -> Ledger | None:
+        """Made, or found again; None if no phase has noise."""
+        if not self.planned.floor:
+            return None
+        commitment = self.planned.commitment(self.config.recipe, self.population, self.promise.not_private)
+        ledger = reopened_ledger(folder, len(self.config.recipe.phases))
+        if ledger is None:
+            return Ledger.create(folder / LEDGER_FILE, commitment)
+        if ledger.commitment != commitment:
+            ledger.close()
+            raise CannotResume(
+                f"the ledger in {folder} is committed to other releases than these phases plan; go back to the "
+                "settings and the code of its start"
+            )
+        return ledger
+
+    def _phase(self, number: int, adapter: Tensor, folder: Path, ledger: Ledger | None) -> PhaseResult:
+        """The phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
+        phase, place = self.config.recipe.phases[number], PhaseFolder(folder, number + 1)
+        stamp(self.promise, folder, place.path)
+        if (kept := place.result(phase.name, self.layout.size)) is not None:
+            log.info("phase %s: done before", phase.name)
+            return kept
+        watch = Watch()
+        if isinstance(phase, Ordinary):
+            adapter = self._ordinary(phase, adapter)
+        else:
+            assert ledger is not None
+            adapter = self._private(number, adapter, ledger, place, watch)
+        taken = watch.times()
+        loss = self.engine.evaluate(adapter, self.plain.validation).loss
+        result = PhaseResult(phase.name, taken.run, taken.processor, loss, adapter)
+        place.finish(result)
+        log.info("phase %s: %.0f s, validation loss %.4f", phase.name, taken.run, loss)
         return result
 
     def _ordinary(self, phase: Ordinary, adapter: Tensor) -> Tensor:
@@ -140,26 +171,31 @@ class RecipeRun:
         start = self.layout.trainable(adapter)
         return self.layout.with_trainable(adapter, start + change.to(start))
 
-    def _private(self, phase: Private, adapter: Tensor, ledger: Ledger, multipliers: tuple[float, ...]) -> Tensor:
-        silo = self.config.recipe.silo(phase, self.promise.not_private)
+    def _private(self, number: int, adapter: Tensor, ledger: Ledger, place: PhaseFolder, watch: Watch) -> Tensor:
+        before = sum(isinstance(phase, Private) for phase in self.config.recipe.phases[:number])
+        phase = self.config.recipe.private[before]
+        charged = len(ledger.charges) - self.planned.releases(before)
         # every phase draws its batches under a secret of its own
         training = private_training(
-            silo,
+            self.config.recipe.silo(phase, self.promise.not_private),
             self.engine,
             self.index[self._key(phase)],
             ledger,
-            multipliers,
-            CohortSampler.fresh(),
+            self.planned.multipliers[before],
+            place.sampler(charged),
             lambda vector: self.engine.evaluate(vector, self.plain.validation).loss,
         )
         reads = training.planner.controller.reads_validation
+
+        def observe() -> None:
+            training.observe(self._public(training.state.adapter, training.state.round, reads, ledger))
+
         training.begin(adapter, self._public(adapter, 0, reads, ledger))
-        for step in range(1, phase.steps + 1):
-            if training.planner.initial() is not None and step == 1:
-                training.step()
-                training.observe(self._public(training.state.adapter, 0, reads, ledger))
+        watch.before = place.go_on(training, charged, observe)
+        while training.state.round < phase.steps:
             training.step()
-            training.observe(self._public(training.state.adapter, step, reads, ledger))
+            place.save(training, watch.times())
+            observe()
         served: Tensor = training.state.served
         return served
 

@@ -12,7 +12,9 @@ is not left to the user:
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from privacy.errors import CorruptRun
 from privacy.ledger import Ledger
@@ -38,13 +40,19 @@ FREE = (
 )
 """Settings that may differ when a run goes on: they change where and how fast it trains, and not what it releases."""
 
+Tables = Sequence[Mapping[str, Any]]
+
 ENDED = ("completed", "stopped-budget")
 _NAMED = 8
 
 
-def write_origin(run_folder: Path, config: RunConfig, data: str) -> None:
-    """Note what a run starts with: settings, prepared data set (the name of its folder is a digest), code."""
-    origin = {"format": 1, "config": config.to_table(), "data": data, "code": code_version(config)}
+def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables = ()) -> None:
+    """Note what a run starts with: settings, prepared data set (the name of its folder is a digest), code.
+
+    ``phases`` are those of a recipe, see :meth:`server.recipe_config.RecipeConfig.phase_tables`.
+    """
+    code = code_version(config, _methods(phases))
+    origin = {"format": 1, "config": config.to_table(), "data": data, "code": code, "phases": list(phases)}
     draft = run_folder / f"{ORIGIN_FILE}.tmp"
     with draft.open("w", encoding="utf-8") as file:
         file.write(json.dumps(origin, indent=1) + "\n")
@@ -54,7 +62,7 @@ def write_origin(run_folder: Path, config: RunConfig, data: str) -> None:
 
 
 def check_origin(
-    run_folder: Path, config: RunConfig, *, data: str | None = None, other_code: bool = False
+    run_folder: Path, config: RunConfig, *, data: str | None = None, other_code: bool = False, phases: Tables = ()
 ) -> list[str]:
     """Hold ``config``, the data set and the code of now against the start of the run; what of the code is different.
 
@@ -69,7 +77,7 @@ def check_origin(
         raise CannotResume(f"{run_folder} has no {ORIGIN_FILE}: it is of an older version, or no run folder") from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise CorruptRun(f"{run_folder / ORIGIN_FILE} cannot be read: {error}; restore it") from error
-    changes = differences(code, code_version(config))
+    changes = differences(code, code_version(config, _methods(phases)))
     if changes and not other_code:
         raise CannotResume(
             f"the run was started with other code: {_listed(changes)}. Go back to that code, or say that the change is "
@@ -86,6 +94,8 @@ def check_origin(
         for key in sorted(before.keys() | now.keys())
         if key not in FREE and before.get(key) != now.get(key)
     ]
+    if origin.get("phases", []) != list(phases):
+        wrong.append("the phases are not the same")
     if wrong:
         raise CannotResume(f"the settings are not those the run was started with: {_listed(wrong)}; put them back")
     if data is not None and data != digest:
@@ -94,6 +104,10 @@ def check_origin(
             "it has changed; put it back, or start a new run (which spends a budget of its own)"
         )
     return changes
+
+
+def _methods(phases: Tables) -> list[str]:
+    return [phase[key] for phase in phases for key in ("controller", "optimizer") if phase["kind"] == "private"]
 
 
 def claim(run_folder: Path) -> Ledger:

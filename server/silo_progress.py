@@ -3,7 +3,7 @@
     silos.safetensors    the adapter, and in its header the round and what the silos have said
 
 The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the
-silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``silos.lock``
+silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``run.lock``
 keeps a second process out, as the ledger does for other runs.
 """
 
@@ -23,7 +23,7 @@ from privacy.errors import CorruptRun
 from server.checkpoint import sync
 from server.errors import CannotResume
 
-FILE, LOCK = "silos.safetensors", "silos.lock"
+FILE, LOCK = "silos.safetensors", "run.lock"
 FORMAT = 1
 
 

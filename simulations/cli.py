@@ -19,7 +19,7 @@ from simulations.deploy import admit_command, clients_command, deploy_command, e
 from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.federation_command import federation_command, identity_command
 from simulations.keys import keys_command
-from simulations.recipe_command import recipe_command
+from simulations.recipe_command import RECIPE_FILE, recipe_command, resume_recipe
 from simulations.settings import configure, describe, preset_files
 from simulations.sweep import sweep_command
 
@@ -128,6 +128,11 @@ def resume(
         from server.telemetry import Telemetry
 
         folder = run_folder.resolve()
+        if (folder / RECIPE_FILE).is_file():
+            if engine is not None or workers is not None:
+                raise ConfigError("--engine and --workers are not for a recipe, which trains in this process")
+            resume_recipe(folder, other_code, quiet)
+            return
         check_resumable(folder, other_code=other_code)
         config = load(folder / "config.toml", _engine_settings(engine, workers))
         with Telemetry(folder, tensorboard=False) as telemetry:

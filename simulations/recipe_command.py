@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,13 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from privacy.errors import CorruptRun
 from server.config import ConfigError
-from simulations.endings import interruptible, refusals
+from server.errors import CannotResume
+from simulations.endings import INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.notation import duration_text, epsilon_text, number_text
 from simulations.settings import absolute_paths, parse_setting
 
 if TYPE_CHECKING:
     from server.recipe_config import RecipeConfig
+    from server.recipe_run import RecipeRun
+
+RECIPE_FILE = "recipe.toml"
+"""In the run folder: the recipe with all its settings."""
 
 RECIPES = Path(__file__).parent / "presets" / "recipes"
 
@@ -34,21 +41,65 @@ def recipe_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the path of the run folder.")] = False,
 ) -> None:
     """Train in phases, with and without noise (redaction, JFT, ATDP), and say what the whole of it guarantees."""
-    here, console = Path.cwd(), Console()
+    here = Path.cwd()
     sys.path.append(str(here))
     with refusals(ValueError):
         config = configured(recipe, settings or [], here)
         from server.recipe_run import RecipeRun
+        from server.resume import write_origin
         from simulations.cli import new_run_folder
 
         run = RecipeRun(config)
         folder = new_run_folder(config.run)
-        (folder / "recipe.toml").write_text(find(recipe).read_text(encoding="utf-8"), encoding="utf-8")
+        (folder / RECIPE_FILE).write_text(config.to_toml(), encoding="utf-8")
+        write_origin(folder, config.run, run.plain.folder.name, config.phase_tables())
+    _train(run, folder, quiet)
+
+
+def resume_recipe(folder: Path, other_code: bool, quiet: bool) -> None:
+    """Go on with a recipe's run that was broken off.
+
+    Raises:
+        CannotResume, CorruptRun, ConfigError: why it cannot.
+    """
+    from privacy.ledger import Charge, Ledger
+    from server.artefacts import RESULTS_FILE
+    from server.assembly import LEDGER_FILE
+    from server.recipe_config import load_recipe
+    from server.recipe_run import RecipeRun
+    from server.resume import check_origin
+    from server.resumed import Resumed, note_resumed
+
+    if (folder / RESULTS_FILE).is_file():
+        raise CannotResume(f"{folder} has ended; there is nothing to go on with")
+    config = load_recipe(folder / RECIPE_FILE)
+    phases = config.phase_tables()
+    check_origin(folder, config.run, other_code=other_code, phases=phases)
+    run = RecipeRun(config)
+    data = run.plain.folder.name
+    changes = check_origin(folder, config.run, data=data, other_code=other_code, phases=phases)
+    charges: tuple[Charge, ...] = ()
+    if (folder / LEDGER_FILE).is_file():
+        with Ledger.open(folder / LEDGER_FILE, read_only=True) as ledger:
+            charges = ledger.charges
+    unreleased = sum(charge.released_at is None for charge in charges)
+    note_resumed(folder, Resumed(len(charges), time.time(), unreleased, tuple(changes)))
+    _train(run, folder, quiet)
+
+
+def _train(run: "RecipeRun", folder: Path, quiet: bool) -> None:
+    console = Console()
     if not quiet:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         console.print(run.promise.sentence, style=None if run.promise.kind == "record" else "bold red", markup=False)
-    with interruptible():
-        result = run.train(folder)
+    try:
+        with interruptible():
+            result = run.train(folder)
+    except (CannotResume, CorruptRun) as error:
+        fail(str(error), MISUSED)
+    except KeyboardInterrupt:
+        say(f"Interrupted.\nRun folder: {folder}\nGo on with: lacquer resume {folder}", style="yellow")
+        raise typer.Exit(INTERRUPTED) from None
     if quiet:
         typer.echo(folder)
         return

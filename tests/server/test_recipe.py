@@ -198,6 +198,8 @@ def test_wrong_files_are_refused_in_words(table: dict[str, Any], tmp_path: Path)
         "must be a table of options": with_phase(**{"controller-options": 3}),
         "every phase says what text it reads": {**table, "data": {**table["data"], "sensitive": "weights"}},
         "a recipe trains one silo": {**table, "privacy": {**table["privacy"], "unit": "client"}},
+        "strategy.served-average = 0.9 has no effect in a recipe": {**table, "strategy": {"served-average": 0.9}},
+        "privacy.noise = 'discrete' has no effect": {**table, "privacy": {**table["privacy"], "noise": "discrete"}},
         "privacy.epsilonn": {**table, "privacy": {"epsilonn": 1.0}},
     }.items():
         with pytest.raises(ConfigError, match=message):

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,8 @@ def other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], No
     real = code_version.code_version
 
     def change(changes: dict[str, str]) -> None:
-        def changed(config: RunConfig) -> dict[str, str]:
-            return {**real(config), **changes}
+        def changed(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
+            return {**real(config, methods), **changes}
 
         monkeypatch.setattr(resume, "code_version", changed)
 

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from server.config import ConfigError
 from server.recipe import plan_noise
 from server.recipe_config import load_recipe
+from server.recipe_progress import PhaseFolder
 from server.recipe_promise import promise_of
-from server.recipe_result import STAMP_FILE
+from server.recipe_result import STAMP_FILE, PhaseResult
 from simulations.benchmarks import atdp
 from simulations.benchmarks.atdp_tables import NULL, ORDER, comparison
 from simulations.cli import app
@@ -60,12 +61,43 @@ def test_a_recipe_runs_from_its_file_and_says_what_it_is_worth(tmp_path: Path, m
     assert "selective-DP (policy regex, detector assumed perfect)" in said
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / STAMP_FILE).is_file()
-    assert (folder / "recipe.toml").read_text() == SMALL
+    assert load_recipe(folder / "recipe.toml").run.seed == 1  # all settings, those of the command line too
     assert json.loads((folder / "results.json").read_text())["test_perplexity"] > 1
     # a mistake is said in a line, and nothing is left behind
     wrong = CliRunner().invoke(app, ["recipe", "small.toml", "--set", "privacy.epsilon=0.001"])
     assert wrong.exit_code == 2
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"Ann wrote {i} times"}) for i in range(40)))
+    (tmp_path / "small.toml").write_text(SMALL)
+    finish = PhaseFolder.finish
+
+    def interrupted(place: PhaseFolder, result: PhaseResult) -> None:
+        if result.name == "atdp":
+            raise KeyboardInterrupt
+        finish(place, result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PhaseFolder, "finish", interrupted)
+        ended = CliRunner().invoke(app, ["recipe", "small.toml"])
+    assert ended.exit_code == 130
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"lacquer resume {folder}" in ended.output.replace("\n", "")
+    started = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(started.replace("steps = 2", "steps = 3"))
+    refused = CliRunner().invoke(app, ["resume", str(folder)])
+    assert (refused.exit_code, "phases are not the same" in refused.output) == (2, True)
+    (folder / "recipe.toml").write_text(started)
+    ended = CliRunner().invoke(app, ["resume", str(folder)])
+    assert ended.exit_code == 0, ended.output
+    results = json.loads((folder / "results.json").read_text())
+    assert [(resumed["round"], resumed["lost"]) for resumed in results["resumed"]] == [(2, 0)]
+    again = CliRunner().invoke(app, ["resume", str(folder)])
+    assert (again.exit_code, "has ended" in again.output) == (2, True)
 
 
 def test_the_recipes_that_come_with_lacquer_promise_what_their_comments_say() -> None:

@@ -1,0 +1,174 @@
+"""A recipe that is broken off goes on: nothing is spent twice, nothing that is done is done again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client.dp_sgd import PrivateSgd
+from privacy.errors import CorruptRun
+from privacy.ledger import Ledger
+from server import recipe_progress, recipe_run
+from server.assembly import SAMPLING_SECRET
+from server.errors import CannotResume
+from server.recipe_config import RecipeConfig, parse_recipe
+from server.recipe_progress import PhaseFolder
+from server.recipe_result import STAMP_FILE
+from server.recipe_run import RecipeRun
+from server.resume import check_origin, write_origin
+from server.silo_progress import owned
+
+PHASES: list[dict[str, Any]] = [
+    {"kind": "ordinary", "name": "redacted", "text": "redacted", "batch-size": 8, "learning-rate": 0.01},
+    {"kind": "private", "name": "dp", "steps": 3, "batch-size": 16, "noise-multiplier": 2.0},
+    {
+        "kind": "private", "name": "atdp", "text": "weighted", "steps": 3, "batch-size": 16, "noise-multiplier": 6.0,
+        "controller": "rise-reset", "controller-options": {"clip-norm": 0.1, "seed": 3, "every": 2},
+    },
+]  # fmt: skip
+
+
+class BrokenOff(Exception):
+    """The machine has lost power."""
+
+
+def on_call(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, but its call of this number, from 1, is broken off."""
+    calls = 0
+
+    def called(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise BrokenOff
+        return function(*args, **options)
+
+    return called
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RecipeConfig:
+    rows = [{"text": f"the nurse saw Ann Smith on ward {1000 + i} at {i % 12} o'clock"} for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    data = {"partition": "iid", "validation-records": 8, "test-records": 8, "cache": str(tmp_path / "cache")}
+    return parse_recipe(
+        {
+            "name": "small",
+            "privacy": {"epsilon": 6.0, "delta": 1e-3},
+            "model": {"name": "random:llama", "task": "causal-lm", "rank": 2, "targets": "q_proj", "max-length": 32},
+            "data": {**data, "source": f"jsonl:{tmp_path / 'texts.jsonl'}"},
+            "phases": PHASES,
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+def break_off(config: RecipeConfig, folder: Path, owner: Any, name: str, number: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, on_call(number, getattr(owner, name)))
+        with pytest.raises(BrokenOff):
+            RecipeRun(config).train(folder)
+
+
+PLACES: dict[str, tuple[Any, str, int, list[int]]] = {
+    # what is broken off, at which call, and the private steps that are left
+    "behind the first phase": (PhaseFolder, "finish", 1, [1, 2, 3, 1, 2, 3]),
+    "charged and not released": (Ledger, "released", 2, [3, 1, 2, 3]),
+    "released and not kept": (recipe_progress, "save_checkpoint", 3, [1, 2, 3]),
+    "kept, and the controller not told": (PrivateSgd, "observe", 2, [3, 1, 2, 3]),
+    "behind the first private phase": (PhaseFolder, "finish", 2, [1, 2, 3]),
+    "first step of the second private phase": (Ledger, "released", 4, [2, 3]),
+    "last step of all": (recipe_progress, "save_checkpoint", 6, []),
+    "before the artefacts": (recipe_run, "write_recipe_artefacts", 1, []),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_it_goes_on_from_where_it_was_broken_off_and_spends_nothing_twice(
+    config: RecipeConfig, folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, number, left = PLACES[place]
+    break_off(config, folder, owner, name, number)
+    before = {path: path.read_bytes() for path in folder.rglob("done.safetensors")}
+    steps: list[int] = []
+    made = PrivateSgd.step
+
+    def counted(training: PrivateSgd) -> Any:
+        release = made(training)
+        steps.append(training.state.round)
+        return release
+
+    monkeypatch.setattr(PrivateSgd, "step", counted)
+    if before:  # what has ended is not trained again
+        monkeypatch.setattr(RecipeRun, "_ordinary", on_call(1, RecipeRun._ordinary))
+    result = RecipeRun(config).train(folder)
+    assert steps == left
+    assert [phase.name for phase in result.phases] == ["redacted", "dp", "atdp"]
+    assert {path: path.read_bytes() for path in before} == before
+    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
+        assert [event.round for event in ledger.events] == [1, 2, 3, 1, 2, 3]
+        multipliers = [z for phase in result.planned.multipliers for z in phase]
+        assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
+        assert sum(charge.released_at is None for charge in ledger.charges) == (name == "released")
+    assert (folder / "phases" / "1" / STAMP_FILE).is_file()
+
+
+def test_the_same_run_broken_off_behind_noise_free_phases_gives_the_same_adapter(
+    config: RecipeConfig, folder: Path, tmp_path: Path
+) -> None:
+    second = replace(config.recipe.ordinary[0], name="again", text="original")
+    config = RecipeConfig(config.run, replace(config.recipe, phases=(config.recipe.ordinary[0], second)))
+    break_off(config, folder, PhaseFolder, "finish", 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    gone_on, at_once = RecipeRun(config).train(folder), RecipeRun(config).train(other)
+    assert torch.equal(gone_on.adapter, at_once.adapter)
+
+
+def test_what_must_not_go_on_is_refused(config: RecipeConfig, folder: Path) -> None:
+    break_off(config, folder, recipe_progress, "save_checkpoint", 2)
+    with owned(folder), pytest.raises(CannotResume, match="still running"):
+        RecipeRun(config).train(folder)
+    ledger, secret = folder / "ledger.jsonl", folder / "phases" / "2" / SAMPLING_SECRET
+    whole, kept = ledger.read_text(), secret.read_bytes()
+    ledger.write_text("".join(whole.splitlines(keepends=True)[:2]))
+    with pytest.raises(CorruptRun):  # rolled back: the same budget would be spent again
+        RecipeRun(config).train(folder)
+    ledger.write_text(whole)
+    secret.unlink()
+    with pytest.raises(CorruptRun, match="other batches would be drawn"):
+        RecipeRun(config).train(folder)
+    secret.write_bytes(kept)
+    secret.chmod(0o600)
+    done = folder / "phases" / "1" / "done.safetensors"
+    content = done.read_bytes()
+    done.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CorruptRun, match="is not of this run"):
+        RecipeRun(config).train(folder)
+    done.write_bytes(content)
+    last = replace(config.recipe.private[-1], noise_multiplier=7.0)
+    other = replace(config.recipe, phases=(*config.recipe.phases[:-1], last))
+    with pytest.raises(CannotResume, match="committed to other releases"):
+        RecipeRun(RecipeConfig(config.run, other)).train(folder)
+    assert len(RecipeRun(config).train(folder).phases) == 3
+
+
+def test_other_settings_or_phases_than_at_the_start_are_refused(config: RecipeConfig, folder: Path) -> None:
+    tables = config.phase_tables()
+    assert parse_recipe({**config.run.to_table(), "phases": tables}) == config
+    write_origin(folder, config.run, "digest", tables)
+    assert check_origin(folder, config.run, data="digest", phases=tables) == []
+    with pytest.raises(CannotResume, match="the phases are not the same"):
+        check_origin(folder, config.run, phases=[tables[0], {**tables[1], "steps": 4}, tables[2]])
+    with pytest.raises(CannotResume, match="the data set is not the one"):
+        check_origin(folder, config.run, data="another", phases=tables)
