@@ -113,7 +113,7 @@ def test_the_recipes_that_come_with_lacquer_promise_what_their_comments_say() ->
         find("jft")
 
 
-@pytest.mark.parametrize("preset", ["atdp-first", "atdp-small", "atdp-paper"])
+@pytest.mark.parametrize("preset", ["atdp-small", "atdp-paper"])
 def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) -> None:
     config = load_recipe(atdp.HERE / f"{preset}.toml", {})
     assert {phase.name for phase in config.recipe.phases} == {name for chain in atdp.CHAINS for name in chain}
