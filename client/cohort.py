@@ -81,7 +81,7 @@ class CohortEngine:
                 checks.integer_at_least(1, **{name: value}, remedy="None chooses")
         checks.integer_at_least(0, prefix_memory=prefix_memory)
         self.device = torch.device(device)
-        self.precision = choose(precision, self.device)
+        self.precision = choose(precision)
         self.task = task
         self.spec = spec
         self.slots = slots

@@ -146,6 +146,25 @@ def load_base(
     return SequenceClassifier(model, num_labels, pooling, separator).eval(), tokenizer
 
 
+def refuse_company_in_positions(model: nn.Module, max_length: int) -> None:
+    """ValueError for rotary positions that look at the longest row of a batch, where rows can be long enough for it.
+
+    A unit would change the gradients of the others that are computed with it, which no sensitivity counts.
+    """
+    config: Any = model.config
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = part.get("rope_type", part.get("type"))
+        first = part.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        limit = int(first or text.max_position_embeddings)
+        if kind in ("dynamic", "longrope") and max_length > limit:
+            raise ValueError(
+                f"model.max-length must be at most {limit} for this model, got {max_length}: beyond that its positions "
+                f"(rope type {kind!r}) depend on the longest record of a batch, so records would change one another"
+            )
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of :func:`load_base` without the model; a padding token is added where the model has none."""
     if name.startswith(random_models.PREFIX):

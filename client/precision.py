@@ -11,6 +11,11 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
 - `"bf16-model"`: the whole frozen model in bfloat16, for GPUs; the adapters' parameters, gradients and moments, and
   the loss, stay float32.
 - `"fp64"`: everything in float64, for tests of equality.
+
+`"auto"` is `"fp32"` on every machine. A unit's gradient depends a little on which other units it is computed with: a
+product of another shape sums in another order. In float32 that is about 1e-6 of the clip bound; rounding to bfloat16
+makes up to 1e-2 of it (docs/engine.md, "Company"). An accountant counts neither. So bfloat16 is for whoever asks for
+it, and privacy.json says that it was (:func:`company_note`).
 """
 
 import contextlib
@@ -138,15 +143,21 @@ def frozen(
     return PlainWeight(weight, bias)
 
 
-def choose(precision: str, device: torch.device) -> str:
-    """`"auto"` becomes bfloat16 where the machine multiplies it in hardware, else `"fp32"`."""
+def choose(precision: str) -> str:
+    """`"auto"` becomes `"fp32"`, the fastest arithmetic that keeps units from rounding one another."""
     checks.one_of(PRECISIONS, precision=precision)
-    if precision != "auto":
-        return precision
-    if device.type == "cuda":
-        return "bf16-model" if torch.cuda.is_bf16_supported() else "fp32"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if fast else "fp32"
+    return "fp32" if precision == "auto" else precision
+
+
+def company_note(precision: str) -> tuple[str, ...]:
+    """What a guarantee under this arithmetic does not cover, for ``privacy.json``."""
+    if not choose(precision).startswith("bf16"):
+        return ()
+    return (
+        f"rounding of gradients to bfloat16 (engine.precision = {precision!r}): it depends on which units are computed "
+        "together, so one unit moves the contributions of others, by up to about 1 % of the clip bound where it was "
+        "measured; float32 keeps that near 1e-6",
+    )
 
 
 @contextlib.contextmanager

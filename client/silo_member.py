@@ -3,7 +3,7 @@
 Guarantee: every silo's records (or groups of them) are protected by the silo's own ledger over all rounds, against
 everybody, the server and the other silos included; the server adds nothing and needs no trust. A silo that has spent
 its budget takes no step and says so, whatever the server asks. What a deployed silo is asked to promise, its operator
-bounds with ``epsilon-limit`` in the node's settings.
+bounds with ``epsilon-limit`` in the node's settings; a request without a guarantee it refuses in any case.
 """
 
 import math
@@ -28,7 +28,7 @@ from strategies.controller import PublicSignals
 
 
 def take_part(
-    request: SiloRequest, records: Records, engine: Engine, folder: Path, *, epsilon_limit: float = math.inf
+    request: SiloRequest, records: Records, engine: Engine, folder: Path, *, epsilon_limit: float | None = None
 ) -> SiloReply:
     """The private steps of one silo in one round.
 
@@ -37,11 +37,13 @@ def take_part(
         records: the silo's own.
         engine: on the base model.
         folder: the silo's own, see :mod:`client.silo_state`.
-        epsilon_limit: the largest epsilon this silo promises; a request without privacy is above every finite limit.
+        epsilon_limit: the largest epsilon this silo promises, which may be infinite; a request without privacy is
+            refused whatever it is. None, for a simulated silo, takes every request.
     """
     silo = request.silo
-    promised = math.inf if silo.not_private else silo.epsilon
-    if promised > epsilon_limit:
+    if silo.not_private and epsilon_limit is not None:
+        return _refusal(request, f"this silo trains under a guarantee only; this has none: {silo.not_private}", 0)
+    if epsilon_limit is not None and silo.epsilon > epsilon_limit:
         return _refusal(request, f"this silo promises an epsilon of at most {epsilon_limit:g}", 0)
     if not len(records):
         return _refusal(request, "this silo has no records", 0)
@@ -79,10 +81,10 @@ def answer(message: Message, context: Context) -> Message:
     with kept_here(node):
         request = SiloRequest.from_records(message.content)
         if node is None:
-            worker, folder = warm_worker(request.job), Path(request.state) / str(request.client)
+            worker, folder, limit = warm_worker(request.job), Path(request.state) / str(request.client), None
         else:
             worker, folder = own_worker(request.job, node), state_folder(context.node_config)
-        limit = float(context.node_config.get("epsilon-limit", math.inf))
+            limit = float(context.node_config.get("epsilon-limit", math.inf))
         records = worker.data.client(request.client)
         reply = take_part(request, records, worker.engine, folder, epsilon_limit=limit)
         return Message(reply.to_records(), reply_to=message)

@@ -43,6 +43,7 @@ NOT_COVERED = (
     "what the server sees before noise is added, and what a network observer sees: who takes part, when, and the size "
     "and timing of messages",
     "the public validation and test data: they are taken to hold nothing of the protected units",
+    "the names of the labels, the number of protected units and every setting: they are taken as public",
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "anything computed on the data outside this ledger, such as logs and files on the clients' own machines",
 )
@@ -61,6 +62,7 @@ def privacy_statement(
     *,
     trust_model: str | None = None,
     not_covered: Sequence[str] | None = None,
+    further: Sequence[str] = (),
     cross_checks: Sequence[str] = ("rdp",),
 ) -> Json:
     """The content of ``privacy.json``: plain JSON values only.
@@ -69,6 +71,7 @@ def privacy_statement(
         ledger: of the run, open or read-only.
         trust_model: who is trusted with what; None says what the commitment does.
         not_covered: what the guarantee does not speak about, one sentence each; None gives the usual ones.
+        further: the same, of this run.
         cross_checks: further accountants whose epsilon of the committed floor is stated beside the guarantee, of
             ``"pld"``, ``"rdp"``, ``"prv"``; unused in filter mode.
 
@@ -105,7 +108,7 @@ def privacy_statement(
         "trust_model": trust_model,
         **({} if shares is None else {"noise_shares": shares.to_json()}),
         "covered": _covered(ledger),
-        "not_covered": list(not_covered),
+        "not_covered": [*not_covered, *further],
         "ledger": {"run_id": ledger.run_id, "head": ledger.head},
     }
     if ledger.not_private is None:

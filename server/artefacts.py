@@ -9,6 +9,7 @@ import numpy as np
 
 from client.data import PreparedData
 from client.peft_files import save_peft
+from client.precision import company_note
 from client.tasks import Metrics
 from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
@@ -50,7 +51,8 @@ def write_artefacts(
     not_covered: Sequence[str] | None = None,
 ) -> None:
     """Write adapter/, privacy.json and results.json into the run folder."""
-    statement = privacy_statement(ledger, trust_model=trust_model, not_covered=not_covered)
+    further = company_note(assembly.config.engine.precision)
+    statement = privacy_statement(ledger, trust_model=trust_model, not_covered=not_covered, further=further)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {
         **perplexities(result.validation, result.test),

@@ -117,6 +117,12 @@ class Recipe:
         names = [phase.name for phase in self.phases]
         if len(set(names)) < len(names):
             raise ValueError(f"phases must have names of their own, got {', '.join(names)}")
+        detectors = {self.detector_of(phase) for phase in self.ordinary if phase.text == "redacted"}
+        if len(detectors) > 1:
+            raise ValueError(
+                f"detector must be the same in all phases without noise, got {' and '.join(sorted(detectors))}: what "
+                "one of them misses is trained on by its phase, so only what all of them find would be protected"
+            )
         free = [phase.name for phase in self.private if not phase.noise_multiplier]
         if len(free) > 1:
             raise ValueError(

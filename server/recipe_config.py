@@ -87,6 +87,11 @@ def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     _refuse_idle(given)
     if run.data.sensitive != "none":
         raise ConfigError("data.sensitive must be left out of a recipe; every phase says what text it reads")
+    if run.data.least_words and any(phase.get("text") == "redacted" for phase in phases):
+        raise ConfigError(
+            f"data.least-words = {run.data.least_words} must be 0 in a recipe with redacted phases: it counts the "
+            "words of the original texts, so whether a record takes part would tell of its sensitive spans"
+        )
     made = tuple(_phase(number, phase) for number, phase in enumerate(phases, start=1))
     try:
         recipe = Recipe(

@@ -137,10 +137,12 @@ def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
 
     Raises:
         CannotResume: another process holds it.
-        CorruptRun: it was tampered with, or is older than the last checkpoint.
+        CorruptRun: it was tampered with, is older than the last checkpoint, or is gone.
     """
     path = run_folder / LEDGER_FILE
     if not path.is_file():
+        if any(run_folder.glob(f"phases/*/{SAMPLING_SECRET}")):
+            raise CorruptRun(f"{path} is gone: without it what was spent would be spent again; restore it")
         return None
     heads = [ledger_head(run_folder / "phases" / str(number)) for number in range(phases, 0, -1)]
     try:

@@ -3,7 +3,8 @@
 - ``record``: every phase that reads private texts is differentially private. A record-level (epsilon, delta).
 - ``selective``: the phases without noise read redacted texts only. Selective DP: neighbours differ in the sensitive
   spans of ONE record, as a public policy finds them, and have the same redacted texts, so that the ordinary phases
-  cannot tell them apart. It protects nothing that the detector misses, and neither presence nor the rest of a record.
+  cannot tell them apart. (Neither is a text that occurs among the public records: such a record was left out before.)
+  It protects nothing that the detector misses, and neither presence nor the rest of a record.
   At record level epsilon is infinite. Neighbours of this kind REPLACE a record, so the epsilon printed is that of
   replacement, which is larger than the one for adding or removing that JFT and ATDP print.
 - ``none``: a phase without noise read original texts. Epsilon is infinite, whatever follows.

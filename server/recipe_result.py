@@ -10,6 +10,7 @@ from torch import Tensor
 from client.layout import AdapterLayout
 from client.lora import LoraSpec
 from client.peft_files import save_peft
+from client.precision import company_note
 from client.tasks import Metrics
 from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
@@ -88,7 +89,8 @@ def write_recipe_artefacts(
     statement: dict[str, Any] = {**promise.to_json(), "private": promise.kind == "record"}
     statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
     if ledger is not None:
-        statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED)
+        further = company_note(run.engine.precision)
+        statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED, further=further)
     _write_json(folder / PRIVACY_FILE, statement)
     results = {
         **perplexities(result.validation, result.test),

@@ -167,7 +167,7 @@ class Engine(Table):
     kind: Literal["flower", "inprocess"] = "flower"
     workers: CountOrAuto = 0
     sequential: bool = False
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "bf16-model"] = "auto"
     token_budget: CountOrAuto = 0
     prefix_cache_mb: CountOrAuto = 2048
     round_timeout: Positive = 3600.0

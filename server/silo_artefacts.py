@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from client.peft_files import save_peft
+from client.precision import company_note
 from client.tasks import Metrics
 from privacy.statement import rounded_up
 from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, majority_accuracy, perplexities
@@ -88,5 +89,5 @@ def _statement(ready: Federation, silos: Mapping[int, Said]) -> dict[str, Any]:
             for number, reply in sorted(silos.items())
         },
         "silos_asked": ready.config.clients,
-        "not_covered": list(NOT_COVERED),
+        "not_covered": [*NOT_COVERED, *company_note(ready.config.engine.precision)],
     }

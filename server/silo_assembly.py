@@ -32,7 +32,8 @@ TRUST = (
 NOT_COVERED = (
     "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
     "every such run spends an epsilon of its own, and they add up",
-    "the number of protected units, the texts' largest length and every setting: they are taken as public",
+    "the number of protected units, the names of the labels, the texts' largest length and every setting: they are "
+    "taken as public",
     "the held-out validation and test records: they are not among the protected, and their metrics are published",
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "the base model: what it was trained on before",

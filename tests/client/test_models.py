@@ -5,9 +5,10 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from client.model_files import MINILM_SHA256, minilm_folder, verify_files
-from client.models import SequenceClassifier, load_base, load_tokenizer, token_types
+from client.models import SequenceClassifier, load_base, load_tokenizer, refuse_company_in_positions, token_types
 from client.random_models import ARCHITECTURES
 
 TEXTS = ["No chest pain today.", "Crushing chest pain radiating to the left arm since this morning, call cardiology."]
@@ -178,3 +179,22 @@ def test_folder_without_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="cannot load its tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, 64),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+          "original_max_position_embeddings": 32, "factor": 2.0}, 32),
+    ],
+)  # fmt: skip
+def test_positions_that_look_at_the_longest_record_of_a_batch_are_refused(scaling: dict, limit: int) -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64, rope_scaling=scaling)
+    model = AutoModelForCausalLM.from_config(config)
+    refuse_company_in_positions(model, limit)
+    with pytest.raises(ValueError, match=f"max-length must be at most {limit} for this model, got {limit + 1}"):
+        refuse_company_in_positions(model, limit + 1)
+    plain = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64))
+    refuse_company_in_positions(plain, 4096)

@@ -78,9 +78,13 @@ def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, rea
 
 def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
     void = replace(SILO, noise="insecure-zero", not_private="test")
-    for silo, limit in ((SILO, 3.0), (void, 100.0)):
+    for silo, limit, reason in (
+        (SILO, 3.0, "at most 3"),
+        (void, 100.0, "has none: test"),
+        (void, math.inf, "has none"),
+    ):
         reply = take_part(request(1, silo=silo), records(), made, tmp_path / "silo", epsilon_limit=limit)
-        assert f"at most {limit:g}" in reply.refused
+        assert reason in reply.refused
     few = take_part(request(1), records(3), made, tmp_path / "silo")
     assert "fewer than 4 units" in few.refused
     assert not (tmp_path / "silo").exists()

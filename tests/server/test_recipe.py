@@ -106,6 +106,8 @@ def test_what_cannot_be_a_recipe_is_refused() -> None:
         recipe(PLAIN, PLAIN)
     with pytest.raises(ValueError, match="phases must be non-empty"):
         recipe()
+    with pytest.raises(ValueError, match="only what all of them find would be protected"):
+        recipe(REDACTED, replace(REDACTED, name="again", detector="regex:-number"))
     with pytest.raises(ValueError, match="text must be one of"):
         Ordinary("x", text="masked")
     with pytest.raises(ValueError, match="batch_size must be <= the number of units"):
@@ -200,6 +202,7 @@ def test_wrong_files_are_refused_in_words(table: dict[str, Any], tmp_path: Path)
         "a recipe trains one silo": {**table, "privacy": {**table["privacy"], "unit": "client"}},
         "strategy.served-average = 0.9 has no effect in a recipe": {**table, "strategy": {"served-average": 0.9}},
         "privacy.noise = 'discrete' has no effect": {**table, "privacy": {**table["privacy"], "noise": "discrete"}},
+        "least-words = 4 must be 0": {**table, "data": {**table["data"], "least-words": 4}},
         "privacy.epsilonn": {**table, "privacy": {"epsilonn": 1.0}},
     }.items():
         with pytest.raises(ConfigError, match=message):

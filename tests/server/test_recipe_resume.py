@@ -144,6 +144,9 @@ def test_what_must_not_go_on_is_refused(config: RecipeConfig, folder: Path) -> N
     ledger.write_text("".join(whole.splitlines(keepends=True)[:2]))
     with pytest.raises(CorruptRun):  # rolled back: the same budget would be spent again
         RecipeRun(config).train(folder)
+    ledger.unlink()
+    with pytest.raises(CorruptRun, match="would be spent again"):
+        RecipeRun(config).train(folder)
     ledger.write_text(whole)
     secret.unlink()
     with pytest.raises(CorruptRun, match="other batches would be drawn"):
