@@ -1,18 +1,31 @@
 """Rows of several clients, padded together into micro-batches under a token budget."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int64
 
 from client.records import Records
 from client.tasks import Batch
 
+LEVELS = np.array([8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256])
+LAST_STEP = 64
+"""Lengths that rows are padded to, and their distance beyond the last of them."""
+
+UNMASKED_FROM = 48
+UNBOUNDED = 2**31
+
 
 class Pool:
-    """The records of several clients laid end to end, so that rows of any of them can be padded together."""
+    """The records of several clients laid end to end, so that rows of any of them can be padded together.
 
-    def __init__(self, clients: Sequence[Records]) -> None:
+    `longest`: positions that the model has.
+    """
+
+    def __init__(self, clients: Sequence[Records], longest: int = UNBOUNDED) -> None:
+        self.longest = longest
         self.counts = np.array([len(records) for records in clients], dtype=np.int64)
         self.first = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
         self.client = np.repeat(np.arange(len(clients)), self.counts)
@@ -46,10 +59,9 @@ class Pool:
         return np.concatenate([part for part in parts if part is not None])
 
     def batch(self, rows: np.ndarray, pad: int, device: torch.device) -> Batch:
-        """The given records (indices into the pool) as one padded micro-batch."""
+        """The given records (indices into the pool) as one micro-batch, padded to :func:`padded_lengths`."""
         lengths, starts = self.lengths[rows], self.starts[rows]
-        longest = int(lengths.max())
-        columns = np.arange(longest)
+        columns = np.arange(int(padded_lengths(lengths, self.longest).max()))
         real = columns < lengths[:, None]
         where = np.where(real, starts[:, None] + columns, 0)
         ids = np.where(real, self.tokens[where], pad)
@@ -67,60 +79,80 @@ class Pool:
         )
 
     def padded(self, rows: np.ndarray) -> bool:
-        """Whether these rows differ in length."""
-        lengths = self.lengths[rows]
-        return bool(lengths.min() != lengths.max())
+        """Whether padding of these rows is hidden, see :func:`masked`."""
+        return bool(masked(self.lengths[rows], self.longest).any())
 
 
-def micro_batches(lengths: np.ndarray, owner: np.ndarray, token_budget: int, overhead: int = 0) -> list[np.ndarray]:
-    """Cut rows into micro-batches of similar length; returns positions, each micro-batch sorted by owner.
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together.
 
-    A micro-batch of `r` rows holds `r * longest <= token_budget` tokens with padding (a single longer row is allowed).
-    Where to cut is chosen so that the sum of padded tokens, plus `overhead` for every micro-batch, is least. Where
-    the budget would split the rows of one owner, the cut moves to keep them together if that costs less than a
-    quarter of the micro-batch: whole owners take the engine's fast path.
+    Attributes:
+        rows: their positions, sorted by owner.
+        whole: every owner has all its rows of the step here, and all owners have as many: one product serves an owner.
+    """
+
+    rows: Int64[np.ndarray, " rows"]
+    whole: bool
+
+
+def padded_lengths(lengths: Int64[np.ndarray, " n"], longest: int) -> Int64[np.ndarray, " n"]:
+    """The length each row is padded to, a function of its own length alone: the next of :data:`LEVELS`.
+
+    At most `longest`, the positions that the model has.
+    """
+    known = np.searchsorted(LEVELS, lengths)
+    beyond = -(-lengths // LAST_STEP) * LAST_STEP
+    levels = np.where(known < len(LEVELS), LEVELS[np.minimum(known, len(LEVELS) - 1)], beyond)
+    found: Int64[np.ndarray, " n"] = np.maximum(np.minimum(levels, longest), lengths)
+    return found
+
+
+def masked(lengths: Int64[np.ndarray, " n"], longest: int) -> Bool[np.ndarray, " n"]:
+    """Whether a row's micro-batch hides padding. Long rows without any are kept apart: attention is faster for them."""
+    found: Bool[np.ndarray, " n"] = (lengths < UNMASKED_FROM) | (lengths != padded_lengths(lengths, longest))
+    return found
+
+
+def micro_batches(
+    lengths: Int64[np.ndarray, " n"],
+    token_budget: int,
+    owner: Int64[np.ndarray, " n"] | None = None,
+    longest: int = UNBOUNDED,
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches in which no row is computed otherwise than it would be in any other company.
+
+    What goes with a row is decided by the row and its owner's other rows alone: its padding, whether padding is hidden,
+    and whether its owner's rows share a product. How many others there are changes only how many rows a product has,
+    and on a CPU its rows come out bit by bit the same for it (docs/engine.md, "Company"). So a unit of privacy does
+    not move the rounding of others. Shortest rows come first, and an owner's rows in their order, so that sums over an
+    owner are taken in the same order too.
+
+    A micro-batch of `r` rows holds `r * padded length <= token_budget` tokens (a single longer row is allowed).
 
     Args:
         lengths: tokens of each row.
-        owner: slot of each row.
         token_budget: most tokens of one micro-batch.
-        overhead: fixed cost of one micro-batch, in tokens.
+        owner: whose gradients are summed, sorted or not; None keeps rows apart.
+        longest: positions that the model has.
     """
-    order = np.lexsort((owner, lengths))
+    levels, hidden = padded_lengths(lengths, longest), masked(lengths, longest)
+    together = np.zeros(len(lengths), dtype=np.int64)  # rows of the owner, where they share a product; else 0
+    if owner is not None and len(owner):
+        counts = np.bincount(owner)
+        same = np.ones(len(counts), dtype=bool)
+        key = levels * 2 + hidden
+        first = np.zeros(len(counts), dtype=np.int64)
+        first[owner[::-1]] = key[::-1]
+        np.logical_and.at(same, owner, key == first[owner])
+        whole = same[owner] & (counts[owner] * levels <= token_budget)
+        together = np.where(whole, counts[owner], 0)
+    order = np.lexsort((np.arange(len(lengths)) if owner is None else owner, together, hidden, levels))
+    keys = np.stack([levels, hidden, together], axis=1)[order]
+    cuts = np.flatnonzero((np.diff(keys, axis=0) != 0).any(axis=1)) + 1
     pieces = []
-    for low, high in _level_cuts(lengths[order], token_budget, overhead):
-        count = max(1, token_budget // int(lengths[order[high - 1]]))
-        start = low
-        while start < high:
-            end = min(start + count, high)
-            if end < high:
-                cut = end
-                while cut > start and owner[order[cut]] == owner[order[cut - 1]]:
-                    cut -= 1
-                if cut - start >= 0.75 * (end - start):
-                    end = cut
-            piece = order[start:end]
-            pieces.append(piece[np.argsort(owner[piece], kind="stable")])
-            start = end
+    for group in np.split(order, cuts) if len(order) else []:
+        level, rows = int(levels[group[0]]), max(1, int(together[group[0]]))
+        most = max(1, token_budget // (level * rows)) * rows
+        pieces += [MicroBatch(group[i : i + most], rows > 1) for i in range(0, len(group), most)]
     return pieces
-
-
-def _level_cuts(lengths: np.ndarray, token_budget: int, overhead: int) -> list[tuple[int, int]]:
-    """Ranges of rows, sorted by length, that share one padded length; least total cost by dynamic programming."""
-    if not len(lengths):
-        return []
-    levels, counts = np.unique(lengths, return_counts=True)
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    best = np.zeros(len(levels) + 1)
-    previous = np.zeros(len(levels) + 1, dtype=np.int64)
-    for j, level in enumerate(levels, start=1):
-        rows = ends[j] - ends[:j]
-        per_batch = max(1, token_budget // int(level))
-        costs = best[:j] + rows * level + overhead * -(-rows // per_batch)
-        previous[j] = np.argmin(costs)
-        best[j] = costs[previous[j]]
-    cuts, j = [], len(levels)
-    while j:
-        cuts.append((int(ends[previous[j]]), int(ends[j])))
-        j = int(previous[j])
-    return cuts[::-1]

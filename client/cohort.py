@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.batch import Pool
+from client.batch import MicroBatch, Pool
 from client.layout import AdapterLayout
 from client.lora import LoraSpec
 from client.passes import Passes, automatic_token_budget, hidden_size
@@ -81,7 +81,7 @@ class CohortEngine:
                 checks.integer_at_least(1, **{name: value}, remedy="None chooses")
         checks.integer_at_least(0, prefix_memory=prefix_memory)
         self.device = torch.device(device)
-        self.precision = choose(precision)
+        self.precision = choose(precision, self.device)
         self.task = task
         self.spec = spec
         self.slots = slots
@@ -125,7 +125,7 @@ class CohortEngine:
         A client without records has update 0. `seeds[i]` alone decides the batch order of client i.
         """
         checks.same_length(clients=clients, seeds=seeds)
-        pool = Pool(clients)
+        pool = self._passes.pool(clients)
         plans = [local.batches(int(n), seed) for n, seed in zip(pool.counts, seeds, strict=True)]
         idle = np.array([i for i, plan in enumerate(plans) if not plan], dtype=np.int64)
         if len(idle):
@@ -168,7 +168,7 @@ class CohortEngine:
 
         `candidates` are trainable vectors (not updates); the other factors are taken from the full vector `base`.
         """
-        pool = Pool(clients)
+        pool = self._passes.pool(clients)
         count, each = candidates.shape[:2]
         if count != len(clients):
             raise ValueError(f"candidates must have one row per client ({len(clients)}), got {count}")
@@ -182,21 +182,21 @@ class CohortEngine:
             rows, copy = np.tile(rows, each), np.repeat(np.arange(each), len(rows))
             slot = (pool.client[rows] - low) * each + copy
 
-            def losses(piece: np.ndarray, rows: np.ndarray = rows, slot: np.ndarray = slot) -> Tensor:
-                placement = Rows.of_slots(torch.from_numpy(slot[piece]))
-                return self._passes.losses(pool, rows[piece], placement, offsets).double().cpu()
+            def losses(piece: MicroBatch, rows: np.ndarray = rows, slot: np.ndarray = slot) -> Tensor:
+                placement = Rows.of_slots(torch.from_numpy(slot[piece.rows]), piece.whole)
+                return self._passes.losses(pool, rows[piece.rows], placement, offsets).double().cpu()
 
-            for piece, found in self._passes.each(pool.lengths[rows], slot, losses):
+            for piece, found in self._passes.each(pool.lengths[rows], losses, slot):
                 sums.index_add_(0, torch.from_numpy(slot[piece]) + low * each, found)
         return sums.view(count, each) / torch.from_numpy(np.maximum(pool.counts, 1))[:, None]
 
     @torch.no_grad()
     def evaluate(self, vector: Float[Tensor, "size"], records: Records) -> Metrics:  # noqa: F821
         """The task's metrics of one full vector over all records."""
-        pool = Pool([records])
+        pool = self._passes.pool([records])
         self._stacked.bind(self._stacked.inward(vector, full=True))
         totals = torch.zeros(3, dtype=torch.float64)
-        for _, part in self._passes.each(pool.lengths, pool.client, lambda rows: self._passes.totals(pool, rows)):
+        for _, part in self._passes.each(pool.lengths, lambda piece: self._passes.totals(pool, piece.rows)):
             totals += part
         return self.task.metrics(totals)
 
@@ -216,20 +216,21 @@ class CohortEngine:
         full vector `base`. Memory is bounded by the token budget, whatever the number of records. The loss is that of
         `Task.per_record_loss` without logit offsets, which would couple the records of a client.
         """
-        pool = Pool(clients)
+        pool = self._passes.pool(clients)
         inner = self._stacked.inward(base, full=True)
         stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
-        largest = max((len(piece) for piece in self._passes.micro_batches(pool.lengths, pool.client)), default=0)
+        largest = max((len(piece.rows) for piece in self._passes.micro_batches(pool.lengths)), default=0)
         buffers = self._stacked.record_buffers(largest)
 
-        def gradients(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        def gradients(piece: MicroBatch) -> tuple[Tensor, Tensor]:
+            rows = piece.rows
             self._stacked.bind(inner, stacked, buffers)
             owners = None if vectors is None else torch.from_numpy(pool.client[rows])
             losses = self._passes.losses(pool, rows, Rows.per_record(len(rows), owners), None)
             self._stacked.backward(losses.sum())
             return self._stacked.record_rows(len(rows)), losses.detach()
 
-        for rows, (found, losses) in self._passes.each(pool.lengths, pool.client, gradients):
+        for rows, (found, losses) in self._passes.each(pool.lengths, gradients):
             owners = pool.client[rows]
             yield RecordGradients(owners, rows - pool.first[owners], found, losses)
 

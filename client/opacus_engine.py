@@ -64,8 +64,8 @@ class OpacusEngine:
     def per_record_gradients(self, vector: Tensor, records: Records) -> Iterator[RecordGradients]:
         """As `CohortEngine.per_record_gradients`."""
         self._plain.load(vector)
-        pool = Pool([records])
-        for rows in micro_batches(pool.lengths, pool.client, self.token_budget):
+        pool = Pool([records], self._plain.longest)
+        for rows in (piece.rows for piece in micro_batches(pool.lengths, self.token_budget, longest=pool.longest)):
             losses = self._plain.record_losses(pool, rows, None)
             with warnings.catch_warnings():  # the first adapted layer's input needs no gradient, and torch says so
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")

@@ -1,7 +1,7 @@
 """Forward passes of pooled rows through the stacked model: padding, token budget, prefix cache, offsets, metrics."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.batch import Pool, micro_batches
+from client.batch import UNBOUNDED, MicroBatch, Pool, micro_batches
 from client.predictions import Predictions
 from client.prefix import Prefix
+from client.records import Records
 from client.stacked import Rows
 from client.stacked_model import StackedModel
 from client.tasks import Batch, Task
@@ -21,8 +22,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 CPU_TOKENS_TIMES_WIDTH = 524_288
-OVERHEAD_TOKENS_TIMES_WIDTH = 32_768
-"""Fixed cost of one micro-batch, most of it Python and dispatch: the time of 85 tokens at width 384, 512 at 64."""
 
 
 class Passes:
@@ -33,15 +32,19 @@ class Passes:
         self.task = task
         self.token_budget = token_budget
         self.tokens_run = 0  # with padding, since the engine was made
+        self.longest = positions(stacked.model)
         self._prefix = prefix
-        self._overhead = OVERHEAD_TOKENS_TIMES_WIDTH // hidden_size(stacked.model)
 
-    def micro_batches(self, lengths: np.ndarray, owner: np.ndarray) -> list[np.ndarray]:
-        """Positions of the rows of each micro-batch, see `client.batch.micro_batches`."""
-        return micro_batches(lengths, owner, self.token_budget, self._overhead)
+    def micro_batches(self, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
+        """See `client.batch.micro_batches`."""
+        return micro_batches(lengths, self.token_budget, owner, self.longest)
+
+    def pool(self, clients: Sequence[Records]) -> Pool:
+        """Their records, for this model."""
+        return Pool(clients, self.longest)
 
     def each(
-        self, lengths: np.ndarray, owner: np.ndarray, work: Callable[[np.ndarray], Result]
+        self, lengths: np.ndarray, work: Callable[[MicroBatch], Result], owner: np.ndarray | None = None
     ) -> Iterator[tuple[np.ndarray, Result]]:
         """What `work` makes of every micro-batch, with the positions of its rows.
 
@@ -50,15 +53,16 @@ class Passes:
         """
         waiting = self.micro_batches(lengths, owner)[::-1]
         while waiting:
-            rows = waiting.pop()
+            piece = waiting.pop()
             try:
-                result = work(rows)
+                result = work(piece)
             except torch.OutOfMemoryError as error:
-                self.halve(error, len(rows))
-                left = np.concatenate([rows, *waiting])
-                waiting = [left[piece] for piece in self.micro_batches(lengths[left], owner[left])][::-1]
+                self.halve(error, len(piece.rows))
+                left = np.concatenate([piece.rows, *(other.rows for other in waiting)])
+                cut = self.micro_batches(lengths[left], None if owner is None else owner[left])
+                waiting = [replace(new, rows=left[new.rows]) for new in cut][::-1]
                 continue
-            yield rows, result
+            yield piece.rows, result
 
     def losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Float[Tensor, "rows"]:  # noqa: F821
         """The training loss of every row. `offsets` `[clients, classes]` are added to the logits."""
@@ -91,6 +95,12 @@ class Passes:
             return self.stacked(batch.input_ids, mask, placement), batch
         finally:
             self._prefix.hidden = None
+
+
+def positions(model: nn.Module) -> int:
+    """Longest input of a transformers model."""
+    config: Any = model.config
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or UNBOUNDED)
 
 
 def hidden_size(model: nn.Module) -> int:

@@ -12,15 +12,14 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
   the loss, stay float32.
 - `"fp64"`: everything in float64, for tests of equality.
 
-`"auto"` is `"fp32"` on every machine. A unit's gradient depends a little on which other units it is computed with: a
-product of another shape sums in another order. In float32 that is about 1e-6 of the clip bound; rounding to bfloat16
-makes up to 1e-2 of it (docs/engine.md, "Company"). An accountant counts neither. So bfloat16 is for whoever asks for
-it, and privacy.json says that it was (:func:`company_note`).
+In one thread of a CPU, `"fp32"` and `"bf16"` give a unit bit by bit the same contribution whatever other units it is
+computed with (client/batch.py; docs/engine.md, "Company"), as the accountant takes it to be. Several threads, and a
+GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its size, bfloat16 by
+some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware, and `"fp32"` elsewhere;
+bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (:func:`company_note`).
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import torch
@@ -37,6 +36,17 @@ SMALLEST_BF16_SIDE = 256
 
 BEFORE_ACTIVATION = ("intermediate.dense", "mlp.gate_proj", "mlp.up_proj")
 """Frozen layers whose result goes through an elementwise activation into another frozen layer, and nowhere else."""
+
+
+FEWEST_ROWS = 4
+
+
+def enough_rows(x: Tensor) -> Tensor:
+    """`x` ``[rows, n]`` with rows of zeros behind it where it has fewer than :data:`FEWEST_ROWS`.
+
+    Products of fewer rows go through other kernels, which sum in another order: a row would tell how few there were.
+    """
+    return x if len(x) >= FEWEST_ROWS else F.pad(x, (0, 0, 0, FEWEST_ROWS - len(x)))
 
 
 class FrozenWeight(Protocol):
@@ -143,39 +153,25 @@ def frozen(
     return PlainWeight(weight, bias)
 
 
-def choose(precision: str) -> str:
-    """`"auto"` becomes `"fp32"`, the fastest arithmetic that keeps units from rounding one another."""
+def choose(precision: str, device: torch.device) -> str:
+    """`"auto"` becomes the fastest arithmetic in which units do not round one another."""
     checks.one_of(PRECISIONS, precision=precision)
-    return "fp32" if precision == "auto" else precision
+    if precision != "auto":
+        return precision
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if device.type == "cpu" and torch.get_num_threads() == 1 and fast else "fp32"
 
 
 def company_note(precision: str) -> tuple[str, ...]:
-    """What a guarantee under this arithmetic does not cover, for ``privacy.json``."""
-    if not choose(precision).startswith("bf16"):
+    """What a guarantee under this setting does not cover, for ``privacy.json``."""
+    checks.one_of(PRECISIONS, precision=precision)
+    if not precision.startswith("bf16"):
         return ()
     return (
-        f"rounding of gradients to bfloat16 (engine.precision = {precision!r}): it depends on which units are computed "
-        "together, so one unit moves the contributions of others, by up to about 1 % of the clip bound where it was "
-        "measured; float32 keeps that near 1e-6",
+        f"rounding of gradients to bfloat16 (engine.precision = {precision!r}) on a GPU or in several threads: it "
+        "depends on which units are computed together, so one unit moves the contributions of others by some percent "
+        "of their size where it was measured; the default ('auto') takes bfloat16 only where that does not happen",
     )
-
-
-@contextlib.contextmanager
-def onednn_products() -> Iterator[None]:
-    """Let torch give its other float32 products, batched ones above all, to oneDNN too (1.2-3 times faster on AMD).
-
-    The setting permits bfloat16 inside. oneDNN makes use of that on CPUs with AMX only, so there it is left alone.
-    """
-    onednn: Any = torch.backends.mkldnn
-    if torch.cpu._is_amx_tile_supported() or not onednn.is_available():
-        yield
-        return
-    before = onednn.matmul.fp32_precision
-    onednn.matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        onednn.matmul.fp32_precision = before
 
 
 def _has_fast_onednn() -> bool:

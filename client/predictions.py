@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from client.precision import FrozenLinear, FrozenWeight, PlainWeight
+from client.precision import FrozenLinear, FrozenWeight, PlainWeight, enough_rows
 
 CHUNK = 2**24
 """Logits computed at a time: 64 MB in float32."""
@@ -100,13 +100,13 @@ class _HeadLoss(torch.autograd.Function):
         losses, hits, gradients = [], [], []
         for low in range(0, len(hidden), rows):
             part, wanted = hidden[low : low + rows], targets[low : low + rows]
-            log_probabilities = F.log_softmax(_wide(head.forward(part)), dim=-1)
+            log_probabilities = F.log_softmax(_wide(head.forward(enough_rows(part))[: len(part)]), dim=-1)
             losses.append(-log_probabilities.gather(1, wanted[:, None])[:, 0])
             hits.append(log_probabilities.argmax(dim=-1) == wanted)
             if ctx.needs_input_grad[0]:
                 slope = log_probabilities.exp_()
                 slope[torch.arange(len(slope), device=slope.device), wanted] -= 1.0
-                gradients.append(head.backward(slope.to(part.dtype)).to(part.dtype))
+                gradients.append(head.backward(enough_rows(slope.to(part.dtype)))[: len(part)].to(part.dtype))
         ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(hidden))
         empty = hidden.new_empty(0)
         result = torch.cat(losses) if losses else _wide(empty), torch.cat(hits) if hits else empty.bool()

@@ -51,9 +51,10 @@ class Prefix:
                 known = self._cache.find(keys[position])  # the same text twice in one micro-batch
                 length = int(pool.lengths[rows[position]])
                 places[position] = known if known[0] >= 0 else self._cache.put(keys[position], hidden[:length])
-            if (places[:, 0] < 0).any():  # the cache is full
-                return fresh if len(missing) == len(rows) else self._compute(input_ids, mask)
-        return self._cache.gather(places, pool.lengths[rows]).to(input_ids.device)
+            if (places[:, 0] < 0).any():  # the cache is full: rounded as what it holds, or a row would tell of that
+                whole = fresh if len(missing) == len(rows) else self._compute(input_ids, mask)
+                return whole.to(self._cache.dtype)
+        return self._cache.gather(places, pool.lengths[rows], input_ids.shape[1]).to(input_ids.device)
 
     def _compute(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
         self.capturing, self.hidden = True, None

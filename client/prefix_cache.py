@@ -41,6 +41,7 @@ class PrefixCache:
         disk: int | None = None,
     ) -> None:
         checks.integer_at_least(0, memory=memory, disk=0 if disk is None else disk)
+        self.dtype = dtype
         self._row = width * dtype.itemsize
         # untouched pages of an empty tensor take no memory
         self._stores = [torch.empty(memory // self._row, width, dtype=dtype)]
@@ -89,9 +90,9 @@ class PrefixCache:
             self._allocated += written
         return True
 
-    def gather(self, places: np.ndarray, lengths: np.ndarray) -> Float[Tensor, "rows tokens width"]:
-        """Padded hidden states of records at `places` (int `[rows, 2]`). Padding repeats a record's first token."""
-        columns = np.arange(int(lengths.max()))
+    def gather(self, places: np.ndarray, lengths: np.ndarray, tokens: int) -> Float[Tensor, "rows tokens width"]:
+        """Hidden states of records at `places` (int `[rows, 2]`), padded to `tokens` with a record's first token."""
+        columns = np.arange(tokens)
         index = torch.from_numpy(places[:, 1:] + np.where(columns < lengths[:, None], columns, 0))
         present = np.unique(places[:, 0])
         if len(present) == 1:

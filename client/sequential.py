@@ -17,6 +17,7 @@ from client.batch import Pool, micro_batches
 from client.cohort import RecordGradients
 from client.layout import PEFT_PREFIX, AdapterLayout, Entry
 from client.lora import LoraSpec, matches
+from client.passes import positions
 from client.peft_files import peft_config
 from client.predictions import Predictions, run
 from client.records import Records
@@ -57,6 +58,7 @@ class SequentialEngine:
         self.token_budget = token_budget
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._pad = getattr(model.config, "pad_token_id", None) or 0
+        self.longest = positions(model)
         model.requires_grad_(False)
         self.model = get_peft_model(model, peft_config(spec), autocast_adapter_dtype=False)
         self.model.to(self.device, self._dtype).eval()
@@ -81,7 +83,7 @@ class SequentialEngine:
         origin = self.layout.trainable(start.to(self.device, self._dtype))
         for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
             self.load(start)
-            pool, optimizer = Pool([records]), _optimizer(local, self.trained)
+            pool, optimizer = Pool([records], self.longest), _optimizer(local, self.trained)
             offsets = self._offsets(records)
             for rows in local.batches(len(records), seed):
                 optimizer.zero_grad()
@@ -109,11 +111,11 @@ class SequentialEngine:
             raise ValueError(f"candidates must have one row per client ({len(clients)}), got {len(candidates)}")
         result = torch.zeros(candidates.shape[:2], dtype=torch.float64)
         for i, records in enumerate(clients):
-            pool, offsets = Pool([records]), self._offsets(records)
+            pool, offsets = Pool([records], self.longest), self._offsets(records)
             for j, candidate in enumerate(candidates[i]):
                 self.load(self.layout.with_trainable(base, candidate))
-                pieces = micro_batches(pool.lengths, pool.client, self.token_budget)
-                total = sum(float(self.record_losses(pool, rows, offsets).double().sum()) for rows in pieces)
+                pieces = micro_batches(pool.lengths, self.token_budget, longest=self.longest)
+                total = sum(float(self.record_losses(pool, piece.rows, offsets).double().sum()) for piece in pieces)
                 result[i, j] = total / max(1, len(records))
         return result
 
@@ -121,8 +123,8 @@ class SequentialEngine:
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:
         """As `CohortEngine.evaluate`."""
         self.load(vector)
-        pool, totals = Pool([records]), torch.zeros(3, dtype=torch.float64)
-        for rows in micro_batches(pool.lengths, pool.client, self.token_budget):
+        pool, totals = Pool([records], self.longest), torch.zeros(3, dtype=torch.float64)
+        for rows in (piece.rows for piece in micro_batches(pool.lengths, self.token_budget, longest=self.longest)):
             batch = pool.batch(rows, self._pad, self.device)
             totals += self.task.totals(self._logits(batch.input_ids, batch.attention_mask), batch).cpu()
         return self.task.metrics(totals)
@@ -137,7 +139,7 @@ class SequentialEngine:
         """As `CohortEngine.cohort_record_gradients`, by autograd one record at a time."""
         for client, records in enumerate(clients):
             self.load(base if vectors is None else self.layout.with_trainable(base, vectors[client].to(base)))
-            pool = Pool([records])
+            pool = Pool([records], self.longest)
             for row in range(len(records)):
                 loss = self.record_losses(pool, np.array([row]), None).sum()
                 gradients = torch.autograd.grad(loss, self.trained)

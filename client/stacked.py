@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.precision import FrozenWeight
+from client.precision import FEWEST_ROWS, FrozenWeight, enough_rows
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,14 @@ class Rows:
         return Rows(count, count, slots, own_gradient=True)
 
     @staticmethod
-    def of_slots(slots: Tensor) -> "Rows":
-        """Rows of several slots; `slots` (int64, one per row, on the CPU) must be sorted."""
+    def of_slots(slots: Tensor, whole: bool) -> "Rows":
+        """Rows of several slots; `slots` (int64, one per row, on the CPU) must be sorted.
+
+        `whole`: every slot has as many rows as the others and all of them here, so that one product serves each.
+        """
         count = len(slots)
-        owners, sizes = torch.unique_consecutive(slots, return_counts=True)
-        if len(owners) == 1 or bool((sizes == sizes[0]).all()):
+        if whole:
+            owners = torch.unique_consecutive(slots)
             low, high = int(owners[0]), int(owners[-1])
             return Rows(count, len(owners), owners, low if high - low + 1 == len(owners) else None)
         return Rows(count, count, slots)
@@ -76,7 +79,7 @@ class Rows:
 def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
     """`x F^T`; x `[tokens, in]`, F `[out, in]` shared or `[slots, out, in]` stacked -> `[tokens, out]`."""
     if factor.dim() == 2:
-        return x @ factor.to(x.dtype).t()
+        return (enough_rows(x) @ factor.to(x.dtype).t())[: len(x)]
     grouped = x.view(rows.groups, -1, x.shape[-1])
     return torch.bmm(grouped, rows.pick(factor).to(x.dtype).transpose(1, 2)).view(-1, factor.shape[1])
 
@@ -84,7 +87,10 @@ def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
 def add_expansion(y: Tensor, u: Tensor, factor: Tensor, rows: Rows) -> None:
     """`y += u F`, in place; u `[tokens, out]`, F as in `project`, y `[tokens, in]`."""
     if factor.dim() == 2:
-        y.addmm_(u, factor.to(y.dtype))
+        if len(u) < FEWEST_ROWS:  # a head's rows, on a y of zeros
+            y += (enough_rows(u) @ factor.to(y.dtype))[: len(u)]
+        else:
+            y.addmm_(u, factor.to(y.dtype))
         return
     grouped = u.view(rows.groups, -1, u.shape[-1])
     y.view(rows.groups, -1, y.shape[-1]).baddbmm_(grouped, rows.pick(factor).to(y.dtype))

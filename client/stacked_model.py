@@ -23,7 +23,7 @@ from client.lora import (
     target_modules,
 )
 from client.memory import keep_freed_memory
-from client.precision import FrozenLinear, frozen, onednn_products
+from client.precision import FrozenLinear, frozen
 from client.predictions import Predictions, run
 from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 
@@ -103,13 +103,11 @@ class StackedModel:
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, rows: Rows) -> Tensor | Predictions:
         """Logits of rows that belong to the slots named by `rows`, or what a language model's loss takes instead."""
         self.context.rows = rows.to(self.device)
-        with onednn_products():
-            return run(self.model, input_ids, attention_mask)
+        return run(self.model, input_ids, attention_mask)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """Gradients of `loss`, into the bound buffers."""
-        with onednn_products():
-            loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def inward(self, rows: Float[Tensor, "... values"], *, full: bool) -> Tensor:
         """Public vectors in the engine's order and dtype."""

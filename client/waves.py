@@ -88,12 +88,12 @@ class Waves:
             pieces = self._passes.micro_batches(self._pool.lengths[rows], owner)
             try:
                 for piece in pieces:
-                    placement = Rows.of_slots(torch.from_numpy(owner[piece]))
-                    losses = self._passes.losses(self._pool, rows[piece], placement, self._offsets)
-                    self._stacked.backward((losses * weight[torch.from_numpy(piece)]).sum())
+                    placement = Rows.of_slots(torch.from_numpy(owner[piece.rows]), piece.whole)
+                    losses = self._passes.losses(self._pool, rows[piece.rows], placement, self._offsets)
+                    self._stacked.backward((losses * weight[torch.from_numpy(piece.rows)]).sum())
                 return
             except torch.OutOfMemoryError as error:  # part of the wave may be in the gradients already: begin it again
-                self._passes.halve(error, max(len(piece) for piece in pieces))
+                self._passes.halve(error, max(len(piece.rows) for piece in pieces))
 
 
 class _Holder:

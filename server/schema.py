@@ -91,6 +91,12 @@ class RunConfig(Table):
         asked, count = self.privacy.secagg, self.clients
         least = (count + asked.colluding) // 2 + 1
         survivors = asked.min_survivors or min(count, max(math.ceil(0.8 * count), least, asked.colluding + 2))
+        most = min(survivors - 2, 2 * survivors - count - 1)  # two honest ones left, and enough of them to open a sum
+        if 0 <= most < asked.colluding:
+            raise ValueError(
+                f"colluding = {asked.colluding} is too large for {count} clients of which {survivors} must be left; "
+                f"it may be at most {most}"
+            )
         return NoiseShares(count, survivors, asked.colluding, asked.modulus_bits)
 
     @property

@@ -1,6 +1,7 @@
 """`lacquer calibrate`: what a privacy budget costs in noise, and what more clients, rounds or sampling would buy."""
 
 import math
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -68,6 +69,8 @@ def calibrate_command(
     console = Console()
     try:
         _check_arguments(dimension, plot)
+        if sampling == "capped-poisson" and cap is None:
+            raise ValueError("sampling capped-poisson needs its largest cohort; give --cap")
         if trust == "secagg":
             if histogram or query or plot or controller or option or sampling != "poisson" or adjacency != "add_remove":
                 raise ValueError(
@@ -134,7 +137,8 @@ def advice(now: "Option", dimension: int | None, width: int) -> RenderableType:
             accounts.add_row(name, "-", "cannot account this sampling", style="dim")
         else:
             used = "; calibrated with it" if name == calibrated_with else ""
-            accounts.add_row(name, epsilon_text(value, 4), _ACCOUNTANTS[name] + used, style=style)
+            # an accountant's 0 means that delta alone covers the run; in print it would read as no cost at all
+            accounts.add_row(name, epsilon_text(value or sys.float_info.min, 4), _ACCOUNTANTS[name] + used, style=style)
     others = alternatives(now)
     refusals = [Text(f"{other.name}: {other.reason}", style="dim") for other in others if isinstance(other, Refusal)]
     return Group(

@@ -19,9 +19,10 @@ from simulations.deploy import admit_command, clients_command, deploy_command, e
 from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.federation_command import federation_command, identity_command
 from simulations.keys import keys_command
-from simulations.recipe_command import RECIPE_FILE, recipe_command, resume_recipe
+from simulations.recipe_command import RECIPE_FILE, recipe_command, recipe_files, resume_recipe
 from simulations.settings import configure, describe, preset_files
 from simulations.sweep import sweep_command
+from simulations.sweep_file import sweep_files
 
 app = typer.Typer(
     name="lacquer",
@@ -186,10 +187,15 @@ def _run(
 
 @app.command()
 def presets() -> None:
-    """List the presets."""
-    table = Table.grid(padding=(0, 3, 0, 0))
+    """List the presets, the recipes and the sweeps."""
+    table, lists = Table.grid(padding=(0, 3, 0, 0)), (("Recipes", recipe_files()), ("Sweeps", sweep_files()))
     for name, file in preset_files().items():
         table.add_row(name, describe(file))
+    for title, files in lists:
+        table.add_row()
+        table.add_row(title, f"for `lacquer {title.lower().removesuffix('s')}`", style="bold")
+        for name, file in files.items():
+            table.add_row(name, describe(file, lines=1))
     Console().print(table)
 
 

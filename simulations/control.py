@@ -70,7 +70,10 @@ class Control:
 
     def status(self, run: str) -> tuple[str, str]:
         """How a run stands ("finished:completed" is the good end) and the details."""
-        known = self.ask("ls", CONNECTION, "--run-id", run)["runs"][0]
+        answer = self.ask("ls", CONNECTION, "--run-id", run)
+        if not answer.get("runs"):
+            raise RunFailed(f"run {run} was not found: {answer.get('error-message', answer)}")
+        known = answer["runs"][0]
         return str(known["status"]), str(known.get("status-details") or "")
 
     def stop(self, run: str) -> None:
@@ -80,6 +83,8 @@ class Control:
     def nodes(self) -> list[dict[str, Any]]:
         """The registered clients, as Flower lists them."""
         answer = self.ask("supernode", "ls", CONNECTION)
+        if "nodes" not in answer:
+            raise RunFailed(f"the clients were not listed: {answer.get('error-message', answer)}")
         nodes: list[dict[str, Any]] = answer["nodes"]
         return nodes
 

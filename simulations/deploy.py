@@ -21,7 +21,7 @@ from rich.table import Table
 from server.config import ConfigError, RunConfig
 from server.errors import CannotResume
 from simulations.control import SUCCESS, Control
-from simulations.endings import FAILED, INTERRUPTED, fail, interruptible, refusals, say
+from simulations.endings import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.private_flower import RunFailed
 
 ADDRESS = os.environ.get("LACQUER_SUPERLINK", "127.0.0.1:8000")
@@ -30,6 +30,8 @@ CLIENT_KEYS = os.environ.get("LACQUER_CLIENT_KEYS", "/keys/clients")
 CLIENT_NAMES = os.environ.get("LACQUER_CLIENT_NAMES", "/state/clients.json")
 """Where `admit` notes which node a key is: Flower keeps keys and numbers, and names none of them."""
 
+_WHAT_TO_DEPLOY = 'give a TOML file with data.held-by = "nodes", or --resume FOLDER'
+
 Address = Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")]
 Trust = Annotated[Path, typer.Option(help="Certificate that signed the SuperLink's.")]
 
@@ -37,6 +39,8 @@ Trust = Annotated[Path, typer.Option(help="Certificate that signed the SuperLink
 @contextmanager
 def control(address: str, ca: Path) -> Iterator[Control]:
     """The Control API for as long as a command runs; what it refuses ends the command in words."""
+    with refusals():
+        check_trust(ca)
     with tempfile.TemporaryDirectory(prefix="lacquer-") as home:
         try:
             yield Control(Path(home), address, ca).open()
@@ -69,8 +73,10 @@ def expel_command(
     ca: Trust = Path(TRUST),
 ) -> None:
     """Let a client in no longer; its key is worth nothing from then on."""
+    named = {name: number for number, name in _names().items()}  # the latest node of a name
+    if node not in named and not node.isdecimal():
+        fail(f"no client is called {node}; see `lacquer clients`", MISUSED)
     with control(address, ca) as superlink:
-        named = {name: number for number, name in _names().items()}  # the latest node of a name
         superlink.unregister(named.get(node, node))
 
 
@@ -120,8 +126,11 @@ def deploy_command(
             from simulations.preflight import check
             from simulations.settings import configure
 
+            if not preset:
+                raise ConfigError(f"no configuration was given; {_WHAT_TO_DEPLOY}")
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
+            check_trust(ca)  # before the data are prepared
             check(config)
             folder = new_run_folder(config)
         else:
@@ -156,8 +165,17 @@ def check_deployed(config: RunConfig) -> None:
     """ConfigError unless the nodes hold the records."""
     if not config.deployed:
         raise ConfigError(
-            "data.held-by = 'server': the records of all clients would lie on the server; for a federation set "
-            "data.held-by = 'nodes', for a simulation use `lacquer run`"
+            "data.held-by = 'server': the records of all clients would lie on the server; "
+            f"{_WHAT_TO_DEPLOY}; for a simulation use `lacquer run`"
+        )
+
+
+def check_trust(ca: Path) -> None:
+    """ConfigError unless there is a certificate to know the SuperLink by."""
+    if not ca.is_file():
+        raise ConfigError(
+            f"--ca {ca}: there is no such file; run this where the SuperLink runs (in its container), or give the "
+            "ca.crt that `lacquer keys` made"
         )
 
 

@@ -44,7 +44,7 @@ def federation_command(
 
     try:
         if member:
-            public = tuple(bytes.fromhex(one) for one in member)
+            public = tuple(_identity(one) for one in member)
             made = Federation(public, shares_of(len(public), survivors, colluding), least_noise)
             with path.open("x", encoding="ascii") as file:
                 file.write(made.to_text())
@@ -59,3 +59,13 @@ def federation_command(
         soft_wrap=True,
     )
     console.print(f"digest {federation.digest.hex()}", highlight=False, soft_wrap=True)
+
+
+def _identity(member: str) -> bytes:
+    """A public identity as it was printed; ValueError naming what is none."""
+    try:
+        return bytes.fromhex(member)
+    except ValueError:
+        raise ValueError(
+            f"--member {member}: is no public identity, which is hexadecimal; give what `lacquer identity` printed"
+        ) from None

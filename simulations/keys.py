@@ -46,10 +46,14 @@ def keys_command(
             fail(f"--client {name}: must be small letters, digits and '-', and none of {', '.join(RESERVED)}", MISUSED)
     if unknown := again - {SERVERS, *clients}:
         fail(f"--renew {sorted(unknown)[0]}: must be 'servers' or one of the clients named by --client", MISUSED)
-    made = [own_key(folder)] if own else make_keys(folder, clients, address or [], again)
-    if owner is not None:
-        for path in folder.rglob("*"):  # the folder itself may be a mount of the container
-            os.chown(path, owner, owner)
+    try:
+        made = [own_key(folder)] if own else make_keys(folder, clients, address or [], again)
+        if owner is not None:
+            for path in folder.rglob("*"):  # the folder itself may be a mount of the container
+                os.chown(path, owner, owner)
+    except OSError as error:
+        place = error.filename or folder
+        fail(f"{folder}: cannot keep keys there: {place}: {error.strerror}; name a folder that can be written", MISUSED)
     typer.echo("\n".join(made) if made else "everything exists; nothing was made")
 
 

@@ -5,8 +5,15 @@ Each check is the function that the run itself will call, so a run that passes h
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from server.config import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LEARNED_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
+"""What transformers calls a table with one vector for every position (BERT and its kin, GPT-2, OPT and BART)."""
 
 
 def check(config: RunConfig) -> None:
@@ -32,8 +39,10 @@ def check(config: RunConfig) -> None:
             check_noise(config)
         with collected():
             check_data(config)
-    if problems:
-        raise ConfigError("\n".join(problems))
+        with collected():
+            check_adapter(config)
+    if problems:  # two checks may stumble over the same setting
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
 def check_noise(config: RunConfig) -> tuple[float, ...]:
@@ -64,6 +73,77 @@ def check_data(config: RunConfig) -> None:
     prepare(data_spec(config))
 
 
+def check_sources(config: RunConfig) -> None:
+    """Look for the files that the data are read from, and read nothing.
+
+    Raises:
+        ValueError: naming the setting whose files are not there.
+    """
+    from client.corpora import CORPORA, files
+    from client.sources import FILE_KINDS, existing_file
+
+    for option, source in (("data.source", config.data.source), ("data.test-source", config.data.test_source)):
+        kind = source.partition(":")[0]
+        if kind in CORPORA:
+            files(source, option)
+        elif kind in FILE_KINDS:
+            existing_file(source, option)
+
+
+def check_adapter(config: RunConfig) -> None:
+    """Check that the base model has what the adapter names, and that the aggregation fits the adapter in every round.
+
+    Raises:
+        ConfigError, ValueError: naming the setting.
+    """
+    from client.lora import adapter_layout
+    from client.models import load_base
+    from server.assembly import lora_spec
+    from server.methods import methods
+    from strategies.aggregation.aggregation import Adapters
+    from strategies.plugins import explained
+
+    chosen, aggregation = config.strategy.aggregation, methods(config).aggregation
+    adapters = Adapters(config.model.rank, config.clients, config.seed)
+    try:
+        parts = [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
+    except ValueError as error:
+        options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
+        raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
+    model, _ = load_base(config.model.name, config.model.task, 2)  # how many labels there are changes a size, no name
+    check_positions(config, model)
+    try:
+        layout = adapter_layout(model, lora_spec(config, model, parts[0]))
+    except ValueError as error:
+        if str(error).startswith("model."):  # it names its key
+            raise
+        layers = f", model.layers = {config.model.layers}" if config.model.layers else ""
+        raise ConfigError(f"model.targets = {config.model.targets!r}{layers}: {error}") from error
+    for part in set(parts):
+        part.layout(layout)
+
+
+def check_positions(config: RunConfig, model: "nn.Module") -> None:
+    """Refuse records that are longer than the model's table of positions; computed positions have no end.
+
+    Raises:
+        ConfigError: model.max-length is above it.
+    """
+    from torch import nn
+
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Embedding) or path.rpartition(".")[2] not in LEARNED_POSITIONS:
+            continue
+        # BART and OPT leave the first two rows out; RoBERTa begins behind the row of the padding
+        unused = getattr(module, "offset", 0) if module.padding_idx is None else module.padding_idx + 1
+        most = module.num_embeddings - unused
+        if config.model.max_length > most:
+            raise ConfigError(
+                f"model.max-length = {config.model.max_length}: {config.model.name} has positions for {most} tokens "
+                f"(max_position_embeddings); set at most {most}"
+            )
+
+
 def check_silos(config: RunConfig) -> None:
     """Check a federation of silos; each calibrates for its own records when it first takes part.
 
@@ -72,6 +152,7 @@ def check_silos(config: RunConfig) -> None:
     """
     from server.silo_assembly import assemble_federation
 
+    check_adapter(config)
     assemble_federation(config)
 
 
@@ -89,4 +170,5 @@ def check_silo(config: RunConfig) -> tuple[float, ...]:
 
     if not config.model.name.startswith("random:"):
         locate(config.model.name)
+    check_adapter(config)
     return assemble_silo(config).assembly.setting.noise_multipliers

@@ -1,6 +1,7 @@
 """From what a person types to a configuration: a preset or a file, settings on top, paths made absolute."""
 
 import difflib
+import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,14 +20,10 @@ def preset_files() -> dict[str, Path]:
     return {file.stem: file for file in sorted(PRESETS.glob("*.toml"))}
 
 
-def describe(file: Path) -> str:
-    """What a preset says of itself: the comment lines it begins with."""
-    lines = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
+def describe(file: Path, lines: int | None = None) -> str:
+    """What a preset says of itself: the comment lines it begins with, or so many of them."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in itertools.islice(comment, lines))
 
 
 def find(name: str) -> Path:

@@ -26,7 +26,8 @@ def sweep_command(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each a process of one thread.")] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Cells to run, such as 'default/dp-lac*'. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Cells to run, such as 'default-sst2/dp-lac*'. Repeatable."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most cells to run now.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells; run nothing.")] = False,
@@ -70,11 +71,13 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
     """
-    from simulations.preflight import check_data, check_noise, check_silo
+    from simulations.preflight import check_adapter, check_data, check_noise, check_silo
     from simulations.public_only import check_public_only
 
+    _check_sources(cells)
     multipliers: dict[str, tuple[float, ...]] = {}
     problems: dict[str, str] = {}
+    adapters: set[str] = set()  # loading a model for every cell would take longer than the rest
     calibrated: dict[str, tuple[float, ...]] = {}  # seeds and data do not change the noise, and some take seconds
     for cell in cells:
         config = cell.config
@@ -89,11 +92,37 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
             multipliers[cell.key] = () if cell.kind == "public-only" else calibrated[noise]
             if cell.kind != "silo":
                 check_data(config)
+                adapter = repr((config.model, config.strategy, config.rounds, config.clients))
+                if adapter not in adapters:
+                    adapters.add(adapter)
+                    check_adapter(config)
         except ValueError as error:  # ConfigError is one
             problems.setdefault(str(error), cell.key)
+    _refuse(problems)
+    return multipliers
+
+
+def _check_sources(cells: list[Cell]) -> None:
+    """Before anything is calibrated, which takes minutes; the data sets are read after it.
+
+    Raises:
+        ConfigError: files that are not there, with the first cell that reads them.
+    """
+    from simulations.preflight import check_sources
+
+    problems: dict[str, str] = {}
+    for cell in cells:
+        try:
+            check_sources(cell.config)
+        except ValueError as error:
+            problems.setdefault(str(error), cell.key)
+    _refuse(problems)
+
+
+def _refuse(problems: dict[str, str]) -> None:
+    """ConfigError if there are problems; they name the first cell that has them."""
     if problems:
         raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
-    return multipliers
 
 
 def _run(

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import importlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_type_hints
 
 Option = str | int | float | bool
@@ -32,12 +32,27 @@ def build(key: str, table: Mapping[str, str], name: str, options: Mapping[str, O
         if option not in types:
             near = difflib.get_close_matches(option, types, n=1)
             hint = f"did you mean {near[0]}?" if near else f"its options are: {', '.join(sorted(types)) or 'none'}"
-            raise ValueError(f"{key}-options.{option}: {name} has no such option; {hint}")
-        arguments[option.replace("-", "_")] = _typed(f"{key}-options.{option}", types[option], value)
+            raise ValueError(f"{_option_key(key, option)}: {name} has no such option; {hint}")
+        arguments[option.replace("-", "_")] = _typed(_option_key(key, option), types[option], value)
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{key} = {name!r}: {error}") from error
+        known = arguments if types is None else [option.replace("-", "_") for option in types]
+        raise ValueError(explained(key, name, known, error)) from error
+
+
+def explained(key: str, name: str, known: Collection[str], error: Exception) -> str:
+    """What an object says of its own arguments (``known``), with the key that a person looks for in front."""
+    text = str(error)
+    argument, _, rest = text.partition(" ")
+    if argument not in known:
+        return f"{key} = {name!r}: {text}"
+    return f"{_option_key(key, argument.replace('_', '-'))} {rest}"
+
+
+def _option_key(key: str, option: str) -> str:
+    """The options of a method have a table of their own; what a ``kind`` takes stands beside it, as in a phase."""
+    return f"{key.removesuffix('kind')}{option}" if key.endswith(".kind") else f"{key}-options.{option}"
 
 
 def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:

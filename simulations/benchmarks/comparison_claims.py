@@ -92,7 +92,9 @@ def _ratchet(cells: Sequence[Row], variant: str) -> tuple[str, str]:
         f"C ends at {100 * bound:.1f} % of its start, the loss at {100 * loss:.0f} % of round 1 "
         f"and {100 * peak:.0f} % of its highest"
     )
-    return text, "yes" if 0.5 <= bound / min(loss, 1.0) <= 2 else "no"
+    if loss >= 1.0:
+        return text, "not tested (the loss did not fall)"
+    return text, "yes" if 0.5 <= bound / loss <= 2 else "no"
 
 
 def _difference(cells: Sequence[Row], grid: str, first: str, second: str, *, below: bool) -> tuple[str, str]:

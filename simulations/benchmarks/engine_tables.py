@@ -69,6 +69,30 @@ def engine_peak(results: Results) -> str:
     return markdown(header, lines) + machine(results)
 
 
+def company(results: Results) -> str:
+    """How far one record more moves what the others contribute."""
+    lines = [
+        (
+            row["model"],
+            row["precision"],
+            str(row["threads"]),
+            f"{row['sum_moved_most']:.1g}",
+            f"{row['alone_moved_most']:.1g}",
+            f"{row['draws_with_other_bins']} of {row['draws']}",
+        )
+        for row in results["rows"]
+    ]
+    header = (
+        "model",
+        "arithmetic",
+        "threads",
+        "clipped sum of the others, / C",
+        "a record, alone and not, / C",
+        "another bin",
+    )
+    return markdown(header, lines) + machine(results)
+
+
 def engine_record_level(results: Results) -> str:
     """Record-level privacy beside the same step without it, and beside Opacus; then peak memory."""
     lines = [

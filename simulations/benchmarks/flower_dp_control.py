@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from privacy.ledger import Ledger
@@ -66,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -102,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer
 from rich.console import Console
 
 from privacy.clipping import AutomaticClip, ClipMap, FlatClip, PerAdapterClip, PsacClip
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_to_proto
 from rich.console import Console
@@ -175,4 +176,4 @@ def round_of(
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
+import typer
 from rich.console import Console
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
@@ -114,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured

@@ -77,6 +77,7 @@ TABLES: dict[str, Table] = {
     "noise_throughput": privacy_tables.noise_throughput,
     "engine-speed": engine_tables.engine_speed,
     "engine-peak": engine_tables.engine_peak,
+    "company": engine_tables.company,
     "engine-record-level": engine_tables.engine_record_level,
     "engine-profile": engine_tables.engine_profile,
     "engine-pfl": engine_tables.engine_pfl,

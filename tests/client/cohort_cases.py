@@ -1,6 +1,8 @@
 """Random models and clients that the tests of the cohort engine share. Not a test."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -120,3 +122,14 @@ def fresh(model: nn.Module) -> nn.Module:
 def distance(found: Tensor, expected: Tensor) -> float:
     """Relative L2 error."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for torch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

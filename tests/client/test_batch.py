@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.batch import Pool, micro_batches
+from client.batch import LEVELS, UNMASKED_FROM, Pool, masked, micro_batches, padded_lengths
 from client.records import Records
 from privacy.rng import simulation_generator
 
@@ -22,12 +22,14 @@ def test_pool_pads_rows_of_any_clients():
     assert pool.counts.tolist() == [2, 0, 1, 1]
     assert pool.client.tolist() == [0, 0, 2, 3]
     batch = pool.batch(np.array([3, 1, 2]), 0, torch.device("cpu"))
-    assert batch.input_ids.tolist() == [[1, 2, 3], [8, 0, 0], [3, 4, 0]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert batch.input_ids.shape == (3, 8)
+    assert batch.input_ids[:, :3].tolist() == [[1, 2, 3], [8, 0, 0], [3, 4, 0]]
+    assert batch.attention_mask[:, :3].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert batch.labels.tolist() == [1, 0, 2]
-    assert batch.token_weights.tolist() == [[1, 1, 1], [2, 0, 0], [0.25, 0.75, 0]]
-    assert pool.padded(np.array([3, 1]))
-    assert not pool.padded(np.array([0, 3]))
+    assert batch.token_weights[:, :3].tolist() == [[1, 1, 1], [2, 0, 0], [0.25, 0.75, 0]]
+    assert not batch.input_ids[:, 3:].any()
+    assert not batch.attention_mask[:, 3:].any()
+    assert Pool([first], longest=5).batch(np.array([0]), 0, torch.device("cpu")).input_ids.shape == (1, 5)
 
 
 def test_pool_refuses_what_cannot_be_mixed():
@@ -37,54 +39,67 @@ def test_pool_refuses_what_cannot_be_mixed():
         Pool([Records.from_lists([[1]]), Records.from_lists([[2], []])])
 
 
+def test_a_rows_padding_is_a_function_of_its_own_length():
+    lengths = np.arange(1, 600)
+    padded = padded_lengths(lengths, 512)
+    assert (padded >= lengths).all()
+    assert (padded[lengths <= 512] <= 512).all()
+    assert (np.diff(padded) >= 0).all()
+    assert ((padded - lengths)[32:] <= 0.5 * lengths[32:]).all()
+    assert padded_lengths(LEVELS, 10_000).tolist() == LEVELS.tolist()
+    assert masked(np.array([8, 47, 48, 63, 64]), 512).tolist() == [True, True, False, True, False]
+    assert UNMASKED_FROM in LEVELS
+
+
 @pytest.mark.parametrize("token_budget", [1, 30, 200, 4000])
-@pytest.mark.parametrize("overhead", [0, 20, 10_000])
-def test_every_row_once_and_within_the_budget(token_budget, overhead):
+@pytest.mark.parametrize("owned", [True, False])
+def test_every_row_once_and_within_the_budget(token_budget: int, owned: bool) -> None:
     rng = simulation_generator(4, "test")
     lengths, owner = rng.integers(1, 60, 150), rng.integers(0, 12, 150)
-    pieces = micro_batches(lengths, owner, token_budget, overhead)
-    assert sorted(np.concatenate(pieces)) == list(range(150))
+    pieces = micro_batches(lengths, token_budget, owner if owned else None)
+    assert sorted(np.concatenate([piece.rows for piece in pieces])) == list(range(150))
+    levels = padded_lengths(lengths, 2**31)
     for piece in pieces:
-        assert len(piece) == 1 or len(piece) * lengths[piece].max() <= token_budget
-        assert (np.diff(owner[piece]) >= 0).all()
+        assert len(piece.rows) == 1 or len(piece.rows) * levels[piece.rows[0]] <= token_budget
+        assert len(set(levels[piece.rows])) == 1
+        assert not owned or (np.diff(owner[piece.rows]) >= 0).all()
+        assert not piece.whole  # every owner has rows of several levels
 
 
-def test_cuts_trade_padding_against_overhead():
-    lengths, owner = np.array([2] * 10 + [3] * 10 + [50]), np.zeros(21, dtype=int)
-
-    def shapes(overhead):
-        return [(len(p), int(lengths[p].max())) for p in micro_batches(lengths, owner, 1000, overhead)]
-
-    assert shapes(0) == [(10, 2), (10, 3), (1, 50)]
-    assert shapes(15) == [(20, 3), (1, 50)]
-    lengths = np.array([2] * 10 + [3] * 9 + [4])
-    owner = np.zeros(20, dtype=int)
-    assert shapes(5) == [(10, 2), (9, 3), (1, 4)]
-    assert shapes(5000) == [(20, 4)]
-
-
-def test_cut_cost_is_least_over_all_ways_to_cut():
-    rng = simulation_generator(9, "test")
-    lengths = rng.integers(1, 9, 14)
-    ordered = np.sort(lengths)
-    overhead, budget = 7, 40
-
-    def cost(low, high):
-        rows, longest = high - low, int(ordered[high - 1])
-        return rows * longest + overhead * -(-rows // max(1, budget // longest))
-
-    best = [0.0] + [np.inf] * 14
-    for high in range(1, 15):
-        best[high] = min(best[low] + cost(low, high) for low in range(high))
-    pieces = micro_batches(lengths, np.arange(14), budget, overhead)
-    found = sum(len(p) * lengths[p].max() + overhead for p in pieces)
-    assert found <= best[-1]
+def test_only_owners_alike_and_whole_share_products():
+    lengths = np.array([10] * 8 + [10, 50] + [12] * 4)
+    owner = np.array([0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5, 6])
+    pieces = micro_batches(lengths, 100, owner)
+    found = [(owner[piece.rows].tolist(), piece.whole) for piece in pieces]
+    assert found == [
+        ([4], False),  # its rows are of two levels
+        ([2, 3, 6], False),  # one row each
+        ([0, 0, 0, 1, 1, 1], True),
+        ([5, 5, 5], True),  # 9 rows of 16 tokens are beyond the budget
+        ([4], False),
+    ]
+    (alone,) = micro_batches(lengths[:3], 40, owner[:3])[:1]
+    assert not alone.whole  # three rows of 16 tokens do not fit, so nobody's do
 
 
-def test_owners_stay_together_where_that_is_cheap():
-    lengths, owner = np.full(12, 10), np.repeat(np.arange(4), 3)
-    assert [owner[p].tolist() for p in micro_batches(lengths, owner, 70)] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
+def test_how_a_row_is_cut_does_not_depend_on_the_others():
+    rng = simulation_generator(5, "test")
+    lengths, owner = rng.integers(1, 40, 200), rng.integers(0, 30, 200)
+
+    def kinds(rows: np.ndarray) -> dict[int, tuple[int, bool, bool]]:
+        found = {}
+        for piece in micro_batches(lengths[rows], 500, owner[rows]):
+            part = rows[piece.rows]
+            for row in part:
+                levels = padded_lengths(lengths[part], 2**31)
+                found[int(row)] = (int(levels[0]), bool(masked(lengths[part], 2**31)[0]), piece.whole)
+        return found
+
+    everybody = kinds(np.arange(200))
+    some = kinds(np.flatnonzero(owner < 7))
+    assert all(everybody[row] == kind for row, kind in some.items())
 
 
 def test_nothing_gives_nothing():
-    assert micro_batches(np.empty(0, np.int64), np.empty(0, np.int64), 10) == []
+    assert micro_batches(np.empty(0, np.int64), 10) == []
+    assert micro_batches(np.empty(0, np.int64), 10, np.empty(0, np.int64)) == []

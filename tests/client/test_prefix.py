@@ -97,7 +97,7 @@ def test_gather_returns_what_was_put(tmp_path):
     assert cache.put(b"more", torch.randn(2, 4)) == (-1, -1)
     assert cache.find(b"more") == (-1, -1)
     lengths = np.array([3, 2, 4, 3])
-    padded = cache.gather(np.array(places), lengths)
+    padded = cache.gather(np.array(places), lengths, int(lengths.max()))
     assert padded.shape == (4, 4, 4)
     for row, state in zip(padded, states, strict=True):
         assert torch.equal(row[: len(state)], state)
@@ -119,7 +119,7 @@ def test_a_full_disk_ends_the_cache_and_not_the_run(tmp_path, monkeypatch, caplo
     assert "No space left on device" in caplog.text
     assert cache.put(b"third", second[:1]) == (-1, -1)
     assert len(caplog.records) == 1
-    assert torch.equal(cache.gather(np.array([[1, 0]]), np.array([3]))[0], first)
+    assert torch.equal(cache.gather(np.array([[1, 0]]), np.array([3]), 3)[0], first)
 
 
 def test_the_file_takes_the_space_it_needs_and_no_more(tmp_path):

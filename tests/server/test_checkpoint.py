@@ -138,7 +138,7 @@ class Crash(BaseException):
     """What kill -9 would do, at a place of our choice."""
 
 
-STEPS = ["shutil.rmtree", "Path.mkdir", "save_file", "Path.write_text", "_sync", "Path.rename"]
+STEPS = ["shutil.rmtree", "Path.mkdir", "save_file", "Path.write_text", "sync", "Path.rename"]
 
 
 @pytest.mark.parametrize("before_that", ["nothing", "crash between the renames", "crash after them"])

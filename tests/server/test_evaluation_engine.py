@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import client.app
+from client.batch import MicroBatch, padded_lengths
 from client.passes import Passes
 from client.worker import make_engine
 from server.assembly import Assembly, assemble
@@ -43,9 +44,9 @@ def test_metrics_do_not_depend_on_the_number_of_workers(
     longest: list[list[int]] = []
     cut = Passes.micro_batches
 
-    def watched(self: Passes, lengths: np.ndarray, owner: np.ndarray) -> list[np.ndarray]:
+    def watched(self: Passes, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
         pieces = cut(self, lengths, owner)
-        longest.append([int(lengths[piece].max()) for piece in pieces])
+        longest.append([int(padded_lengths(lengths[piece.rows], self.longest).max()) for piece in pieces])
         return pieces
 
     monkeypatch.setattr(Passes, "micro_batches", watched)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from simulations import benchmarks
 from simulations.benchmarks.tables import ROOT, block, documents, fill, sst2
 
 RESULTS = [
@@ -53,3 +54,12 @@ def test_the_tables_of_this_repository_are_what_the_results_say() -> None:
     stale = [path.name for path in documents() if fill(path.read_text(encoding="utf-8")) != path.read_text()]
     assert stale == [], "run: python -m simulations.benchmarks.tables"
     assert ROOT / "README.md" in documents()
+
+
+@pytest.mark.parametrize(
+    "name", ["flower_dp_control", "mechanism_audit", "noise_throughput", "secure_sums", "silo_accounting"]
+)
+def test_asking_for_help_measures_nothing(name: str) -> None:
+    """They take no arguments, and would overwrite their results whatever they are given."""
+    text = Path(benchmarks.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    assert "    typer.run(main)" in text.partition('if __name__ == "__main__":')[2]

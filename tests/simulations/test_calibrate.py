@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from privacy import planning
 from simulations.cli import app
 
 SMALL = ["--epsilon", "2", "--clients", "500", "--rate", "0.2", "--rounds", "5"]
@@ -55,6 +56,18 @@ def test_a_generous_delta_is_noted_once() -> None:
     assert "4 x clients: delta must be < 1/population" in done.output
 
 
+def test_no_epsilon_is_printed_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The PLD of this much noise is covered by delta alone; a table that says 0.0000 would promise too much."""
+    monkeypatch.setattr(planning, "by_accountant", lambda setting, noise: {"pld": 0.0, "rdp": 3e-9})
+    monkeypatch.setattr(planning, "alternatives", lambda now: [])
+    done = calibrate(*SMALL)
+    assert done.exit_code == 0, done.output
+    assert [line.split()[1] for line in done.output.splitlines() if line.split()[:1] in (["pld"], ["rdp"])] == [
+        "0.0001",
+        "0.0001",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -65,6 +78,7 @@ def test_a_generous_delta_is_noted_once() -> None:
         (["--plot", "figure.bmp"], "plot must end in .png"),
         (["--plot", "no-such-folder/figure.png"], "make no-such-folder first"),
         (["--epsilon", "500"], "protects no one"),
+        (["--sampling", "capped-poisson"], "give --cap"),
         (["--query", "0.5"], "which the extra releases and queries cost"),
         (["--controller", "quantile", "--query", "3"], "it says itself what is released"),
         (["--option", "clip-norm=3"], "it says itself what is released"),
@@ -140,6 +154,11 @@ def test_noise_of_clients_stands_beside_that_of_a_trusted_server() -> None:
     ("arguments", "named"),
     [
         (["--survivors", "3"], "survivors must be in 11..20"),
+        (
+            ["--colluding", "19"],
+            "colluding = 19 is too large for 20 clients of which 20 must be left; it may be at most 18",
+        ),
+        (["--colluding", "10", "--survivors", "15"], "colluding = 10 is too large"),
         (["--histogram", "10"], "trust secagg goes with"),
         (["--clients", "3000"], "parties must be <= 1024"),
     ],

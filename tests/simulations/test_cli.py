@@ -10,6 +10,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
+from client.models import load_base
 from privacy.commitment import Commitment, FloorStep
 from privacy.ledger import Ledger
 from server.budget import round_sampling
@@ -102,12 +103,45 @@ def test_a_bad_setting_is_refused_before_anything_starts(arguments, says, here):
         ("data.source=csv:none.csv", "none.csv"),
         ("model.name=./none", "./none"),
         ("privacy.epsilon=0.001", "privacy.epsilon = 0.001"),
+        ("model.targets=foo", "model.targets = 'foo': "),
+        ("model.targets=embeddings", "model.targets = 'embeddings': "),
+        ("model.layers=99", "model.layers = 99: random:bert has 2 layers"),
+        ("model.max-length=131", "model.max-length = 131: random:bert has positions for 130 tokens"),
+        ("strategy.controller-options.clip-norm=-1", "strategy.controller-options.clip-norm must be"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(setting, says, here):
     result = runner.invoke(app, ["run", "small.toml", "--set", setting, "--set", "data.cache=cache"])
     assert result.exit_code == 2, result.output
     assert says in result.stderr
+    assert not (here / "runs").exists()
+
+
+def test_ranks_that_do_not_fit_the_adapter_are_refused_with_their_key(here):
+    ranks = ["--set", "strategy.aggregation=zero-pad", "--set", "strategy.aggregation-options.ranks=9,99"]
+    result = runner.invoke(app, ["run", "small.toml", *ranks, "--set", "data.cache=cache"])
+    assert result.exit_code == 2, result.output
+    assert "strategy.aggregation-options.ranks must be in" in result.stderr
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "most"), [("random:roberta", 129), ("random:gpt2", 130), ("minilm", 512), ("random:llama", None)]
+)
+def test_records_may_be_as_long_as_the_model_has_positions(model, most):
+    """One that computes its positions has no end of them."""
+    network, _ = load_base(model, "classification", 2)
+    preflight.check_positions(parse({"model": {"name": model, "max-length": most or 4096}}), network)
+    if most is not None:
+        with pytest.raises(ConfigError, match=f"at most {most}"):
+            preflight.check_positions(parse({"model": {"name": model, "max-length": most + 1}}), network)
+
+
+@pytest.mark.parametrize("command", [["silo", "silo-quickstart"], ["run", "silos"]])
+def test_silos_are_refused_with_the_key_too(command, here):
+    result = runner.invoke(app, [*command, "--set", "model.targets=foo"])
+    assert result.exit_code == 2, result.output
+    assert "model.targets = 'foo'" in result.stderr
     assert not (here / "runs").exists()
 
 
@@ -230,6 +264,8 @@ def test_presets_are_listed():
     assert result.exit_code == 0
     assert "quickstart" in result.stdout
     assert "sst2" in result.stdout
+    assert "JFT and ATDP on WikiText-2" in result.stdout  # a recipe
+    assert "The controllers of the papers" in result.stdout  # a sweep
 
 
 def test_a_report_of_no_run_is_refused(here):

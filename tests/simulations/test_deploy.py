@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from server.config import parse
 from server.telemetry import Telemetry
-from simulations import deploy
+from simulations import deploy, preflight
 from simulations.cli import app
+from simulations.control import Control
 from simulations.private_flower import RunFailed
 from simulations.sample_records import write_records
 from simulations.staging import PACKAGE
@@ -101,6 +102,41 @@ def test_each_command_refuses_the_others_runs(tmp_path: Path) -> None:
     deployed = RUNNER.invoke(app, ["run", str(tmp_path / "nodes.toml")])
     assert deployed.exit_code == 2
     assert "use `lacquer deploy`" in deployed.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["deploy"], 'give a TOML file with data.held-by = "nodes", or --resume FOLDER'),
+        (["deploy", "quickstart"], 'give a TOML file with data.held-by = "nodes", or --resume FOLDER'),
+        (["deploy", "nodes.toml", "--ca", "gone.crt"], "--ca gone.crt: there is no such file"),
+        (["clients", "--ca", "gone.crt"], "--ca gone.crt: there is no such file"),
+        (["expel", "foo"], "no client is called foo; see `lacquer clients`"),
+        (["keys", "/proc/foo"], "/proc/foo: cannot keep keys there"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_line(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes.toml").write_text(CONFIG.to_toml())
+    monkeypatch.setattr(preflight, "check", lambda config: pytest.fail("data would be prepared"))
+    refused = RUNNER.invoke(app, arguments)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["nodes.toml"]
+
+
+def test_a_superlink_that_does_not_answer_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"success": False, "error-message": "Unable to connect"}
+    monkeypatch.setattr(Control, "ask", lambda self, *arguments: answer)
+    (tmp_path / "ca.crt").touch()
+    refused = RUNNER.invoke(app, ["clients", "--ca", str(tmp_path / "ca.crt")])
+    assert refused.exit_code == 1
+    assert refused.stderr == "the clients were not listed: Unable to connect\n"
+    with pytest.raises(RunFailed, match="run 17 was not found: Unable to connect"):
+        Control(tmp_path, "localhost:8000", None).status("17")
 
 
 def test_clients_keep_the_names_of_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

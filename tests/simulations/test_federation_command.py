@@ -32,6 +32,9 @@ def test_three_clients_make_a_list(tmp_path: Path) -> None:
 def test_what_is_no_federation_is_refused(tmp_path: Path) -> None:
     for arguments in (["--member", "00" * 32], ["--member", "zz"], [], ["--member", "00" * 32, "--member", "00" * 32]):
         assert lacquer("federation", str(tmp_path / "f.json"), *arguments).exit_code == 2
+    named = lacquer("federation", str(tmp_path / "f.json"), "--member", "zz")
+    assert "--member zz: is no public identity" in named.output
+    assert "`lacquer identity`" in named.output
     (tmp_path / "open.key").write_text("00" * 32)
     (tmp_path / "open.key").chmod(0o644)
     refused = lacquer("identity", str(tmp_path / "open.key"))

@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from privacy.ledger import Ledger
+from simulations import preflight
 from simulations.cli import app
 from simulations.notation import epsilon_text
 from simulations.outcome import guaranteed
@@ -124,6 +125,25 @@ def test_every_cell_is_checked_before_any_runs(sweep, tmp_path: Path, old: str, 
     assert code == 2
     assert message in output
     assert not (tmp_path / "runs").exists()
+
+
+def test_files_are_looked_for_before_anything_is_calibrated(
+    sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "check_noise", lambda config: pytest.fail("calibrated"))
+    lost = SWEEP.replace("[variants.floor]", '[variants.floor]\ndata.test-source = "wikitext2:lost@test"')
+    for text, said in ((lost, "g/floor/seed=0: data.test-source"), (lost.replace("test-source", "source"), "lost")):
+        (tmp_path / "tiny.toml").write_text(text)
+        code, output = sweep("--dry-run")
+        assert code == 2
+        assert said in output
+
+
+def test_an_adapter_that_no_model_can_have_is_refused(sweep, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(SWEEP.replace("[variants.fixed]", '[variants.fixed]\nmodel.targets = "foo"'))
+    code, output = sweep("--dry-run", "--only", "g/f*")
+    assert code == 2
+    assert output.startswith("g/fixed/seed=0: model.targets = 'foo': ")
 
 
 def test_a_row_holds_what_a_run_left_and_the_file_keeps_one_row_per_cell(

@@ -1,10 +1,13 @@
 """A sweep's file becomes cells, in order, with everything wrong named before anything runs."""
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
 from server.config import ConfigError
+from simulations import sweep
 from simulations.sweep_file import Cell, chosen, digest, find_sweep, read_cells, sweep_files
 
 BASE = """
@@ -112,6 +115,11 @@ def test_what_is_wrong_is_named(read, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(SWEEP.replace(old, new, 1))
     assert message in str(refused.value)
+
+
+def test_the_example_in_the_help_picks_cells(tmp_path: Path) -> None:
+    (example,) = re.findall(r"such as '([^']+)'", inspect.getsource(sweep))
+    assert chosen(read_cells(find_sweep("controllers"), tmp_path)[1], [example])
 
 
 @pytest.mark.parametrize("name", sorted(sweep_files()))

@@ -120,14 +120,20 @@ def test_a_wrong_name_is_refused_with_its_key(name: str, words: str) -> None:
         ("fixed", {"clip-norm": "1"}, "strategy.controller-options.clip-norm must be of type float, got '1'"),
         ("fixed", {"clip-norm": True}, "strategy.controller-options.clip-norm must be of type float, got True"),
         ("dp-lac", {"smooth": 1}, "strategy.controller-options.smooth must be of type bool, got 1"),
-        ("fixed", {"clip-norm": -1}, "strategy.controller = 'fixed': clip_norm must be > 0 and finite, got -1.0"),
-        ("fixed", {"clip-norm": float("nan")}, "strategy.controller = 'fixed': clip_norm must be"),
+        ("fixed", {"clip-norm": -1}, "strategy.controller-options.clip-norm must be > 0 and finite, got -1.0"),
+        ("fixed", {"clip-norm": float("nan")}, "strategy.controller-options.clip-norm must be"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_key(name: str, options: dict[str, Option], words: str) -> None:
     with pytest.raises(ValueError) as error:
         build(KEY, CONTROLLERS, name, options)
     assert words in str(error.value)
+
+
+def test_what_a_kind_takes_stands_beside_it(own: str) -> None:
+    for options in ({"how-oftn": 1}, {"how-often": "1"}, {"strength": -1.0}):
+        with pytest.raises(ValueError, match=rf"^phases\[1\]\.{next(iter(options))}[: ]"):
+            build("phases[1].kind", {"mine": f"{own}:Mine"}, "mine", options)
 
 
 @pytest.mark.parametrize(
