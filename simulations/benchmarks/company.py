@@ -43,7 +43,7 @@ JOBS = {
 
 
 def main(
-    draws: Annotated[int, typer.Option(min=1, help="Sets of records.")] = 20,
+    draws: Annotated[int, typer.Option(min=1, help="Sets of records.")] = 10,
     records: Annotated[int, typer.Option(min=64, help="In a set, before one is added.")] = 64,
     out: Annotated[Path, typer.Option(help="Result file.")] = RESULT,
 ) -> None:

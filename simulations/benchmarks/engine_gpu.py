@@ -187,7 +187,8 @@ def measure(
     cohort = clients(shape, count, records)
     base = model(shape, device, narrow)
     vector = start(base)
-    engine = CohortEngine(base, SPEC, TASK, device=device)
+    precision = "bf16-model" if device.type == "cuda" else "auto"  # on a GPU bfloat16 has to be asked for
+    engine = CohortEngine(base, SPEC, TASK, device=device, precision=precision)
     whole = engine_round(engine, vector, cohort)
     works = {PEFT: plain_peft(model(shape, device, narrow), vector, cohort[:sequential], device), ENGINE: whole}
     private, plain = (make(engine, vector, cohort[:sequential]) for make in (record_level, one_step))

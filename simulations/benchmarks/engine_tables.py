@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simulations.benchmarks.privacy_tables import markdown
+from simulations.benchmarks.privacy_tables import markdown, provenance
 from simulations.notation import duration_text
 
 Results = Mapping[str, Any]
@@ -90,7 +90,7 @@ def company(results: Results) -> str:
         "a record, alone and not, / C",
         "another bin",
     )
-    return markdown(header, lines) + machine(results)
+    return markdown(header, lines) + provenance(results)
 
 
 def engine_record_level(results: Results) -> str:
