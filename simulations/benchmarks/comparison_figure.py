@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -86,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

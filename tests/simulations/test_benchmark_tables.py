@@ -57,7 +57,8 @@ def test_the_tables_of_this_repository_are_what_the_results_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["flower_dp_control", "mechanism_audit", "noise_throughput", "secure_sums", "silo_accounting"]
+    "name",
+    ["comparison_figure", "flower_dp_control", "mechanism_audit", "noise_throughput", "secure_sums", "silo_accounting"],
 )
 def test_asking_for_help_measures_nothing(name: str) -> None:
     """They take no arguments, and would overwrite their results whatever they are given."""
