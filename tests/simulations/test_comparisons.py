@@ -81,7 +81,7 @@ def test_choices_show_validation_only() -> None:
 def test_claims_are_answered_only_where_there_are_numbers() -> None:
     lines = claims({"cells": ROWS}).splitlines()[2:]
     assert "not measured yet" in lines[0]
-    assert "histogram: 0.25; best of the fixed grid (validation): 0.2 | yes" in lines[1]
+    assert "histogram: 0.25; best of the fixed grid (validation): 0.2 (75.0 %) | yes" in lines[1]
     assert "C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no" in lines[5]
     tuned = [cell("tuned-sst2", name, 0, value) for name, value in (("dp-lac-histogram", 0.8), ("fixed-tuned", 0.7))]
     first = claims({"cells": [*ROWS, *tuned]}).splitlines()[2]
@@ -90,6 +90,10 @@ def test_claims_are_answered_only_where_there_are_numbers() -> None:
     assert claims({"cells": [*ROWS, *clac]}).splitlines()[4].endswith("3 seeds | yes |")
     close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
     assert "not told apart" in claims({"cells": [*ROWS, *close]}).splitlines()[4]
+    far = cell("fixed-grid-sst2", "fixed-grid", 100, 0.5, last_clip_bound=0.02, validation_accuracy=0.74)
+    assert "0.2 (75.0 %), 0.02 (74.0 %) | not told apart |" in claims({"cells": [*ROWS, far]}).splitlines()[3]
+    rose = cell("default-sst2", "dp-lac-smooth", 0, 0.8, last_round_loss=2.0)
+    assert "not tested (the loss did not fall)" in claims({"cells": [*ROWS, rose]}).splitlines()[8]
 
 
 def test_the_figure_has_a_row_per_method_and_lines_for_the_rest() -> None:
