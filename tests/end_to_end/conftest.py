@@ -7,12 +7,12 @@ from tests.end_to_end.lacquer_process import TINY, Lacquer
 
 @pytest.fixture
 def lacquer(tmp_path: Path):
-    """Starts `lacquer run tiny.toml ARGUMENTS` in an empty folder; ends what is left of it after the test."""
+    """Starts `lacquer run SETTINGS ARGUMENTS` in an empty folder; ends what is left of it after the test."""
     (tmp_path / "tiny.toml").write_text(TINY)
     started: list[Lacquer] = []
 
-    def start(*arguments: str) -> Lacquer:
-        started.append(Lacquer(tmp_path, "tiny.toml", *arguments))
+    def start(*arguments: str, settings: str = "tiny.toml") -> Lacquer:
+        started.append(Lacquer(tmp_path, settings, *arguments))
         return started[-1]
 
     yield start
