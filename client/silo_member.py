@@ -2,8 +2,8 @@
 
 Guarantee: every silo's records (or groups of them) are protected by the silo's own ledger over all rounds, against
 everybody, the server and the other silos included; the server adds nothing and needs no trust. A silo that has spent
-its budget takes no step and says so, whatever the server asks. What a deployed silo is asked to promise, its operator
-bounds with ``epsilon-limit`` in the node's settings; a request without a guarantee it refuses in any case.
+its budget takes no step and says so, whatever the server asks. What a deployed silo may be asked to promise is for its
+operator to say (:mod:`client.silo_terms`); a request without a guarantee it refuses in any case.
 """
 
 import math
@@ -16,10 +16,13 @@ import torch
 from flwr.app import Context, Message
 
 from client.engine import Engine
+from client.job import Job
 from client.node import Node, kept_here, own_worker
+from client.own_data import Reading
 from client.records import Records
-from client.silo import private_training
+from client.silo import Silo, private_training
 from client.silo_state import OtherSilo, silo_state
+from client.silo_terms import SiloTerms
 from client.silo_wire import SiloReply, SiloRequest
 from client.unit_index import UnitIndex
 from client.wire_records import BadMessage
@@ -28,7 +31,7 @@ from strategies.controller import PublicSignals
 
 
 def take_part(
-    request: SiloRequest, records: Records, engine: Engine, folder: Path, *, epsilon_limit: float | None = None
+    request: SiloRequest, records: Records, engine: Engine, folder: Path, *, terms: SiloTerms | None = None
 ) -> SiloReply:
     """The private steps of one silo in one round.
 
@@ -37,14 +40,11 @@ def take_part(
         records: the silo's own.
         engine: on the base model.
         folder: the silo's own, see :mod:`client.silo_state`.
-        epsilon_limit: the largest epsilon this silo promises, which may be infinite; a request without privacy is
-            refused whatever it is. None, for a simulated silo, takes every request.
+        terms: what a deployed silo asks of a guarantee. None, for a simulated silo, takes every request.
     """
     silo = request.silo
-    if silo.not_private and epsilon_limit is not None:
-        return _refusal(request, f"this silo trains under a guarantee only; this has none: {silo.not_private}", 0)
-    if epsilon_limit is not None and silo.epsilon > epsilon_limit:
-        return _refusal(request, f"this silo promises an epsilon of at most {epsilon_limit:g}", 0)
+    if terms is not None and (reason := terms.refusal(silo)):
+        return _refusal(request, reason, 0)
     if not len(records):
         return _refusal(request, "this silo has no records", 0)
     index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
@@ -81,13 +81,21 @@ def answer(message: Message, context: Context) -> Message:
     with kept_here(node):
         request = SiloRequest.from_records(message.content)
         if node is None:
-            worker, folder, limit = warm_worker(request.job), Path(request.state) / str(request.client), None
+            worker, folder, terms = warm_worker(request.job), Path(request.state) / str(request.client), None
         else:
-            worker, folder = own_worker(request.job, node), state_folder(context.node_config)
-            limit = float(context.node_config.get("epsilon-limit", math.inf))
+            terms, folder = SiloTerms.of(context.node_config), state_folder(context.node_config)
+            worker = own_worker(request.job, node)
+            check_groups(request.silo, Job.from_json(request.job).reading)
         records = worker.data.client(request.client)
-        reply = take_part(request, records, worker.engine, folder, epsilon_limit=limit)
+        reply = take_part(request, records, worker.engine, folder, terms=terms)
         return Message(reply.to_records(), reply_to=message)
+
+
+def check_groups(silo: Silo, reading: Reading | None) -> None:
+    """BadMessage if the records are grouped by another column than the guarantee names."""
+    column = reading.unit_column if reading else ""
+    if silo.unit not in ("record", f"group:{column}"):
+        raise BadMessage(f"a guarantee for {silo.unit} is asked for, but records are grouped by {column!r}")
 
 
 def state_folder(node_config: Mapping[str, Any]) -> Path:

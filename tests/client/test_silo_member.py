@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from client.own_data import Reading
 from client.silo import Silo
-from client.silo_member import state_folder, take_part
+from client.silo_member import check_groups, state_folder, take_part
 from client.silo_state import LEDGER
+from client.silo_terms import SiloTerms
 from client.silo_wire import SiloReply, SiloRequest
 from client.wire_records import BadMessage
 from privacy.ledger import Ledger
@@ -78,18 +80,41 @@ def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, rea
 
 def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
     void = replace(SILO, noise="insecure-zero", not_private="test")
-    for silo, limit, reason in (
-        (SILO, 3.0, "at most 3"),
-        (void, 100.0, "has none: test"),
-        (void, math.inf, "has none"),
+    for silo, terms, reason in (
+        (SILO, SiloTerms(epsilon=3.0), "an epsilon of at most 3"),
+        (SILO, SiloTerms(delta=1e-9), "a delta of at most 1e-09"),
+        (SILO, SiloTerms(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
+        (replace(SILO, unit="group:visit"), SiloTerms(unit="group:patient_nbr"), "not group:visit"),
+        (void, SiloTerms(epsilon=100.0), "has none: test"),
+        (void, SiloTerms(), "has none"),
     ):
-        reply = take_part(request(1, silo=silo), records(), made, tmp_path / "silo", epsilon_limit=limit)
+        reply = take_part(request(1, silo=silo), records(), made, tmp_path / "silo", terms=terms)
         assert reason in reply.refused
     few = take_part(request(1), records(3), made, tmp_path / "silo")
     assert "fewer than 4 units" in few.refused
     assert not (tmp_path / "silo").exists()
     with pytest.raises(BadMessage, match="silo-state"):
         state_folder({"data": "jsonl:x"})
+
+
+def test_terms_come_from_the_nodes_settings():
+    assert SiloTerms.of({"data": "jsonl:x"}) == SiloTerms(math.inf, 1.0, "")
+    said = {"epsilon-limit": 2, "delta-limit": 1e-6, "privacy-unit": "group:patient_nbr"}
+    assert SiloTerms.of(said) == SiloTerms(2.0, 1e-6, "group:patient_nbr")
+    assert SiloTerms.of(said).refusal(replace(SILO, epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
+    limits = ({"epsilon-limit": "two"}, {"epsilon-limit": 0.0}, {"delta-limit": math.nan})
+    for wrong in (*limits, {"privacy-unit": "group:"}, {"privacy-unit": "patient_nbr"}):
+        with pytest.raises(BadMessage, match=next(iter(wrong))):
+            SiloTerms.of(wrong)
+
+
+def test_records_are_grouped_by_the_column_that_is_promised():
+    by_visit = Reading("classification", 8, unit_column="visit")
+    check_groups(replace(SILO, unit="group:visit"), by_visit)
+    check_groups(replace(SILO, unit="record"), by_visit)
+    for reading in (by_visit, None):
+        with pytest.raises(BadMessage, match="for group:patient_nbr is asked for, but records are grouped by"):
+            check_groups(replace(SILO, unit="group:patient_nbr"), reading)
 
 
 def test_a_reply_is_checked():
