@@ -4,8 +4,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client import silo_member, silo_wire
-from client.node import Node, kept_here
-from client.secure_sum import HANDLERS, refuse_unmasked
+from client.node import Node, kept_here, refuse_unless_for
+from client.secure_sum import HANDLERS
 from client.wire import BadMessage, EvaluateRequest, TrainRequest, contribution_records, totals_records
 from client.worker import warm_worker
 
@@ -20,7 +20,7 @@ def train(message: Message, context: Context) -> Message:
     """Train the requested clients; reply with one bounded sum."""
     node = Node.of(context.node_config)
     with kept_here(node):
-        refuse_unmasked(context.node_config)
+        refuse_unless_for("sum", context.node_config)
         request = TrainRequest.from_records(message.content)
         if node is None:
             contribution = warm_worker(request.job).contribution(request)

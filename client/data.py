@@ -33,6 +33,7 @@ class DataSpec:
         test_source: where the test set is, same syntax; empty carves it out of `source`.
         text_column, text_pair_column, label_column, client_column: columns of `source`; empty for none.
         unit_column: column whose equal values form one unit of privacy (patient, document); empty: every record.
+        whole_units: units are dealt to clients whole; else one may have records at several.
         task: ``"classification"``, ``"causal-lm"`` (no labels), or ``"summarisation"`` (no labels; the summary of
             ``text_column`` is in ``text_pair_column``).
         partition: one of :data:`client.partition.SCHEMES`.
@@ -59,6 +60,7 @@ class DataSpec:
     label_column: str = "label"
     client_column: str = ""
     unit_column: str = ""
+    whole_units: bool = False
     task: str = "classification"
     partition: str = "dirichlet"
     dirichlet_alpha: float = 1.0

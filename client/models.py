@@ -146,6 +146,28 @@ def load_base(
     return SequenceClassifier(model, num_labels, pooling, separator).eval(), tokenizer
 
 
+LEARNED_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
+"""What transformers calls a table with one vector for every position (BERT and its kin, GPT-2, OPT and BART)."""
+
+
+def refuse_longer_than_positions(model: nn.Module, max_length: int) -> None:
+    """ValueError where a record may be longer than the model's table of positions; computed positions have no end.
+
+    A record that raises is a unit that the sum misses, with all that are computed together with it.
+    """
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Embedding) or path.rpartition(".")[2] not in LEARNED_POSITIONS:
+            continue
+        # BART and OPT leave the first two rows out; RoBERTa begins behind the row of the padding
+        unused = getattr(module, "offset", 0) if module.padding_idx is None else module.padding_idx + 1
+        most = module.num_embeddings - unused
+        if max_length > most:
+            raise ValueError(
+                f"model.max-length must be at most {most} for this model, got {max_length}: it has positions "
+                "for so many tokens (max_position_embeddings)"
+            )
+
+
 def refuse_company_in_positions(model: nn.Module, max_length: int) -> None:
     """ValueError for rotary positions that look at the longest row of a batch, where rows can be long enough for it.
 

@@ -31,6 +31,12 @@ from privacy.mechanism import Contribution
 log = logging.getLogger(__name__)
 
 
+SECURE = ("identity", "federation")
+"""Settings of a node that takes part in secure sums: it answers nothing else."""
+TERMS = ("epsilon-limit", "delta-limit", "privacy-unit")
+"""Settings of a silo that protects its own records, see :mod:`client.silo_terms`: it answers nothing else."""
+
+
 class NodeFailed(RuntimeError):
     """What the server is told of a failure on a node: the class of the exception."""
 
@@ -63,6 +69,19 @@ class Node:
         if len(request.clients) != 1:
             raise BadMessage("a node with records of its own is one client")
         return own_worker(request.job, self).contribution(request)
+
+
+def refuse_unless_for(request: str, node_config: Mapping[str, Any]) -> None:
+    """BadMessage where the node's operator set it up for requests that trust the server less.
+
+    Args:
+        request: ``"sum"`` of clipped contributions without noise, ``"secure"`` sum, ``"silo"`` with noise of its own.
+        node_config: Flower's.
+    """
+    for settings, kind, what in ((SECURE, "secure", "secure sums"), (TERMS, "silo", "what it protects by itself")):
+        said = [name for name in settings if name in node_config]
+        if said and request != kind:
+            raise BadMessage(f"this node answers requests for {what} only: {', '.join(said)} in its settings")
 
 
 @contextmanager

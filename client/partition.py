@@ -110,6 +110,19 @@ def repeated(records: int, clients: int, size: int, seed: int) -> Partition:
     return Partition(simulation_generator(seed, "partition").permutation(records), starts, starts + size)
 
 
+def of_whole_units(units: NDArray[np.int64], dealt: Partition) -> Partition:
+    """Records dealt by the units they belong to.
+
+    Args:
+        units: int64 ``[records]``, the unit of every record, numbered from 0 without gaps.
+        dealt: of the units.
+    """
+    rows = np.split(np.argsort(units, kind="stable"), np.cumsum(np.bincount(units))[:-1])
+    return _from_parts(
+        [np.concatenate([np.empty(0, np.int64), *(rows[unit] for unit in dealt.client(i))]) for i in range(len(dealt))]
+    )
+
+
 def _check_clients(clients: int, records: int) -> None:
     checks.integer_at_least(1, clients=clients)
     if clients > records:

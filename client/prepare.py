@@ -159,6 +159,11 @@ def _units(texts: Texts) -> NDArray[np.int64] | None:
 
 
 def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partition:
+    if spec.whole_units and train.units is not None and spec.partition in ("dirichlet", "iid"):
+        _, first = np.unique(train.units, return_index=True)  # a unit's label is that of its first record
+        return partition.of_whole_units(
+            train.units, _partition(replace(spec, whole_units=False), train.select(first), texts)
+        )
     match spec.partition:
         case "dirichlet":
             assert train.labels is not None

@@ -19,7 +19,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client.node import Node, kept_here
+from client.node import Node, kept_here, refuse_unless_for
 from client.secure_wire import KeysRequest, StepRequest, content_digest, masked_records, table_records
 from client.wire import BadMessage, TrainRequest
 from client.worker import warm_worker
@@ -71,12 +71,6 @@ def identity_file(number: int) -> str:
     return f"identity-{number}.key"
 
 
-def refuse_unmasked(node_config: Mapping[str, Any]) -> None:
-    """BadMessage on a node that was set up for secure sums: the server asks for a contribution without a mask."""
-    if "identity" in node_config or "federation" in node_config:
-        raise BadMessage("this node takes part in secure sums only (privacy.trust = 'secagg')")
-
-
 Handler = Callable[[Message, Context], Message]
 
 
@@ -84,6 +78,7 @@ def _step(answer: Callable[[RecordDict, Context], RecordDict]) -> Handler:
     @wraps(answer)
     def handle(message: Message, context: Context) -> Message:
         with kept_here(Node.of(context.node_config)):
+            refuse_unless_for("secure", context.node_config)
             return Message(answer(message.content, context), reply_to=message)
 
     return handle

@@ -17,11 +17,10 @@ from flwr.app import Context, Message
 
 from client.engine import Engine
 from client.job import Job
-from client.node import Node, kept_here, own_worker
-from client.own_data import Reading
+from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.records import Records
-from client.silo import Silo, private_training
-from client.silo_state import OtherSilo, silo_state
+from client.silo import private_training
+from client.silo_state import OtherSilo, commit_reading, silo_state
 from client.silo_terms import SiloTerms
 from client.silo_wire import SiloReply, SiloRequest
 from client.unit_index import UnitIndex
@@ -30,9 +29,7 @@ from client.worker import warm_worker
 from strategies.controller import PublicSignals
 
 
-def take_part(
-    request: SiloRequest, records: Records, engine: Engine, folder: Path, *, terms: SiloTerms | None = None
-) -> SiloReply:
+def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Path) -> SiloReply:
     """The private steps of one silo in one round.
 
     Args:
@@ -40,16 +37,13 @@ def take_part(
         records: the silo's own.
         engine: on the base model.
         folder: the silo's own, see :mod:`client.silo_state`.
-        terms: what a deployed silo asks of a guarantee. None, for a simulated silo, takes every request.
     """
     silo = request.silo
-    if terms is not None and (reason := terms.refusal(silo)):
-        return _refusal(request, reason, 0)
     if not len(records):
-        return _refusal(request, "this silo has no records", 0)
+        return _refusal(request, "this silo has no records")
     index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
     if silo.batch_size > len(index):
-        return _refusal(request, f"this silo has fewer than {silo.batch_size} units", 0)
+        return _refusal(request, f"this silo has fewer than {silo.batch_size} units")
     try:
         with silo_state(folder, silo, index) as state:
             training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
@@ -67,35 +61,44 @@ def take_part(
             taken, guaranteed = state.steps - before, state.ledger.guaranteed()
             update = (training.state.adapter - adapter).numpy() if taken else np.empty(0, np.float32)
     except OtherSilo as error:
-        return _refusal(request, str(error), len(index))
+        return _refusal(request, str(error))
     return SiloReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
 
 
-def _refusal(request: SiloRequest, reason: str, population: int) -> SiloReply:
-    return SiloReply(request.round, np.empty(0, np.float32), 0, reason, math.inf, population)
+def _refusal(request: SiloRequest, reason: str) -> SiloReply:
+    return SiloReply(request.round, np.empty(0, np.float32), 0, reason, math.inf, 0)
 
 
 def answer(message: Message, context: Context) -> Message:
     """The handler of ``train.silo``: a worker's simulated silo, or the node's own records."""
     node = Node.of(context.node_config)
     with kept_here(node):
+        refuse_unless_for("silo", context.node_config)
         request = SiloRequest.from_records(message.content)
         if node is None:
-            worker, folder, terms = warm_worker(request.job), Path(request.state) / str(request.client), None
+            worker, folder = warm_worker(request.job), Path(request.state) / str(request.client)
         else:
-            terms, folder = SiloTerms.of(context.node_config), state_folder(context.node_config)
+            folder = state_folder(context.node_config)
+            if reason := refused_unread(request, SiloTerms.of(context.node_config), folder):
+                return Message(_refusal(request, reason).to_records(), reply_to=message)
             worker = own_worker(request.job, node)
-            check_groups(request.silo, Job.from_json(request.job).reading)
-        records = worker.data.client(request.client)
-        reply = take_part(request, records, worker.engine, folder, terms=terms)
+        reply = take_part(request, worker.data.client(request.client), worker.engine, folder)
         return Message(reply.to_records(), reply_to=message)
 
 
-def check_groups(silo: Silo, reading: Reading | None) -> None:
-    """BadMessage if the records are grouped by another column than the guarantee names."""
+def refused_unread(request: SiloRequest, terms: SiloTerms, folder: Path) -> str:
+    """Why a deployed silo takes no part, as far as that is known without its records; empty if it may."""
+    silo, reading = request.silo, Job.from_json(request.job).reading
+    if reason := terms.refusal(silo):
+        return reason
     column = reading.unit_column if reading else ""
     if silo.unit not in ("record", f"group:{column}"):
-        raise BadMessage(f"a guarantee for {silo.unit} is asked for, but records are grouped by {column!r}")
+        return f"a guarantee for {silo.unit} is asked for, but records would be grouped by {column!r}"
+    try:
+        commit_reading(folder, reading)
+    except OtherSilo as error:
+        return str(error)
+    return ""
 
 
 def state_folder(node_config: Mapping[str, Any]) -> Path:

@@ -3,6 +3,7 @@
     ledger.jsonl    what was promised at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
     silo.json       the settings it was committed to, the calibrated noise, and the controller's state (+ .safetensors)
+    reading.json    of a deployed silo: how its records are read
 
 The ledger alone says how many steps are spent: a process that died between a charge and the writing of the state has
 spent them, and goes on behind them. The optimizer starts fresh in every round, as local training does everywhere.
@@ -12,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from client.dp_sgd import PrivateSgd
+from client.own_data import Reading
 from client.silo import Silo, commit
 from client.unit_index import UnitIndex
 from privacy.errors import CorruptRun
@@ -28,6 +30,7 @@ from privacy.sampling import CohortSampler
 from strategies.packing import classes_of, pack, unpack
 
 LEDGER, SECRET, STATE, TENSORS = "ledger.jsonl", "sampling.key", "silo.json", "silo.safetensors"
+READING = "reading.json"
 
 
 class OtherSilo(ValueError):
@@ -108,7 +111,30 @@ def silo_state(folder: Path, silo: Silo, index: UnitIndex) -> Iterator[SiloState
         yield SiloState(folder, ledger, sampler, multipliers)
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
+def commit_reading(folder: Path, reading: Reading | None) -> None:
+    """Hold on to the first way of reading that was asked for, before the records are opened.
+
+    How many units there are is public, but under one reading: a server that could change columns, labels or
+    ``least-words`` would learn from what a silo refuses how many units have this or that.
+
+    Raises:
+        OtherSilo: another reading than the first.
+    """
+    path, mine = folder / READING, json.loads(json.dumps(None if reading is None else asdict(reading)))
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(path, mine)
+        return
+    first = json.loads(path.read_text())
+    if first != mine:
+        changed = [name for name in mine if first.get(name) != mine[name]] if first and mine else ["all"]
+        raise OtherSilo(
+            f"this silo's records are read as they were asked for first; {', '.join(changed)} changed. Only its "
+            f"operator can allow another reading, by removing {READING} from its folder"
+        )
+
+
+def _write(path: Path, document: dict[str, Any] | None) -> None:
     draft = path.with_name(f".{path.name}.new")
     with draft.open("w", encoding="utf-8") as file:
         file.write(json.dumps(document) + "\n")

@@ -50,7 +50,8 @@ def clip_votes(
         basis: orthonormal rows of the subspace the run clips and noises in, or None.
     """
     origin = engine.layout.trainable(start)
-    updates = rows if basis is None else rows @ basis.T
+    # One product for every row: in a joint one a row's last bits depend on how many others there are.
+    updates = rows if basis is None else torch.stack([torch.mv(basis, row.clone()) for row in rows])
     norms = updates.double().norm(dim=1)
     votes = torch.full((len(clients),), -1, dtype=torch.int64)
     voters = [i for i, records in enumerate(clients) if len(records) and 0 < float(norms[i]) < float("inf")]

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +62,11 @@ class TrainRequest:
     job: str
     basis: np.ndarray | None = None
     ranks: np.ndarray | None = None
+
+    def only(self, position: int) -> "TrainRequest":
+        """The same for one of its clients."""
+        one = slice(position, position + 1)
+        return replace(self, clients=self.clients[one], ranks=None if self.ranks is None else self.ranks[one])
 
     def to_records(self) -> RecordDict:
         arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}

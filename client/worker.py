@@ -37,8 +37,32 @@ class Worker:
         self.engine = make_engine(job)
 
     def contribution(self, request: TrainRequest) -> Contribution:
-        """The bounded sum over the requested clients. Rows, norms, losses and votes end here."""
+        """The bounded sum over the requested clients. Rows, norms, losses and votes end here.
+
+        A client whose work raises contributes zero, and the others what they would without it: one unit moves the sum
+        by its own row and nothing else.
+
+        Raises:
+            Exception: of the first client, if every client's work raises.
+        """
         self.engine.switch(request.part.factors)
+        try:
+            return self._sum(request)
+        except Exception:
+            if len(request.clients) == 1:
+                raise
+            log.exception("clients trained together failed; each is tried by itself")
+        total, failed = Contribution.zero(request.plan), []
+        for position in range(len(request.clients)):
+            try:
+                total = total + self._sum(request.only(position))
+            except Exception as error:
+                failed.append(error)
+        if len(failed) == len(request.clients):
+            raise failed[0]
+        return total
+
+    def _sum(self, request: TrainRequest) -> Contribution:
         total = Contribution.zero(request.plan)
         for ranks, members in _by_rank(request):
             whole = torch.from_numpy(request.adapter.copy())

@@ -14,7 +14,7 @@ from client.data import PreparedData, prepare
 from client.job import Job
 from client.lora import AdapterLayout, LoraSpec, Part, adapter_layout, initial_adapter
 from client.model_files import fingerprint
-from client.models import load_base, refuse_company_in_positions
+from client.models import load_base, refuse_company_in_positions, refuse_longer_than_positions
 from client.training import LocalTraining
 from privacy.commitment import Commitment
 from privacy.ledger import Ledger
@@ -92,6 +92,7 @@ def lora_spec(config: RunConfig, model: nn.Module, part: Part) -> LoraSpec:
     total = int(base.num_hidden_layers)
     if config.model.layers > total:
         raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
+    refuse_longer_than_positions(model, config.model.max_length)
     refuse_company_in_positions(model, config.model.max_length)
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
     targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())

@@ -27,6 +27,7 @@ def data_spec(config: RunConfig) -> DataSpec:
         unit_column="" if config.deployed else data.unit_column,
         task=config.model.task,
         least_words=0 if config.deployed and data.source == NOTES else data.least_words,
+        whole_units=config.privacy.unit == "group" and not config.alone,
         partition="iid" if config.deployed else data.partition,
         dirichlet_alpha=data.dirichlet_alpha,
         validation_records=data.validation_records,

@@ -29,6 +29,8 @@ from server.telemetry import read_status
 
 CONFIG_FILE = "config.toml"
 ORIGIN_FILE = "origin.json"
+DATA_FILE = "data.digest"
+"""Which data set it is. Not for others: who knows all records but one could try out guesses of the last."""
 FREE = (
     "output",
     "data.cache",
@@ -50,15 +52,28 @@ def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables 
     """Note what a run starts with: settings, prepared data set (the name of its folder is a digest), code.
 
     ``phases`` are those of a recipe, see :meth:`server.recipe_config.RecipeConfig.phase_tables`.
+
+    Raises:
+        ConfigError: the folder has another run's secret, with which this run would draw the same cohorts.
     """
+    if (run_folder / SAMPLING_SECRET).exists():
+        raise ConfigError(
+            f"{run_folder} holds the {SAMPLING_SECRET} of another run: two runs that draw the same cohorts spend more "
+            "than their budgets add up to; start in an empty folder"
+        )
     code = code_version(config, _methods(phases))
-    origin = {"format": 1, "config": config.to_table(), "data": data, "code": code, "phases": list(phases)}
-    draft = run_folder / f"{ORIGIN_FILE}.tmp"
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(origin, indent=1) + "\n")
+    origin = {"format": 2, "config": config.to_table(), "code": code, "phases": list(phases)}
+    _write(run_folder / DATA_FILE, data)
+    _write(run_folder / ORIGIN_FILE, json.dumps(origin, indent=1))
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.tmp")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(run_folder / ORIGIN_FILE)
+    draft.replace(path)
 
 
 def check_origin(
@@ -72,9 +87,12 @@ def check_origin(
     """
     try:
         origin = json.loads((run_folder / ORIGIN_FILE).read_text(encoding="utf-8"))
-        table, digest, code = dict(origin["config"]), str(origin["data"]), dict(origin["code"])
+        table, code = dict(origin["config"]), dict(origin["code"])
+        digest = (run_folder / DATA_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        raise CannotResume(f"{run_folder} has no {ORIGIN_FILE}: it is of an older version, or no run folder") from None
+        raise CannotResume(
+            f"{run_folder} lacks {ORIGIN_FILE} or {DATA_FILE}: it is of an older version, or no run folder"
+        ) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise CorruptRun(f"{run_folder / ORIGIN_FILE} cannot be read: {error}; restore it") from error
     changes = differences(code, code_version(config, _methods(phases)))

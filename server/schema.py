@@ -46,6 +46,12 @@ class RunConfig(Table):
             )
         if self.data.held_by == "nodes" and self.data.canaries:
             wrong.append(f"data.canaries = {self.data.canaries} must be 0 where data.held-by = 'nodes'")
+        if self.data.held_by == "nodes" and self.data.sensitive != "none":
+            wrong.append(
+                f"data.sensitive = {self.data.sensitive!r} must be 'none' where data.held-by = 'nodes': nodes train on "
+                "their records as they are; mask them before they are handed to the node"
+            )
+        wrong += self._wrong_of_columns()
         wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
         if self.expected_cohort < 1:
             wrong.append(
@@ -56,6 +62,32 @@ class RunConfig(Table):
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    def _wrong_of_columns(self) -> list[str]:
+        """Columns that name somebody who is then not what is protected, and clients that share records."""
+        wrong, data = [], self.data
+        if data.unit_column and self.privacy.unit == "client":
+            wrong.append(
+                f"data.unit-column = {data.unit_column!r} must be empty where clients are protected: public records "
+                "are held out by it, so they would be of clients that are trained; set privacy.unit = 'group', or name "
+                "the column in data.client-column with data.partition = 'natural'"
+            )
+        if data.client_column and data.partition != "natural" and not self.deployed:
+            wrong.append(
+                f"data.client-column = {data.client_column!r} needs data.partition = 'natural', got "
+                f"{data.partition!r}, which deals records to clients whoever they are of"
+            )
+        if data.train_records and data.partition == "natural":
+            wrong.append(
+                f"data.train-records = {data.train_records} must be 0 with data.partition = 'natural': which records "
+                "of a client are drawn would depend on the other clients"
+            )
+        if data.partition == "repeated" and not self.privacy.non_private:
+            wrong.append(
+                "data.partition = 'repeated' needs privacy.non-private = true: clients share records, so a guarantee "
+                "for one client says nothing; it is there to measure speed"
+            )
+        return wrong
 
     def _wrong_of_secagg(self) -> list[str]:
         wrong = []

@@ -5,15 +5,8 @@ Each check is the function that the run itself will call, so a run that passes h
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from server.config import ConfigError, RunConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-LEARNED_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
-"""What transformers calls a table with one vector for every position (BERT and its kin, GPT-2, OPT and BART)."""
 
 
 def check(config: RunConfig) -> None:
@@ -111,7 +104,6 @@ def check_adapter(config: RunConfig) -> None:
         options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
         raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
     model, _ = load_base(config.model.name, config.model.task, 2)  # how many labels there are changes a size, no name
-    check_positions(config, model)
     try:
         layout = adapter_layout(model, lora_spec(config, model, parts[0]))
     except ValueError as error:
@@ -121,27 +113,6 @@ def check_adapter(config: RunConfig) -> None:
         raise ConfigError(f"model.targets = {config.model.targets!r}{layers}: {error}") from error
     for part in set(parts):
         part.layout(layout)
-
-
-def check_positions(config: RunConfig, model: "nn.Module") -> None:
-    """Refuse records that are longer than the model's table of positions; computed positions have no end.
-
-    Raises:
-        ConfigError: model.max-length is above it.
-    """
-    from torch import nn
-
-    for path, module in model.named_modules():
-        if not isinstance(module, nn.Embedding) or path.rpartition(".")[2] not in LEARNED_POSITIONS:
-            continue
-        # BART and OPT leave the first two rows out; RoBERTa begins behind the row of the padding
-        unused = getattr(module, "offset", 0) if module.padding_idx is None else module.padding_idx + 1
-        most = module.num_embeddings - unused
-        if config.model.max_length > most:
-            raise ConfigError(
-                f"model.max-length = {config.model.max_length}: {config.model.name} has positions for {most} tokens "
-                f"(max_position_embeddings); set at most {most}"
-            )
 
 
 def check_silos(config: RunConfig) -> None:

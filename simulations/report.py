@@ -30,6 +30,7 @@ _FILES = {
     "tensorboard": "the metrics as TensorBoard scalars",
     "origin.json": "what it was started with; a resumed run is held against it",
     "resumed.jsonl": "a line for each time it was resumed",
+    "data.digest": "which data set it was: who has all records but one can try out guesses of that, so never share it",
     "sampling.key": "the secret that draws the cohorts: whoever has it knows who took part, so never share it",
     "flower.log": "what Flower and its workers printed",
     "inprocess.log": "what the run printed",

@@ -244,10 +244,8 @@ class DpFedAvg(Strategy):
         total, sound = summed(self._sent, replies, planned.plan, planned.round)
         if 2 * sound < len(self._sent) + self._away:
             self.ledger.charge(planned.event)
-            # How many messages went out tells the realised cohort where every client has its own.
-            told = f"{sound} of {len(self._sent)}" if self.clients_per_node is None else "too few"
-            raise RoundFailed(
-                f"round {planned.round}: {told} messages were answered soundly, at least half must be; the round is "
+            raise RoundFailed(  # without numbers: how many messages went out may tell the realised cohort
+                f"round {planned.round}: too few messages were answered soundly, at least half must be; the round is "
                 "charged and nothing was released; the run's log names the nodes and the kind of failure, the workers' "
                 "own log (in simulation the same file) has the details"
             )

@@ -8,7 +8,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from client.model_files import MINILM_SHA256, minilm_folder, verify_files
-from client.models import SequenceClassifier, load_base, load_tokenizer, refuse_company_in_positions, token_types
+from client.models import (
+    SequenceClassifier,
+    load_base,
+    load_tokenizer,
+    refuse_company_in_positions,
+    refuse_longer_than_positions,
+    token_types,
+)
 from client.random_models import ARCHITECTURES
 
 TEXTS = ["No chest pain today.", "Crushing chest pain radiating to the left arm since this morning, call cardiology."]
@@ -179,6 +186,18 @@ def test_folder_without_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="cannot load its tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("random:roberta", 129), ("random:gpt2", 130), ("minilm", 512), ("random:llama", None)]
+)
+def test_records_may_be_as_long_as_the_model_has_positions(name: str, most: int | None) -> None:
+    """One that computes its positions has no end of them."""
+    model, _ = load_base(name, "classification", 2)
+    refuse_longer_than_positions(model, most or 4096)
+    if most is not None:
+        with pytest.raises(ValueError, match=f"model.max-length must be at most {most} for this model, got {most + 1}"):
+            refuse_longer_than_positions(model, most + 1)
 
 
 @pytest.mark.parametrize(

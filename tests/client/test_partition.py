@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
 
-from client.partition import dirichlet, iid, natural, repeated
+from client.partition import dirichlet, iid, natural, of_whole_units, repeated
 from privacy.rng import simulation_generator
 
 
@@ -76,6 +76,15 @@ def test_natural_clients_in_sorted_order():
     partitioner.dataset = Dataset.from_dict({"client": ids, "row": range(6)})
     for client in range(3):
         assert partitioner.load_partition(client)["row"][:] == parts.client(client).tolist()
+
+
+def test_whole_units_stay_together():
+    units = np.random.default_rng(0).permutation(np.repeat(np.arange(40), np.arange(40) % 5 + 1))
+    dealt = iid(40, 7, seed=1)
+    parts = of_whole_units(units, dealt)
+    _owners_are_exact(parts, len(units))
+    for client in range(7):
+        assert sorted(set(units[parts.client(client)])) == sorted(dealt.client(client))
 
 
 def test_repeated_windows_for_a_million_clients():

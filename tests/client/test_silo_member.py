@@ -2,24 +2,30 @@
 
 import logging
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from client.job import Job
+from client.lora import LoraSpec
+from client.node import refuse_unless_for
 from client.own_data import Reading
 from client.silo import Silo
-from client.silo_member import check_groups, state_folder, take_part
-from client.silo_state import LEDGER
+from client.silo_member import refused_unread, state_folder, take_part
+from client.silo_state import LEDGER, READING
 from client.silo_terms import SiloTerms
 from client.silo_wire import SiloReply, SiloRequest
+from client.training import LocalTraining
 from client.wire_records import BadMessage
 from privacy.ledger import Ledger
 from strategies.aggregation.individual import FedEx, FedGsa, Flora
 from strategies.silo_fedavg import SiloAnswer, averaged, combine_of, next_adapter
 from tests.client.silo_cases import PRIVATE, engine, records, vector
 
+JOB = Job("random:bert", "classification", 2, "none", LoraSpec(2, 2.0, ("query",)), LocalTraining(), "", 0)
 SILO = Silo(**PRIVATE | {"controller": "percentile", "controller_options": {"query-noise": 8.0}})
 
 
@@ -85,16 +91,51 @@ def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp
         (SILO, SiloTerms(delta=1e-9), "a delta of at most 1e-09"),
         (SILO, SiloTerms(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
         (replace(SILO, unit="group:visit"), SiloTerms(unit="group:patient_nbr"), "not group:visit"),
+        (replace(SILO, unit="group:visit"), SiloTerms(), "for group:visit is asked for, but .* grouped by ''"),
+        (replace(SILO, controller="subprocess:Popen"), SiloTerms(methods=("my:Own",)), "if its operator names them"),
         (void, SiloTerms(epsilon=100.0), "has none: test"),
         (void, SiloTerms(), "has none"),
     ):
-        reply = take_part(request(1, silo=silo), records(), made, tmp_path / "silo", terms=terms)
-        assert reason in reply.refused
+        asked = replace(request(1, silo=silo), job=JOB.to_json())
+        assert re.search(reason, refused_unread(asked, terms, tmp_path / "silo"))
     few = take_part(request(1), records(3), made, tmp_path / "silo")
     assert "fewer than 4 units" in few.refused
+    assert few.population == 0
     assert not (tmp_path / "silo").exists()
     with pytest.raises(BadMessage, match="silo-state"):
         state_folder({"data": "jsonl:x"})
+
+
+def test_the_server_cannot_change_how_records_are_read(tmp_path):
+    def asked(**changes):
+        reading = replace(Reading("classification", 8, labels=("a", "b")), **changes)
+        return replace(request(1), job=replace(JOB, reading=reading).to_json())
+
+    assert refused_unread(asked(), SiloTerms(), tmp_path / "silo") == ""
+    assert refused_unread(asked(), SiloTerms(), tmp_path / "silo") == ""
+    said = refused_unread(asked(least_words=5, text_column="diagnosis"), SiloTerms(), tmp_path / "silo")
+    assert "text_column, least_words changed" in said
+    (tmp_path / "silo" / READING).unlink()  # its operator's to do
+    assert refused_unread(asked(least_words=5), SiloTerms(), tmp_path / "silo") == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "answered"),
+    [
+        ({}, {"sum", "silo"}),
+        ({"epsilon-limit": 2.0, "silo-state": "x"}, {"silo"}),
+        ({"privacy-unit": "record"}, {"silo"}),
+        ({"identity": "x", "federation": "y", "silo-state": "x"}, {"secure"}),
+        ({"identity": "x", "delta-limit": 1e-6}, set()),
+    ],
+)
+def test_a_node_answers_what_its_operator_set_it_up_for(settings, answered):
+    for kind in ("sum", "silo", "secure"):
+        if kind in answered or not settings:
+            refuse_unless_for(kind, settings)
+        else:
+            with pytest.raises(BadMessage, match="this node answers requests for"):
+                refuse_unless_for(kind, settings)
 
 
 def test_terms_come_from_the_nodes_settings():
@@ -106,15 +147,6 @@ def test_terms_come_from_the_nodes_settings():
     for wrong in (*limits, {"privacy-unit": "group:"}, {"privacy-unit": "patient_nbr"}):
         with pytest.raises(BadMessage, match=next(iter(wrong))):
             SiloTerms.of(wrong)
-
-
-def test_records_are_grouped_by_the_column_that_is_promised():
-    by_visit = Reading("classification", 8, unit_column="visit")
-    check_groups(replace(SILO, unit="group:visit"), by_visit)
-    check_groups(replace(SILO, unit="record"), by_visit)
-    for reading in (by_visit, None):
-        with pytest.raises(BadMessage, match="for group:patient_nbr is asked for, but records are grouped by"):
-            check_groups(replace(SILO, unit="group:patient_nbr"), reading)
 
 
 def test_a_reply_is_checked():

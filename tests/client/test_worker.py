@@ -168,6 +168,25 @@ def test_planted_clients_that_diverge_stay_within_one(cache: Path, aggregation: 
     assert 0.0 in lengths, "nobody diverged"
 
 
+def test_a_client_that_raises_takes_no_other_with_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' contributions to the sum are what they are without it, also where its work ends the joint pass."""
+    made = assembly_of(cache, "zero-pad")
+    sane, clip = Worker(made.job), flat(made, 1, 0.1)
+    bad = int(made.data.client(int(CLIENTS[2])).offsets[0])
+
+    def raising(start, clients, *rest):
+        if any(int(records.offsets[0]) == bad for records in clients):
+            raise IndexError("index out of range in self")
+        return train(start, clients, *rest)
+
+    train = sane.engine.train
+    expected = sane.contribution(request_of(made, 1, np.delete(CLIENTS, 2), clip)).encoded
+    monkeypatch.setattr(sane.engine, "train", raising)
+    assert torch.equal(sane.contribution(request_of(made, 1, CLIENTS, clip)).encoded, expected)
+    with pytest.raises(IndexError):
+        sane.contribution(request_of(made, 1, CLIENTS[2:3], clip))
+
+
 def test_every_round_trains_what_the_setting_says(assembly: Assembly) -> None:
     """Controllers plan with these sizes; they must be those of the sent vectors."""
     adapters = Adapters(RANK, N, assembly.config.seed)

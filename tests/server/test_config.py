@@ -29,6 +29,7 @@ def another(kind: Any, default: Any) -> Any:
 
 # Other values of these rule out other values of others; what they rule out is under test where it is done.
 KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "server", "engine.ray-address": ""}
+KEPT |= {"data.unit-column": "", "data.client-column": ""}
 
 
 def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
@@ -216,3 +217,17 @@ def test_a_configuration_does_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.rounds = 3  # type: ignore[misc]
     assert config.expected_cohort == 50.0
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"unit-column": "patient"}, "data.unit-column = 'patient' must be empty where clients are protected"),
+        ({"client-column": "ward"}, "data.client-column = 'ward' needs data.partition = 'natural', got 'dirichlet'"),
+        ({"client-column": "ward", "partition": "natural", "train-records": 9}, "data.train-records = 9 must be 0"),
+        ({"partition": "repeated"}, "data.partition = 'repeated' needs privacy.non-private = true"),
+        ({"held-by": "nodes", "sensitive": "redaction"}, "data.sensitive = 'redaction' must be 'none'"),
+    ],
+)
+def test_columns_that_would_not_be_what_is_protected_are_refused(data: dict[str, Any], says: str) -> None:
+    assert says in refusal({"data": data})

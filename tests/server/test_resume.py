@@ -17,7 +17,7 @@ from server import code_version, resume
 from server.app import configuration
 from server.budget import round_sampling
 from server.checkpoint import Checkpoint, save_checkpoint
-from server.config import RunConfig, parse
+from server.config import ConfigError, RunConfig, parse
 from server.errors import CannotResume
 from server.resume import check_origin, check_resumable, claim, write_origin
 from server.resumed import Resumed, note_resumed, read_resumed
@@ -182,7 +182,7 @@ def test_the_code_of_a_users_own_method_counts(tmp_path: Path, monkeypatch: pyte
     [
         ("config.toml", CannotResume, "is no run folder"),
         ("ledger.jsonl", CannotResume, "has no ledger: the run was broken off before it could spend anything"),
-        ("origin.json", CannotResume, "has no origin.json"),
+        ("origin.json", CannotResume, "lacks origin.json"),
         ("sampling.key", CorruptRun, "other cohorts would be drawn"),
     ],
 )
@@ -207,8 +207,10 @@ def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:
     table = {**TABLE, "privacy": {**TABLE["privacy"], "non-private": True, "seeded-cohorts": True}}  # type: ignore[dict-item]
     config = parse(table)
     (folder / "config.toml").write_text(config.to_toml())
-    write_origin(folder, config, "digest")
+    with pytest.raises(ConfigError, match="holds the sampling.key of another run"):
+        write_origin(folder, config, "digest")
     os.unlink(folder / "sampling.key")
+    write_origin(folder, config, "digest")
     assert check_resumable(folder) == config
 
 

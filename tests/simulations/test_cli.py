@@ -10,7 +10,6 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from client.models import load_base
 from privacy.commitment import Commitment, FloorStep
 from privacy.ledger import Ledger
 from server.budget import round_sampling
@@ -106,7 +105,7 @@ def test_a_bad_setting_is_refused_before_anything_starts(arguments, says, here):
         ("model.targets=foo", "model.targets = 'foo': "),
         ("model.targets=embeddings", "model.targets = 'embeddings': "),
         ("model.layers=99", "model.layers = 99: random:bert has 2 layers"),
-        ("model.max-length=131", "model.max-length = 131: random:bert has positions for 130 tokens"),
+        ("model.max-length=131", "model.max-length must be at most 130 for this model, got 131"),
         ("strategy.controller-options.clip-norm=-1", "strategy.controller-options.clip-norm must be"),
     ],
 )
@@ -123,18 +122,6 @@ def test_ranks_that_do_not_fit_the_adapter_are_refused_with_their_key(here):
     assert result.exit_code == 2, result.output
     assert "strategy.aggregation-options.ranks must be in" in result.stderr
     assert not (here / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("model", "most"), [("random:roberta", 129), ("random:gpt2", 130), ("minilm", 512), ("random:llama", None)]
-)
-def test_records_may_be_as_long_as_the_model_has_positions(model, most):
-    """One that computes its positions has no end of them."""
-    network, _ = load_base(model, "classification", 2)
-    preflight.check_positions(parse({"model": {"name": model, "max-length": most or 4096}}), network)
-    if most is not None:
-        with pytest.raises(ConfigError, match=f"at most {most}"):
-            preflight.check_positions(parse({"model": {"name": model, "max-length": most + 1}}), network)
 
 
 @pytest.mark.parametrize("command", [["silo", "silo-quickstart"], ["run", "silos"]])
