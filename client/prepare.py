@@ -36,6 +36,7 @@ from client import (
     tokenising,
     verbalise,
 )
+from client.annotators import make_detector
 from client.data import FORMAT, META_FILE, PARTS, DataSpec, PreparedData, sha256
 from client.held_out import columns, hold_out, test_columns
 from client.models import load_tokenizer
@@ -99,6 +100,8 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     # any change of the code that decides the content gives new names: nobody has to remember a version number
     code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
+    if spec.policy.use != "none":  # with another version of what it is made of, a detector finds other spans
+        versions.append(make_detector(spec.detector).name)
     backend: Any = tokenizer
     # Truncation is left behind by whoever used the tokenizer last, in this process or another.
     definition = {**json.loads(backend.backend_tokenizer.to_str()), "truncation": None, "padding": None}

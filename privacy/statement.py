@@ -46,6 +46,9 @@ NOT_COVERED = (
     "the names of the labels, the number of protected units and every setting: they are taken as public",
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "anything computed on the data outside this ledger, such as logs and files on the clients' own machines",
+    "which units were in a file before public and training sets were drawn from it: the guarantee is for a unit of the "
+    "training set as it was drawn",
+    "that a run ended because most messages of a round failed: whether they do may depend on who took part",
 )
 SEEN_BY_THE_SERVER = NOT_COVERED[1]
 SEEN_WITH_SHARES = (

@@ -13,6 +13,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from client.annotators import make_detector
 from privacy import accountants
 from privacy.statement import rounded_up
 from server.recipe import Planned, Recipe
@@ -72,7 +73,7 @@ def promise_of(recipe: Recipe, planned: Planned) -> Promise:
     if readers:
         reason = f"phase {' and '.join(repr(name) for name in readers)} trains on private texts without noise"
         return Promise("none", recipe.delta, None, None, planned.epsilon, "", reason)
-    policy = ", ".join(dict.fromkeys(recipe.detector_of(phase) for phase in recipe.ordinary))
+    policy = ", ".join(dict.fromkeys(make_detector(recipe.detector_of(phase)).name for phase in recipe.ordinary))
     names = " and ".join(repr(phase.name) for phase in recipe.ordinary)
     reason = f"phase {names} trains without noise on texts redacted by {policy}"
     selective = 0.0

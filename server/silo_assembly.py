@@ -35,6 +35,7 @@ NOT_COVERED = (
     "the number of protected units, the names of the labels, the texts' largest length and every setting: they are "
     "taken as public",
     "the held-out validation and test records: they are not among the protected, and their metrics are published",
+    "which units were in a file before these and the training records were drawn from it",
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "the base model: what it was trained on before",
     "anything computed on the data outside this ledger, such as the prepared files, logs and timing inside the silo",

@@ -109,6 +109,17 @@ def test_a_node_sends_what_the_same_client_sends_in_a_simulation(
         assert int(sent.encoded.abs().max()) > 0
 
 
+@pytest.mark.parametrize("setting", [{"epsilon-limit": "2.0"}, {"privacy-unit": "record"}, {"identity": "x"}])
+def test_a_node_that_trusts_the_server_less_sends_no_plain_sum(
+    setting: dict[str, str], deployed: tuple[Assembly, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"data": write(tmp_path / "mine.jsonl", rows(1, 6)), "cache": str(tmp_path / "own"), **setting}
+    with pytest.raises(NodeFailed, match="BadMessage"):
+        app(message=message(request(deployed[0]).to_records(), "train"), context=context(**settings))
+    assert f"only: {next(iter(setting))} in its settings" in caplog.text
+    assert not (tmp_path / "own").exists()
+
+
 def test_a_node_prepares_its_records_once(
     deployed: tuple[Assembly, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

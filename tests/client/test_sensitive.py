@@ -24,6 +24,7 @@ from client.sensitive import Sensitive, redact
 from client.sources import Texts
 from client.tasks import CausalLM
 from privacy.detectors import TIERS, Word
+from privacy.pattern_detector import PatternDetector
 from privacy.redaction import redacted
 
 
@@ -168,6 +169,14 @@ def test_weights_go_with_the_training_tokens_and_leave_them_alone(source: str, t
     assert set(cut.lengths) == {20}
     assert len(cut.token_weights) == len(cut.tokens)
     np.testing.assert_array_equal(cut.select([0]).token_weights[:19], weighted.train.select([0]).token_weights[:19])
+
+
+def test_another_version_of_a_detector_prepares_the_data_anew(source: str, tmp_path, monkeypatch) -> None:
+    made = [prepare(spec(source, tmp_path, sensitive=use)).folder for use in ("none", "redaction", "redaction")]
+    assert made[1] == made[2] != made[0]
+    monkeypatch.setattr(PatternDetector, "name", property(lambda _: "regex of tomorrow"))
+    assert prepare(spec(source, tmp_path, sensitive="redaction")).folder not in made
+    assert prepare(spec(source, tmp_path)).folder == made[0]
 
 
 def test_redaction_masks_the_training_texts_only_and_the_canaries_in_them(source: str, tmp_path) -> None:

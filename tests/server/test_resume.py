@@ -207,7 +207,7 @@ def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:
     table = {**TABLE, "privacy": {**TABLE["privacy"], "non-private": True, "seeded-cohorts": True}}  # type: ignore[dict-item]
     config = parse(table)
     (folder / "config.toml").write_text(config.to_toml())
-    with pytest.raises(ConfigError, match="holds the sampling.key of another run"):
+    with pytest.raises(ConfigError, match=r"holds the sampling\.key of another run"):
         write_origin(folder, config, "digest")
     os.unlink(folder / "sampling.key")
     write_origin(folder, config, "digest")
