@@ -131,7 +131,11 @@ def head_modules(model: nn.Module, spec: LoraSpec) -> dict[str, nn.Module]:
 
 
 def adapter_layout(model: nn.Module, spec: LoraSpec) -> AdapterLayout:
-    """The layout of `spec` on `model`: (A, B) of every target in the model's order, then the heads."""
+    """The layout of `spec` on `model`: (A, B) of every target in the model's order, then the heads.
+
+    Raises:
+        ValueError: a target is no linear layer, or smaller than the rank, beyond which nothing is gained.
+    """
     entries: list[Entry] = []
     offset = 0
 
@@ -144,6 +148,8 @@ def adapter_layout(model: nn.Module, spec: LoraSpec) -> AdapterLayout:
         shape = linear_shape(module)
         if shape is None:
             raise ValueError(f"target {path} is a {type(module).__name__}; adapters need a Linear (or GPT-2's Conv1D)")
+        if spec.rank > min(shape):
+            raise ValueError(f"model.rank must be at most {min(shape)}, the smaller side of {path}, got {spec.rank}")
         add(f"{path}.lora_A.weight", (spec.rank, shape[0]), "A", path)
         add(f"{path}.lora_B.weight", (shape[1], spec.rank), "B", path)
     for path, module in head_modules(model, spec).items():

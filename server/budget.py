@@ -11,6 +11,7 @@ from privacy.plan import Plan
 from privacy.queries import AdapterBits, NormBit, NormHistogram
 from server.config import ConfigError, RunConfig
 from strategies.controller import Controller, PublicSignals, Setting
+from strategies.plugins import place
 from strategies.promise import promise
 
 
@@ -65,6 +66,12 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
             _refuse_norms(plan)
     except ValueError as error:
         raise ConfigError(f"strategy.controller = {config.strategy.controller!r}: {error}") from error
+    except Exception as error:
+        if ":" not in config.strategy.controller:
+            raise
+        raise ConfigError(  # whatever a controller of the user's own raises
+            f"strategy.controller = {config.strategy.controller!r}: {type(error).__name__}: {error}{place(error)}"
+        ) from error
     return replace(commitment, not_private=not_private_reason(config)), multipliers
 
 

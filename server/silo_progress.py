@@ -56,6 +56,12 @@ class Progress:
     refusals: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def told(self) -> str:
+        """Rounds done, and which silos never took a step, with what they said last."""
+        idle = [f"silo {silo}: {said}" for silo, said in sorted(self.refusals.items()) if silo not in self.silos]
+        without = f"; {len(idle)} took no step: {'; '.join(idle)}" if idle else ""
+        return f"{self.round} rounds done{without}"
+
     def ended(self, silos: int) -> str | None:
         """Why none of so many silos takes part any more, or None."""
         if len(self.refusals) < silos:

@@ -86,7 +86,7 @@ def run_federated_silos(
     outcome = Outcome(evaluate(adapter, "validation"), evaluate(adapter, "test"), stopped)
     progress.seconds = before + time.monotonic() - begun
     write_silo_artefacts(folder, ready, progress, outcome)
-    telemetry.status("stopped-budget" if stopped else "completed", stopped or f"{progress.round} rounds done")
+    telemetry.status("stopped-budget" if stopped else "completed", stopped or progress.told())
 
 
 def _connected(ready: Federation, folder: Path, grid: Grid) -> tuple[tuple[int, ...], Evaluate]:

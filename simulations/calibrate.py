@@ -89,6 +89,7 @@ def calibrate_command(
                     "controller goes with epsilon, delta, clients, rate, rounds, dimension and option only: it says "
                     "itself what is released, and runs sample by Poisson under add_remove"
                 )
+            sys.path.append(str(Path.cwd()))  # a user's own methods are found beside their work, and shadow nothing
             from simulations.calibrate_controller import controller_config, controller_page
 
             with console.status("Calibrating"):

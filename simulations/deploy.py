@@ -7,6 +7,7 @@ wrapper of a few lines around the installed packages; no code of this checkout t
 
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -121,6 +122,7 @@ def deploy_command(
     from simulations.cli import new_run_folder
 
     keys: dict[str, str | bool] = {}
+    sys.path.append(str(Path.cwd()))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(CannotResume):
         if resume is None:
             from simulations.preflight import check

@@ -71,7 +71,7 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
     """
-    from simulations.preflight import check_adapter, check_data, check_noise, check_silo
+    from simulations.preflight import check_adapter, check_data, check_noise, check_silo, check_silos
     from simulations.public_only import check_public_only
 
     _check_sources(cells)
@@ -81,16 +81,19 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     calibrated: dict[str, tuple[float, ...]] = {}  # seeds and data do not change the noise, and some take seconds
     for cell in cells:
         config = cell.config
+        federated = cell.kind == "run" and config.privacy.unit != "client"
         noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
         if cell.kind == "silo":  # its noise depends on how many units there are, and on what is trained
             noise = repr((noise, config.silo, config.data, config.model))
         try:
             if cell.kind == "public-only":
                 check_public_only(config)
+            elif federated:  # every silo calibrates for its own records
+                check_silos(config)
             elif noise not in calibrated:
                 calibrated[noise] = check_silo(config) if cell.kind == "silo" else check_noise(config)
-            multipliers[cell.key] = () if cell.kind == "public-only" else calibrated[noise]
-            if cell.kind != "silo":
+            multipliers[cell.key] = () if federated or cell.kind == "public-only" else calibrated[noise]
+            if cell.kind != "silo" and not federated:
                 check_data(config)
                 adapter = repr((config.model, config.strategy, config.rounds, config.clients))
                 if adapter not in adapters:

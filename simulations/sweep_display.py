@@ -109,19 +109,23 @@ def print_cells(
     if not console.is_terminal:  # whole keys, one line each
         for cell in cells:
             state = "done" if cell.key in done else "to do"
-            console.print(f"{cell.key}  z {_noise_text(multipliers[cell.key])}  {state}", markup=False, soft_wrap=True)
+            console.print(
+                f"{cell.key}  z {_noise_text(cell, multipliers[cell.key])}  {state}", markup=False, soft_wrap=True
+            )
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("cell", "ε", "z", ""):
         table.add_column(name, no_wrap=True)
     for cell in cells:
         epsilon = number_text(cell.config.privacy.epsilon)
-        table.add_row(cell.key, epsilon, _noise_text(multipliers[cell.key]), "done" if cell.key in done else "to do")
+        table.add_row(
+            cell.key, epsilon, _noise_text(cell, multipliers[cell.key]), "done" if cell.key in done else "to do"
+        )
     console.print(table)
 
 
-def _noise_text(multipliers: Sequence[float]) -> str:
+def _noise_text(cell: Cell, multipliers: Sequence[float]) -> str:
     if not multipliers:
-        return "none"
+        return "none" if cell.kind == "public-only" else "of each silo"
     first, last = number_text(multipliers[0]), number_text(multipliers[-1])
     return first if first == last else f"{first} to {last}"

@@ -125,7 +125,11 @@ def read_cells(path: Path, data: Path) -> tuple[str, list[Cell]]:
 
 def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
     beside = path.parent / grid.base
-    base = flatten(tomllib.loads((beside if beside.is_file() else find(grid.base)).read_text(encoding="utf-8")))
+    base_path = beside if beside.is_file() else find(grid.base)
+    try:
+        base = flatten(tomllib.loads(base_path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name}: base {base_path} is not valid TOML: {error}") from None
     problems: list[str] = []
     values = [[(key, value) for value in options] for key, options in grid.axes.items()]
     for seed, axes, variant in itertools.product(grid.seeds, itertools.product(*values), grid.variants):

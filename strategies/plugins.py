@@ -72,7 +72,7 @@ def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:
         raise ValueError(f"{key} = {name!r}: cannot import it: {module} needs {error.name!r}; install that") from error
     except Exception as error:  # whatever a module of the user's own raises while it is imported; TypeError: ".module"
         raise ValueError(
-            f"{key} = {name!r}: cannot import it: {type(error).__name__}: {error}{_place(error)}"
+            f"{key} = {name!r}: cannot import it: {type(error).__name__}: {error}{place(error)}"
         ) from error
     found = getattr(imported, attribute, None)
     if found is None:
@@ -86,8 +86,8 @@ def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:
     return found
 
 
-def _place(error: Exception) -> str:
-    """Where in a file an import went wrong."""
+def place(error: Exception) -> str:
+    """Where in a file something went wrong, in brackets; for the messages about methods of a user's own."""
     if isinstance(error, SyntaxError):  # its text names file and line
         return ""
     frames = traceback.extract_tb(error.__traceback__)

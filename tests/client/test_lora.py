@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from client.lora import AdapterLayout, LoraSpec, adapter_layout, initial_adapter, layer_index, target_modules
+from client.models import load_base
 from tests.client.cohort_cases import build
 
 
@@ -91,6 +92,16 @@ def test_targets_are_whole_dotted_suffixes():
         target_modules(model, LoraSpec(4, 8.0, ("q_proj",), layers=(7,)))
     assert layer_index("model.layers.11.mlp.up_proj") == 11
     assert layer_index("lm_head") is None
+
+
+def test_a_rank_beyond_the_layer_is_refused():
+    model, _ = load_base("random:bert", "classification", 2)
+    side = model.config.hidden_size
+    adapter_layout(model, LoraSpec(side, 8.0, ("query",)))
+    with pytest.raises(
+        ValueError, match=rf"model\.rank must be at most {side}, the smaller side of .*, got {side + 1}"
+    ):
+        adapter_layout(model, LoraSpec(side + 1, 8.0, ("query",)))
 
 
 @pytest.mark.parametrize(

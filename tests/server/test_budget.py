@@ -54,6 +54,24 @@ def test_the_commitment_costs_the_target_and_hardly_less(controller: Fixed | DpL
     assert len(multipliers) == 3
 
 
+@dataclass(frozen=True)
+class Stumbling(Fixed):
+    """Fails at its first plan, as one under construction does."""
+
+    def plan(self, state, round):
+        return state.no_such_thing
+
+
+def test_what_a_users_controller_raises_is_told_with_its_place() -> None:
+    mine = small().model_copy(update={"strategy": small().strategy.model_copy(update={"controller": "my:Stumbling"})})
+    with pytest.raises(
+        ConfigError, match=r"'my:Stumbling': AttributeError: .*no_such_thing.* \(.*test_budget.py, line"
+    ):
+        commit(mine, Stumbling())
+    with pytest.raises(AttributeError):  # in one of the package's it is our fault
+        commit(small(), Stumbling())
+
+
 def test_the_histogram_is_part_of_the_target() -> None:
     without, with_it = committed(Fixed()), committed(DpLac())
     assert [step.label for step in without[0].floor] == ["round"]

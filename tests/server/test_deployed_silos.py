@@ -171,7 +171,9 @@ def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
 
 def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = of_records.folder
-    save_progress(folder, Progress(torch.zeros(3), 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5))
+    progress = Progress(torch.zeros(3), 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5)
+    assert progress.told() == "1 rounds done; 1 took no step: silo 1: spent"
+    save_progress(folder, progress)
     again = load_progress(folder, 3)
     assert torch.equal(again.adapter, torch.zeros(3))
     assert (again.round, again.silos, again.steps) == (1, {0: Said(1.5, 20, 0.7)}, 4)

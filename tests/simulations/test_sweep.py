@@ -117,6 +117,11 @@ def test_a_dry_run_lists_the_cells_with_their_noise_and_runs_nothing(sweep, tmp_
         ("own_broken:Mine", "own_broken:Nobody", "g/broken/seed=0: strategy.optimizer"),
         ("public.warm-start-epochs = 1", "", "g/floor/seed=0: public.warm-start-epochs = 0"),
         ("[variants.fixed]", '[variants.fixed]\ndata.source = "csv:lost.csv"', "lost.csv"),
+        (
+            "[variants.fixed]",
+            '[variants.fixed]\nprivacy.unit = "record"\nstrategy.controller = "dp-lac"',
+            "public loss",
+        ),
     ],
 )
 def test_every_cell_is_checked_before_any_runs(sweep, tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -137,6 +142,14 @@ def test_files_are_looked_for_before_anything_is_calibrated(
         code, output = sweep("--dry-run")
         assert code == 2
         assert said in output
+
+
+def test_a_base_that_is_no_toml_is_named(sweep, tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("rounds = = 2")
+    code, output = sweep("--dry-run")
+    assert code == 2
+    assert "tiny.toml: base" in output
+    assert "base.toml is not valid TOML" in output.replace("\n", " ")
 
 
 def test_an_adapter_that_no_model_can_have_is_refused(sweep, tmp_path: Path) -> None:
