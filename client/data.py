@@ -97,6 +97,8 @@ class DataSpec:
         checks.not_empty(source=self.source, text_column=self.text_column, tokenizer=self.tokenizer)
         if self.task == "classification" and not self.label_column:
             raise ValueError("data.label-column must be set for classification, got ''")
+        if self.task == "classification" and self.label_column in (self.text_column, self.text_pair_column):
+            raise ValueError(f"data.label-column = {self.label_column!r} is a column of texts; name that of the labels")
         if self.partition == "natural" and not self.client_column and self.source != "notes":
             raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
         if self.task == "summarisation" and not self.text_pair_column:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from client import notes, sources
 from client.data import PARTS, DataSpec
+from client.labels import class_ids, class_names
 from client.planting import plant
 from client.sensitive import redact
 from client.sources import Columns, Texts
@@ -70,10 +71,10 @@ def hold_out(spec: DataSpec) -> Held:
     raw = {part: texts[part].labels or [] for part in PARTS}
     known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
     where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
-    _, encoded, names = sources.encode_labels(known, [raw[part] for part in PARTS], where)
-    if spec.source == sources.NOTES:
-        names = list(notes.LABELS)
-    return Held(texts, dict(zip(PARTS, encoded, strict=True)), names, removed)
+    names = class_names(known, where)
+    tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
+    encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
+    return Held(texts, encoded, list(notes.LABELS) if spec.source == sources.NOTES else names, removed)
 
 
 def _test_source(spec: DataSpec) -> Texts | None:

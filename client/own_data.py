@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.data import DataSpec
+from client.labels import matched
 from client.records import Records
 from client.wire import code_fingerprint
 from privacy import checks
@@ -91,7 +92,7 @@ def open_own(source: str, reading: Reading, tokenizer: str, cache: Path) -> OwnD
     checks.one_of(KINDS, data=kind)
     path = Path(location).expanduser()
     if not path.is_file():
-        from client.sources import existing_file  # a second, which no later message shall pay
+        from client.source_files import existing_file  # a second, which no later message shall pay
 
         path = existing_file(source, "data")
     stat = path.stat()
@@ -136,11 +137,9 @@ def label_ids(labels: list[Any], names: tuple[str, ...]) -> NDArray[np.int64]:
     """Class ids of a node's labels, int64 ``[n]``.
 
     Raises:
-        ValueError: a label that the federation does not have.
+        ValueError: a missing label, or one that the federation does not have.
     """
-    ids = {name: index for index, name in enumerate(names)}
-    texts = [str(int(value)) if isinstance(value, float) and value.is_integer() else str(value) for value in labels]
-    unknown = sorted(set(texts) - set(ids))
+    ids, unknown = matched(labels, names, "data")
     if unknown:
         raise ValueError(f"labels {unknown[:5]} are none of the federation's: {list(names[:20])}")
-    return np.array([ids[text] for text in texts], dtype=np.int64)
+    return ids

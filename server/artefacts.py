@@ -1,6 +1,7 @@
 """What a finished run leaves behind: the adapter as PEFT files, its card, privacy.json, results.json."""
 
 import json
+import pprint
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from client.tasks import Metrics
 from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
 from server.assembly import Assembly
+from server.config import RunConfig
 from strategies.dp_fedavg import ServerState
 
 ADAPTER_FOLDER = "adapter"
@@ -68,12 +70,13 @@ def write_artefacts(
         "stopped": result.stopped,
         "dimension": max(map(sum, assembly.setting.layouts)),
         "model": assembly.config.model.name,
+        "label_names": list(assembly.data.label_names),
         "not_private": ledger.not_private,
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
     save_peft(folder / ADAPTER_FOLDER, state.served, assembly.layout, assembly.spec, base=assembly.config.model.name)
     card = _card(assembly, statement["sentence"], result)
-    (folder / ADAPTER_FOLDER / "README.md").write_text(card)
+    (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
 
 
 def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
@@ -90,9 +93,37 @@ def majority_accuracy(data: PreparedData) -> float | None:
     return float(np.bincount(np.asarray(data.test.labels)).max() / len(data.test))
 
 
+def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
+    """The part of an adapter's card in Python: load it and, where there are classes, say that of one text.
+
+    The report and the summary of a run show it too, see :mod:`simulations.loading`.
+
+    Args:
+        config: of the data and the model.
+        label_names: of the outputs, in their order; empty for a language model.
+    """
+    labels = f", num_labels={len(label_names)}" if label_names else ""
+    lines = [
+        "from peft import PeftModel",
+        "from client.models import load_base",
+        "",
+        f'base, tokenizer = load_base("{config.model.name}", "{config.model.task}"{labels})',
+        f'model = PeftModel.from_pretrained(base, "{ADAPTER_FOLDER}")',
+    ]
+    if label_names:
+        text = '"a text", "the text it is paired with"' if config.data.text_pair_column else '"a text"'
+        cut = f"truncation=True, max_length={config.model.max_length}"  # as the records were in training
+        lines += [
+            "",
+            f"labels = {pprint.pformat(list(label_names), width=108, compact=True)}",
+            f'tokens = tokenizer({text}, {cut}, return_tensors="pt")',
+            "print(labels[model(**tokens).argmax()])",
+        ]
+    return "\n".join(["```python", *lines, "```", ""])
+
+
 def _card(assembly: Assembly, sentence: str, result: RunResult) -> str:
     config, test = assembly.config, result.test
-    labels = f", {assembly.data.num_labels}" if assembly.data.num_labels else ""
     if test.perplexity is None:
         quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
     else:
@@ -104,11 +135,4 @@ def _card(assembly: Assembly, sentence: str, result: RunResult) -> str:
 Base model: `{config.model.name}`; LoRA rank {config.model.rank} on {config.model.targets};
 {quality}.
 
-```python
-from client.models import load_base
-from peft import PeftModel
-
-base, tokenizer = load_base({config.model.name!r}, {config.model.task!r}{labels})
-model = PeftModel.from_pretrained(base, "adapter")
-```
-"""
+{how_to_use(config, assembly.data.label_names)}"""

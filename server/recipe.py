@@ -17,7 +17,7 @@ from itertools import groupby
 
 from client.silo import Silo, controller_of
 from privacy import checks
-from privacy.commitment import Commitment, FloorStep
+from privacy.commitment import Commitment, FloorStep, check_delta
 from privacy.events import ReleaseEvent
 from privacy.odometer import FloorOdometer
 from privacy.statement import rounded_up
@@ -205,10 +205,12 @@ def plan_noise(recipe: Recipe, population: int) -> Planned:
     """Calibrate the one phase that asks for it, and account all of them together, as the ledger does.
 
     Raises:
-        ValueError: no noise keeps the target, the given noise costs more, or there are fewer units than a batch.
+        ValueError: delta is too large for so many units, no noise keeps the target, the given noise costs more, or
+            there are fewer units than a batch.
     """
     if not recipe.private:
         return Planned((), (), 0.0)
+    check_delta(recipe.delta, population)  # before the promise is printed, not when the ledger is made
     given = {phase.name: _given(recipe, phase, population) for phase in recipe.private if phase.noise_multiplier}
     for phase in recipe.private:
         if phase.name not in given:

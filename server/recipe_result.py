@@ -14,7 +14,7 @@ from client.precision import company_note
 from client.tasks import Metrics
 from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
-from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, perplexities
+from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, how_to_use, perplexities
 from server.environment import write_environment
 from server.recipe import Phase, Planned, Private
 from server.recipe_config import RecipeConfig
@@ -63,6 +63,7 @@ class RecipeResult:
         spec: the adapters.
         dimension: values trained.
         population: protected units.
+        label_names: of the classes, in the order of the model's outputs; empty for a language model.
     """
 
     promise: Promise
@@ -74,6 +75,7 @@ class RecipeResult:
     spec: LoraSpec
     dimension: int
     population: int
+    label_names: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
@@ -94,6 +96,7 @@ def write_recipe_artefacts(
     _write_json(folder / PRIVACY_FILE, statement)
     results = {
         **perplexities(result.validation, result.test),
+        **(_accuracies(result) if result.label_names else {}),
         "test_loss": result.test.loss,
         "validation_loss": result.validation.loss,
         "seconds": result.seconds,
@@ -101,13 +104,15 @@ def write_recipe_artefacts(
         "dimension": result.dimension,
         "population": result.population,
         "model": run.model.name,
+        "label_names": list(result.label_names),
         "guarantee": promise.sentence,
         "not_private": promise.not_private,
         "resumed": [asdict(resumed) for resumed in read_resumed(folder)],
     }
     write_environment(folder)
     save_peft(folder / ADAPTER_FOLDER, result.adapter, layout, result.spec, base=run.model.name)
-    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n"
+    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n\n"
+    card += how_to_use(run, result.label_names)
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
     stamp(promise, folder, folder / ADAPTER_FOLDER)
     _write_json(folder / RESULTS_FILE, results)  # last: with this file the run has ended
@@ -118,6 +123,10 @@ def stamp(promise: Promise, *folders: Path) -> None:
     if promise.not_private is not None:
         for folder in folders:
             (folder / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
+
+
+def _accuracies(result: RecipeResult) -> dict[str, float]:
+    return {"test_accuracy": result.test.accuracy, "validation_accuracy": result.validation.accuracy}
 
 
 def _described(config: RecipeConfig, phase: Phase) -> dict[str, Any]:

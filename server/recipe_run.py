@@ -117,6 +117,7 @@ class RecipeRun:
                 self.spec,
                 self.layout.dim,
                 self.population,
+                self.plain.label_names,
             )
             write_recipe_artefacts(folder, self.config, result, self.layout, ledger)
         return result

@@ -10,7 +10,14 @@ from client.peft_files import save_peft
 from client.precision import company_note
 from client.tasks import Metrics
 from privacy.statement import rounded_up
-from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, majority_accuracy, perplexities
+from server.artefacts import (
+    ADAPTER_FOLDER,
+    PRIVACY_FILE,
+    RESULTS_FILE,
+    how_to_use,
+    majority_accuracy,
+    perplexities,
+)
 from server.silo_assembly import NOT_COVERED, Federation
 from server.silo_progress import Progress, Said
 
@@ -48,12 +55,15 @@ def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, ou
         "stopped": outcome.stopped,
         "dimension": ready.described.layout.dim,
         "model": config.model.name,
+        "label_names": list(ready.data.label_names),
         "not_private": silo.not_private,
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
     described = ready.described
     save_peft(folder / ADAPTER_FOLDER, progress.adapter, described.layout, described.spec, base=config.model.name)
-    (folder / ADAPTER_FOLDER / "README.md").write_text(f"# Adapter of run {config.name}\n\n{statement['sentence']}\n")
+    use = how_to_use(config, ready.data.label_names)
+    card = f"# Adapter of run {config.name}\n\n{statement['sentence']}\n\nBase model: `{config.model.name}`.\n\n{use}"
+    (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
 
 
 def _statement(ready: Federation, silos: Mapping[int, Said]) -> dict[str, Any]:

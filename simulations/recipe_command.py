@@ -88,6 +88,8 @@ def resume_recipe(folder: Path, other_code: bool, quiet: bool) -> None:
 
 
 def _train(run: "RecipeRun", folder: Path, quiet: bool) -> None:
+    from simulations.report import write_report  # with matplotlib, which `lacquer --help` does not need
+
     console = Console()
     if not quiet:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -98,8 +100,10 @@ def _train(run: "RecipeRun", folder: Path, quiet: bool) -> None:
     except (CannotResume, CorruptRun) as error:
         fail(str(error), MISUSED)
     except KeyboardInterrupt:
+        write_report(folder)
         say(f"Interrupted.\nRun folder: {folder}\nGo on with: lacquer resume {folder}", style="yellow")
         raise typer.Exit(INTERRUPTED) from None
+    report = write_report(folder)
     if quiet:
         typer.echo(folder)
         return
@@ -111,7 +115,7 @@ def _train(run: "RecipeRun", folder: Path, quiet: bool) -> None:
     console.print(f"test {'perplexity' if result.test.perplexity else 'accuracy'} {number_text(quality)}")
     if result.planned.floor:
         console.print(f"noise of the private phases alone: epsilon {epsilon_text(result.planned.epsilon, 4)}")
-    console.print(f"Run folder: {folder}")
+    console.print(f"Run folder: {folder}\nReport: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
 def configured(recipe: str, settings: list[str], folder: Path) -> "RecipeConfig":

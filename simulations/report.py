@@ -4,15 +4,19 @@ It shows released and public values only, because the folder's files hold no oth
 its page too, which says how far it came and what it has spent.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from simulations.loading import loading_code
 from simulations.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.outcome import guarantee_sentence, guaranteed, resumed_text, spent_text, state_text, training_time
 from simulations.report_figures import report_figures
+from simulations.report_recipe import noise_rows, selective_text
 from simulations.report_tables import environment_rows, facts_rows, ledger_table, settings_rows
 from simulations.run_folder import Run, read_run
 
@@ -20,12 +24,15 @@ REPORT_FILE = "report.html"
 
 _FILES = {
     "config.toml": "the resolved settings; they repeat the run",
+    "recipe.toml": "the resolved settings and phases; they repeat the run",
+    "NOT-PRIVATE.txt": "what the run does not guarantee; keep it beside everything the run made",
     "ledger.jsonl": "every privacy charge, hash-chained, written before its noise was drawn",
     "privacy.json": "the guarantee, for programs",
     "metrics.jsonl": "one line per release",
     "results.json": "the final numbers",
     "environment.json": "versions and machine",
     "adapter": "the released adapter, loads with PEFT",
+    "phases": "what a resumed recipe continues from; whoever has it knows who was in a batch, so never share it",
     "checkpoint": "what a resumed run continues from",
     "tensorboard": "the metrics as TensorBoard scalars",
     "origin.json": "what it was started with; a resumed run is held against it",
@@ -67,19 +74,20 @@ def render(run: Run) -> str:
         loader=PackageLoader("simulations"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     guarantee = {} if run.not_private else run.guarantee or {}
+    selective = selective_text(run.guarantee or {})
     settings = settings_rows(run.config) if run.config else []
     return pages.get_template(REPORT_FILE).render(
         name=run.name,
         state=run.state,
         state_text=state_text(run),
         about=_about(run),
-        not_private=run.not_private,
+        not_private="" if selective else run.not_private,  # the page says of it that nothing at all is guaranteed
         ending=_ending(run),
         resumed=resumed_text(run),
         problems=run.problems,
         tiles=_tiles(run),
-        sentence=guarantee_sentence(run),
-        facts=facts_rows(guarantee),
+        sentence=_sentence(run, selective),
+        facts=_facts(run, guarantee),
         covers=guarantee.get("covered", []),
         does_not_cover=guarantee.get("not_covered", []),
         figures=report_figures(run),
@@ -97,35 +105,58 @@ def _units(run: Run) -> str:
 
 
 def _about(run: Run) -> list[str]:
+    if run.recipe is not None:
+        return [run.recipe.run.model.name, "recipe", run.recipe.names]
     if run.config is None:
         return []
     config = run.config
     return [config.model.name, config.strategy.controller, config.members_text]
 
 
+def _sentence(run: Run, selective: str) -> str:
+    """The guarantee in a sentence, in red where it is less than one at record level and the page has no other alert."""
+    if run.recipe is None or run.guarantee is None:
+        return guarantee_sentence(run)
+    sentence = str(run.guarantee["sentence"])
+    return Markup('<div class="banner bad" role="alert">{}</div>').format(sentence) if selective else sentence
+
+
+def _facts(run: Run, guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = facts_rows(guarantee)
+    return [*facts, *noise_rows(run.guarantee or {}), *run.recipe.rows()] if run.recipe else facts
+
+
 def _ending(run: Run) -> dict[str, str] | None:
     """What to say above all numbers when the run did not complete."""
     if run.state == "completed":
         return None
+    title = state_text(run) + "."
+    if run.recipe is not None:
+        text = f"It did {len(run.recipe.done)} of {len(run.recipe.phases)} phases; what they cost is below."
+        return {"title": title, "text": text, "message": run.status.message if run.status else ""}
     done = run.rounds[-1].round if run.rounds else 0
     planned = run.config.rounds if run.config else "an unknown number of"
-    title = state_text(run) + "."
     text = f"It did {done} of {planned} rounds; what they released and cost is below."
     return {"title": title, "text": text, "message": run.status.message if run.status else ""}
 
 
 def _tiles(run: Run) -> list[Tile]:
-    tiles = [_quality_tile(run), _epsilon_tile(run)]
-    done = run.rounds[-1].round if run.rounds else 0
-    planned = f"of {run.config.rounds}" if run.config else ""
-    cohort = f"{number_text(run.rounds[-1].expected_cohort)} {_units(run)} expected in each" if run.rounds else ""
-    tiles.append(Tile("Rounds", f"{done} {planned}".strip(), cohort))
+    tiles = [_quality_tile(run), _epsilon_tile(run), _progress_tile(run)]
     time = training_time(run)
     if time is not None:
         dimension = run.result("dimension")
         trained = f"{number_text(dimension)} values trained" if dimension is not None else ""
         tiles.append(Tile("Time", time, trained))
     return tiles
+
+
+def _progress_tile(run: Run) -> Tile:
+    if run.recipe is not None:
+        return Tile("Phases", f"{len(run.recipe.done)} of {len(run.recipe.phases)}", run.recipe.names)
+    done = run.rounds[-1].round if run.rounds else 0
+    planned = f"of {run.config.rounds}" if run.config else ""
+    cohort = f"{number_text(run.rounds[-1].expected_cohort)} {_units(run)} expected in each" if run.rounds else ""
+    return Tile("Rounds", f"{done} {planned}".strip(), cohort)
 
 
 def _quality_tile(run: Run) -> Tile:
@@ -146,7 +177,7 @@ def _quality_tile(run: Run) -> Tile:
 
 def _epsilon_tile(run: Run) -> Tile:
     if run.not_private:
-        return Tile("Privacy", "none", "no guarantee", bad=True)
+        return Tile("Privacy", "none", selective_text(run.guarantee or {}) or "no guarantee", bad=True)
     pair = guaranteed(run)
     if pair is None:
         return Tile("Privacy", "unknown", "no readable ledger")

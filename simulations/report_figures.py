@@ -4,10 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulations import plots
 from simulations.notation import delta_text, epsilon_text, number_text, percent_text
+from simulations.plot_style import LIGHT, SIZE, Palette, draw_figure
 from simulations.run_folder import Run
 from simulations.svg import inline_svg
 
@@ -31,6 +33,18 @@ def report_figures(run: Run) -> list[ReportFigure]:
         svg = inline_svg(figure, name, f"{title}. {description}")
         figures.append(ReportFigure(name, title, meaning, description, svg))
 
+    if run.recipe and run.recipe.done:
+        losses = [float(told["validation_loss"]) for told in run.recipe.done]
+        add(
+            "phases",
+            "Loss",
+            "Mean cross-entropy on the server's public validation records, in nats, after every phase.",
+            "; ".join(
+                f"{number_text(loss)} after {told['name']}" for told, loss in zip(run.recipe.done, losses, strict=True)
+            )
+            + ".",
+            _phase_losses([str(told["name"]) for told in run.recipe.done], losses),
+        )
     test, majority = run.result("test_accuracy"), run.result("majority_accuracy")
     if values := _known(run, "validation_accuracy"):
         add(
@@ -88,6 +102,15 @@ def report_figures(run: Run) -> list[ReportFigure]:
             plots.privacy_curve(curve, delta),
         )
     return figures
+
+
+def _phase_losses(names: Sequence[str], losses: Sequence[float]) -> Figure:
+    def draw(axes: Axes, palette: Palette) -> None:
+        axes.plot(names, losses, color=palette.first, marker="o", markersize=3.5)
+        axes.set(ylabel="validation loss")
+        axes.margins(x=0.15)
+
+    return draw_figure([draw], LIGHT, SIZE)
 
 
 def _known(run: Run, name: str) -> list[float]:

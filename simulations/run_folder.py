@@ -18,12 +18,15 @@ from server.environment import ENVIRONMENT_FILE
 from server.resumed import RESUMES_FILE, Resumed, read_resumed
 from server.round_record import RoundRecord
 from server.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
+from simulations.recipe_command import RECIPE_FILE
+from simulations.report_recipe import RecipeRecord, read_recipe
 
 CONFIG_FILE = "config.toml"
 GUARANTEE_FILE = "privacy.json"
 RESULTS_FILE = "results.json"
 LEDGER_FILE = "ledger.jsonl"
 ADAPTER_FOLDER = "adapter"
+STARTED_WITH = (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE, RECIPE_FILE)
 
 _T = TypeVar("_T")
 Json = dict[str, Any]
@@ -48,7 +51,7 @@ class Run:
 
     Attributes:
         path: its folder.
-        config, status, results, environment: None if the file is missing or unreadable.
+        config, recipe, status, results, environment: None if the file is missing or unreadable.
         guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
         metrics: the releases so far.
         account: what the verified ledger says; None if there is none, or if it is damaged.
@@ -58,6 +61,7 @@ class Run:
 
     path: Path
     config: RunConfig | None
+    recipe: RecipeRecord | None
     status: Status | None
     metrics: list[RoundRecord]
     guarantee: Json | None
@@ -70,11 +74,14 @@ class Run:
     @property
     def name(self) -> str:
         """The configured name, or the folder's."""
-        return self.config.name if self.config else self.path.name
+        config = self.config or (self.recipe.run if self.recipe else None)
+        return config.name if config else self.path.name
 
     @property
     def state(self) -> str:
-        """The state the run reported last, "unknown" if it never did."""
+        """The state the run reported last, "unknown" if it never did. Of a recipe the results tell, its last file."""
+        if self.recipe and not self.status:
+            return "completed" if self.results else "running"
         return self.status.state if self.status else "unknown"
 
     @property
@@ -112,10 +119,10 @@ def read_run(path: Path) -> Run:
         NoRunFolder: if it is none: it does not exist, or holds not one of the files a run starts with.
     """
     path = Path(path)
-    if not any((path / name).is_file() for name in (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE)):
+    if not any((path / name).is_file() for name in STARTED_WITH):
         raise NoRunFolder(
-            f"{path} is no run folder: it holds none of {CONFIG_FILE}, {STATUS_FILE}, {METRICS_FILE}, {LEDGER_FILE}; "
-            "give the folder that `lacquer run` named at its end"
+            f"{path} is no run folder: it holds none of {', '.join(STARTED_WITH)}; give the folder that `lacquer "
+            "run` or `lacquer recipe` named at its end"
         )
     problems: list[str] = []
 
@@ -128,22 +135,34 @@ def read_run(path: Path) -> Run:
             problems.append(f"{name} cannot be read: {error}")
             return None
 
-    account = attempt(LEDGER_FILE, _account)
-    written = attempt(GUARANTEE_FILE, _json_object)
-    if account and written and written.get("ledger", {}).get("head") != account.head:
+    account, recipe = attempt(LEDGER_FILE, _account), attempt(RECIPE_FILE, read_recipe)
+    guarantee = written = attempt(GUARANTEE_FILE, _json_object)
+    if account and written and _head(written) != account.head:
         problems.append(f"{GUARANTEE_FILE} was not made from {LEDGER_FILE} as it is now; trust the ledger")
+    charged = account.statement if account else None
+    if recipe:
+        guarantee = recipe.guarantee(written, charged)
     return Run(
         path=path,
         config=attempt(CONFIG_FILE, load),
+        recipe=recipe,
         status=attempt(STATUS_FILE, lambda file: read_status(file.parent)),
         metrics=attempt(METRICS_FILE, lambda file: read_metrics(file.parent)) or [],
-        guarantee=written or (account.statement if account else None),
+        guarantee=guarantee or charged,
         results=attempt(RESULTS_FILE, _json_object),
         environment=attempt(ENVIRONMENT_FILE, _json_object),
         account=account,
         resumed=attempt(RESUMES_FILE, lambda file: read_resumed(file.parent)) or (),
         problems=tuple(problems),
     )
+
+
+def _head(statement: Json) -> object:
+    """The mark of the ledger that a privacy.json was made from; a recipe's holds the whole statement of the ledger."""
+    ledger = statement.get("ledger")
+    if isinstance(ledger, dict) and isinstance(ledger.get("ledger"), dict):
+        ledger = ledger["ledger"]
+    return ledger.get("head") if isinstance(ledger, dict) else None
 
 
 def _json_object(file: Path) -> Json:

@@ -280,6 +280,7 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
         ({"max_length": 3}, "max_length must be an integer >= 4"),
         ({"partition": "shards"}, "partition must be one of"),
         ({"label_column": ""}, r"data\.label-column must be set"),
+        ({"label_column": "text"}, r"data\.label-column = 'text' is a column of texts; name that of the labels"),
         ({"source": "csv:x.csv", "partition": "natural"}, r"needs data\.client-column"),
         ({"task": "causal-lm"}, "a language model has none; take 'iid'"),
         ({"test_limit": 3}, r"data\.test-limit = 3 .* set data\.test-source"),
@@ -290,6 +291,13 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
 def test_bad_settings_are_refused(spec, change, message):
     with pytest.raises(ValueError, match=message):
         prepare(dataclasses.replace(spec, **change))
+
+
+def test_a_label_that_only_the_test_file_has_is_a_fault_of_the_test_file(spec, table):
+    pandas.DataFrame({"words": ["new one"], "y": ["perhaps"]}).to_parquet(table / "official.parquet")
+    official = f"parquet:{table / 'official.parquet'}"
+    with pytest.raises(ValueError, match=r"^data\.test-source = .*official.*'y': labels \['perhaps'\] never occur"):
+        prepare(_file_spec(spec, table, test_source=official))
 
 
 def test_more_held_out_records_than_there_are(spec, table):

@@ -146,6 +146,13 @@ def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
     assert own.records.units.tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_records_of_nobody_are_not_one_unit(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("text,label,patient\none,calm,p1\ntwo,urgent,\nthree,calm, \n")
+    reading = Reading("classification", 32, label_column="label", unit_column="patient", labels=("calm", "urgent"))
+    with pytest.raises(ValueError, match="2 rows have no unit in column 'patient'"):
+        open_own(f"csv:{tmp_path / 'mine.csv'}", reading, "random:bert", tmp_path / "own")
+
+
 def test_labels_are_the_federations() -> None:
     assert label_ids(["b", "a"], ("a", "b")).tolist() == [1, 0]
     assert label_ids([1, 2.0, 0], ("0", "1", "2")).tolist() == [1, 2, 0]

@@ -112,6 +112,10 @@ def test_what_cannot_be_a_recipe_is_refused() -> None:
         Ordinary("x", text="masked")
     with pytest.raises(ValueError, match="batch_size must be <= the number of units"):
         plan_noise(recipe(DP), 10)
+    given = replace(DP, noise_multiplier=4.0)
+    for phases in ((DP,), (given,), (REDACTED, given)):
+        with pytest.raises(ValueError, match=r"delta must be < 1/population = 0\.0025, got 0\.5"):
+            plan_noise(replace(recipe(*phases), delta=0.5), POPULATION)
 
 
 TABLE: dict[str, Any] = {

@@ -17,6 +17,8 @@ from server.resume import check_resumable
 from server.silo_assembly import assemble_silo
 from server.silo_run import run_silo
 from server.telemetry import read_metrics, read_status
+from simulations.loading import loading_code
+from simulations.run_folder import read_run
 
 STEPS = 6
 
@@ -67,7 +69,28 @@ def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
     assert read_status(folder).state == "completed"
     base, _ = load_base("random:bert", "classification", 2)
     assert PeftModel.from_pretrained(base, str(folder / "adapter")) is not None
-    assert json.loads((folder / "results.json").read_text())["rounds_done"] == STEPS
+    results = json.loads((folder / "results.json").read_text())
+    assert results["rounds_done"] == STEPS
+    assert results["label_names"] == ["routine", "urgent"]
+
+
+def test_the_lines_of_the_card_say_the_class_of_a_text(cache, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    run(config(cache), folder)
+    monkeypatch.chdir(tmp_path)
+    code = loading_code(read_run(Path("run")))
+    assert code is not None
+    assert code.replace("run/adapter", "adapter") in (folder / "adapter" / "README.md").read_text()
+    long = code.replace('"a text"', repr("chest pain " * 100))  # cut, since the model has 64 positions
+    assert long != code
+    for lines in (code, long):
+        names: dict[str, Any] = {}
+        exec(lines, names)
+        logits = names["model"](**names["tokens"])
+        assert names["tokens"]["input_ids"].shape[1] <= 16
+        assert capsys.readouterr().out.strip() == ("routine", "urgent")[int(logits.argmax())]
+    # of the trained adapter: without it, the head is zero and cannot tell the classes apart
+    assert logits.abs().max() > 0
 
 
 def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, monkeypatch):

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from privacy.commitment import Commitment, FloorStep
 from privacy.events import Component, Poisson, ReleaseEvent
 from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
+from server.artefacts import how_to_use
 from server.config import RunConfig, parse
 from server.environment import write_environment
 from server.round_record import RoundRecord, released_values
@@ -60,6 +59,7 @@ def recorded_metrics(
 
 
 CONFIG = parse({"name": "small", "rounds": 5, "privacy": {"epsilon": 2.0}, "model": {"rank": 8}})
+LABELS = ["card", "cash", "direct debit", "loan", "mortgage", "savings", "something <else>"]
 
 
 def record_run_in(
@@ -122,10 +122,10 @@ def _write_outcome(folder: Path) -> None:
         "rounds_done": 5,
         "dimension": 9000,
         "model": "minilm",
+        "label_names": LABELS,
     }
     (folder / "results.json").write_text(json.dumps(results))
     adapter = folder / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    weights = {"base_model.model.classifier.weight": torch.zeros(7, 4)}
-    save_file(weights, str(adapter / "adapter_model.safetensors"))
+    (adapter / "README.md").write_text(f"# Adapter\n\n{how_to_use(CONFIG, LABELS)}")

@@ -1,6 +1,7 @@
 """`lacquer recipe`: from a file to a run folder that says what it guarantees."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from server.recipe_result import STAMP_FILE, PhaseResult
 from simulations.benchmarks import atdp
 from simulations.benchmarks.atdp_tables import NULL, ORDER, comparison
 from simulations.cli import app
+from simulations.notation import percent_text
 from simulations.recipe_command import find, recipe_files
+from simulations.run_folder import read_run
+from tests.simulations.test_report import Page
 
 SMALL = """
 name = "small"
@@ -66,7 +70,73 @@ def test_a_recipe_runs_from_its_file_and_says_what_it_is_worth(tmp_path: Path, m
     # a mistake is said in a line, and nothing is left behind
     wrong = CliRunner().invoke(app, ["recipe", "small.toml", "--set", "privacy.epsilon=0.001"])
     assert wrong.exit_code == 2
+    refused = CliRunner().invoke(app, ["recipe", "small.toml", "--set", "privacy.delta=0.5"])
+    assert refused.exit_code == 2
+    assert "delta must be < 1/population" in refused.output
+    assert "selective-DP" not in refused.output  # nothing is promised first
+    assert refused.output.strip().count("\n") == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+REDACTED, ATDP = (f"[[phases]]{phase}" for phase in SMALL.split("[[phases]]")[1:])
+
+
+@pytest.mark.parametrize("kind", ["record", "selective", "none"])
+def test_the_report_of_a_recipe_says_what_it_did_and_guarantees(kind: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"Ann wrote {i} times"}) for i in range(40)))
+    first = {"record": "", "selective": REDACTED, "none": REDACTED.replace('text = "redacted"', 'text = "original"')}
+    (tmp_path / "small.toml").write_text(SMALL.split("[[phases]]")[0] + first[kind] + ATDP)
+    ended = CliRunner().invoke(app, ["recipe", "small.toml"])
+    assert ended.exit_code == 0, ended.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"Report: {folder / 'report.html'}" in ended.output
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert statement["sentence"] in page.text
+    assert "Completed" in page.text
+    for wrong in ("Damaged", "unknown", "no readable ledger", "nothing to draw", "rounds"):
+        assert wrong not in page.text
+    phases = 1 if kind == "record" else 2
+    assert f"Phases {phases} of {phases}" in page.text
+    assert re.search(r"Phase atdp with noise, weighted texts: \d+ s, validation loss \d", page.text)
+    assert 'load_base("random:llama", "causal-lm")' in page.text
+    alerts = [attributes["class"] for _, attributes in page.elements if attributes.get("role") == "alert"]
+    assert alerts == ([] if kind == "record" else ["banner bad"])
+    tile = {
+        "record": "Privacy ε ≤",
+        "selective": "Privacy none at record level; selective-DP: ε ≤ ",
+        "none": "none no g",
+    }
+    assert tile[kind] in page.text
+    assert ("no guarantee of any kind" in page.text) == (kind == "none")
+    # a ledger that is not the one of the statement is still noticed
+    statement["ledger"]["ledger"]["head"] = "3:" + "0" * 64
+    (folder / "privacy.json").write_text(json.dumps(statement))
+    assert any("was not made from ledger.jsonl as it is now" in problem for problem in read_run(folder).problems)
+    (folder / "phases" / "1" / "done.safetensors").write_text("damaged")
+    assert any(problem.startswith("recipe.toml cannot be read") for problem in read_run(folder).problems)
+
+
+def test_the_report_of_a_classifier_shows_its_accuracy_and_the_names_of_its_classes(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [{"text": f"Ann wrote {i}", "label": ("loan", "card")[i % 2]} for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = SMALL.split("[[phases]]")[0].replace("llama", "bert").replace("causal-lm", "classification")
+    table = table.replace("q_proj,v_proj", "query,value")
+    (tmp_path / "small.toml").write_text(table + ATDP.replace("weighted", "original"))
+    ended = CliRunner().invoke(app, ["recipe", "small.toml", "--quiet"])
+    assert ended.exit_code == 0, ended.output
+    folder = Path(ended.output.strip())
+    results = json.loads((folder / "results.json").read_text())
+    assert results["label_names"] == ["card", "loan"]
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    assert f"Test accuracy {percent_text(results['test_accuracy'])}".replace("\xa0", " ") in page.text
+    assert "labels = ['card', 'loan']" in page.text
 
 
 def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> None:
@@ -87,6 +157,11 @@ def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> No
     assert ended.exit_code == 130
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"lacquer resume {folder}" in ended.output.replace("\n", "")
+    half = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert "Still running, or interrupted. It did 1 of 2 phases" in half
+    assert re.search(r"Phase redacted without noise, redacted texts: \d+ s, validation loss \d", half)
+    assert "Phase atdp with noise, weighted texts: not ended" in half
+    assert "NOT PRIVATE" in half
     started = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(started.replace("steps = 2", "steps = 3"))
     refused = CliRunner().invoke(app, ["resume", str(folder)])
@@ -94,6 +169,9 @@ def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> No
     (folder / "recipe.toml").write_text(started)
     ended = CliRunner().invoke(app, ["resume", str(folder)])
     assert ended.exit_code == 0, ended.output
+    whole = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert "Completed" in whole
+    assert "Resumed." in whole
     results = json.loads((folder / "results.json").read_text())
     assert [(resumed["round"], resumed["lost"]) for resumed in results["resumed"]] == [(2, 0)]
     again = CliRunner().invoke(app, ["resume", str(folder)])

@@ -76,6 +76,9 @@ def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(page: Page, co
     assert "5 of 5" in page.text
     assert "2:05" in page.text
     assert 'load_base("minilm", "classification", num_labels=7)' in page.text
+    assert f'PeftModel.from_pretrained(base, "{complete_run / "adapter"}")' in page.text
+    assert "'loan', 'mortgage', 'savings', 'something <else>']" in page.text
+    assert "truncation=True, max_length=128" in page.text
     assert "Poisson 0.05 of 1,000 clients" in page.text
     assert "update (9,000)" in page.text
     assert "model.rank 8 4" in page.text
