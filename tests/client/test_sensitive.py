@@ -201,7 +201,7 @@ def test_redaction_masks_the_training_texts_only_and_the_canaries_in_them(source
 def test_what_cannot_work_is_refused(source: str, tmp_path) -> None:
     wrong = {
         "data_sensitive must be one of": {"sensitive": "both"},
-        "must be 'causal-lm'": {"sensitive": "weights", "task": "classification", "label_column": "text"},
+        "must be 'causal-lm'": {"sensitive": "weights", "task": "classification", "label_column": "label"},
         "data.text-pair-column must be empty": {"sensitive": "redaction", "text_pair_column": "text"},
         "other_weight must be in": {"sensitive": "weights", "other_weight": 0.0},
     }
