@@ -2,6 +2,11 @@
 # other hosts and of backups, done with its own commands.
 
 # --- clients that protect their own patients --------------------------------------------------------------------------------
+inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 && die "clients with identities answered without secure sums"
+[ "$(logged client-1 'this node answers requests for secure sums only')" -gt 0 ] || { tail -20 "$WORK/silos.log"; die "refused for another reason"; }
+FILES=(-f docker/compose.yaml)
+compose up -d >>"$WORK/up.log" 2>&1
+await 240 "three clients are online without identities" online 3
 inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
 for i in 1 2 3; do
   inside "client-$i" python - <<'P' || die "client-$i has no ledger of its two steps"
