@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from client.node import TERMS
 from client.silo import Silo
 from client.wire_records import BadMessage
 
@@ -43,7 +42,7 @@ class SiloTerms:
         if unit not in ("", "record") and not (unit.startswith("group:") and unit != "group:"):
             raise BadMessage(f"privacy-unit must be 'record' or 'group:COLUMN', got {unit!r}")
         limits = {}
-        for name, default in zip(TERMS[:2], (math.inf, 1.0), strict=True):
+        for name, default in (("epsilon-limit", math.inf), ("delta-limit", 1.0)):
             try:
                 limits[name] = float(node_config.get(name, default))
             except ValueError:

@@ -46,12 +46,12 @@ class Worker:
             Exception: of the first client, if every client's work raises.
         """
         self.engine.switch(request.part.factors)
+        if len(request.clients) == 1:
+            return self._sum(request)
         try:
             return self._sum(request)
-        except Exception:
-            if len(request.clients) == 1:
-                raise
-            log.exception("clients trained together failed; each is tried by itself")
+        except Exception as error:  # whatever one client's records make the model raise; its text may quote them
+            log.warning("clients trained together failed (%s); each is tried by itself", type(error).__name__)
         total, failed = Contribution.zero(request.plan), []
         for position in range(len(request.clients)):
             try:
@@ -60,6 +60,8 @@ class Worker:
                 failed.append(error)
         if len(failed) == len(request.clients):
             raise failed[0]
+        for reason in failed:
+            log.warning("a client contributes zero: its work raised %s", type(reason).__name__)
         return total
 
     def _sum(self, request: TrainRequest) -> Contribution:

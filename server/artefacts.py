@@ -107,7 +107,7 @@ def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
         "from peft import PeftModel",
         "from client.models import load_base",
         "",
-        f'base, tokenizer = load_base("{config.model.name}", "{config.model.task}"{labels})',
+        f'base, tokenizer = load_base({json.dumps(config.model.name)}, "{config.model.task}"{labels})',
         f'model = PeftModel.from_pretrained(base, "{ADAPTER_FOLDER}")',
     ]
     if label_names:

@@ -63,13 +63,13 @@ def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables 
         )
     code = code_version(config, _methods(phases))
     origin = {"format": 2, "config": config.to_table(), "code": code, "phases": list(phases)}
-    _write(run_folder / DATA_FILE, data)
-    _write(run_folder / ORIGIN_FILE, json.dumps(origin, indent=1))
+    _write(run_folder / DATA_FILE, data, 0o600)
+    _write(run_folder / ORIGIN_FILE, json.dumps(origin, indent=1), 0o644)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: int) -> None:
     draft = path.with_name(f"{path.name}.tmp")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
