@@ -113,6 +113,10 @@ class CohortEngine:
         """Train `"both"` factors, or only `"a"` or `"b"`, from now on (RoLoRA alternates)."""
         self._stacked.layout = self.layout.training(train)
 
+    def move_base(self, residual: Float[Tensor, "values"] | None) -> None:  # noqa: F821
+        """Add a residual to the frozen weights of adapted layers from now on (:mod:`client.residual`); None: none."""
+        self._stacked.move_base(residual)
+
     def train(
         self,
         start: Float[Tensor, "size"],  # noqa: F821

@@ -25,6 +25,7 @@ __all__ = [
     "Part",
     "adapter_layout",
     "computes_as_linear",
+    "drawn_a",
     "head_modules",
     "initial_adapter",
     "layer_index",
@@ -158,6 +159,13 @@ def adapter_layout(model: nn.Module, spec: LoraSpec) -> AdapterLayout:
     return AdapterLayout(tuple(entries)).training(spec.train)
 
 
+def drawn_a(entry: Entry, seed: int, *keys: str | int) -> Tensor:
+    """A factor A to start from: float32 ``[rank, in]``, uniform in +-1/sqrt(in); seed and keys decide it."""
+    limit = 1.0 / math.sqrt(entry.shape[1])
+    draws = simulation_generator(seed, *keys, entry.name).uniform(-limit, limit, entry.shape)
+    return torch.from_numpy(draws.astype(np.float32))
+
+
 def initial_adapter(layout: AdapterLayout, model: nn.Module, seed: int) -> Tensor:
     """A full float32 vector to start from: A uniform in +-1/sqrt(in) (PEFT's default), B zero, heads as in `model`.
 
@@ -168,9 +176,7 @@ def initial_adapter(layout: AdapterLayout, model: nn.Module, seed: int) -> Tenso
     for entry in layout.entries:
         values = full[entry.offset : entry.offset + entry.size].view(entry.shape)
         if entry.factor == "A":
-            limit = 1.0 / math.sqrt(entry.shape[1])
-            draws = simulation_generator(seed, "adapter", entry.name).uniform(-limit, limit, entry.shape)
-            values.copy_(torch.from_numpy(draws.astype(np.float32)))
+            values.copy_(drawn_a(entry, seed, "adapter"))
         elif entry.factor == "head":
             values.copy_(heads[entry.name.removeprefix(PEFT_PREFIX)].detach())
     return full

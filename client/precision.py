@@ -148,6 +148,11 @@ def frozen(
         weight = weight.t()
     if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
         return BF16Weight(weight, bias, narrow=not adapted and path.endswith(BEFORE_ACTIVATION))
+    return in_own_dtype(weight, bias, device)
+
+
+def in_own_dtype(weight: Tensor, bias: Tensor | None, device: torch.device) -> FrozenWeight:
+    """The products of `weight` ``[out, in]`` without rounding it."""
     if weight.dtype == torch.float32 and device.type == "cpu" and _has_fast_onednn():
         return OneDnnWeight(weight, bias)
     return PlainWeight(weight, bias)

@@ -14,6 +14,7 @@ from peft import get_peft_model, get_peft_model_state_dict
 from torch import Tensor, nn
 
 from client.batch import Pool, micro_batches
+from client.bitnet import is_ternary
 from client.cohort import RecordGradients
 from client.layout import PEFT_PREFIX, AdapterLayout, Entry
 from client.lora import LoraSpec, matches
@@ -21,6 +22,7 @@ from client.passes import positions
 from client.peft_files import peft_config
 from client.predictions import Predictions, run
 from client.records import Records
+from client.residual import check_residual, pairs
 from client.tasks import Metrics, Task
 from client.training import LocalTraining
 from client.waves import Updates
@@ -64,6 +66,7 @@ class SequentialEngine:
         self.model.to(self.device, self._dtype).eval()
         self._tensors = _adapter_tensors(self.model)
         self.layout = _layout(self._tensors, spec)
+        self._loaded: dict[str, Tensor] = {}
         self.switch(spec.train)
 
     def switch(self, train: str) -> None:
@@ -74,6 +77,22 @@ class SequentialEngine:
             self._tensors[entry.name].requires_grad_(entry.trainable)
             if entry.trainable:
                 self.trained.append(self._tensors[entry.name])
+
+    @torch.no_grad()
+    def move_base(self, residual: Tensor | None) -> None:
+        """As `CohortEngine.move_base`. ValueError if a weight holds no floats."""
+        if residual is not None:
+            check_residual(residual, self.layout)
+        for pair in pairs(self.layout):
+            layer = self.model.get_submodule(PEFT_PREFIX + pair.a.pair).get_base_layer()  # type: ignore[operator]
+            weight = layer.weight
+            if not weight.is_floating_point() or is_ternary(layer):
+                raise ValueError(f"{pair.a.pair} has a weight of {weight.dtype}, which takes no residual")
+            loaded = self._loaded.setdefault(pair.a.pair, weight.detach().clone())
+            weight.copy_(loaded)
+            if residual is not None:
+                added = pair.of(residual).to(weight)
+                weight += added if isinstance(layer, nn.Linear) else added.T  # GPT-2's Conv1D stores [in, out]
 
     def train(
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]

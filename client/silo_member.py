@@ -44,6 +44,7 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
     index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
     if silo.batch_size > len(index):
         return _refusal(request, f"this silo has fewer than {silo.batch_size} units")
+    engine.move_base(None if request.residual is None else torch.from_numpy(request.residual))
     try:
         with silo_state(folder, silo, index) as state:
             training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)

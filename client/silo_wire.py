@@ -11,7 +11,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from client.silo import Silo
 from client.wire import code_fingerprint
-from client.wire_records import BadMessage, arrays_of, config_of, exactly, typed, vector
+from client.wire_records import (
+    BadMessage,
+    arrays_of,
+    config_of,
+    exactly,
+    model_arrays,
+    residual_of,
+    typed,
+    vector,
+)
 
 ACTION = "silo"
 """Of Flower's message type: ``train.silo``."""
@@ -29,6 +38,7 @@ class SiloRequest:
         silo: the settings its ledger is committed to; the same in every round.
         job: see :class:`client.job.Job`.
         state: where a simulation keeps the silos' ledgers; a deployed silo has a folder of its own.
+        residual: float32, what the base's weights are moved by, see :mod:`client.residual`; None: nothing.
     """
 
     round: int
@@ -38,6 +48,7 @@ class SiloRequest:
     silo: Silo
     job: str
     state: str
+    residual: np.ndarray | None = None
 
     def to_records(self) -> RecordDict:
         config: dict[str, Any] = {
@@ -48,7 +59,7 @@ class SiloRequest:
             "job": self.job,
             "state": self.state,
         }
-        arrays = ArrayRecord({"adapter": Array(self.adapter.astype(np.float32))})
+        arrays = ArrayRecord(model_arrays(self.adapter, self.residual))
         return RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
 
     @staticmethod
@@ -64,7 +75,12 @@ class SiloRequest:
             raise BadMessage("round and client must be >= 0 and steps >= 1")
         adapter = vector(records, "adapter", "float32")
         return SiloRequest(
-            **numbers, adapter=adapter, silo=silo, job=typed(config, "job", str), state=typed(config, "state", str)
+            **numbers,
+            adapter=adapter,
+            silo=silo,
+            job=typed(config, "job", str),
+            state=typed(config, "state", str),
+            residual=residual_of(records),
         )
 
 

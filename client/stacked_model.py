@@ -23,8 +23,9 @@ from client.lora import (
     target_modules,
 )
 from client.memory import keep_freed_memory
-from client.precision import FrozenLinear, frozen
+from client.precision import FrozenLinear, frozen, in_own_dtype
 from client.predictions import Predictions, run
+from client.residual import MovedWeight, check_residual, pairs
 from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 
 
@@ -135,6 +136,20 @@ class StackedModel:
         if full:
             return ((entry, entry.offset) for entry in self.layout.entries)
         return self.layout.trainable_entries()
+
+    def move_base(self, residual: Float[Tensor, " values"] | None) -> None:
+        """The frozen weights of the adapted layers as loaded, plus the residual if there is one."""
+        if residual is not None:
+            check_residual(residual, self.layout)
+            residual = residual.to(self.device, self.dtype)
+        for pair in pairs(self.layout):
+            module = self._modules[pair.a.pair]
+            assert isinstance(module, Adapted), "pairs are of adapters"
+            loaded = module.weight_.frozen if isinstance(module.weight_, MovedWeight) else module.weight_
+            module.weight_ = loaded
+            if residual is not None:
+                added = in_own_dtype(pair.of(residual), None, self.device)
+                module.weight_ = MovedWeight(loaded, added, self.dtype)
 
     def bind(
         self,

@@ -19,7 +19,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 import privacy
 from client.part import Part
-from client.wire_records import BadMessage, arrays_of, config_of, exactly, typed, vector
+from client.wire_records import (
+    BadMessage,
+    arrays_of,
+    config_of,
+    exactly,
+    model_arrays,
+    residual_of,
+    typed,
+    vector,
+)
 from privacy.clip_map import clip_arrays
 from privacy.mechanism import Contribution, Plan, validate
 from privacy.queries import query_from_json
@@ -114,18 +123,22 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Server to worker: the metrics of a served adapter on records ``start..stop`` of a PUBLIC split."""
+    """Server to worker: the metrics of a served adapter on records ``start..stop`` of a PUBLIC split.
+
+    ``residual``: float32, of the base's weights, see :mod:`client.residual`; None: none.
+    """
 
     adapter: np.ndarray
     split: str
     start: int
     stop: int
     job: str
+    residual: np.ndarray | None = None
 
     def to_records(self) -> RecordDict:
         return RecordDict(
             {
-                "arrays": ArrayRecord({"adapter": Array(self.adapter.astype(np.float32))}),
+                "arrays": ArrayRecord(model_arrays(self.adapter, self.residual)),
                 "config": ConfigRecord({"split": self.split, "start": self.start, "stop": self.stop, "job": self.job}),
             }
         )
@@ -139,6 +152,7 @@ class EvaluateRequest:
             start=typed(config, "start", int),
             stop=typed(config, "stop", int),
             job=typed(config, "job", str),
+            residual=residual_of(records),
         )
 
 

@@ -4,7 +4,7 @@ import io
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 
 class BadMessage(ValueError):
@@ -56,6 +56,17 @@ def vector(records: RecordDict, name: str, dtype: str, shape: tuple[int, ...] | 
     if not array.data.startswith(header):
         raise BadMessage(f"array {name!r} is not what its header says")
     return np.frombuffer(array.data, dtype, offset=len(header)).copy()
+
+
+def model_arrays(adapter: np.ndarray, residual: np.ndarray | None) -> dict[str, Array]:
+    """The global model as it is sent: the adapter, and what the base's weights are moved by if they are."""
+    arrays = {"adapter": Array(adapter.astype(np.float32))}
+    return arrays if residual is None else arrays | {"residual": Array(residual.astype(np.float32))}
+
+
+def residual_of(records: RecordDict) -> np.ndarray | None:
+    """The inverse, for the second of the two."""
+    return vector(records, "residual", "float32") if "residual" in arrays_of(records) else None
 
 
 def _npy_header(length: int, dtype: str) -> bytes:

@@ -102,6 +102,7 @@ class Worker:
         assert isinstance(self.data, PreparedData), "a node with records of its own has no public ones"
         records = {"validation": self.data.validation, "test": self.data.test}[request.split]
         part = records.select(np.arange(request.start, request.stop))
+        self.engine.move_base(None if request.residual is None else torch.from_numpy(request.residual))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
 
 

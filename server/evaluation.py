@@ -4,7 +4,8 @@ Only the public validation set and the test set are evaluated: both are the serv
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,14 +23,23 @@ from server.exchange import answers
 from strategies.dispatch import RoundFailed
 from strategies.replies import error_text
 
-Evaluate = Callable[[Float[Tensor, " size"], str], Metrics]
+
+class Evaluate(Protocol):
+    """Metrics of a full adapter vector, on a base moved by a residual if there is one, on a public split."""
+
+    def __call__(self, adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics: ...
 
 
 def on_server(job: Job, data: PreparedData, splits: dict[str, tuple[int, int]]) -> Evaluate:
     """An evaluation in this process: where nodes hold the clients' records, the public ones are on the server alone."""
     engine = make_engine(job)
     parts = {part: getattr(data, part).select(np.arange(*rows)) for part, rows in splits.items()}
-    return lambda adapter, split: engine.evaluate(adapter, parts[split])
+
+    def evaluate(adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics:
+        engine.move_base(residual)
+        return engine.evaluate(adapter, parts[split])
+
+    return evaluate
 
 
 def on_workers(
@@ -51,14 +61,15 @@ def on_workers(
         tokens: predicted tokens in every split, which the metrics of a language model average over; None: records.
     """
 
-    def evaluate(adapter: Float[Tensor, " size"], split: str) -> Metrics:
+    def evaluate(adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics:
+        moved = None if residual is None else residual.numpy()
         workers = sorted(grid.get_node_ids())[:nodes]
         if not workers:
             raise RoundFailed(f"evaluation on {split}: no worker is connected")
         cuts = np.linspace(*splits[split], len(workers) + 1).astype(int)
         messages = [
             Message(
-                content=EvaluateRequest(adapter.numpy(), split, int(start), int(stop), job).to_records(),
+                content=EvaluateRequest(adapter.numpy(), split, int(start), int(stop), job, moved).to_records(),
                 message_type=MessageType.EVALUATE,
                 dst_node_id=node,
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from client.peft_files import save_peft
 from client.precision import company_note
+from client.residual import as_one_adapter
 from client.tasks import Metrics
 from privacy.statement import rounded_up
 from server.artefacts import (
@@ -60,9 +61,14 @@ def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, ou
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
     described = ready.described
-    save_peft(folder / ADAPTER_FOLDER, progress.adapter, described.layout, described.spec, base=config.model.name)
+    adapter, layout, spec, note = progress.model.adapter, described.layout, described.spec, ""
+    if progress.model.residual is not None:
+        adapter, layout, spec = as_one_adapter(adapter, progress.model.residual, layout, spec)
+        note = f"\n\nIts rank is {spec.rank}, for it holds what {config.strategy.aggregation} adds to the base too."
+    save_peft(folder / ADAPTER_FOLDER, adapter, layout, spec, base=config.model.name)
     use = how_to_use(config, ready.data.label_names)
-    card = f"# Adapter of run {config.name}\n\n{statement['sentence']}\n\nBase model: `{config.model.name}`.\n\n{use}"
+    base = f"Base model: `{config.model.name}`.{note}"
+    card = f"# Adapter of run {config.name}\n\n{statement['sentence']}\n\n{base}\n\n{use}"
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
 
 

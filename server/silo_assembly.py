@@ -23,7 +23,6 @@ from strategies.aggregation.factors import RoLora
 from strategies.aggregation.fedsvd import FedSvd
 from strategies.aggregation.ranks import ZeroPad
 from strategies.controller import PublicSignals
-from strategies.silo_fedavg import combine_of
 
 TRUST = (
     "the silo itself: it holds the records, draws the batches and adds the noise; the guarantee is against everyone "
@@ -140,12 +139,8 @@ def assemble_federation(config: RunConfig) -> Federation:
     if part.ranks is not None or isinstance(parts.aggregation, RoLora | FedSvd | ZeroPad):
         raise ConfigError(
             f"strategy.aggregation = {config.strategy.aggregation!r} changes what is trained from round to round, "
-            "which silos with ledgers of their own do not follow; take plain, ffa, flora or fedgsa"
+            "which silos with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
         )
-    try:
-        combine_of(parts.aggregation)
-    except ValueError as error:
-        raise ConfigError(f"strategy.aggregation = {config.strategy.aggregation!r}: {error}") from error
     for name, wanted in (
         ("controller", parts.controller.reads_validation),
         ("optimizer", parts.optimizer.reads_public_loss),

@@ -1,6 +1,7 @@
 """How far a federation of silos has come: one file, written whole or not at all after every round.
 
-    silos.safetensors    the adapter, and in its header the round and what the silos have said
+    silos.safetensors    the adapter (and the residual, if there is one), and in its header the round and what the silos
+                         have said
 
 The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the
 silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``run.lock``
@@ -17,11 +18,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
+from client.lora import AdapterLayout
+from client.residual import check_residual
 from privacy.errors import CorruptRun
 from server.checkpoint import sync
 from server.errors import CannotResume
+from strategies.silo_fedavg import GlobalModel
 
 FILE, LOCK = "silos.safetensors", "run.lock"
 FORMAT = 1
@@ -41,7 +44,7 @@ class Progress:
     """Of a federation.
 
     Attributes:
-        adapter: float32 ``[size]``, global.
+        model: the global one.
         round: the last one done.
         silos: what they said of themselves, by number.
         steps: taken by all of them, in all rounds.
@@ -49,7 +52,7 @@ class Progress:
         seconds: that the run had taken.
     """
 
-    adapter: Tensor
+    model: GlobalModel
     round: int = 0
     silos: dict[int, Said] = field(default_factory=dict)
     steps: int = 0
@@ -81,13 +84,14 @@ def save_progress(folder: Path, progress: Progress) -> None:
         "seconds": progress.seconds,
     }
     draft = folder / f".{FILE}.new"
-    save_file({"adapter": progress.adapter.contiguous()}, draft, metadata={"progress": json.dumps(told)})
+    tensors = {name: tensor.contiguous() for name, tensor in vars(progress.model).items() if tensor is not None}
+    save_file(tensors, draft, metadata={"progress": json.dumps(told)})
     sync(draft)
     draft.replace(folder / FILE)
     sync(folder)  # the new name too is on the disk before another round is asked for
 
 
-def load_progress(folder: Path, size: int) -> Progress:
+def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
     """What :func:`save_progress` wrote.
 
     Raises:
@@ -96,11 +100,14 @@ def load_progress(folder: Path, size: int) -> Progress:
     try:
         with safe_open(folder / FILE, "pt") as file:
             told, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
-        if told.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (size,):
-            raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {size} values")
+            residual = file.get_tensor("residual") if "residual" in file.keys() else None
+        if told.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
+            raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {layout.size} values")
+        if residual is not None:
+            check_residual(residual, layout)
         silos = {int(silo): Said(**said) for silo, said in told.pop("silos").items()}
         refusals = {int(silo): str(reason) for silo, reason in told.pop("refusals").items()}
-        return Progress(adapter, silos=silos, refusals=refusals, **told)
+        return Progress(GlobalModel(adapter, residual), silos=silos, refusals=refusals, **told)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRun(f"{folder / FILE} is not of this run: {type(error).__name__}: {error}; restore it") from error
 

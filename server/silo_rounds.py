@@ -32,7 +32,7 @@ from server.silo_progress import Progress, Said, load_progress, save_progress
 from server.telemetry import RoundRecord, Telemetry
 from strategies.dispatch import RoundFailed
 from strategies.replies import sound_replies
-from strategies.silo_fedavg import SiloAnswer, combine_of, next_adapter
+from strategies.silo_fedavg import GlobalModel, Place, SiloAnswer, combine_of, next_model
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ def run_federated_silos(
     ready = assemble_federation(config)
     if resume:
         changes = check_origin(folder, config, data=ready.data.folder.name, other_code=other_code)
-        progress = load_progress(folder, len(ready.described.start))
+        progress = load_progress(folder, ready.described.layout)
         note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(changes)))
     else:
         write_origin(folder, config, ready.data.folder.name)
-        progress = Progress(ready.described.start)
+        progress = Progress(GlobalModel(ready.described.start))
         save_progress(folder, progress)
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
@@ -68,7 +68,7 @@ def run_federated_silos(
 
     def record(seconds: float) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
-        metrics = evaluate(progress.adapter, "validation") if due else None
+        metrics = evaluate(progress.model.adapter, "validation", progress.model.residual) if due else None
         telemetry.round(_record(ready, progress, metrics, seconds))
 
     kept = telemetry.rewind(progress.round) if resume else []
@@ -82,8 +82,9 @@ def run_federated_silos(
         save_progress(folder, progress)
         record(time.monotonic() - start)
     telemetry.status("running", "evaluating on the test set")
-    adapter, stopped = progress.adapter, progress.ended(config.clients)
-    outcome = Outcome(evaluate(adapter, "validation"), evaluate(adapter, "test"), stopped)
+    model, stopped = progress.model, progress.ended(config.clients)
+    validation, test = (evaluate(model.adapter, split, model.residual) for split in ("validation", "test"))
+    outcome = Outcome(validation, test, stopped)
     progress.seconds = before + time.monotonic() - begun
     write_silo_artefacts(folder, ready, progress, outcome)
     telemetry.status("stopped-budget" if stopped else "completed", stopped or progress.told())
@@ -110,13 +111,21 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     Raises:
         RoundFailed: most of those that were asked failed, or no silo ever takes part.
     """
-    adapter, round = progress.adapter, progress.round + 1
+    model, round = progress.model, progress.round + 1
+    adapter = model.adapter
     config, steps = ready.config, ready.config.silo.steps
     drawn = simulation_generator(config.seed, "silos", round).random(config.clients) < config.sampling_rate
     sent, messages = [], []
     for silo in np.flatnonzero(drawn).tolist():
         request = SiloRequest(
-            round, adapter.numpy(), steps, silo, ready.silo, ready.described.job.to_json(), str(folder / STATE)
+            round,
+            adapter.numpy(),
+            steps,
+            silo,
+            ready.silo,
+            ready.described.job.to_json(),
+            str(folder / STATE),
+            None if model.residual is None else model.residual.numpy(),
         )
         message = Message(content=request.to_records(), message_type=f"train.{ACTION}", dst_node_id=nodes[silo])
         messages.append(message)
@@ -143,7 +152,9 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     if not progress.steps and (ended := progress.ended(config.clients)):
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     combine = combine_of(ready.methods.aggregation)
-    progress.adapter = next_adapter(adapter, found, combine, ready.described.layout, round)
+    described = ready.described
+    place = Place(described.layout, described.spec.scale, config.seed, round)
+    progress.model = next_model(model, found, combine, place)
     progress.round = round
 
 

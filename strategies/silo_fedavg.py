@@ -1,34 +1,60 @@
 r"""Averaging silos that are private already: the server adds no noise and is not trusted with anything.
 
     plain, ffa:   x_{t+1} = x_t + (1/n) sum_k Delta_k        over the n silos that sent an update
-    flora:        B A = the best rank-r factors of (1/n) sum_k B_k A_k
+    fedex:        the same, and R_{t+1} = R_t + s ((1/n) sum_k B_k A_k - B_{t+1} A_{t+1})
+    flora:        R_{t+1} = R_t + (s/n) sum_k B_k A_k,  A_{t+1} drawn anew,  B_{t+1} = 0
     fedgsa:       A shared, B and A from the silos' common subspace, see ``aggregation/individual.py``
 
 Delta_k is what K private steps of silo k moved the adapter (``client/silo_member.py``), B_k and A_k its factors after
-them. References: McMahan et al. 2017 (arXiv 1602.05629v4); Liu et al., "DP-LoRA" (arXiv 2312.17493), for averaging
-LoRA factors that were trained by DP-SGD in every client; FLoRA and FedGSA as in ``aggregation/individual.py``.
+them; R is added to the frozen weights (``client/residual.py``), s = alpha / r; heads are averaged.
+References: McMahan et al. 2017 (arXiv 1602.05629v4); Liu et al., "DP-LoRA" (arXiv 2312.17493), for averaging LoRA
+factors that were trained by DP-SGD in every client; the other three as in ``aggregation/individual.py``.
 Guarantee: post-processing of the silos' releases. Each silo's epsilon is its own, for one unit of its own data. Silos
 weigh alike, since sizes may be private; a silo that refuses, fails or sends nonsense is left out of the mean.
-Deviations: FLoRA writes the sum of the products into W0 and restarts its adapters; here W0 stays what it is, and the
-mean of the products is kept at the adapter's rank, so what lies beyond it is lost. FedEx differs from plain by nothing
-but the residual that it writes into W0, so it is refused here.
+Deviations: what FLoRA and FedEx write into W0 is kept beside it, which computes the same; silos share one rank.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from client.lora import AdapterLayout
+from client.lora import AdapterLayout, drawn_a
+from client.residual import Pair, pairs, residual_size
 from strategies.aggregation.individual import FedEx, FedGsa, Flora, shared_subspace, stacked
+from strategies.aggregation.individual import averaged as residual_of_mean
 
 log = logging.getLogger(__name__)
 
-Combine = Callable[[Float[Tensor, " size"], Sequence[Float[Tensor, " size"]], AdapterLayout], Float[Tensor, " size"]]
-"""From the global adapter and the silos' updates of it to the next global adapter."""
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """What the silos share.
+
+    Attributes:
+        adapter: float32 ``[size]``.
+        residual: float32, of the frozen weights; None until an aggregation writes into them.
+    """
+
+    adapter: Float[Tensor, " size"]
+    residual: Float[Tensor, " values"] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a round: the layout and scale s of the adapter, and the seed and round for what is drawn."""
+
+    layout: AdapterLayout
+    scale: float
+    seed: int
+    round: int
+
+
+Combine = Callable[[GlobalModel, Sequence[Float[Tensor, " size"]], Place], GlobalModel]
+"""From the global model and the silos' updates of its adapter to the next global model."""
 
 
 @dataclass(frozen=True)
@@ -49,82 +75,82 @@ class SiloAnswer:
 
 
 def combine_of(aggregation: object) -> Combine:
-    """How silos are put together under an aggregation of ``strategies``.
-
-    Raises:
-        ValueError: FedEx, whose residual has no place in an adapter.
-    """
+    """How silos are put together under an aggregation of ``strategies``."""
     if isinstance(aggregation, FedEx):
-        raise ValueError(
-            "fedex writes a residual into the base model, which stays frozen here; take plain, which is fedex without "
-            "it, or flora or fedgsa"
-        )
+        return exact_mean
     if isinstance(aggregation, Flora):
-        return best_rank
+        return merged_and_restarted
     return common_subspace if isinstance(aggregation, FedGsa) else averaged
 
 
-def averaged(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterLayout) -> Tensor:
+def averaged(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
     """The mean update, added."""
-    return adapter + torch.stack(list(updates)).mean(dim=0)
+    return replace(model, adapter=model.adapter + torch.stack(list(updates)).mean(dim=0))
 
 
-def best_rank(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterLayout) -> Tensor:
-    """Factors of the mean of the silos' products, cut to the adapter's rank; heads are averaged.
-
-    The singular values are shared evenly: B = U sqrt(S), A = sqrt(S) V^T.
-    """
-    result = averaged(adapter, updates, layout)
-    for a, b in _pairs(layout):
-        silos = [(_of(layout, b, adapter + update), _of(layout, a, adapter + update)) for update in updates]
-        tall, wide = stacked([(left.double(), right.double()) for left, right in silos])
-        rank = silos[0][1].shape[0]
-        q, triangle = torch.linalg.qr(tall)
-        u, singular, v = torch.linalg.svd(triangle @ wide, full_matrices=False)
-        root = singular[:rank].sqrt()
-        _of(layout, b, result).copy_((q @ u[:, :rank]) * root)
-        _of(layout, a, result).copy_(root[:, None] * v[:rank])
+def exact_mean(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
+    """FedEx: the mean update, and what the product of the mean factors lacks of the mean product."""
+    result = _with_residual(averaged(model, updates, place), place)
+    for pair, factors in _factors(model, updates, place):
+        _, _, lacking = residual_of_mean(factors, place.scale)
+        pair.of(_residual(result)).add_(lacking)
     return result
 
 
-def common_subspace(adapter: Tensor, updates: Sequence[Tensor], layout: AdapterLayout) -> Tensor:
+def merged_and_restarted(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
+    """FLoRA: the mean product goes into the residual, and the factors start again."""
+    result = _with_residual(averaged(model, updates, place), place)
+    for pair, factors in _factors(model, updates, place):
+        tall, wide = stacked(factors)
+        pair.of(_residual(result)).add_(place.scale * (tall @ wide))
+        pair.a.of(result.adapter).copy_(drawn_a(pair.a, place.seed, "flora", place.round))
+        pair.b.of(result.adapter).zero_()
+    return result
+
+
+def _with_residual(model: GlobalModel, place: Place) -> GlobalModel:
+    """With a residual of its own to write into."""
+    if model.residual is None:
+        return replace(model, residual=torch.zeros(residual_size(place.layout)))
+    return replace(model, residual=model.residual.clone())
+
+
+def _residual(model: GlobalModel) -> Tensor:
+    assert model.residual is not None
+    return model.residual
+
+
+def _factors(
+    model: GlobalModel, updates: Sequence[Tensor], place: Place
+) -> Iterator[tuple[Pair, list[tuple[Tensor, Tensor]]]]:
+    """Every adapted layer with B and A of every silo, in float64."""
+    trained = [model.adapter + update for update in updates]
+    for pair in pairs(place.layout):
+        yield pair, [(pair.b.of(full).double(), pair.a.of(full).double()) for full in trained]
+
+
+def common_subspace(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
     """FedGSA for every adapter; heads are averaged."""
-    result = averaged(adapter, updates, layout)
-    for a, b in _pairs(layout):
-        shared = _of(layout, a, adapter).double()
-        bs = [_of(layout, b, adapter + update).double() for update in updates]
+    result = averaged(model, updates, place)
+    for pair, factors in _factors(model, updates, place):
+        bs = [b for b, _ in factors]
         if all(bool((matrix == 0).all()) for matrix in bs):
             continue  # nothing was learnt yet: there is no direction to agree on
-        left, right = shared_subspace(bs, shared)
-        _of(layout, b, result).copy_(left)
-        _of(layout, a, result).copy_(right)
+        left, right = shared_subspace(bs, pair.a.of(model.adapter).double())
+        pair.b.of(result.adapter).copy_(left)
+        pair.a.of(result.adapter).copy_(right)
     return result
 
 
-def _pairs(layout: AdapterLayout) -> list[tuple[str, str]]:
-    """The names of A and of B of every adapter."""
-    names: dict[str, dict[str, str]] = {}
-    for entry in layout.entries:
-        if entry.factor != "head":
-            names.setdefault(entry.pair, {})[entry.factor] = entry.name
-    return [(factors["A"], factors["B"]) for factors in names.values()]
-
-
-def _of(layout: AdapterLayout, name: str, full: Tensor) -> Tensor:
-    return next(entry for entry in layout.entries if entry.name == name).of(full)
-
-
-def next_adapter(
-    adapter: Float[Tensor, " size"], answers: Iterable[SiloAnswer], combine: Combine, layout: AdapterLayout, round: int
-) -> Float[Tensor, " size"]:
-    """The next global adapter; the old one if no silo took a step. Refusals are logged, and the round goes on."""
+def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combine, place: Place) -> GlobalModel:
+    """The next global model; the old one if no silo took a step. Refusals are logged, and the round goes on."""
     updates = []
     for answer in sorted(answers, key=lambda answer: answer.silo):  # one order: sums of floats depend on it
         if answer.refused:
-            log.warning("round %d: silo %d took %d steps: %s", round, answer.silo, answer.steps, answer.refused)
+            log.warning("round %d: silo %d took %d steps: %s", place.round, answer.silo, answer.steps, answer.refused)
         if answer.update is not None:
             updates.append(answer.update)
     if not updates:
-        log.warning("round %d: no silo took a step; the adapter stays as it is", round)
-        return adapter
-    return combine(adapter, updates, layout)
+        log.warning("round %d: no silo took a step; the model stays as it is", place.round)
+        return model
+    return combine(model, updates, place)

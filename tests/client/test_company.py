@@ -11,6 +11,7 @@ from client.cohort import CohortEngine
 from client.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models import load_base
 from client.records import Records
+from client.residual import residual_size
 from client.tasks import make_task
 from client.training import LocalTraining
 from tests.client.cohort_cases import threads
@@ -19,6 +20,12 @@ HEAD = ("classifier",)
 JOBS = {
     "minilm": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=HEAD), 0),
     "minilm, upper layers": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), (4, 5), heads=HEAD), 2**22),
+    "minilm, upper layers, moved": (
+        "classification",
+        3,
+        LoraSpec(4, 8.0, ("query", "value"), (4, 5), heads=HEAD),
+        2**22,
+    ),
     "lacquer-small": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
 }
 PRECISIONS = [
@@ -47,6 +54,8 @@ def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int]:
     vector = initial_adapter(layout, model, 0)
     vector = vector + 0.02 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1))
     engine = CohortEngine(model, spec, make_task(task, classes), precision=precision, prefix_memory=prefix)
+    if job.endswith("moved"):
+        engine.move_base(0.01 * torch.randn(residual_size(layout), generator=torch.Generator().manual_seed(2)))
     return engine, vector, classes
 
 

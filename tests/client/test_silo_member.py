@@ -1,13 +1,11 @@
 """A silo in a federation: its own ledger over the rounds, its own refusals, and what it sends is checked."""
 
-import logging
 import math
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from client.job import Job
 from client.lora import LoraSpec
@@ -21,8 +19,6 @@ from client.silo_wire import SiloReply, SiloRequest
 from client.training import LocalTraining
 from client.wire_records import BadMessage
 from privacy.ledger import Ledger
-from strategies.aggregation.individual import FedEx, FedGsa, Flora
-from strategies.silo_fedavg import SiloAnswer, averaged, combine_of, next_adapter
 from tests.client.silo_cases import PRIVATE, engine, records, vector
 
 JOB = Job("random:bert", "classification", 2, "none", LoraSpec(2, 2.0, ("query",)), LocalTraining(), "", 0)
@@ -159,43 +155,3 @@ def test_a_reply_is_checked():
     ):  # fmt: skip
         with pytest.raises(BadMessage):
             SiloReply.from_records(bad.to_records(), 2, size, 3)
-
-
-def test_refusals_are_logged_and_the_round_goes_on(caplog):
-    layout, start = engine().layout, torch.zeros(engine().layout.size)
-    answers = [SiloAnswer(1, None, 0, "budget is spent"), SiloAnswer(0, torch.ones(layout.size), 2, "")]
-    with caplog.at_level(logging.WARNING):
-        found = next_adapter(start, answers, averaged, layout, 7)
-    assert torch.equal(found, torch.ones(layout.size))
-    assert "silo 1 took 0 steps: budget is spent" in caplog.text
-    assert torch.equal(next_adapter(start, answers[:1], averaged, layout, 8), start)
-
-
-def test_flora_keeps_the_mean_of_the_products_as_far_as_the_rank_allows():
-    layout, start = engine().layout, vector().float()
-    generator = torch.Generator().manual_seed(1)
-    updates = [0.1 * torch.randn(layout.size, generator=generator) for _ in range(3)]
-    found = combine_of(Flora())(start, updates, layout)
-    same = combine_of(Flora())(start, [updates[0]] * 3, layout)
-    pairs = {entry.pair for entry in layout.entries}
-    for pair in pairs:
-        a, b = (next(e for e in layout.entries if e.pair == pair and e.factor == factor) for factor in "AB")
-        products = [b.of(start + update) @ a.of(start + update) for update in updates]
-        torch.testing.assert_close(b.of(same) @ a.of(same), products[0], atol=1e-5, rtol=1e-4)
-        mean = torch.stack(products).mean(0)
-        values = torch.linalg.svdvals(mean)
-        lost = (mean - b.of(found) @ a.of(found)).norm()
-        assert float(lost) == pytest.approx(float(values[a.shape[0] :].norm()), rel=1e-3)
-
-
-def test_fedgsa_of_one_silo_is_that_silo_and_fedex_is_refused():
-    layout, start = engine().layout.training("b"), vector().float()
-    generator = torch.Generator().manual_seed(1)
-    update = layout.with_trainable(torch.zeros(layout.size), 0.1 * torch.randn(layout.dim, generator=generator))
-    found = combine_of(FedGsa())(start, [update], layout)
-    for pair in {entry.pair for entry in layout.entries}:
-        a, b = (next(e for e in layout.entries if e.pair == pair and e.factor == factor) for factor in "AB")
-        expected = b.of(start + update) @ a.of(start)
-        torch.testing.assert_close(b.of(found) @ a.of(found), expected, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="residual"):
-        combine_of(FedEx())

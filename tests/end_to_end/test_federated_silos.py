@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from peft import PeftModel
 
+from client.data import prepare
 from client.models import load_base
+from client.records import Records
 from privacy.ledger import Ledger
 from server.config import ConfigError, RunConfig, parse
+from server.data_spec import data_spec
 from server.errors import CannotResume
 from server.resume import check_resumable
 from server.silo_assembly import assemble_federation
@@ -40,7 +44,7 @@ def config(folder: Path, **strategy: Any) -> RunConfig:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregation", ["ffa", "fedgsa"])
+@pytest.mark.parametrize("aggregation", ["ffa", "fedgsa", "fedex", "flora"])
 def test_silos_train_and_the_server_averages(tmp_path, aggregation):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -58,12 +62,27 @@ def test_silos_train_and_the_server_averages(tmp_path, aggregation):
     assert 0 < statement["epsilon"] <= 4.0
     assert [record.round for record in read_metrics(folder)] == [1, 2]
     base, _ = load_base("random:bert", "classification", 2)
-    assert PeftModel.from_pretrained(base, str(folder / "adapter")) is not None
+    loaded = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
+    assert _loss(loaded, prepare(data_spec(config(tmp_path))).test) == pytest.approx(
+        json.loads((folder / "results.json").read_text())["test_loss"], rel=1e-4
+    )
+    # what FedEx and FLoRA add to the base has more ranks than the adapter
+    assert (loaded.peft_config["default"].r > 2) == (aggregation in ("fedex", "flora"))
     with pytest.raises(CannotResume, match="has ended"):
         check_resumable(folder)
 
 
-@pytest.mark.parametrize("aggregation", ["rolora", "fedsvd", "dp-dylora", "fedex"])
+def _loss(model: Any, records: Records) -> float:
+    losses = []
+    for row in range(len(records)):
+        one = records.select([row])
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(one.tokens.astype("int64"))[None])
+        losses.append(float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(one.labels))))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("aggregation", ["rolora", "fedsvd", "dp-dylora"])
 def test_what_silos_cannot_follow_is_refused(tmp_path, aggregation):
     with pytest.raises(ConfigError, match=r"strategy.aggregation|model.rank"):
         assemble_federation(config(tmp_path, aggregation=aggregation))

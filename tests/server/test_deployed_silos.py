@@ -14,6 +14,9 @@ from flwr.app import Context, RecordDict
 import server.app
 import server.silo_rounds
 from client.app import app as client_app
+from client.lora import LoraSpec, adapter_layout
+from client.models import load_base
+from client.residual import residual_size
 from privacy.errors import CorruptRun
 from privacy.ledger import Ledger
 from server.config import ConfigError
@@ -26,6 +29,7 @@ from server.telemetry import read_metrics, read_status
 from simulations.inprocess import InProcessGrid, _identity
 from simulations.sample_records import write_records
 from strategies.dispatch import RoundFailed
+from strategies.silo_fedavg import GlobalModel
 
 STEPS, ROUNDS = 2, 2
 SETTINGS = """
@@ -171,18 +175,27 @@ def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
 
 def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = of_records.folder
-    progress = Progress(torch.zeros(3), 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5)
-    assert progress.told() == "1 rounds done; 1 took no step: silo 1: spent"
-    save_progress(folder, progress)
-    again = load_progress(folder, 3)
-    assert torch.equal(again.adapter, torch.zeros(3))
-    assert (again.round, again.silos, again.steps) == (1, {0: Said(1.5, 20, 0.7)}, 4)
-    assert (again.refusals, again.seconds) == ({1: "spent"}, 2.5)
-    with pytest.raises(CorruptRun, match="this run has 4 values"):
-        load_progress(folder, 4)
+    layout = adapter_layout(load_base("random:bert", "classification", 2)[0], LoraSpec(2, 4.0, ("query",)))
+    wider = adapter_layout(load_base("random:bert", "classification", 2)[0], LoraSpec(3, 4.0, ("query",)))
+    for residual in (None, torch.ones(residual_size(layout))):
+        model = GlobalModel(torch.zeros(layout.size), residual)
+        progress = Progress(model, 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5)
+        assert progress.told() == "1 rounds done; 1 took no step: silo 1: spent"
+        save_progress(folder, progress)
+        again = load_progress(folder, layout)
+        assert torch.equal(again.model.adapter, torch.zeros(layout.size))
+        assert (again.model.residual is None) == (residual is None)
+        assert residual is None or torch.equal(again.model.residual, residual)
+        assert (again.round, again.silos, again.steps) == (1, {0: Said(1.5, 20, 0.7)}, 4)
+        assert (again.refusals, again.seconds) == ({1: "spent"}, 2.5)
+    with pytest.raises(CorruptRun, match=f"this run has {wider.size} values"):
+        load_progress(folder, wider)
+    save_progress(folder, Progress(GlobalModel(torch.zeros(layout.size), torch.ones(5))))
+    with pytest.raises(CorruptRun, match="residual must have"):
+        load_progress(folder, layout)
     (folder / "silos.safetensors").write_bytes(b"no such thing")
     with pytest.raises(CorruptRun, match="is not of this run"):
-        load_progress(folder, 3)
+        load_progress(folder, layout)
 
 
 def test_silos_that_fail_fail_the_run_instead_of_training_on_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+r"""What an aggregation writes into the frozen weights: W = W0 + R + s B A, with one dense R per adapted layer.
+
+FedEx-LoRA (Singhal et al. 2024, arXiv 2410.09432) and FLoRA (Wang et al. 2024, arXiv 2409.05976) put a part of what
+clients learnt into W0. Here W0 stays as it was loaded, whatever its form (bfloat16, BitNet's ternary values), and R is
+kept beside the adapter in one flat float32 vector: the `[out, in]` matrices of the adapted layers, in the order of the
+layout. It is as large as those layers, and so is the message that carries it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from client.layout import AdapterLayout, Entry
+from client.lora import LoraSpec
+from client.precision import FrozenWeight
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The factors of one adapted layer, and where its R lies in the flat vector."""
+
+    a: Entry
+    b: Entry
+    offset: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of R: out, in."""
+        return self.b.shape[0], self.a.shape[1]
+
+    def of(self, residual: Tensor) -> Float[Tensor, "out in"]:
+        """R of this layer, as a view."""
+        rows, columns = self.shape
+        return residual[self.offset : self.offset + rows * columns].view(rows, columns)
+
+
+def pairs(layout: AdapterLayout) -> Iterator[Pair]:
+    """Every adapted layer of a layout."""
+    factors: dict[str, dict[str, Entry]] = {}
+    for entry in layout.entries:
+        if entry.factor != "head":
+            factors.setdefault(entry.pair, {})[entry.factor] = entry
+    offset = 0
+    for both in factors.values():
+        pair = Pair(both["A"], both["B"], offset)
+        yield pair
+        offset += pair.shape[0] * pair.shape[1]
+
+
+def residual_size(layout: AdapterLayout) -> int:
+    """Values in the flat vector of all R."""
+    return sum(pair.shape[0] * pair.shape[1] for pair in pairs(layout))
+
+
+def check_residual(residual: Tensor, layout: AdapterLayout) -> None:
+    """ValueError if the vector is not of this layout."""
+    if residual.shape != (residual_size(layout),):
+        raise ValueError(f"residual must have {residual_size(layout)} values, got shape {list(residual.shape)}")
+
+
+class MovedWeight:
+    """A frozen weight and, added to it, a residual with products of its own."""
+
+    def __init__(self, frozen: FrozenWeight, residual: FrozenWeight, dtype: torch.dtype) -> None:
+        self.frozen, self.residual, self.dtype = frozen, residual, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.frozen.forward(x)
+        return y + self.residual.forward(x.to(self.dtype)).to(y.dtype)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        dx = self.frozen.backward(dy)
+        return dx + self.residual.backward(dy.to(self.dtype)).to(dx.dtype)
+
+
+def as_one_adapter(
+    vector: Float[Tensor, " size"], residual: Tensor, layout: AdapterLayout, spec: LoraSpec
+) -> tuple[Tensor, AdapterLayout, LoraSpec]:
+    """An adapter on W0 alone that computes the same: R + s B A of every layer by its singular vectors, the heads as is.
+
+    Its rank is the largest numerical rank of a layer in float32, its alpha that rank, so that its scale is one.
+    """
+    check_residual(residual, layout)
+    found = {}
+    for pair in pairs(layout):
+        product = pair.b.of(vector).double() @ pair.a.of(vector).double()
+        u, singular, v = torch.linalg.svd(pair.of(residual).double() + spec.scale * product, full_matrices=False)
+        kept = int((singular > singular.max() * max(pair.shape) * torch.finfo(torch.float32).eps).sum())
+        root = singular.sqrt()
+        found[pair.a.name] = (root[:, None] * v, kept)
+        found[pair.b.name] = (u * root, kept)
+    rank = max(1, *(kept for _, kept in found.values()))
+    values, entries, offset = [], [], 0
+    for entry in layout.entries:
+        tensor = entry.of(vector)
+        if entry.factor != "head":
+            tensor = torch.zeros((rank, entry.shape[1]) if entry.factor == "A" else (entry.shape[0], rank))
+            whole, kept = found[entry.name]
+            if entry.factor == "A":
+                tensor[:kept] = whole[:kept]
+            else:
+                tensor[:, :kept] = whole[:, :kept]
+        values.append(tensor.reshape(-1))
+        entries.append(replace(entry, shape=tuple(tensor.shape), offset=offset, ranks=None))
+        offset += tensor.numel()
+    return torch.cat(values), AdapterLayout(tuple(entries)), replace(spec, rank=rank, alpha=float(rank))
