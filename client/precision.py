@@ -110,6 +110,21 @@ class BF16Weight:
         return F.linear(dy.to(torch.bfloat16), self.transposed)
 
 
+class MovedWeight:
+    """A frozen weight and, added to it, a residual (:mod:`client.residual`) with products of its own."""
+
+    def __init__(self, frozen: FrozenWeight, residual: FrozenWeight, dtype: torch.dtype) -> None:
+        self.frozen, self.residual, self.dtype = frozen, residual, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.frozen.forward(x)
+        return y + self.residual.forward(x.to(self.dtype)).to(y.dtype)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        dx = self.frozen.backward(dy)
+        return dx + self.residual.backward(dy.to(self.dtype)).to(dx.dtype)
+
+
 class FrozenLinear(nn.Module):
     """A Linear whose weight is never trained; saves nothing for the backward pass."""
 

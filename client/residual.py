@@ -15,7 +15,6 @@ from torch import Tensor
 
 from client.layout import AdapterLayout, Entry
 from client.lora import LoraSpec
-from client.precision import FrozenWeight
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,6 @@ def check_residual(residual: Tensor, layout: AdapterLayout) -> None:
     """ValueError if the vector is not of this layout."""
     if residual.shape != (residual_size(layout),):
         raise ValueError(f"residual must have {residual_size(layout)} values, got shape {list(residual.shape)}")
-
-
-class MovedWeight:
-    """A frozen weight and, added to it, a residual with products of its own."""
-
-    def __init__(self, frozen: FrozenWeight, residual: FrozenWeight, dtype: torch.dtype) -> None:
-        self.frozen, self.residual, self.dtype = frozen, residual, dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.frozen.forward(x)
-        return y + self.residual.forward(x.to(self.dtype)).to(y.dtype)
-
-    def backward(self, dy: Tensor) -> Tensor:
-        dx = self.frozen.backward(dy)
-        return dx + self.residual.backward(dy.to(self.dtype)).to(dx.dtype)
 
 
 def as_one_adapter(

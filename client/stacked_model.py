@@ -23,9 +23,9 @@ from client.lora import (
     target_modules,
 )
 from client.memory import keep_freed_memory
-from client.precision import FrozenLinear, frozen, in_own_dtype
+from client.precision import FrozenLinear, MovedWeight, frozen, in_own_dtype
 from client.predictions import Predictions, run
-from client.residual import MovedWeight, check_residual, pairs
+from client.residual import check_residual, pairs
 from client.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 
 
