@@ -144,7 +144,7 @@ def read_hub(source: str, option: str) -> pyarrow.Table:
     Raises:
         ValueError: it cannot be that, or cannot be loaded.
     """
-    _check_hub_id(source, option)
+    check_hub_id(source, option)
     import datasets  # takes seconds to import, and local files do not need it
 
     name, _, split = source.partition("@")
@@ -159,7 +159,7 @@ def read_hub(source: str, option: str) -> pyarrow.Table:
     return loaded.with_format(None).data.table if loaded._indices is None else loaded.flatten_indices().data.table
 
 
-def _check_hub_id(source: str, option: str) -> None:
+def check_hub_id(source: str, option: str) -> None:
     """Refuse what can only be a path or a misspelled kind, before the hub is asked for it half a minute long."""
     where, (prefix, colon, rest) = f"{option} = {source!r}", source.partition(":")
     prefixed = bool(colon) and not Path(source).expanduser().exists()

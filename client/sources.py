@@ -20,7 +20,7 @@ from client import corpora
 from client.labels import missing
 from client.source_files import FILE_KINDS, NOTES, Columns, existing_file, read_file, read_hub
 
-__all__ = ["FILE_KINDS", "NOTES", "Columns", "Texts", "existing_file", "fingerprint", "read"]
+__all__ = ["NOTES", "Columns", "Texts", "fingerprint", "read"]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def check_sources(config: RunConfig) -> None:
         ValueError: naming the setting whose files are not there.
     """
     from client.corpora import CORPORA, files
-    from client.sources import FILE_KINDS, existing_file
+    from client.source_files import FILE_KINDS, NOTES, check_hub_id, existing_file
 
     for option, source in (("data.source", config.data.source), ("data.test-source", config.data.test_source)):
         kind = source.partition(":")[0]
@@ -81,6 +81,8 @@ def check_sources(config: RunConfig) -> None:
             files(source, option)
         elif kind in FILE_KINDS:
             existing_file(source, option)
+        elif source and source != NOTES:
+            check_hub_id(source, option)
 
 
 def check_adapter(config: RunConfig) -> None:

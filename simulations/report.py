@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from simulations.loading import loading_code
 from simulations.notation import delta_text, epsilon_text, number_text, percent_text
@@ -74,19 +73,19 @@ def render(run: Run) -> str:
         loader=PackageLoader("simulations"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     guarantee = {} if run.not_private else run.guarantee or {}
-    selective = selective_text(run.guarantee or {})
     settings = settings_rows(run.config) if run.config else []
     return pages.get_template(REPORT_FILE).render(
         name=run.name,
         state=run.state,
         state_text=state_text(run),
         about=_about(run),
-        not_private="" if selective else run.not_private,  # the page says of it that nothing at all is guaranteed
+        not_private=run.not_private,
+        selective=bool(selective_text(run.guarantee or {})),
         ending=_ending(run),
         resumed=resumed_text(run),
         problems=run.problems,
         tiles=_tiles(run),
-        sentence=_sentence(run, selective),
+        sentence=_sentence(run),
         facts=_facts(run, guarantee),
         covers=guarantee.get("covered", []),
         does_not_cover=guarantee.get("not_covered", []),
@@ -113,12 +112,8 @@ def _about(run: Run) -> list[str]:
     return [config.model.name, config.strategy.controller, config.members_text]
 
 
-def _sentence(run: Run, selective: str) -> str:
-    """The guarantee in a sentence, in red where it is less than one at record level and the page has no other alert."""
-    if run.recipe is None or run.guarantee is None:
-        return guarantee_sentence(run)
-    sentence = str(run.guarantee["sentence"])
-    return Markup('<div class="banner bad" role="alert">{}</div>').format(sentence) if selective else sentence
+def _sentence(run: Run) -> str:
+    return guarantee_sentence(run) if run.recipe is None or run.guarantee is None else str(run.guarantee["sentence"])
 
 
 def _facts(run: Run, guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -137,7 +137,12 @@ def test_files_are_looked_for_before_anything_is_calibrated(
 ) -> None:
     monkeypatch.setattr(preflight, "check_noise", lambda config: pytest.fail("calibrated"))
     lost = SWEEP.replace("[variants.floor]", '[variants.floor]\ndata.test-source = "wikitext2:lost@test"')
-    for text, said in ((lost, "g/floor/seed=0: data.test-source"), (lost.replace("test-source", "source"), "lost")):
+    misspelt = lost.replace("wikitext2:lost@test", "cvs:lost.csv")
+    for text, said in (
+        (lost, "g/floor/seed=0: data.test-source"),
+        (lost.replace("test-source", "source"), "lost"),
+        (misspelt, "did you mean csv:lost.csv?"),
+    ):
         (tmp_path / "tiny.toml").write_text(text)
         code, output = sweep("--dry-run")
         assert code == 2
