@@ -184,13 +184,14 @@ def private_training(
     layout, population = engine.layout, len(index)
     setting = setting_of(silo, population, layout, multipliers, ledger.commitment.order)
     optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
+    noise = noise_of(silo)
     return PrivateSgd(
         gradients=UnitGradients(engine, index, silo.combine),
         planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed), None),
-        server=Server(optimizer, aggregation, layout, silo.served_average),
+        server=Server(optimizer, aggregation, layout, silo.served_average, noise),
         ledger=ledger,
         sampler=sampler,
-        noise=noise_of(silo),
+        noise=noise,
         schedule=StepSchedule(silo.steps, silo.schedule, silo.warm_up),
         public_loss=public_loss,
     )

@@ -98,7 +98,7 @@ class DpFedAvg(Strategy):
         public_loss: PublicLoss | None = None,
     ) -> None:
         self.controller = controller
-        self.server = Server(optimizer, aggregation, layout, served_average)
+        self.server = Server(optimizer, aggregation, layout, served_average, noise)
         adapters = Adapters(layout.rank, setting.sampling.population, seed)
         self.planner = Planner(controller, setting, aggregation, adapters, subspace, ledger.commitment.noise_shares)
         self.ledger = ledger

@@ -17,6 +17,7 @@ Deviations:
 - ``pool = "blocks"`` takes one s for all values of an (A, B) pair or head. One value carries signal over noise of about
   q N / (d z^2) per round, which for an adapter of 1e5 values and a cohort of a hundred is nothing.
 - s_0 = C / sqrt(d), so that round 1 clips as flat clipping with C does.
+- In a run whose releases carry no noise (``insecure-zero``) the noise the plan names is taken off s all the same.
 Rounds whose updates have other block sizes (DP-DyLoRA) keep statistics of their own, made when they first come.
 """
 

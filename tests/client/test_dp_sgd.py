@@ -42,6 +42,15 @@ def test_a_group_brings_the_mean_of_its_records(tmp_path, most):
     assert plan.clip.params == rows.shape[1]
 
 
+def test_adam_takes_off_no_noise_where_there_is_none(tmp_path):
+    """At a threshold this large it would hold every gradient for noise and not move."""
+    settings = EXACT | {"optimizer": "fedadam", "optimizer_options": {"learning-rate": 0.01}}
+    moved = run(silo_training(tmp_path, records(), **settings), 1) - vector()
+    clear = gradient(vector(), records()).mean(dim=0).abs() > 1e-3
+    assert clear.double().mean() > 0.3
+    torch.testing.assert_close(moved[clear].abs(), torch.full_like(moved[clear], 0.01), rtol=0.01, atol=0)
+
+
 def test_the_sample_of_a_large_unit_is_its_own_affair():
     data = records(units=[0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2])
     index = UnitIndex.of(data, grouped=True, most=2, seed=3)

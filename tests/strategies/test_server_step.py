@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from client.lora import Part
-from privacy.mechanism import Contribution, InsecureZeroNoise
+from privacy.mechanism import Contribution, GaussianNoise, InsecureZeroNoise
 from strategies.aggregation.aggregation import Adapters
 from strategies.aggregation.factors import Plain, RoLora
 from strategies.aggregation.fedsvd import FedSvd
@@ -65,13 +65,14 @@ class Remembers(FedAvg):
 
 def test_the_noise_told_is_that_of_adapter_values(fed) -> None:
     Remembers.told.clear()
-    fed.hold(make(fed, Plain(scale_a=4.0), optimizer=Remembers()), fed.Nodes())
-    fed.hold(make(fed, Plain(), optimizer=Remembers()), fed.Nodes())
-    scaled, plain = Remembers.told
+    for scale, noise in ((4.0, GaussianNoise()), (1.0, GaussianNoise()), (1.0, InsecureZeroNoise())):
+        fed.hold(make(fed, Plain(scale_a=scale), optimizer=Remembers(), noise=noise), fed.Nodes())
+    scaled, plain, none = Remembers.told
     each = 1.5 * fed.BOUND / (fed.RATE * fed.N)
     torch.testing.assert_close(scaled.noise_std, torch.tensor([each / 4] * 6 + [each] * 8))
     assert plain.noise_std.shape == ()
     assert float(plain.noise_std) == pytest.approx(each)
+    assert not none.noise_std.any()
 
 
 def test_dylora_sends_and_moves_the_first_ranks_only(fed) -> None:
