@@ -2,7 +2,8 @@
 
 If only the upper layers carry adapters, everything below is a fixed function of a record's tokens: the same for every
 client, step, epoch and round. The hidden state that enters the first adapted layer is kept and found again by the
-record's tokens themselves; what no longer fits into the cache is computed anew each time.
+record's tokens themselves; what no longer fits into the cache is computed anew each time. Where heads alone are
+trained, what is kept is the state that leaves the last layer.
 """
 
 from typing import Any, cast
@@ -18,7 +19,7 @@ from client.prefix_cache import PrefixCache
 
 
 class Prefix:
-    """Runs a transformer from its first adapted layer upwards.
+    """Runs a transformer from its first adapted layer upwards; from behind its layers if ``first`` is their number.
 
     Works on any model that calls the modules of one `nn.ModuleList` in turn, each with the hidden state as first
     argument and result, as transformers' encoders and decoders do. Embeddings and masks are still computed by the
@@ -32,9 +33,12 @@ class Prefix:
         self._model = model
         self._cache = cache
         layers = cast(nn.ModuleList, model.get_submodule(stack))
-        for index in range(first):
+        for index in range(min(first, len(layers) - 1)):
             layers[index] = _Lower(layers[index], self)
-        layers[first] = _First(layers[first], self)
+        if first < len(layers):
+            layers[first] = _First(layers[first], self)
+        else:
+            layers[-1] = _Last(layers[-1], self)
 
     @torch.no_grad()
     def states(
@@ -72,13 +76,25 @@ def prefix_of(model: nn.Module, trained: list[str], cache: PrefixCache) -> Prefi
 
     Modules outside the stack of layers are taken to come after it, as heads do.
     """
+    if not any(layer_index(path) is not None for path in trained):
+        stack = _only_stack(model)
+        return (
+            None if stack is None else Prefix(model, stack, len(cast(nn.ModuleList, model.get_submodule(stack))), cache)
+        )
     inside = {path: index for path in trained if (index := layer_index(path)) is not None}
     stacks = {path.split(f".{index}.", 1)[0] for path, index in inside.items()}
     first = min(inside.values(), default=0)
     if first == 0 or len(stacks) != 1:
         return None
-    stack = stacks.pop()
-    return Prefix(model, stack, first, cache) if isinstance(model.get_submodule(stack), nn.ModuleList) else None
+    name = stacks.pop()
+    return Prefix(model, name, first, cache) if isinstance(model.get_submodule(name), nn.ModuleList) else None
+
+
+def _only_stack(model: nn.Module) -> str | None:
+    """The path of the one list of layers of a model; None if it has several, or none."""
+    lists = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)]
+    outer = [path for path in lists if not any(path.startswith(other + ".") for other in lists)]
+    return outer[0] if len(outer) == 1 else None
 
 
 class _Reached(Exception):
@@ -112,3 +128,14 @@ class _First(_Wrapped):
             raise _Reached(hidden)
         given = self.prefix.hidden
         return self.layer(hidden if given is None else given.to(hidden.dtype), *args, **kwargs)
+
+
+class _Last(_Wrapped):
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given = self.prefix.hidden
+        if given is not None:
+            return given.to(hidden.dtype)
+        out = self.layer(hidden, *args, **kwargs)
+        if self.prefix.capturing:
+            raise _Reached(out)
+        return out

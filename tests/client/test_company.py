@@ -20,6 +20,7 @@ HEAD = ("classifier",)
 JOBS = {
     "minilm": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=HEAD), 0),
     "minilm, upper layers": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), (4, 5), heads=HEAD), 2**22),
+    "minilm, head alone": ("classification", 3, LoraSpec(4, 8.0, (), heads=HEAD), 2**22),
     "minilm, upper layers, moved": (
         "classification",
         3,

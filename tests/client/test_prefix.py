@@ -18,10 +18,10 @@ LOCAL = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
 TOKEN_BYTES = 32 * 8  # hidden size in float64
 
 
-def engines(name, *, memory, folder=None, tokens=96):
+def engines(name, *, memory, folder=None, tokens=96, head_only=False):
     model, spec, task = build(name)
     top = model.config.num_hidden_layers - 1
-    spec = replace(spec, layers=(top,))
+    spec = replace(spec, targets=()) if head_only else replace(spec, layers=(top,))
     vector = start(model, spec)
     plain = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=tokens)
     cached = CohortEngine(
@@ -37,16 +37,29 @@ def engines(name, *, memory, folder=None, tokens=96):
 
 
 def count_layer_calls(engine, monkeypatch):
+    """Of the lowest layer, and of the last if it comes before what is trained."""
     calls = []
-    layer = engine._passes._prefix._model.bert.encoder.layer[0].layer
-    original = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda *a, **k: calls.append(1) or original(*a, **k))
+    layers = engine._passes._prefix._model.bert.encoder.layer
+    for wrapped in (layers[0], *(layers[-1:] if not engine.spec.targets else ())):
+        layer, original = wrapped.layer, wrapped.layer.forward
+        monkeypatch.setattr(layer, "forward", lambda *a, original=original, **k: calls.append(1) or original(*a, **k))
     return calls
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "gpt2-classifier", "llama", "qwen2", "mistral"])
-def test_training_and_losses_are_the_same_with_the_cache(name):
-    plain, cached, vector = engines(name, memory=2**20)
+HEADS = ["bert", "roberta", "gpt2-classifier"]
+
+
+@pytest.mark.parametrize(
+    ("name", "head_only"),
+    [
+        *((name, False) for name in ["bert", "roberta", "gpt2", "gpt2-classifier", "llama", "qwen2", "mistral"]),
+        *((name, True) for name in HEADS),
+    ],
+)
+def test_training_and_losses_are_the_same_with_the_cache(name, head_only):
+    plain, cached, vector = engines(name, memory=2**20, head_only=head_only)
+    assert head_only == all(entry.factor == "head" for entry in cached.layout.entries)
+    assert cached._passes._prefix is not None
     cohort = clients(SIZES)
     expected = plain.train_all(vector, cohort, LOCAL, SEEDS)
     for _ in range(2):  # the second round finds everything in the cache
@@ -55,8 +68,9 @@ def test_training_and_losses_are_the_same_with_the_cache(name):
     assert cached.evaluate(vector, cohort[2]).loss == pytest.approx(plain.evaluate(vector, cohort[2]).loss)
 
 
-def test_lower_layers_run_once_per_record(monkeypatch):
-    _, cached, vector = engines("bert", memory=2**20)
+@pytest.mark.parametrize("head_only", [False, True])
+def test_lower_layers_run_once_per_record(monkeypatch, head_only):
+    _, cached, vector = engines("bert", memory=2**20, head_only=head_only)
     calls = count_layer_calls(cached, monkeypatch)
     cohort = clients(SIZES)
     cached.train_all(vector, cohort, LOCAL, SEEDS)
