@@ -109,10 +109,11 @@ def merged_and_restarted(model: GlobalModel, updates: Sequence[Tensor], place: P
 
 
 def _with_residual(model: GlobalModel, place: Place) -> GlobalModel:
-    """With a residual of its own to write into."""
-    if model.residual is None:
-        return replace(model, residual=torch.zeros(residual_size(place.layout)))
-    return replace(model, residual=model.residual.clone())
+    """With a residual of its own to write into; without one where no layer is adapted."""
+    size = residual_size(place.layout)
+    if not size:
+        return model
+    return replace(model, residual=torch.zeros(size) if model.residual is None else model.residual.clone())
 
 
 def _residual(model: GlobalModel) -> Tensor:

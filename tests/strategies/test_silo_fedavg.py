@@ -1,11 +1,13 @@
 """How the server puts silos together whose updates are private already."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from client.layout import AdapterLayout, Entry
 from client.residual import pairs, residual_size
 from strategies.aggregation.individual import FedEx, FedGsa, Flora
 from strategies.silo_fedavg import GlobalModel, Place, SiloAnswer, averaged, combine_of, next_model
@@ -73,6 +75,16 @@ def test_fedex_keeps_the_mean_factors_and_flora_starts_them_again():
     for entry in LAYOUT.entries:
         if entry.factor == "head":
             assert torch.equal(entry.of(first), entry.of(start.adapter + mean))
+
+
+@pytest.mark.parametrize("aggregation", [FedEx(), Flora()])
+def test_where_heads_alone_are_trained_they_are_averaged(aggregation):
+    heads = AdapterLayout((Entry("classifier.weight", (2, 3), 0, "head", "classifier"),))
+    found = combine_of(aggregation)(
+        GlobalModel(torch.zeros(6)), [torch.ones(6), -3 * torch.ones(6)], replace(place(), layout=heads)
+    )
+    assert torch.equal(found.adapter, -torch.ones(6))
+    assert found.residual is None
 
 
 def test_fedgsa_of_one_silo_is_that_silo():
