@@ -162,12 +162,17 @@ class RunConfig(Table):
     @property
     def members_text(self) -> str:
         """Who takes part, in words."""
-        return f"one silo, {self.units_text} protected" if self.alone else f"{self.clients:,} clients"
+        if self.privacy.unit == "client":
+            return f"{self.clients:,} clients"
+        protected = f"{self.unit.removeprefix('group:')}s protected"
+        return f"one silo, {protected}" if self.alone else f"{self.clients:,} silos, {protected} in each"
 
     @property
     def units_text(self) -> str:
-        """What a cohort is made of, in the plural: clients, or the records or patients of a silo."""
-        return f"{self.unit.removeprefix('group:')}s" if self.alone else "clients"
+        """What a cohort is made of, in the plural: clients, silos, or the records or patients of one silo."""
+        if self.privacy.unit == "client":
+            return "clients"
+        return f"{self.unit.removeprefix('group:')}s" if self.alone else "silos"
 
     @property
     def unit(self) -> str:

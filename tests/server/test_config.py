@@ -231,3 +231,20 @@ def test_a_configuration_does_not_change() -> None:
 )
 def test_columns_that_would_not_be_what_is_protected_are_refused(data: dict[str, Any], says: str) -> None:
     assert says in refusal({"data": data})
+
+
+@pytest.mark.parametrize(
+    ("table", "members", "units"),
+    [
+        ({"clients": 1200}, "1,200 clients", "clients"),
+        ({"clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record"}}, "one silo, records protected", "records"),
+        (
+            {"clients": 4, "sampling-rate": 1.0, "privacy": {"unit": "group"}},
+            "4 silos, patients protected in each",
+            "silos",
+        ),
+    ],
+)
+def test_words_for_who_takes_part(table: dict[str, Any], members: str, units: str) -> None:
+    config = parse(table)
+    assert (config.members_text, config.units_text) == (members, units)
