@@ -2,7 +2,7 @@
 
 The parts: `client.stacked` multiplies rows by the adapters of their own clients, `client.waves` schedules clients over
 slots, `client.passes` runs padded micro-batches under a token budget, `client.precision` and `client.attention` choose
-the arithmetic, `client.prefix` leaves out the layers below the first adapted one.
+the arithmetic, `client.prefix` leaves out the layers below what is trained.
 
 Which rows share a micro-batch changes nothing but rounding, because no layer mixes rows and each client's batch order
 has its own seed: slots, token budget, prefix cache and the split of clients over workers are speed settings only.
@@ -25,6 +25,7 @@ from client.passes import Passes, automatic_token_budget, hidden_size
 from client.precision import choose
 from client.prefix import prefix_of
 from client.prefix_cache import PrefixCache
+from client.prefix_check import confirmed
 from client.records import Records
 from client.stacked import Rows
 from client.stacked_model import StackedModel
@@ -59,7 +60,7 @@ class CohortEngine:
         device: where the model and the buffers live.
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.prefix_cache`; of use
-            where only upper layers carry adapters. 0 computes them each time.
+            where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
         prefix_folder: where the prefix cache goes on when its memory is full; None for nowhere.
     """
 
@@ -86,13 +87,12 @@ class CohortEngine:
         self.spec = spec
         self.slots = slots
         self._stacked = StackedModel(model, spec, precision=self.precision, device=self.device)
-        prefix = None
+        self._passes = Passes(self._stacked, task, token_budget or automatic_token_budget(model, self.device))
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
             prefix = prefix_of(model, self._stacked.trained, cache)
-        budget = token_budget or automatic_token_budget(model, self.device)
-        self._passes = Passes(self._stacked, task, budget, prefix)
+            self._passes.prefix = prefix and confirmed(prefix, self._passes, kept)
 
     @property
     def token_budget(self) -> int:

@@ -16,6 +16,7 @@ This module knows neither methods nor files: planner and server step are those o
 integers.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ from privacy.ledger import Ledger
 from privacy.mechanism import Contribution, Noise, Plan, Release, Units, contribute
 from privacy.queries import OneHotVote
 from privacy.sampling import CohortSampler
+
+log = logging.getLogger(__name__)
 
 
 class Planned(Protocol):
@@ -179,12 +182,37 @@ class PrivateSgd:
         return release
 
     def total(self, planned: Planned) -> Contribution:
-        """The bounded sum over one batch. Still private: it carries no noise yet."""
+        """The bounded sum over one batch. Still private: it carries no noise yet.
+
+        A unit whose work raises contributes zero, and the others what they would without it.
+
+        Raises:
+            Exception: of the first unit, if every unit's work raises.
+        """
         if self.sampler.insecure and self.ledger.not_private is None:
             self.ledger.stamp_not_private("batches are drawn from a seed")
         round, label = planned.round, planned.label
         attempt = sum(event.round == round and event.label == label for event in self.ledger.events)
         batch = self.sampler.draw(planned.sampling, round, attempt, label=label)
+        try:
+            return self._sum(batch, planned)
+        except Exception as error:  # whatever one unit's records make the model raise; its text may quote them
+            if len(batch) < 2:
+                raise
+            log.warning("units computed together failed (%s); each is tried by itself", type(error).__name__)
+        total, failed = Contribution.zero(planned.plan), []
+        for position in range(len(batch)):
+            try:
+                total = total + self._sum(batch[position : position + 1], planned)
+            except Exception as error:
+                failed.append(error)
+        if len(failed) == len(batch):
+            raise failed[0]
+        for reason in failed:
+            log.warning("a unit contributes zero: its work raised %s", type(reason).__name__)
+        return total
+
+    def _sum(self, batch: Int64[np.ndarray, " batch"], planned: Planned) -> Contribution:
         total = Contribution.zero(planned.plan)
         for units in self._chunks(batch, planned):
             total = total + contribute(units, planned.plan)

@@ -94,13 +94,13 @@ def _spelled(text: str) -> str:
 
 
 def _clean(labels: list[Any], where: str) -> list[Any]:
-    """All integers or all strings."""
+    """All integers or all strings; blanks around a string belong to the file and not to the label."""
     absent = sum(map(_blank, labels))
     if absent:
         raise _none(absent, len(labels), where)
     kinds = {type(value) for value in labels}
     if kinds <= {str}:
-        return labels
+        return [label.strip() for label in labels]
     if kinds == {bool}:
         return [str(value).lower() for value in labels]
     if kinds <= {int, bool, float} and all(float(value).is_integer() for value in labels):

@@ -107,12 +107,17 @@ def own_worker(text: str, node: Node) -> Worker:
     reading = job.reading
     if reading is None:
         raise ValueError("the server's job says nothing of how to read a node's own records (data.held-by = 'nodes')")
+    if job.task != reading.task or job.num_labels != len(reading.labels):
+        # a loss that some labels make raise would tell the server of records that have them
+        raise ValueError(
+            f"the server's job trains for {job.task} with {job.num_labels} labels, but records would be read for "
+            f"{reading.task} with {len(reading.labels)}"
+        )
     if not node.model and (job.model.startswith(("/", ".", "~")) or Path(job.model).exists()):
         raise ValueError("no model of that name is on this node; name its folder in the node's own settings (model)")
     job = replace(job, model=node.model or job.model)
     cache = Path(node.cache).expanduser() if node.cache else default_cache()
-    data = open_own(node.data, reading, job.model, cache)
-    worker = Worker(replace(job, data=str(data.folder)), data)
     if fingerprint(job.model) != job.fingerprint:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
-    return worker
+    data = open_own(node.data, reading, job.model, cache)
+    return Worker(replace(job, data=str(data.folder)), data)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from client.data import DataSpec
 from client.labels import matched
+from client.model_files import fingerprint
 from client.records import Records
 from client.wire import code_fingerprint
 from privacy import checks
@@ -96,7 +97,8 @@ def open_own(source: str, reading: Reading, tokenizer: str, cache: Path) -> OwnD
 
         path = existing_file(source, "data")
     stat = path.stat()
-    parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, asdict(reading), tokenizer, code_fingerprint()]
+    parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, asdict(reading)]
+    parts += [tokenizer, fingerprint(tokenizer), code_fingerprint()]  # another model may come to lie under its name
     folder = cache / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)

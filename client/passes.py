@@ -33,7 +33,7 @@ class Passes:
         self.token_budget = token_budget
         self.tokens_run = 0  # with padding, since the engine was made
         self.longest = positions(stacked.model)
-        self._prefix = prefix
+        self.prefix = prefix
 
     def micro_batches(self, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
         """See `client.batch.micro_batches`."""
@@ -66,14 +66,14 @@ class Passes:
 
     def losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Float[Tensor, "rows"]:  # noqa: F821
         """The training loss of every row. `offsets` `[clients, classes]` are added to the logits."""
-        logits, batch = self._logits(pool, rows, placement)
+        logits, batch = self.outputs(pool, rows, placement)
         if offsets is not None:
             batch = replace(batch, logit_offsets=offsets[torch.from_numpy(pool.client[rows])])
         return self.task.per_record_loss(logits, batch)
 
     def totals(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, "3"]:
         """The task's metric totals of rows that share one adapter."""
-        logits, batch = self._logits(pool, rows, Rows.shared(len(rows)))
+        logits, batch = self.outputs(pool, rows, Rows.shared(len(rows)))
         return self.task.totals(logits, batch).cpu()
 
     def halve(self, error: torch.OutOfMemoryError, rows: int) -> None:
@@ -84,17 +84,18 @@ class Passes:
         self.token_budget //= 2
         log.warning("device memory is full: token budget halved to %d", self.token_budget)
 
-    def _logits(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor | Predictions, Batch]:
+    def outputs(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor | Predictions, Batch]:
+        """Logits of rows, or what stands for them, and the batch they were in."""
         batch = pool.batch(rows, self.stacked.pad, self.stacked.device)
         mask = batch.attention_mask if pool.padded(rows) else None
         self.tokens_run += batch.input_ids.numel()
-        if self._prefix is None:
+        if self.prefix is None:
             return self.stacked(batch.input_ids, mask, placement), batch
-        self._prefix.hidden = self._prefix.states(pool, rows, batch.input_ids, mask)
+        self.prefix.hidden = self.prefix.states(pool, rows, batch.input_ids, mask)
         try:
             return self.stacked(batch.input_ids, mask, placement), batch
         finally:
-            self._prefix.hidden = None
+            self.prefix.hidden = None
 
 
 def positions(model: nn.Module) -> int:

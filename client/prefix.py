@@ -3,9 +3,11 @@
 If only the upper layers carry adapters, everything below is a fixed function of a record's tokens: the same for every
 client, step, epoch and round. The hidden state that enters the first adapted layer is kept and found again by the
 record's tokens themselves; what no longer fits into the cache is computed anew each time. Where heads alone are
-trained, what is kept is the state that leaves the last layer.
+trained, what is kept is the state that leaves the last layer. `client.prefix_check` tries every prefix first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -22,8 +24,8 @@ class Prefix:
     """Runs a transformer from its first adapted layer upwards; from behind its layers if ``first`` is their number.
 
     Works on any model that calls the modules of one `nn.ModuleList` in turn, each with the hidden state as first
-    argument and result, as transformers' encoders and decoders do. Embeddings and masks are still computed by the
-    model itself, which costs 1-2 % of a pass.
+    argument and as result, or the first of its results, as transformers' encoders and decoders do. Embeddings and masks
+    are still computed by the model itself, which costs 1-2 % of a pass.
     """
 
     def __init__(self, model: nn.Module, stack: str, first: int, cache: PrefixCache) -> None:
@@ -32,13 +34,28 @@ class Prefix:
         self.capturing = False
         self._model = model
         self._cache = cache
-        layers = cast(nn.ModuleList, model.get_submodule(stack))
+        self._layers = layers = cast(nn.ModuleList, model.get_submodule(stack))
         for index in range(min(first, len(layers) - 1)):
             layers[index] = _Lower(layers[index], self)
         if first < len(layers):
             layers[first] = _First(layers[first], self)
         else:
             layers[-1] = _Last(layers[-1], self)
+
+    def remove(self) -> None:
+        """Give the model its own layers back."""
+        for index, layer in enumerate(self._layers):
+            if isinstance(layer, _Wrapped):
+                self._layers[index] = layer.layer
+
+    @contextmanager
+    def keeping_in(self, cache: PrefixCache) -> Iterator[None]:
+        """Within the block, states are kept in another cache."""
+        own, self._cache = self._cache, cache
+        try:
+            yield
+        finally:
+            self._cache = own
 
     @torch.no_grad()
     def states(
@@ -72,15 +89,13 @@ class Prefix:
 
 
 def prefix_of(model: nn.Module, trained: list[str], cache: PrefixCache) -> Prefix | None:
-    """The prefix of `model` given the paths of its adapted and trained modules; None if there is nothing to keep.
+    """A prefix of `model` given the paths of its adapted and trained modules; None if there is nothing to keep.
 
-    Modules outside the stack of layers are taken to come after it, as heads do.
+    Modules outside the stack of layers are taken to come after it, as heads do, so it must be tried before it is used.
     """
     if not any(layer_index(path) is not None for path in trained):
         stack = _only_stack(model)
-        return (
-            None if stack is None else Prefix(model, stack, len(cast(nn.ModuleList, model.get_submodule(stack))), cache)
-        )
+        return None if stack is None else Prefix(model, stack, len(list(model.get_submodule(stack).children())), cache)
     inside = {path: index for path in trained if (index := layer_index(path)) is not None}
     stacks = {path.split(f".{index}.", 1)[0] for path, index in inside.items()}
     first = min(inside.values(), default=0)
@@ -109,6 +124,7 @@ class _Wrapped(nn.Module):
         super().__init__()
         self.layer = layer
         self.prefix = prefix
+        self.others: tuple[None, ...] | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -116,10 +132,20 @@ class _Wrapped(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("layer"), name)
 
+    def computed(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer returns; remembers in which form it does."""
+        out = self.layer(*args, **kwargs)
+        self.others = (None,) * (len(out) - 1) if isinstance(out, tuple) else None
+        return out
+
+    def as_returned(self, hidden: Tensor) -> Any:
+        """A hidden state in the form in which the layer returns its own."""
+        return hidden if self.others is None else (hidden, *self.others)
+
 
 class _Lower(_Wrapped):
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return hidden if self.prefix.hidden is not None else self.layer(hidden, *args, **kwargs)
+        return self.as_returned(hidden) if self.prefix.hidden is not None else self.computed(hidden, *args, **kwargs)
 
 
 class _First(_Wrapped):
@@ -134,8 +160,8 @@ class _Last(_Wrapped):
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         given = self.prefix.hidden
         if given is not None:
-            return given.to(hidden.dtype)
-        out = self.layer(hidden, *args, **kwargs)
+            return self.as_returned(given.to(hidden.dtype))
+        out = self.computed(hidden, *args, **kwargs)
         if self.prefix.capturing:
-            raise _Reached(out)
+            raise _Reached(out[0] if isinstance(out, tuple) else out)
         return out

@@ -6,6 +6,7 @@ resident PEFT model; nothing is rebuilt.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,18 +82,25 @@ class SequentialEngine:
     @torch.no_grad()
     def move_base(self, residual: Tensor | None) -> None:
         """As `CohortEngine.move_base`. ValueError if a weight holds no floats."""
-        if residual is not None:
-            check_residual(residual, self.layout)
-        for pair in pairs(self.layout):
-            layer = self.model.get_submodule(PEFT_PREFIX + pair.a.pair).get_base_layer()  # type: ignore[operator]
-            weight = layer.weight
-            if not weight.is_floating_point() or is_ternary(layer):
-                raise ValueError(f"{pair.a.pair} has a weight of {weight.dtype}, which takes no residual")
-            loaded = self._loaded.setdefault(pair.a.pair, weight.detach().clone())
-            weight.copy_(loaded)
-            if residual is not None:
-                added = pair.of(residual).to(weight)
-                weight += added if isinstance(layer, nn.Linear) else added.T  # GPT-2's Conv1D stores [in, out]
+        for path, loaded in self._loaded.items():
+            self._base_layer(path).weight.copy_(loaded)
+        if residual is None:
+            return
+        check_residual(residual, self.layout)
+        layers = {pair: self._base_layer(pair.a.pair) for pair in pairs(self.layout)}
+        for pair, layer in layers.items():
+            if not layer.weight.is_floating_point() or is_ternary(layer):
+                raise ValueError(f"{pair.a.pair} has a weight of {layer.weight.dtype}, which takes no residual")
+        for pair, layer in layers.items():
+            if pair.a.pair not in self._loaded:
+                self._loaded[pair.a.pair] = layer.weight.detach().clone()
+            added = pair.of(residual).to(layer.weight)
+            layer.weight += added if isinstance(layer, nn.Linear) else added.T  # GPT-2's Conv1D stores [in, out]
+
+    def _base_layer(self, path: str) -> Any:
+        """The frozen layer below an adapter."""
+        layer: Any = self.model.get_submodule(PEFT_PREFIX + path)
+        return layer.get_base_layer()
 
     def train(
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]

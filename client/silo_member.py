@@ -96,7 +96,7 @@ def refused_unread(request: SiloRequest, terms: SiloTerms, folder: Path) -> str:
     if silo.unit not in ("record", f"group:{column}"):
         return f"a guarantee for {silo.unit} is asked for, but records would be grouped by {column!r}"
     try:
-        commit_reading(folder, reading)
+        commit_reading(folder, reading, silo.unit)
     except OtherSilo as error:
         return str(error)
     return ""

@@ -3,7 +3,7 @@
     ledger.jsonl    what was promised at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
     silo.json       the settings it was committed to, the calibrated noise, and the controller's state (+ .safetensors)
-    reading.json    of a deployed silo: how its records are read
+    reading.json    of a deployed silo: how its records are read, and what of them is one unit
 
 The ledger alone says how many steps are spent: a process that died between a charge and the writing of the state has
 spent them, and goes on behind them. The optimizer starts fresh in every round, as local training does everywhere.
@@ -54,14 +54,16 @@ class SiloState:
     def put_into(self, training: PrivateSgd) -> None:
         """Make a training that has begun go on where the last round left it."""
         document, tensors = json.loads((self.folder / STATE).read_text()), self.folder / TENSORS
-        if (packed := document["controller"]) is None:
+        if self.steps:
+            training.state = replace(training.state, round=self.steps)
+        if (packed := document["controller"]) is None:  # nothing was written down yet
             return
         fresh = training.state.controller
         setting = getattr(fresh, "setting", None)
         known = {} if setting is None else {"setting": setting}
         found = load_file(tensors) if tensors.is_file() else {}
         controller = unpack(packed, found, classes_of(fresh), known)
-        training.state = replace(training.state, round=self.steps, controller=controller)
+        training.state = replace(training.state, controller=controller)
 
     def take_from(self, training: PrivateSgd) -> None:
         """Write down where a round left the training."""
@@ -111,30 +113,31 @@ def silo_state(folder: Path, silo: Silo, index: UnitIndex) -> Iterator[SiloState
         yield SiloState(folder, ledger, sampler, multipliers)
 
 
-def commit_reading(folder: Path, reading: Reading | None) -> None:
+def commit_reading(folder: Path, reading: Reading | None, unit: str) -> None:
     """Hold on to the first way of reading that was asked for, before the records are opened.
 
-    How many units there are is public, but under one reading: a server that could change columns, labels or
-    ``least-words`` would learn from what a silo refuses how many units have this or that.
+    How many units there are is public, but under one reading: a server that could change columns, labels,
+    ``least-words`` or the unit would learn from what a silo refuses how many units have this or that.
 
     Raises:
         OtherSilo: another reading than the first.
     """
-    path, mine = folder / READING, json.loads(json.dumps(None if reading is None else asdict(reading)))
+    path = folder / READING
+    mine = json.loads(json.dumps({"unit": unit, **({} if reading is None else asdict(reading))}))
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, mine)
         return
     first = json.loads(path.read_text())
     if first != mine:
-        changed = [name for name in mine if first.get(name) != mine[name]] if first and mine else ["all"]
+        changed = sorted(name for name in first.keys() | mine.keys() if first.get(name) != mine.get(name))
         raise OtherSilo(
             f"this silo's records are read as they were asked for first; {', '.join(changed)} changed. Only its "
             f"operator can allow another reading, by removing {READING} from its folder"
         )
 
 
-def _write(path: Path, document: dict[str, Any] | None) -> None:
+def _write(path: Path, document: dict[str, Any]) -> None:
     draft = path.with_name(f".{path.name}.new")
     with draft.open("w", encoding="utf-8") as file:
         file.write(json.dumps(document) + "\n")

@@ -10,7 +10,7 @@ import torch
 from client.data import PreparedData
 from client.engine import Engine, build_engine
 from client.job import Job
-from client.models import load_base
+from client.models import load_base, refuse_company_in_positions, refuse_longer_than_positions
 from client.own_data import OwnData
 from client.records import Records
 from client.tasks import Metrics, make_task
@@ -118,6 +118,9 @@ def _by_rank(request: TrainRequest) -> list[tuple[int | None, np.ndarray]]:
 def make_engine(job: Job) -> Engine:
     """The engine a job asks for, on a freshly loaded base model."""
     model, _ = load_base(job.model, job.task, job.num_labels)
+    if job.reading is not None:  # the server has seen to it for its own data; a node with records takes nobody's word
+        refuse_longer_than_positions(model, job.reading.max_length)
+        refuse_company_in_positions(model, job.reading.max_length)
     task = make_task(job.task, job.num_labels, job.balance)
     return build_engine(
         model,

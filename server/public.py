@@ -11,14 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from client.data import PreparedData
 from client.engine import Engine
+from client.job import Job
 from client.part import Part
 from client.records import Records
 from client.training import LocalTraining
 from client.worker import local_seed, make_engine
 from server.alignment import aligned
 from server.assembly import Assembly
-from server.config import ConfigError, Public
+from server.config import ConfigError, Public, RunConfig
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,21 @@ class PublicTraining:
         Raises:
             ConfigError: the subspace is larger than the number of public training records.
         """
-        config, public = assembly.config.public, assembly.data.validation
+        return PublicTraining.on(assembly.config, assembly.data, assembly.job, assembly.setting.dimension(1))
+
+    @staticmethod
+    def on(run: RunConfig, data: PreparedData, job: Job, dimension: int) -> "PublicTraining":
+        """From the settings of a run that trains so many values; as :meth:`of`."""
+        config, public = run.public, data.validation
         wanted = config.warm_start_epochs or config.subspace
         used = round(config.training_fraction * len(public)) if wanted else 0
-        if config.subspace > (most := min(used, assembly.setting.dimension(1))):
+        if config.subspace > (most := min(used, dimension)):
             raise ConfigError(
                 f"public.subspace = {config.subspace}: at most {most}, the number of "
                 "public training records (public.training-fraction x data.validation-records) and of trained values"
             )
-        engine = make_engine(assembly.job) if wanted else None
-        return PublicTraining(config, public.select(np.arange(used)), engine, assembly.config.seed)
+        engine = make_engine(job) if wanted else None
+        return PublicTraining(config, public.select(np.arange(used)), engine, run.seed)
 
     @property
     def used(self) -> int:

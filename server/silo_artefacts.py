@@ -19,7 +19,7 @@ from server.artefacts import (
     majority_accuracy,
     perplexities,
 )
-from server.silo_assembly import NOT_COVERED, Federation
+from server.silo_assembly import Federation, not_covered
 from server.silo_progress import Progress, Said
 
 
@@ -61,7 +61,7 @@ def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, ou
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
     described = ready.described
-    adapter, layout, spec, note = progress.model.adapter, described.layout, described.spec, ""
+    adapter, layout, spec, note = progress.model.served, described.layout, described.spec, ""
     if progress.model.residual is not None:
         adapter, layout, spec = as_one_adapter(adapter, progress.model.residual, layout, spec)
         note = f"\n\nIts rank is {spec.rank}, for it holds what {config.strategy.aggregation} adds to the base too."
@@ -105,5 +105,5 @@ def _statement(ready: Federation, silos: Mapping[int, Said]) -> dict[str, Any]:
             for number, reply in sorted(silos.items())
         },
         "silos_asked": ready.config.clients,
-        "not_covered": [*NOT_COVERED, *company_note(ready.config.engine.precision)],
+        "not_covered": [*not_covered(ready.config, ready.methods), *company_note(ready.config.engine.precision)],
     }

@@ -21,6 +21,7 @@ from server.methods import Methods, methods
 from strategies.aggregation.aggregation import Adapters
 from strategies.aggregation.factors import RoLora
 from strategies.aggregation.fedsvd import FedSvd
+from strategies.aggregation.individual import FedEx, FedGsa, Flora
 from strategies.aggregation.ranks import ZeroPad
 from strategies.controller import PublicSignals
 
@@ -38,7 +39,24 @@ NOT_COVERED = (
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "the base model: what it was trained on before",
     "anything computed on the data outside this ledger, such as the prepared files, logs and timing inside the silo",
+    "that a silo fails: a record that makes the whole of a step raise shows in that",
 )
+
+
+def not_covered(config: RunConfig, parts: Methods) -> tuple[str, ...]:
+    """What the guarantee of a silo does not cover, with what this run does with the held-out records."""
+    found = list(NOT_COVERED)
+    if config.public.warm_start_epochs:
+        found.append(
+            f"{config.public.training_fraction:.0%} of the held-out validation records: they are trained on WITHOUT "
+            "noise before the first step (public.warm-start-epochs), so the adapter may hold what they say"
+        )
+    if parts.controller.reads_validation or parts.optimizer.reads_public_loss:
+        found.append(
+            "the loss on held-out validation records after every step: it is read without noise and steers what is "
+            f"released ({config.strategy.controller}, {config.strategy.optimizer})"
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,19 @@ def assemble_federation(config: RunConfig) -> Federation:
             f"strategy.aggregation = {config.strategy.aggregation!r} changes what is trained from round to round, "
             "which silos with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
         )
+    _refuse_what_silos_cannot(config, parts)
+    silo = replace(
+        silo_of(config, config.rounds * config.silo.steps),
+        served_average=0.0,
+        aggregation="ffa" if part.factors == "b" else "plain",
+        aggregation_options={},
+    )
+    data = prepare(data_spec(config))
+    return Federation(config, data, parts, silo, _described(config, parts, data))
+
+
+def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
+    """ConfigError for settings that would be of no effect in the silos of a federation."""
     for name, wanted in (
         ("controller", parts.controller.reads_validation),
         ("optimizer", parts.optimizer.reads_public_loss),
@@ -150,13 +181,22 @@ def assemble_federation(config: RunConfig) -> Federation:
                 f"strategy.{name} = {getattr(config.strategy, name)!r} reads the public loss of every step, and the "
                 "silos of a federation have no public data; take another"
             )
-    silo = replace(
-        silo_of(config, config.rounds * config.silo.steps),
-        aggregation="ffa" if part.factors == "b" else "plain",
-        aggregation_options={},
-    )
-    data = prepare(data_spec(config))
-    return Federation(config, data, parts, silo, _described(config, parts, data))
+    if config.silo.span.method:
+        raise ConfigError(
+            f"silo.span.method = {config.silo.span.method!r} must be '' in a federation: its public texts are written "
+            "in one silo's own run (`lacquer silo`)"
+        )
+    if config.silo.gradients != "stacked":
+        raise ConfigError(
+            f"silo.gradients = {config.silo.gradients!r} must be 'stacked' in a federation; for adapters it does not "
+            "know set engine.sequential = true, which takes gradients one record at a time"
+        )
+    if config.strategy.served_average and isinstance(parts.aggregation, FedEx | FedGsa | Flora):
+        raise ConfigError(
+            f"strategy.served-average = {config.strategy.served_average:g} must be 0 with strategy.aggregation = "
+            f"{config.strategy.aggregation!r}, which writes the factors anew: their values of different rounds do not "
+            "mix"
+        )
 
 
 @dataclass(frozen=True)

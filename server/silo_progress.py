@@ -1,7 +1,7 @@
 """How far a federation of silos has come: one file, written whole or not at all after every round.
 
-    silos.safetensors    the adapter (and the residual, if there is one), and in its header the round and what the silos
-                         have said
+    silos.safetensors    the adapter (residual and served average, if there are any), and in its header the round and
+                         what the silos have said
 
 The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the
 silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``run.lock``
@@ -100,14 +100,16 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
     try:
         with safe_open(folder / FILE, "pt") as file:
             told, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
-            residual = file.get_tensor("residual") if "residual" in file.keys() else None
+            residual, average = (
+                file.get_tensor(name) if name in file.keys() else None for name in ("residual", "average")
+            )
         if told.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
             raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {layout.size} values")
         if residual is not None:
             check_residual(residual, layout)
         silos = {int(silo): Said(**said) for silo, said in told.pop("silos").items()}
         refusals = {int(silo): str(reason) for silo, reason in told.pop("refusals").items()}
-        return Progress(GlobalModel(adapter, residual), silos=silos, refusals=refusals, **told)
+        return Progress(GlobalModel(adapter, residual, average), silos=silos, refusals=refusals, **told)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRun(f"{folder / FILE} is not of this run: {type(error).__name__}: {error}; restore it") from error
 

@@ -23,6 +23,7 @@ from server.config import RunConfig
 from server.environment import write_environment
 from server.evaluation import Evaluate, on_server, on_workers
 from server.exchange import answers
+from server.public import PublicTraining
 from server.resume import CONFIG_FILE, check_origin, write_origin
 from server.resumed import Resumed, note_resumed
 from server.roster import roster
@@ -52,23 +53,26 @@ def run_federated_silos(
     begun = time.monotonic()
     telemetry.status("preparing", "preparing data and model")
     ready = assemble_federation(config)
+    public = PublicTraining.on(config, ready.data, ready.described.job, ready.described.layout.dim)
     if resume:
         changes = check_origin(folder, config, data=ready.data.folder.name, other_code=other_code)
         progress = load_progress(folder, ready.described.layout)
         note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(changes)))
     else:
         write_origin(folder, config, ready.data.folder.name)
-        progress = Progress(GlobalModel(ready.described.start))
+        if config.public.warm_start_epochs:
+            telemetry.status("preparing", "warm start on public records")
+        progress = Progress(GlobalModel(public.warm_start(ready.described.start)))
         save_progress(folder, progress)
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
     telemetry.status("preparing", "waiting for nodes")
-    nodes, evaluate = _connected(ready, folder, grid)
+    nodes, evaluate = _connected(ready, folder, grid, public.used)
     before = progress.seconds
 
     def record(seconds: float) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
-        metrics = evaluate(progress.model.adapter, "validation", progress.model.residual) if due else None
+        metrics = evaluate(progress.model.served, "validation", progress.model.residual) if due else None
         telemetry.round(_record(ready, progress, metrics, seconds))
 
     kept = telemetry.rewind(progress.round) if resume else []
@@ -83,17 +87,17 @@ def run_federated_silos(
         record(time.monotonic() - start)
     telemetry.status("running", "evaluating on the test set")
     model, stopped = progress.model, progress.ended(config.clients)
-    validation, test = (evaluate(model.adapter, split, model.residual) for split in ("validation", "test"))
+    validation, test = (evaluate(model.served, split, model.residual) for split in ("validation", "test"))
     outcome = Outcome(validation, test, stopped)
     progress.seconds = before + time.monotonic() - begun
     write_silo_artefacts(folder, ready, progress, outcome)
     telemetry.status("stopped-budget" if stopped else "completed", stopped or progress.told())
 
 
-def _connected(ready: Federation, folder: Path, grid: Grid) -> tuple[tuple[int, ...], Evaluate]:
-    """The node of every silo, and the evaluation on public data."""
+def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[tuple[int, ...], Evaluate]:
+    """The node of every silo, and the evaluation on public data but the first ``used`` records of validation."""
     config, data = ready.config, ready.data
-    splits = {"validation": (0, len(data.validation)), "test": (0, len(data.test))}
+    splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
         return roster(folder, grid, config.clients), on_server(ready.described.job, data, splits)
     each = config.simulation.clients_per_node == 1
@@ -153,7 +157,7 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     combine = combine_of(ready.methods.aggregation)
     described = ready.described
-    place = Place(described.layout, described.spec.scale, config.seed, round)
+    place = Place(described.layout, described.spec.scale, config.seed, round, config.strategy.served_average)
     progress.model = next_model(model, found, combine, place)
     progress.round = round
 

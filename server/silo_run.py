@@ -23,7 +23,7 @@ from server.public import PublicTraining
 from server.public_texts import spanned
 from server.resume import CONFIG_FILE, write_origin
 from server.resumed import Resumed, note_resumed
-from server.silo_assembly import NOT_COVERED, TRUST, SiloAssembly, assemble_silo
+from server.silo_assembly import TRUST, SiloAssembly, assemble_silo, not_covered
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
 
@@ -174,5 +174,11 @@ def _finish(run: _Run, elapsed: Callable[[], float], refusal: str | None) -> Non
         stopped=refusal,
     )
     write_artefacts(
-        run.folder, run.ready.assembly, state, run.training.ledger, result, trust_model=TRUST, not_covered=NOT_COVERED
+        run.folder,
+        run.ready.assembly,
+        state,
+        run.training.ledger,
+        result,
+        trust_model=TRUST,
+        not_covered=not_covered(run.config, run.ready.assembly.methods),
     )

@@ -68,9 +68,7 @@ class Server:
         adapter = layout.with_trainable(state.adapter, values)
         served = adapter
         if self.served_average:
-            # Debiased, so that the first rounds are not dragged towards the starting point.
-            share = (1 - self.served_average) / (1 - self.served_average**round)
-            served = torch.lerp(state.served, adapter, share)
+            served = torch.lerp(state.served, adapter, served_share(self.served_average, round))
         return self._rewritten(replace(state, adapter=adapter, served=served, optimizer=optimizer), part)
 
     def _rewritten(self, state: ServerState, part: Part) -> ServerState:
@@ -95,6 +93,11 @@ class Server:
             full = layout.with_trainable(basis.new_zeros(len(basis), layout.size), basis)
             basis = layout.trainable(turned(full, rewritten.turns, layout))
         return replace(state, adapter=adapter, served=served, optimizer=optimizer, basis=basis)
+
+
+def served_share(factor: float, round: int) -> float:
+    """The share of the newest adapter in the served one: debiased, so that the starting point is not in it."""
+    return (1 - factor) / (1 - factor**round)
 
 
 def turned(

@@ -26,6 +26,7 @@ from client.lora import AdapterLayout, drawn_a
 from client.residual import Pair, pairs, residual_size
 from strategies.aggregation.individual import FedEx, FedGsa, Flora, shared_subspace, stacked
 from strategies.aggregation.individual import averaged as residual_of_mean
+from strategies.server_step import served_share
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +38,28 @@ class GlobalModel:
     Attributes:
         adapter: float32 ``[size]``.
         residual: float32, of the frozen weights; None until an aggregation writes into them.
+        average: exponential moving average of the adapter over the rounds; None where none is kept.
     """
 
     adapter: Float[Tensor, " size"]
     residual: Float[Tensor, " values"] | None = None
+    average: Float[Tensor, " size"] | None = None
+
+    @property
+    def served(self) -> Float[Tensor, " size"]:
+        """The adapter that is evaluated and saved; silos go on from ``adapter``."""
+        return self.adapter if self.average is None else self.average
 
 
 @dataclass(frozen=True)
 class Place:
-    """Of a round: the layout and scale s of the adapter, and the seed and round for what is drawn."""
+    """Of a round: layout and scale s of the adapter, seed and round for what is drawn, factor of the served average."""
 
     layout: AdapterLayout
     scale: float
     seed: int
     round: int
+    served_average: float = 0.0
 
 
 Combine = Callable[[GlobalModel, Sequence[Float[Tensor, " size"]], Place], GlobalModel]
@@ -144,7 +153,10 @@ def common_subspace(model: GlobalModel, updates: Sequence[Tensor], place: Place)
 
 
 def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combine, place: Place) -> GlobalModel:
-    """The next global model; the old one if no silo took a step. Refusals are logged, and the round goes on."""
+    """The next global model; the old one if no silo took a step. Refusals are logged, and the round goes on.
+
+    With a served average the newest adapter counts ``1 - factor`` in it, more in the first rounds.
+    """
     updates = []
     for answer in sorted(answers, key=lambda answer: answer.silo):  # one order: sums of floats depend on it
         if answer.refused:
@@ -154,4 +166,11 @@ def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combi
     if not updates:
         log.warning("round %d: no silo took a step; the model stays as it is", place.round)
         return model
-    return combine(model, updates, place)
+    return _with_average(combine(model, updates, place), model, place)
+
+
+def _with_average(model: GlobalModel, before: GlobalModel, place: Place) -> GlobalModel:
+    if not place.served_average:
+        return model
+    share = served_share(place.served_average, place.round)
+    return replace(model, average=torch.lerp(before.served, model.adapter, share))

@@ -139,8 +139,41 @@ def test_what_fails_before_the_charge_costs_nothing_and_draws_the_same_batch(tmp
     for _ in range(2):
         with pytest.raises(MemoryError):
             training.step()
-    assert drawn[0] == drawn[1]
+    half = len(drawn) // 2  # the batch, and then each of its units
+    assert drawn[:half] == drawn[half:]
+    assert half == 1 + len(drawn[0]) > 2
     assert not training.ledger.charges
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, grouped):
+    units = [0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5] if grouped else None
+    data, made = records(units=units), engine()
+    settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
+    training = silo_training(tmp_path, data, made=made, **settings)
+    planned, everyone = training.next_release(), np.arange(6 if grouped else 12)
+    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone)
+    broken, gradients = data.select([3]).tokens.tolist(), made.per_record_gradients
+
+    def raising(adapter, batch):
+        if any(batch.select([row]).tokens.tolist() == broken for row in range(len(batch))):
+            raise IndexError(f"secret {broken}")
+        yield from gradients(adapter, batch)
+
+    monkeypatch.setattr(made, "per_record_gradients", raising)
+    found = training.total(planned).encoded
+    others = np.delete(everyone, 1 if grouped else 3)
+    expected = sum((contribute(chunk, planned.plan) for chunk in training._chunks(others, planned)), _zero(planned))
+    assert torch.equal(found, expected.encoded)
+    assert "a unit contributes zero: its work raised IndexError" in caplog.text
+    assert "secret" not in caplog.text
+    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone[[1 if grouped else 3]])
+    with pytest.raises(IndexError):  # nothing else was in the batch
+        training.total(planned)
+
+
+def _zero(planned):
+    return Contribution.zero(planned.plan)
 
 
 def test_a_vote_is_refused(tmp_path):

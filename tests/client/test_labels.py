@@ -15,6 +15,8 @@ def test_classes_are_numbered_in_sorted_order():
     assert class_ids(["yes", "no"], ["no", "yes"], "here").tolist() == [1, 0]
     assert class_names([10, 2, 2.0], "here") == ["2", "10"]
     assert class_names([True, False], "here") == ["false", "true"]
+    assert class_names(["yes", "no ", " yes", "no"], "here") == ["no", "yes"]
+    assert class_ids([" yes", "no "], ["no", "yes"], "here").tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

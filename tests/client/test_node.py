@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 
 import client.own_data
 from client.app import app
-from client.model_files import fingerprint, minilm_folder
+from client.model_files import fingerprint, locate, minilm_folder
 from client.models import load_tokenizer
 from client.node import Node, NodeFailed, OtherModel, own_worker
 from client.own_data import Reading, label_ids, open_own
@@ -207,6 +207,36 @@ def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
     assert worker.job.model == "random:bert"
     with pytest.raises(ValueError, match="no model of that name is on this node"):
         own_worker(text, Node(mine, str(tmp_path / "own")))
+
+
+def test_a_job_that_some_records_would_make_raise_is_refused_whole(
+    deployed: tuple[Assembly, Path], tmp_path: Path
+) -> None:
+    node, job = Node(write(tmp_path / "mine.jsonl", rows(1, 4)), str(tmp_path / "own")), deployed[0].job
+    assert job.reading is not None
+    for wrong, says in (
+        (replace(job, num_labels=job.num_labels - 1), "would be read for classification with"),
+        (replace(job, task="causal-lm", num_labels=0), "trains for causal-lm with 0 labels"),
+        (replace(job, reading=replace(job.reading, max_length=1000)), "max-length must be at most"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            own_worker(wrong.to_json(), node)
+
+
+def test_records_are_read_anew_for_another_model_under_the_same_name(
+    deployed: tuple[Assembly, Path], tmp_path: Path
+) -> None:
+    mine, base = write(tmp_path / "mine.jsonl", rows(1, 4)), tmp_path / "base"
+    reading = deployed[0].job.reading
+    assert reading is not None
+    shutil.copytree(minilm_folder(), base)
+    first = open_own(mine, reading, str(base), tmp_path / "own")
+    shutil.rmtree(base)
+    shutil.copytree(Path(locate("lacquer-small")[0]), base)
+    again = open_own(mine, reading, str(base), tmp_path / "own")
+    expected = open_own(mine, reading, "lacquer-small", tmp_path / "own").records.tokens
+    assert again.folder != first.folder
+    assert again.records.tokens.tolist() == expected.tolist() != first.records.tokens.tolist()
 
 
 def test_a_node_with_another_base_model_is_told(deployed: tuple[Assembly, Path], tmp_path: Path) -> None:

@@ -73,8 +73,11 @@ def test_a_ternary_weight_takes_one_in_the_stacked_engine_alone():
     spec, task = LoraSpec(2, 4.0, ("q_proj",)), make_task("causal-lm", 0)
     assert is_ternary(next(m for path, m in model.named_modules() if path.endswith("q_proj")))
     layout, vector = adapter_layout(model, spec), start(model, spec)
+    sequential = SequentialEngine(fresh(model), spec, task)
     with pytest.raises(ValueError, match="takes no residual"):
-        SequentialEngine(fresh(model), spec, task).move_base(drawn(layout))
+        sequential.move_base(drawn(layout))
+    sequential.move_base(None)  # as every evaluation does
+    assert not sequential._loaded
     engine = CohortEngine(fresh(model), spec, task, precision="fp32")
     # a residual of s B' A' and the adapter without it are the adapter with twice B
     residual = torch.zeros(residual_size(layout))

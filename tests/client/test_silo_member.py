@@ -59,14 +59,22 @@ def test_the_controller_goes_on_where_the_last_round_left_it(tmp_path, made):
     assert thresholds[0] != thresholds[1]
 
 
-def test_a_process_that_died_in_a_round_has_spent_its_steps(tmp_path, made, monkeypatch):
+RISING = replace(SILO, controller="rise-reset", controller_options={"clip-norm": 0.1})
+
+
+@pytest.mark.parametrize("silo", [SILO, RISING], ids=["constant noise", "rising noise"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_process_that_died_in_a_round_has_spent_its_steps(tmp_path, made, monkeypatch, silo, before):
     from client.silo_state import SiloState
 
+    if before:
+        assert take_part(request(before, silo=silo), records(), made, tmp_path / "silo").steps == before
     monkeypatch.setattr(SiloState, "take_from", lambda *_: (_ for _ in ()).throw(OSError("killed")))
     with pytest.raises(OSError, match="killed"):
-        take_part(request(3), records(), made, tmp_path / "silo")
+        take_part(request(2, silo=silo), records(), made, tmp_path / "silo")
     monkeypatch.undo()
-    assert take_part(request(3), records(), made, tmp_path / "silo").steps == 1
+    after = take_part(request(4, silo=silo), records(), made, tmp_path / "silo")
+    assert after.steps == 4 - 2 - before
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,13 @@ def test_the_server_cannot_change_how_records_are_read(tmp_path):
     assert refused_unread(asked(), SiloTerms(), tmp_path / "silo") == ""
     assert refused_unread(asked(), SiloTerms(), tmp_path / "silo") == ""
     said = refused_unread(asked(least_words=5, text_column="diagnosis"), SiloTerms(), tmp_path / "silo")
-    assert "text_column, least_words changed" in said
+    assert "least_words, text_column changed" in said
+    grouped = asked(unit_column="patient")
+    (tmp_path / "silo" / READING).unlink()
+    assert (
+        refused_unread(replace(grouped, silo=replace(SILO, unit="group:patient")), SiloTerms(), tmp_path / "silo") == ""
+    )
+    assert "for first; unit changed" in refused_unread(grouped, SiloTerms(), tmp_path / "silo")  # of single records
     (tmp_path / "silo" / READING).unlink()  # its operator's to do
     assert refused_unread(asked(least_words=5), SiloTerms(), tmp_path / "silo") == ""
 

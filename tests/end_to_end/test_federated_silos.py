@@ -12,11 +12,13 @@ from client.data import prepare
 from client.models import load_base
 from client.records import Records
 from privacy.ledger import Ledger
-from server.config import ConfigError, RunConfig, parse
+from server.config import ConfigError, RunConfig, flatten, parse, unflatten
 from server.data_spec import data_spec
 from server.errors import CannotResume
 from server.resume import check_resumable
 from server.silo_assembly import assemble_federation
+from server.silo_progress import load_progress
+from server.silo_progress import save_progress as save
 from server.telemetry import read_metrics, read_status
 from simulations.inprocess import run_inprocess
 
@@ -91,3 +93,47 @@ def test_what_silos_cannot_follow_is_refused(tmp_path, aggregation):
 def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="reads the public loss"):
         assemble_federation(config(tmp_path, controller="rl"))
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"silo": {"span": {"method": "coefficients"}}}, "silo.span.method = 'coefficients' must be ''"),
+        ({"silo": {"gradients": "opacus"}}, "silo.gradients = 'opacus' must be 'stacked'"),
+        ({"strategy": {"served-average": 0.9, "aggregation": "fedex"}}, "served-average = 0.9 must be 0 with .*fedex"),
+    ],
+)
+def test_settings_that_would_be_of_no_effect_are_refused(tmp_path, table, says):
+    made = flatten(config(tmp_path).to_table()) | flatten(table)
+    with pytest.raises(ConfigError, match=says):
+        assemble_federation(parse(unflatten(made)))
+
+
+@pytest.mark.slow
+def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkeypatch):
+    """Both as in every other run: the warm start's records are in no metric, and x_bar = (a x_1 + x_2) / (1 + a)."""
+    table = config(tmp_path, aggregation="plain", **{"served-average": 0.5}).to_table()
+    table["public"] |= {"warm-start-epochs": 2, "training-fraction": 0.4}
+    folder, kept = tmp_path / "run", []
+    folder.mkdir()
+    monkeypatch.setattr(
+        "server.silo_rounds.save_progress",
+        lambda folder, progress: (kept.append(progress.model), save(folder, progress)),
+    )
+    run_inprocess(parse(table), folder)
+    start, first, second = (model.adapter for model in kept)
+    described = assemble_federation(parse(table)).described
+    assert not torch.equal(start, described.start)
+    assert torch.equal(kept[1].served, first)
+    torch.testing.assert_close(kept[2].served, (0.5 * first + second) / 1.5)
+    saved = load_progress(folder, described.layout).model
+    assert torch.equal(saved.adapter, second)
+    assert torch.equal(saved.served, kept[2].served)
+    results = json.loads((folder / "results.json").read_text())
+    assert results["validation_records"] == 6
+    base, _ = load_base("random:bert", "classification", 2)
+    loaded = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
+    test = prepare(data_spec(parse(table))).test
+    assert _loss(loaded, test) == pytest.approx(results["test_loss"], rel=1e-4)
+    said = json.loads((folder / "privacy.json").read_text())["not_covered"]
+    assert any("40% of the held-out validation records: they are trained on WITHOUT noise" in line for line in said)
