@@ -61,11 +61,6 @@ class UnitIndex:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @property
-    def single(self) -> bool:
-        """Whether every unit is one record."""
-        return len(self) == len(self.records)
-
     def used(self, unit: int, step: int) -> Int64[np.ndarray, " used"]:
         """The records of one unit that a step uses."""
         members = self.order[self.starts[unit] : self.starts[unit + 1]]
