@@ -3,9 +3,14 @@
     exposure(s) = log2 |R| - log2 rank(s)
 
 (Carlini et al., "The Secret Sharer", USENIX Security 2019, arXiv 1802.08232, definition 5). R is the space of secrets,
-the rank is by log-probability of the secret's tokens behind the canary's prefix: ordered as perplexity is, since all
-candidates have as many tokens. A secret that was never seen has a uniform rank, so 1.44 bits on average; the most
-probable secret of all has log2 |R| bits.
+the rank is by log-probability of the secret behind the canary's prefix: the paper's log-perplexity, which is a sum over
+tokens and not their mean. A secret that was never seen has a uniform rank, so 1.44 bits on average; the most probable
+secret of all has log2 |R| bits.
+
+Where the secret begins, a tokenizer need not cut: GPT-2's has the blank of ``My ID is `` in the first token of the
+number, others join ``=`` with a letter. Scored is therefore everything behind the last cut that the prefix alone and
+all candidates have in common. What of that belongs to the prefix is text that all candidates share, so the scores are
+those of whole canaries but for one constant. Where tokens do end with the prefix, nothing of the prefix is scored.
 
 Exact: for digits, each one token, all 10^6 log-probabilities come from one walk over the tree of prefixes (111,111
 short steps instead of 10^6 passes), and serve all canaries of one prefix. Sampled: the share of random candidates that
@@ -44,33 +49,57 @@ class Exposure:
     high: float
 
 
-def prefix_tokens(tokenizer: PreTrainedTokenizerBase, kind: str, before: str = "") -> list[int]:
-    """Tokens of everything in front of the secret: ``before`` and the canary's own prefix."""
-    ids: list[int] = tokenizer(before + KINDS[kind].prefix)["input_ids"]
-    return ids
+def split_tokens(
+    tokenizer: PreTrainedTokenizerBase, kind: str, secrets: Sequence[str], before: str = ""
+) -> tuple[list[int], list[list[int]]]:
+    """Tokens in front of every secret, and behind them those of each.
 
+    Only scores of one call may be ranked against one another: its secrets decide where the tokens are cut.
 
-def secret_tokens(tokenizer: PreTrainedTokenizerBase, kind: str, secrets: Sequence[str]) -> list[list[int]]:
-    """Tokens of each secret as they follow the canary's prefix.
+    Args:
+        before: text in front of the canary.
 
     Raises:
-        ValueError: the tokenizer does not cut between prefix and secret, so the secret has no tokens of its own.
+        ValueError: the tokenizer gives the texts no token in common, so the first of each has no probability.
     """
-    prefix = prefix_tokens(tokenizer, kind)
-    rows = []
-    for secret in secrets:
-        whole: list[int] = tokenizer(KINDS[kind].prefix + secret)["input_ids"]
-        end = len(whole) - (whole[-1] == tokenizer.eos_token_id)
-        start = len(prefix) - (prefix[-1] == tokenizer.eos_token_id)
-        if whole[:start] != prefix[:start] or end <= start:
-            raise ValueError(f"the tokenizer joins the canary's prefix and its secret {secret!r}; rank it by hand")
-        rows.append(whole[start:end])
-    return rows
+    checks.not_empty(secrets=secrets)
+    front = before + KINDS[kind].prefix
+    prefix, rows = _tokens(tokenizer, front), [_tokens(tokenizer, front + secret) for secret in secrets]
+    cut = min(_common(prefix, row) for row in rows)
+    if not cut:
+        raise ValueError(f"the tokenizer has no token in common for all canaries of kind {kind!r}; set before")
+    return prefix[:cut], [row[cut:] for row in rows]
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Without the end of text, where the tokenizer puts one."""
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, (first, second)))
+    )
+
+
+def of_planted(
+    model: Any, tokenizer: PreTrainedTokenizerBase, kind: str, planted: Sequence[str], others: Sequence[str]
+) -> list[Exposure]:
+    """Exposure of each of the `planted` secrets, ranked among `others`, which were not; see :func:`sampled`."""
+    prefix, rows = split_tokens(tokenizer, kind, [*planted, *others])
+    scores = [log_probabilities(model, prefix, part) for part in (rows[: len(planted)], rows[len(planted) :])]
+    return sampled(scores[0], scores[1], len(KINDS[kind].alphabet) ** KINDS[kind].length)
 
 
 @torch.no_grad()
 def log_probabilities(model: Any, prefix: Sequence[int], secrets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """log P(secret | prefix) of every secret, in nats; `model` is a plain causal model."""
+    """log P(secret | prefix) of every secret, in nats; `model` is a plain causal model.
+
+    Args:
+        prefix, secrets: of :func:`split_tokens`; secrets may differ in length.
+    """
     result = np.zeros(len(secrets))
     for start in range(0, len(secrets), ROWS // 4):
         part = secrets[start : start + ROWS // 4]
@@ -88,7 +117,8 @@ def all_numbers(model: Any, prefix: Sequence[int], digits: Sequence[int], length
     """log P(number | prefix) of all ``10**length`` numbers of `length` digits, in order, in nats.
 
     Args:
-        digits: the tokens of 0 to 9.
+        digits: the tokens of 0 to 9, the same in every place; a tokenizer that puts several digits into one token, or
+            the blank in front into the first, has no such tree.
     """
     if len(digits) != len(DIGITS):
         raise ValueError(f"digits must be the tokens of 0 to 9, got {len(digits)} of them")

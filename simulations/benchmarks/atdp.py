@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from client.canaries import KINDS, secrets
+from client.canaries import secrets
 from client.merging import merged
 from client.models import load_base
 from client.records import Records
@@ -70,15 +70,16 @@ def main(
     """Run what is not there yet, print and write."""
     torch.set_num_threads(1)
     names = tuple(DETECTORS) if detector == "both" else (detector,)
+    chosen = dict(parse_setting(setting) for setting in settings or [])
+    named = load_recipe(preset, chosen).run.data
     sources = {
-        "data.source": f"wikitext2:{data.resolve()}@held-back",
-        "data.test-source": f"wikitext2:{data.resolve()}@validation",
+        "data.source": placed(named.source, data.resolve(), "held-back"),
+        "data.test-source": placed(named.test_source, data.resolve(), "validation"),
         "data.canary-kind": kind,
     }
     document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"benchmark": "atdp", "rows": []}
     for seed in range(first, first + seeds):
         for name in names:
-            chosen = dict(parse_setting(setting) for setting in settings or [])
             overrides = {**sources, **chosen, "seed": seed, "data.detector": DETECTORS[name]}
             config = load_recipe(preset, overrides)
             config = RecipeConfig(absolute_paths(config.run, Path.cwd()), config.recipe)
@@ -90,6 +91,15 @@ def main(
                 Console().print({**cell, **row})
             document["environment"] = describe_environment()
             out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def placed(source: str, folder: Path, part: str) -> str:
+    """The part of WikiText-2 that a preset's `source` names, in `folder`; `part` where it names none.
+
+    The noise of a preset is that of its part's size.
+    """
+    _, at, named = source.rpartition("@")
+    return f"wikitext2:{folder}@{named if at and source.startswith('wikitext2:') else part}"
 
 
 def cell_rows(config: RecipeConfig, test_records: int, candidates: int) -> list[dict[str, Any]]:
@@ -153,17 +163,10 @@ def _quality(run: RecipeRun, adapter: Tensor, candidates: int) -> dict[str, Any]
     data = run.config.run.data
     model, tokenizer = load_base(run.config.run.model.name, run.config.run.model.task)
     plain = merged(model, run.spec, adapter)
-    prefix = exposure.prefix_tokens(tokenizer, data.canary_kind)
-    prefix = prefix[:-1] if prefix[-1] == tokenizer.eos_token_id else prefix
     planted = secrets(data.canary_kind, data.canaries, run.config.run.seed)
     others = secrets(data.canary_kind, candidates, run.config.run.seed, "not planted")
     others = [secret for secret in others if secret not in set(planted)]
-    scores = [
-        exposure.log_probabilities(plain, prefix, exposure.secret_tokens(tokenizer, data.canary_kind, chosen))
-        for chosen in (planted, others)
-    ]
-    kind = KINDS[data.canary_kind]
-    each = exposure.sampled(scores[0], scores[1], len(kind.alphabet) ** kind.length)
+    each = exposure.of_planted(plain, tokenizer, data.canary_kind, planted, others)
     mean = exposure.mean_interval(each)
     return {
         "perplexity": metrics.perplexity,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from server.config import ConfigError
@@ -197,10 +198,46 @@ def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) 
     assert {phase.name for phase in config.recipe.phases} == {name for chain in atdp.CHAINS for name in chain}
     assert {row for rows in atdp.CHAINS.values() for row in rows if row} | {"base model"} == set(ORDER)
     assert config.run.data.canaries >= 100
-    phases = tuple(phase for phase in config.recipe.phases if phase.name in ("private", "atdp"))
-    if preset == "atdp-small":  # the noise keeps the limit that the preset states, also among few records
-        recipe = replace(config.recipe, phases=phases, delta=1e-4)
-        assert promise_of(recipe, plan_noise(recipe, 400)).kind == "record"
+    phases = {phase.name: phase for phase in config.recipe.phases}
+    # the noise keeps the limit that the preset states in every chain: units of the part it names and of the secrets
+    population = {"atdp-small": 300 + 128 * 2, "atdp-paper": 15_261 - 500 + 128 * 10}[preset]
+    for chain in atdp.CHAINS:
+        recipe = replace(config.recipe, phases=tuple(phases[name] for name in chain))
+        assert (promise_of(recipe, plan_noise(recipe, population)).kind == "record") == (chain[0] == "private")
+    private = replace(config.recipe, phases=(phases["private"], phases["atdp"]))
+    if preset == "atdp-small":  # also among few records
+        few = replace(private, delta=1e-4)
+        assert promise_of(few, plan_noise(few, 400)).kind == "record"
+    else:  # and not in the part of the small one
+        with pytest.raises(ValueError, match=r"more than 3\.5"):
+            plan_noise(private, 4_886 - 500 + 128 * 10)
+
+
+@pytest.mark.parametrize(("preset", "part"), [("atdp-small", "held-back"), ("atdp-paper", "train")])
+def test_the_comparison_reads_the_part_that_its_preset_names(
+    preset: str, part: str, tmp_path: Path, monkeypatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(atdp, "cell_rows", lambda config, *_: seen.append(config.run.data) or [])
+
+    def run(*arguments: str) -> None:
+        command = typer.Typer()
+        command.command()(atdp.main)
+        ended = CliRunner().invoke(
+            command, [str(atdp.HERE / f"{preset}.toml"), "--data", str(tmp_path), *arguments, "--seeds", "1",
+                      "--detector", "found", "--kind", "six-digit", "--out", str(tmp_path / "rows.json")]
+        )  # fmt: skip
+        assert ended.exit_code == 0, ended.output
+
+    run()
+    assert seen[-1].source == f"wikitext2:{tmp_path}@{part}"
+    assert seen[-1].test_source == f"wikitext2:{tmp_path}@validation"
+    assert seen[-1].canary_kind == "six-digit"
+    run("--set", "data.source=wikitext2:elsewhere@test")
+    assert seen[-1].source.endswith("elsewhere@test")
+    assert [atdp.placed(source, tmp_path, "test") for source in ("wikitext2:a", "notes", "jsonl:a@b")] == [
+        f"wikitext2:{tmp_path}@test"
+    ] * 3
 
 
 def test_the_table_says_of_every_row_what_it_guarantees() -> None:
