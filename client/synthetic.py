@@ -90,6 +90,13 @@ class Synthesis:
             raise ValueError(f"samples must be a multiple of variants = {self.variants}, got {self.samples}")
         if "{sample}" not in self.instruction:
             raise ValueError(f"instruction must contain {{sample}}, got {self.instruction!r}")
+        try:
+            self.instruction.format(sample="", tone="")
+        except (LookupError, ValueError) as error:
+            raise ValueError(
+                f"instruction must have no braces but those of {{sample}} and {{tone}}, got {self.instruction!r}; "
+                "write {{ and }} for others"
+            ) from error
 
     @property
     def seeds(self) -> int:

@@ -31,7 +31,7 @@ from client.part import Part
 from client.public_span import PublicSpan, in_public_span, public_bounds
 from client.records import Records
 from client.silo import Silo, commit, private_training
-from client.synthetic import Synthesis, Synthesiser
+from client.synthetic import Synthesiser
 from client.tasks import make_task
 from client.training import LocalTraining
 from client.unit_index import UnitIndex
@@ -92,15 +92,7 @@ class Bench:
 
     def synthesiser(self, seed: int) -> Synthesiser:
         """PE-SGD's writer, whose public draws come from `seed`."""
-        chosen = self.settings
-        synthesis = Synthesis(
-            samples=chosen.samples,
-            longest=chosen.longest,
-            openings=tuple(chosen.openings),
-            variants=chosen.variants,
-            form=chosen.form,
-            rule=chosen.rule,
-        )
+        synthesis = self.settings.synthesis
         return Synthesiser(self.writer, self.tokenizer, self.spec, synthesis, seed, self.engine.device)
 
 
