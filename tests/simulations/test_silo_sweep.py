@@ -1,12 +1,17 @@
 """Cells of a sweep whose base is one silo; the command's own road for bad input."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from client.silo import commit
+from server.config import flatten
+from server.silo_assembly import silo_of
 from simulations import silo_process
+from simulations.benchmarks.records_tables import NAMES
 from simulations.cli import app
 from simulations.settings import configure_silo
 from simulations.sweep_cell import CELL_FILE
@@ -81,12 +86,66 @@ def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     assert entry["kind"] == "silo"
 
 
-def test_the_sweep_of_the_records_is_sound_as_far_as_can_be_told_without_the_data() -> None:
-    name, cells = read_cells(SWEEPS / "records-diabetes.toml", Path("/nowhere"))
-    assert name == "records-diabetes"
+@pytest.mark.parametrize("name", ["records-diabetes", "records-diabetes-paper"])
+def test_the_sweep_of_the_records_is_sound_as_far_as_can_be_told_without_the_data(name: str) -> None:
+    found, cells = read_cells(SWEEPS / f"{name}.toml", Path("/nowhere"))
+    assert found == name
     assert {cell.kind for cell in cells} == {"silo"}
     assert {cell.config.seed for cell in cells if "tuning" not in cell.grid} == {0, 1, 2}
     assert {cell.config.seed for cell in cells if "tuning" in cell.grid} == {100}
+    epsilons = {(cell.variant, cell.config.privacy.epsilon) for cell in cells if "epsilon" in cell.grid}
+    assert {epsilon for variant, epsilon in epsilons if variant == "rldp"} == {0.5, 2.0, 4.0, 8.0}
+    assert {variant for variant, epsilon in epsilons if epsilon == 2} == set(NAMES)
+    # every method reads the same validation records, and RLDP in every step
+    assert len({cell.config.data.validation_records for cell in cells}) == 1
+    assert {cell.config.evaluation.every == 1 for cell in cells if cell.variant == "rldp"} == {True}
+    assert max(cell.config.data.validation_records for cell in cells) <= 100
+
+
+def test_the_sweep_at_the_paper_s_scale_has_the_same_methods() -> None:
+    """No sweep's file takes variants from another, so they stand in both; rates and thresholds are tuned for each."""
+    small, paper = (
+        tomllib.loads((SWEEPS / f"records-diabetes{scale}.toml").read_text())["variants"] for scale in ("", "-paper")
+    )
+
+    def untuned(variants: dict) -> dict:
+        tuned = ("strategy.controller-options.clip-norm", "strategy.optimizer-options.learning-rate")
+        return {
+            name: {key: value for key, value in flatten(variant).items() if key not in tuned}
+            for name, variant in variants.items()
+        }
+
+    assert untuned(small) == untuned(paper)
+    _, cells = read_cells(SWEEPS / "records-diabetes-paper.toml", Path("/nowhere"))
+    assert {(cell.config.model.name, cell.config.rounds, cell.config.data.train_records) for cell in cells} == {
+        ("gpt2", 3434, 0)
+    }
+
+
+def _calibrated(variants: tuple[str, ...], epsilons: tuple[float, ...]) -> dict[tuple[str, float], float]:
+    """Least noise multipliers of the paper's scale: 73,271 encounters of the part, less those for validation."""
+    _, cells = read_cells(SWEEPS / "records-diabetes-paper.toml", Path("/nowhere"))
+    distinct = {(cell.variant, cell.config.privacy.epsilon): cell.config for cell in cells}
+    return {
+        key: min(commit(silo_of(config, config.rounds), 73_171)[1])
+        for key, config in distinct.items()
+        if key[0] in variants and key[1] in epsilons
+    }
+
+
+@pytest.mark.filterwarnings("ignore:delta = 1e-05 is above")  # the paper's
+def test_the_noise_of_the_paper_s_scale_is_that_of_the_accounting_in_the_docs() -> None:
+    assert _calibrated(("dp-lora",), (2.0,)) == {("dp-lora", 2.0): pytest.approx(0.5805, abs=2e-4)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:delta = 1e-05 is above")
+def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> None:
+    expected = {0.5: 0.7648, 2.0: 0.5805, 4.0: 0.4924, 8.0: 0.4085}
+    found = _calibrated(tuple(NAMES), tuple(expected))
+    assert len(found) == len(NAMES) + 3 * 3
+    for (_, epsilon), multiplier in found.items():
+        assert multiplier == pytest.approx(expected[epsilon], abs=2e-4)
 
 
 @pytest.mark.parametrize(
