@@ -86,24 +86,42 @@ class PresidioDetector:
         ]
 
 
+def check_detector(name: str) -> None:
+    """Refuse a name that :func:`make_detector` does not know; what it would need is not looked for.
+
+    Raises:
+        ValueError: unknown name, with those there are.
+    """
+    if name.partition(":")[0] == "regex":
+        _patterns(name)
+    elif name not in TIERS and name != "presidio":
+        raise ValueError(
+            f"detector = {name!r}: unknown; there are regex (regex:-number leaves a pattern out), {', '.join(TIERS)} "
+            "and presidio"
+        )
+
+
 def make_detector(name: str) -> Detector:
     """The detector called `name`: ``regex`` (``regex:-number,-identifier`` leaves patterns out), a tier, ``presidio``.
 
     Raises:
         ValueError: unknown name, or what it needs is not installed, with the remedy.
     """
-    kind, _, left_out = name.partition(":")
-    if kind == "regex":
-        without = [part.strip().removeprefix("-") for part in left_out.split(",") if part]
-        unknown = [part for part in without if part not in PATTERNS]
-        if unknown:
-            raise ValueError(f"detector = {name!r}: regex has no pattern {unknown[0]!r}; it has {', '.join(PATTERNS)}")
-        return PatternDetector(tuple(pattern for pattern in PATTERNS if pattern not in without))
+    check_detector(name)
     if name in TIERS:
         return SpacyDetector(name, _spacy_model(name))
-    if name == "presidio":
-        return PresidioDetector(_presidio())
-    raise ValueError(f"detector = {name!r}: unknown; there are regex, {', '.join(TIERS)} and presidio")
+    return PresidioDetector(_presidio()) if name == "presidio" else _patterns(name)
+
+
+def _patterns(name: str) -> PatternDetector:
+    left_out = name.partition(":")[2]
+    without = [part.strip().removeprefix("-") for part in left_out.split(",") if part]
+    unknown = [part for part in without if part not in PATTERNS]
+    if unknown:
+        raise ValueError(f"detector = {name!r}: regex has no pattern {unknown[0]!r}; it has {', '.join(PATTERNS)}")
+    if not (kept := tuple(pattern for pattern in PATTERNS if pattern not in without)):
+        raise ValueError(f"detector = {name!r}: it leaves out all patterns and would find nothing")
+    return PatternDetector(kept)
 
 
 def _spacy_model(asked: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.annotators import make_detector
+from client.annotators import check_detector, make_detector
 from client.sources import Texts
 from privacy import checks
 from privacy.redaction import Mask, redacted
@@ -27,7 +27,7 @@ class Sensitive:
 
     Attributes:
         use: ``"none"``, ``"weights"`` (ATDP) or ``"redaction"`` (the first phase of JFT).
-        detector: see :func:`client.annotators.make_detector`.
+        detector: see :func:`client.annotators.make_detector`; its name is checked also where it is not used.
         mask: what a redacted span reads, see :class:`privacy.redaction.Mask`.
         other_weight: weight of tokens that are neither sensitive nor function words.
     """
@@ -39,7 +39,7 @@ class Sensitive:
 
     def __post_init__(self) -> None:
         checks.one_of(USES, data_sensitive=self.use)
-        checks.not_empty(data_detector=self.detector)
+        check_detector(self.detector)
         Mask(self.mask)
         TokenWeights(self.other_weight)
 

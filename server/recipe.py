@@ -15,6 +15,7 @@ All private phases share one ledger, committed before any text is read: floor mo
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from client.annotators import check_detector
 from client.silo import Silo, controller_of
 from privacy import checks
 from privacy.commitment import Commitment, FloorStep, check_delta
@@ -51,6 +52,8 @@ class Ordinary:
     def __post_init__(self) -> None:
         checks.not_empty(name=self.name)
         checks.one_of(tuple(TEXTS), text=self.text)
+        if self.detector:
+            check_detector(self.detector)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Private:
     def __post_init__(self) -> None:
         checks.not_empty(name=self.name)
         checks.one_of(tuple(TEXTS), text=self.text)
+        if self.detector:
+            check_detector(self.detector)
         checks.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
         checks.non_negative(noise_multiplier=self.noise_multiplier, remedy="0 calibrates it")
 
@@ -114,6 +119,7 @@ class Recipe:
     def __post_init__(self) -> None:
         checks.not_empty(phases=self.phases)
         checks.positive(epsilon=self.epsilon, delta=self.delta)
+        check_detector(self.detector)
         names = [phase.name for phase in self.phases]
         if len(set(names)) < len(names):
             raise ValueError(f"phases must have names of their own, got {', '.join(names)}")

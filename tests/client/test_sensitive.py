@@ -24,7 +24,7 @@ from client.sensitive import Sensitive, redact
 from client.sources import Texts
 from client.tasks import CausalLM
 from privacy.detectors import TIERS, Word
-from privacy.pattern_detector import PatternDetector
+from privacy.pattern_detector import PATTERNS, PatternDetector
 from privacy.redaction import redacted
 
 
@@ -125,10 +125,31 @@ def test_a_model_without_the_annotations_is_refused(ruled: Language, monkeypatch
         make_detector("high-contextual")
 
 
+WRONG_DETECTORS = {
+    "regex:-names": "no pattern 'names'",
+    f"regex:{','.join(PATTERNS)}": "leaves out all patterns",
+    "low": r"there are regex \(regex:-number leaves a pattern out\), low-entity, .* and presidio",
+    "low-entity:-PERSON": "unknown; there are",
+    "": "unknown; there are",
+}
+
+
+@pytest.mark.parametrize("use", ["none", "weights", "redaction"])
+def test_a_detector_that_is_not_used_is_called_by_its_name_too(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.import_module", _not_installed)  # which of them are installed does not matter here
+    for wrong, message in WRONG_DETECTORS.items():
+        with pytest.raises(ValueError, match=message):
+            Sensitive(use, wrong)
+        with pytest.raises(ValueError, match=message):
+            spec("x", "cache", sensitive=use, detector=wrong).check()
+    for right in (*TIERS, "presidio", "regex", "regex:-number", "regex:-number,-identifier"):
+        assert Sensitive(use, right).detector == right
+
+
 def test_detectors_are_chosen_by_name() -> None:
     assert make_detector("regex").name == "regex"
     assert make_detector("regex:-number,-identifier").name == "regex:-number,-identifier"
-    for wrong, message in {"regex:-names": "no pattern 'names'", "low": "there are regex, low-entity"}.items():
+    for wrong, message in WRONG_DETECTORS.items():
         with pytest.raises(ValueError, match=message):
             make_detector(wrong)
 

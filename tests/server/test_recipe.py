@@ -110,6 +110,11 @@ def test_what_cannot_be_a_recipe_is_refused() -> None:
         recipe(REDACTED, replace(REDACTED, name="again", detector="regex:-number"))
     with pytest.raises(ValueError, match="text must be one of"):
         Ordinary("x", text="masked")
+    for phase in (Ordinary, Private):  # a phase that reads the original texts as well
+        with pytest.raises(ValueError, match="detector = 'high-entitty': unknown; there are regex"):
+            phase("x", detector="high-entitty")
+    with pytest.raises(ValueError, match="regex has no pattern 'names'"):
+        replace(recipe(DP), detector="regex:-names")
     with pytest.raises(ValueError, match="batch_size must be <= the number of units"):
         plan_noise(recipe(DP), 10)
     given = replace(DP, noise_multiplier=4.0)

@@ -155,6 +155,10 @@ def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> N
         (["silo", "BASE", "--set", "clients=3"], "clients = 1"),
         (["silo", "BASE", "--set", "data.unit-column=doctor"], "doctor"),
         (["silo", "quickstart"], "privacy.unit"),
+        (
+            ["silo", "BASE", "--set", "data.detector=high-entitty"],
+            "detector = 'high-entitty': unknown; there are regex",
+        ),
         (["run", "BASE"], "lacquer silo"),
     ],
 )
