@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from client.lora import adapter_layout
 from client.models import load_base, load_tokenizer
@@ -90,6 +92,25 @@ def test_the_private_phases_compose_and_the_calibrated_one_leaves_room_for_the_o
     # order in the ledger is order in the recipe
     given = plan_noise(recipe(ATDP, replace(DP, noise_multiplier=2.0)), POPULATION)
     assert [step.noise_multiplier for step in given.floor] == [*both.multipliers[1], 2.0]
+
+
+def test_phases_of_different_batch_sizes_are_a_sampling_rate_that_varies() -> None:
+    """DP-Adam-AC's q_t = B_t / N: what such phases cost is what dp_accounting makes of the two events."""
+    options = {"source": "histogram"}
+    small = Private(
+        "small", steps=4, batch_size=40, noise_multiplier=2.0, controller="percentile", controller_options=options
+    )
+    large = replace(small, name="large", steps=3, batch_size=80, noise_multiplier=0.0)
+    planned = plan_noise(recipe(small, large, epsilon=2.0), POPULATION)
+    assert [(step.sampling.rate, step.count) for step in planned.floor] == [(0.1, 4), (0.2, 3)]
+    steps = [
+        SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(phase[0])), len(phase))
+        for rate, phase in zip((0.1, 0.2), planned.multipliers, strict=True)
+    ]
+    both = PLDAccountant().compose(ComposedDpEvent(steps)).get_epsilon(1e-4)
+    assert both <= planned.epsilon < both + 2e-4
+    assert 1.99 < planned.epsilon <= 2.0  # calibrated to what the first phase leaves
+    assert PLDAccountant().compose(steps[0]).get_epsilon(1e-4) < both
 
 
 def test_given_noise_is_reported_as_what_it_costs() -> None:
