@@ -15,7 +15,7 @@ from client.layout import AdapterLayout
 from client.lora import adapter_layout, initial_adapter
 from client.models import load_base
 from client.part import Part
-from client.silo import private_training
+from client.silo import controller_of, private_training, setting_of
 from client.training import LocalTraining
 from client.unit_index import UnitIndex
 from client.worker import make_engine
@@ -29,6 +29,7 @@ from server.recipe_config import RecipeConfig
 from server.recipe_progress import PhaseFolder, Watch, reopened_ledger
 from server.recipe_promise import promise_of
 from server.recipe_result import PhaseResult, RecipeResult, stamp, write_recipe_artefacts
+from server.silo_assembly import refuse_unplannable
 from server.silo_progress import owned
 from strategies.controller import PublicSignals
 
@@ -64,6 +65,10 @@ class RecipeRun:
         self.spec = lora_spec(run, model, Part())
         self.layout: AdapterLayout = adapter_layout(model, self.spec)
         self.start = initial_adapter(self.layout, model, run.seed)
+        for phase, multipliers in zip(recipe.private, self.planned.multipliers, strict=True):
+            silo = recipe.silo(phase, None)
+            setting = setting_of(silo, self.population, self.layout, multipliers, None)
+            refuse_unplannable(controller_of(silo), setting, f"phase {phase.name!r}, controller = {phase.controller!r}")
         job = Job(
             model=run.model.name,
             task=run.model.task,

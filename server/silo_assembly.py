@@ -1,6 +1,7 @@
 """From a configuration to everything a single silo needs, checked, before any budget is spent."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from strategies.aggregation.factors import RoLora
 from strategies.aggregation.fedsvd import FedSvd
 from strategies.aggregation.individual import FedEx, FedGsa, Flora
 from strategies.aggregation.ranks import ZeroPad
-from strategies.controller import PublicSignals
+from strategies.controller import Controller, PublicSignals, Setting
 
 TRUST = (
     "the silo itself: it holds the records, draws the batches and adds the noise; the guarantee is against everyone "
@@ -125,7 +126,7 @@ def assemble_silo(config: RunConfig) -> SiloAssembly:
     assembly = Assembly(
         config=config, data=data, methods=parts, commitment=commitment, setting=setting, **vars(described)
     )
-    _plannable(assembly)
+    refuse_unplannable(parts.controller, setting, f"strategy.controller = {config.strategy.controller!r}")
     return SiloAssembly(assembly, silo, index)
 
 
@@ -242,11 +243,10 @@ def _committed(config: RunConfig, silo: Silo, population: int) -> tuple[Commitme
         ) from error
 
 
-def _plannable(assembly: Assembly) -> None:
-    """ConfigError unless the controller can plan its first release at the noise there is."""
-    controller, setting = assembly.methods.controller, assembly.setting
+def refuse_unplannable(controller: Controller[Any], setting: Setting, what: str) -> None:
+    """ConfigError, which begins with ``what``, unless the controller can plan its first release at the noise there is."""
     try:
         first = 1 if controller.initial(setting.sampling) is None else 0
         refuse_votes(controller.plan(controller.init(setting, PublicSignals(0, None)), first))
     except ValueError as error:
-        raise ConfigError(f"strategy.controller = {assembly.config.strategy.controller!r}: {error}") from error
+        raise ConfigError(f"{what}: {error}") from error

@@ -204,6 +204,15 @@ def test_jft_with_atdp_runs_on_one_ledger_and_every_artefact_says_it_is_not_priv
     assert "saw <MASK> on ward <MASK> at" in first["redaction"]
 
 
+def test_a_phase_whose_controller_cannot_plan_is_refused_before_anything_is_charged(table: dict[str, Any]) -> None:
+    phase = {
+        "kind": "private", "name": "few", "steps": 2, "batch-size": 8, "noise-multiplier": 1.5,
+        "controller": "percentile", "controller-options": {"source": "histogram"},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="phase 'few', controller = 'percentile': "):
+        RecipeRun(parse_recipe({**table, "phases": [phase]}))
+
+
 def test_a_recipe_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
     table: dict[str, Any], tmp_path: Path
 ) -> None:
