@@ -31,6 +31,7 @@ from server.resume import (
 )
 from server.resumed import Resumed, note_resumed
 from server.roster import roster
+from server.rouge import adapter_rouge
 from server.secure import secure_aggregation
 from server.silo_progress import owned
 from server.silo_rounds import run_federated_silos
@@ -218,12 +219,9 @@ def _finish(
 ) -> None:
     """Test the served adapter and write what the run leaves behind."""
     assert strategy.state is not None
+    served = strategy.state.served
     telemetry.status("running", "evaluating on the test set")
-    result = RunResult(
-        validation=evaluate(strategy.state.served, "validation"),
-        test=evaluate(strategy.state.served, "test"),
-        rounds_done=strategy.state.round,
-        seconds=elapsed(),
-        stopped=refusal,
-    )
+    validation, test = evaluate(served, "validation"), evaluate(served, "test")
+    rouge = adapter_rouge(assembly.config, assembly.data.test, served, assembly.layout, assembly.spec, telemetry)
+    result = RunResult(validation, test, strategy.state.round, elapsed(), refusal, rouge)
     write_artefacts(folder, assembly, strategy.state, strategy.ledger, result)

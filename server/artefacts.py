@@ -2,9 +2,10 @@
 
 import json
 import pprint
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
 from server.assembly import Assembly
 from server.config import RunConfig
+from server.rouge import rouge_terms, rouge_text
 from strategies.dp_fedavg import ServerState
 
 ADAPTER_FOLDER = "adapter"
@@ -33,6 +35,7 @@ class RunResult:
         rounds_done: rounds released.
         seconds: wall time from configuration to here.
         stopped: why the run ended before its last round, or None.
+        rouge: what :func:`server.rouge.adapter_rouge` found.
     """
 
     validation: Metrics
@@ -40,6 +43,7 @@ class RunResult:
     rounds_done: int
     seconds: float
     stopped: str | None
+    rouge: Mapping[str, Any]
 
 
 def write_artefacts(
@@ -58,6 +62,7 @@ def write_artefacts(
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {
         **perplexities(result.validation, result.test),
+        **result.rouge,
         "test_accuracy": result.test.accuracy,
         "test_loss": result.test.loss,
         "test_records": result.test.count,
@@ -86,6 +91,12 @@ def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
     return {"test_perplexity": test.perplexity, "validation_perplexity": validation.perplexity}
 
 
+def rouge_sentence(rouge: Mapping[str, Any]) -> str:
+    """Of a card, with a blank in front; empty where no summaries were written."""
+    text = rouge_text(rouge)
+    return f" Its summaries: {text} ({rouge_terms(rouge)})." if text else ""
+
+
 def majority_accuracy(data: PreparedData) -> float | None:
     """Accuracy on the test set of always answering its most frequent class; None without classes."""
     if data.test.labels is None:
@@ -94,7 +105,8 @@ def majority_accuracy(data: PreparedData) -> float | None:
 
 
 def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
-    """The part of an adapter's card in Python: load it and, where there are classes, say that of one text.
+    """The part of an adapter's card in Python: load it and, where there are classes, say that of one text,
+    or write the summary of one.
 
     The report and the summary of a run show it too, see :mod:`simulations.loading`.
 
@@ -103,13 +115,18 @@ def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
         label_names: of the outputs, in their order; empty for a language model.
     """
     labels = f", num_labels={len(label_names)}" if label_names else ""
+    writes = config.model.task == "summarisation"
     lines = [
         "from peft import PeftModel",
+        *(["from client.generation import Decoding, summaries"] if writes else []),
         "from client.models import load_base",
         "",
         f'base, tokenizer = load_base({json.dumps(config.model.name)}, "{config.model.task}"{labels})',
         f'model = PeftModel.from_pretrained(base, "{ADAPTER_FOLDER}")',
     ]
+    if writes:
+        longest = config.evaluation.rouge_tokens or config.model.max_length // 2
+        lines += ["", f'print(summaries(model, tokenizer, ["a text"], Decoding(longest={longest}))[0])']
     if label_names:
         text = '"a text", "the text it is paired with"' if config.data.text_pair_column else '"a text"'
         cut = f"truncation=True, max_length={config.model.max_length}"  # as the records were in training
@@ -133,6 +150,6 @@ def _card(assembly: Assembly, sentence: str, result: RunResult) -> str:
 {sentence}
 
 Base model: `{config.model.name}`; LoRA rank {config.model.rank} on {config.model.targets};
-{quality}.
+{quality}.{rouge_sentence(result.rouge)}
 
 {how_to_use(config, assembly.data.label_names)}"""

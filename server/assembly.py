@@ -25,6 +25,7 @@ from server.budget import commit, round_sampling
 from server.config import ConfigError, RunConfig
 from server.data_spec import data_spec, reading
 from server.methods import Methods, methods
+from server.rouge import refuse_without_rouge
 from strategies.aggregation.aggregation import Adapters
 from strategies.controller import Setting
 from strategies.dp_fedavg import DpFedAvg, RoundFailed, Subspace
@@ -94,6 +95,7 @@ def lora_spec(config: RunConfig, model: nn.Module, part: Part) -> LoraSpec:
         raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
     refuse_longer_than_positions(model, config.model.max_length)
     refuse_company_in_positions(model, config.model.max_length)
+    refuse_without_rouge(config, model)
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
     targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())
     heads = HEADS.get(config.model.task, ())

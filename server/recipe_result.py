@@ -1,6 +1,7 @@
 """What a recipe's run ends with, and the files it leaves behind: every one says so where there is no guarantee."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from client.precision import company_note
 from client.tasks import Metrics
 from privacy.ledger import Ledger
 from privacy.statement import privacy_statement
-from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, how_to_use, perplexities
+from server.artefacts import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, how_to_use, perplexities, rouge_sentence
 from server.environment import write_environment
 from server.recipe import Phase, Planned, Private
 from server.recipe_config import RecipeConfig
@@ -64,6 +65,7 @@ class RecipeResult:
         dimension: values trained.
         population: protected units.
         label_names: of the classes, in the order of the model's outputs; empty for a language model.
+        rouge: what :func:`server.rouge.adapter_rouge` found.
     """
 
     promise: Promise
@@ -76,6 +78,7 @@ class RecipeResult:
     dimension: int
     population: int
     label_names: tuple[str, ...]
+    rouge: Mapping[str, Any]
 
     @property
     def seconds(self) -> float:
@@ -96,6 +99,7 @@ def write_recipe_artefacts(
     _write_json(folder / PRIVACY_FILE, statement)
     results = {
         **perplexities(result.validation, result.test),
+        **result.rouge,
         **(_accuracies(result) if result.label_names else {}),
         "test_loss": result.test.loss,
         "validation_loss": result.validation.loss,
@@ -111,7 +115,8 @@ def write_recipe_artefacts(
     }
     write_environment(folder)
     save_peft(folder / ADAPTER_FOLDER, result.adapter, layout, result.spec, base=run.model.name)
-    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`.\n\n"
+    card = f"# Adapter of recipe {run.name}\n\n{promise.sentence}\n\nBase model: `{run.model.name}`."
+    card += f"{rouge_sentence(result.rouge)}\n\n"
     card += how_to_use(run, result.label_names)
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
     stamp(promise, folder, folder / ADAPTER_FOLDER)

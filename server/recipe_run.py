@@ -29,6 +29,7 @@ from server.recipe_config import RecipeConfig
 from server.recipe_progress import PhaseFolder, Watch, reopened_ledger
 from server.recipe_promise import promise_of
 from server.recipe_result import PhaseResult, RecipeResult, stamp, write_recipe_artefacts
+from server.rouge import adapter_rouge
 from server.silo_assembly import refuse_unplannable
 from server.silo_progress import owned
 from strategies.controller import PublicSignals
@@ -123,6 +124,7 @@ class RecipeRun:
                 self.layout.dim,
                 self.population,
                 self.plain.label_names,
+                adapter_rouge(self.config.run, self.test, adapter, self.layout, self.spec),
             )
             write_recipe_artefacts(folder, self.config, result, self.layout, ledger)
         return result

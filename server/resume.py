@@ -39,8 +39,11 @@ FREE = (
     "engine.round-timeout",
     "engine.prefix-cache-mb",
     "engine.ray-address",
+    "evaluation.rouge-records",
+    "evaluation.rouge-tokens",
 )
-"""Settings that may differ when a run goes on: they change where and how fast it trains, and not what it releases."""
+"""Settings that may differ when a run goes on: they change where and how fast it trains and what is measured at its
+end, and not what it releases."""
 
 Tables = Sequence[Mapping[str, Any]]
 

@@ -190,6 +190,13 @@ class Simulation(Table):
 
 
 class Evaluation(Table):
-    """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``."""
+    """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``.
+
+    For ``model.task = "summarisation"`` a run ends with ROUGE of the summaries that its adapter writes of the first
+    ``rouge-records`` test records, 0 for none, of at most ``rouge-tokens`` new tokens each; 0 takes half of
+    ``model.max-length``, which is what records keep of a summary.
+    """
 
     every: Count = 1
+    rouge_records: CountOrAuto = 50
+    rouge_tokens: CountOrAuto = 0

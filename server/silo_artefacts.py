@@ -4,8 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from client.layout import AdapterLayout
+from client.lora import LoraSpec
 from client.peft_files import save_peft
 from client.precision import company_note
 from client.residual import as_one_adapter
@@ -18,9 +22,19 @@ from server.artefacts import (
     how_to_use,
     majority_accuracy,
     perplexities,
+    rouge_sentence,
 )
 from server.silo_assembly import Federation, not_covered
 from server.silo_progress import Progress, Said
+from strategies.silo_fedavg import GlobalModel
+
+
+class Final(NamedTuple):
+    """An adapter on the base model as it was loaded."""
+
+    vector: Tensor
+    layout: AdapterLayout
+    spec: LoraSpec
 
 
 @dataclass(frozen=True)
@@ -30,11 +44,23 @@ class Outcome:
     Attributes:
         validation, test: of the last adapter.
         stopped: why it ended before the last round, or None.
+        adapter: to be saved, see :func:`final_adapter`.
+        rouge: what :func:`server.rouge.adapter_rouge` found of it.
     """
 
     validation: Metrics
     test: Metrics
     stopped: str | None
+    adapter: Final
+    rouge: Mapping[str, Any]
+
+
+def final_adapter(ready: Federation, model: GlobalModel) -> Final:
+    """The adapter of a federation, with what its aggregation adds to the base in it."""
+    final = Final(model.served, ready.described.layout, ready.described.spec)
+    if model.residual is None:
+        return final
+    return Final(*as_one_adapter(final.vector, model.residual, final.layout, final.spec))
 
 
 def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, outcome: Outcome) -> None:
@@ -44,6 +70,7 @@ def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, ou
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {
         **perplexities(validation, test),
+        **outcome.rouge,
         "test_accuracy": test.accuracy,
         "test_loss": test.loss,
         "test_records": test.count,
@@ -60,14 +87,13 @@ def write_silo_artefacts(folder: Path, ready: Federation, progress: Progress, ou
         "not_private": silo.not_private,
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
-    described = ready.described
-    adapter, layout, spec, note = progress.model.served, described.layout, described.spec, ""
+    final, note = outcome.adapter, ""
     if progress.model.residual is not None:
-        adapter, layout, spec = as_one_adapter(adapter, progress.model.residual, layout, spec)
-        note = f"\n\nIts rank is {spec.rank}, for it holds what {config.strategy.aggregation} adds to the base too."
-    save_peft(folder / ADAPTER_FOLDER, adapter, layout, spec, base=config.model.name)
+        rank = final.spec.rank
+        note = f"\n\nIts rank is {rank}, for it holds what {config.strategy.aggregation} adds to the base too."
+    save_peft(folder / ADAPTER_FOLDER, final.vector, final.layout, final.spec, base=config.model.name)
     use = how_to_use(config, ready.data.label_names)
-    base = f"Base model: `{config.model.name}`.{note}"
+    base = f"Base model: `{config.model.name}`.{rouge_sentence(outcome.rouge)}{note}"
     card = f"# Adapter of run {config.name}\n\n{statement['sentence']}\n\n{base}\n\n{use}"
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
 

@@ -27,7 +27,8 @@ from server.public import PublicTraining
 from server.resume import CONFIG_FILE, check_origin, write_origin
 from server.resumed import Resumed, note_resumed
 from server.roster import roster
-from server.silo_artefacts import Outcome, write_silo_artefacts
+from server.rouge import adapter_rouge
+from server.silo_artefacts import Outcome, final_adapter, write_silo_artefacts
 from server.silo_assembly import Federation, assemble_federation
 from server.silo_progress import Progress, Said, load_progress, save_progress
 from server.telemetry import RoundRecord, Telemetry
@@ -88,7 +89,8 @@ def run_federated_silos(
     telemetry.status("running", "evaluating on the test set")
     model, stopped = progress.model, progress.ended(config.clients)
     validation, test = (evaluate(model.served, split, model.residual) for split in ("validation", "test"))
-    outcome = Outcome(validation, test, stopped)
+    final = final_adapter(ready, model)
+    outcome = Outcome(validation, test, stopped, final, adapter_rouge(config, ready.data.test, *final, telemetry))
     progress.seconds = before + time.monotonic() - begun
     write_silo_artefacts(folder, ready, progress, outcome)
     telemetry.status("stopped-budget" if stopped else "completed", stopped or progress.told())

@@ -23,6 +23,7 @@ from server.public import PublicTraining
 from server.public_texts import spanned
 from server.resume import CONFIG_FILE, write_origin
 from server.resumed import Resumed, note_resumed
+from server.rouge import adapter_rouge
 from server.silo_assembly import TRUST, SiloAssembly, assemble_silo, not_covered
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
@@ -165,20 +166,17 @@ def _after(run: _Run, seconds: float, told: float | None = None) -> None:
 
 def _finish(run: _Run, elapsed: Callable[[], float], refusal: str | None) -> None:
     run.telemetry.status("running", "evaluating on the test set")
-    state = run.training.state
-    result = RunResult(
-        validation=run.evaluate(state.served, "validation"),
-        test=run.evaluate(state.served, "test"),
-        rounds_done=run.round,
-        seconds=elapsed(),
-        stopped=refusal,
-    )
+    state, assembly = run.training.state, run.ready.assembly
+    validation, test = run.evaluate(state.served, "validation"), run.evaluate(state.served, "test")
+    test_records, layout, spec = assembly.data.test, assembly.layout, assembly.spec
+    rouge = adapter_rouge(run.config, test_records, state.served, layout, spec, run.telemetry)
+    result = RunResult(validation, test, run.round, elapsed(), refusal, rouge)
     write_artefacts(
         run.folder,
-        run.ready.assembly,
+        assembly,
         state,
         run.training.ledger,
         result,
         trust_model=TRUST,
-        not_covered=not_covered(run.config, run.ready.assembly.methods),
+        not_covered=not_covered(run.config, assembly.methods),
     )

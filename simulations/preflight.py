@@ -109,7 +109,7 @@ def check_adapter(config: RunConfig) -> None:
     try:
         layout = adapter_layout(model, lora_spec(config, model, parts[0]))
     except ValueError as error:
-        if str(error).startswith("model."):  # it names its key
+        if isinstance(error, ConfigError) or str(error).startswith("model."):  # it names its key
             raise
         layers = f", model.layers = {config.model.layers}" if config.model.layers else ""
         raise ConfigError(f"model.targets = {config.model.targets!r}{layers}: {error}") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from server.rouge import SCORES, rouge_terms, rouge_text
 from simulations.loading import loading_code
 from simulations.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.outcome import guarantee_sentence, guaranteed, resumed_text, spent_text, state_text, training_time
@@ -91,6 +92,7 @@ def render(run: Run) -> str:
         does_not_cover=guarantee.get("not_covered", []),
         figures=report_figures(run),
         adapter_code=loading_code(run),
+        classifies=bool((run.results or {}).get("label_names")),
         ledger=ledger_table(run.account.charges) if run.account else None,
         settings=settings,
         changed=[row for row in settings if row["value"] != row["default"]],
@@ -136,7 +138,7 @@ def _ending(run: Run) -> dict[str, str] | None:
 
 
 def _tiles(run: Run) -> list[Tile]:
-    tiles = [_quality_tile(run), _epsilon_tile(run), _progress_tile(run)]
+    tiles = [_quality_tile(run), *_rouge_tile(run), _epsilon_tile(run), _progress_tile(run)]
     time = training_time(run)
     if time is not None:
         dimension = run.result("dimension")
@@ -168,6 +170,15 @@ def _quality_tile(run: Run) -> Tile:
     if validation:
         return Tile("Validation accuracy", percent_text(validation[-1]), "public; not tested")
     return Tile("Test accuracy", "none", "the run was not tested")
+
+
+def _rouge_tile(run: Run) -> list[Tile]:
+    results = run.results or {}
+    if not rouge_text(results):
+        return []
+    *others, last = SCORES
+    also = ", ".join(f"{SCORES[key]} {results[key]:.3f}" for key in others)
+    return [Tile(f"Test {SCORES[last]}", f"{results[last]:.3f}", f"{also}; {rouge_terms(results)}")]
 
 
 def _epsilon_tile(run: Run) -> Tile:

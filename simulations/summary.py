@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from server.rouge import rouge_terms, rouge_text
 from simulations.live_display import WIDEST
 from simulations.loading import loading_code
 from simulations.notation import number_text, percent_text
@@ -79,6 +80,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         value = run.result(key)
         if value is not None:
             yield label, form(value)
+    if rouge := rouge_text(run.results or {}):
+        yield "rouge", f"{rouge} ({rouge_terms(run.results or {})})"
     yield "privacy", privacy_text(run)
     done = run.rounds[-1].round if run.rounds else 0
     yield "rounds", f"{done} of {run.config.rounds}" if run.config else str(done)

@@ -21,6 +21,7 @@ Row = dict[str, Any]
 _MEASURED = (
     "test_accuracy", "test_loss", "test_records", "validation_accuracy", "validation_loss", "validation_records",
     "majority_accuracy", "dimension", "rounds_done", "stopped", "seconds", "test_perplexity", "validation_perplexity",
+    "test_rouge1", "test_rouge2", "test_rougeL",
 )  # fmt: skip
 
 
