@@ -244,7 +244,7 @@ def _committed(config: RunConfig, silo: Silo, population: int) -> tuple[Commitme
 
 
 def refuse_unplannable(controller: Controller[Any], setting: Setting, what: str) -> None:
-    """ConfigError, which begins with ``what``, unless the controller can plan its first release at the noise there is."""
+    """ConfigError that begins with ``what`` unless the controller can plan its first release at the noise there is."""
     try:
         first = 1 if controller.initial(setting.sampling) is None else 0
         refuse_votes(controller.plan(controller.init(setting, PublicSignals(0, None)), first))
