@@ -93,6 +93,7 @@ def render(run: Run) -> str:
         figures=report_figures(run),
         adapter_code=loading_code(run),
         classifies=bool((run.results or {}).get("label_names")),
+        rouge=rouge_terms(run.results or {}) if rouge_text(run.results or {}) else "",
         ledger=ledger_table(run.account.charges) if run.account else None,
         settings=settings,
         changed=[row for row in settings if row["value"] != row["default"]],
@@ -178,7 +179,7 @@ def _rouge_tile(run: Run) -> list[Tile]:
         return []
     *others, last = SCORES
     also = ", ".join(f"{SCORES[key]} {results[key]:.3f}" for key in others)
-    return [Tile(f"Test {SCORES[last]}", f"{results[last]:.3f}", f"{also}; {rouge_terms(results)}")]
+    return [Tile(f"Test {SCORES[last]}", f"{results[last]:.3f}", also)]
 
 
 def _epsilon_tile(run: Run) -> Tile:
