@@ -20,6 +20,11 @@ class Methods:
     optimizer: Optimizer
     aggregation: Aggregation
 
+    @property
+    def steered(self) -> bool:
+        """Whether one of them reads the public validation loss, so that it steers what is released."""
+        return bool(self.controller.reads_validation or self.optimizer.reads_public_loss)
+
 
 def methods(config: RunConfig) -> Methods:
     """Controller, optimizer and aggregation; ConfigError names every wrong name or option."""

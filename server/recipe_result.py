@@ -21,7 +21,7 @@ from server.recipe import Phase, Planned, Private
 from server.recipe_config import RecipeConfig
 from server.recipe_promise import Promise
 from server.resumed import read_resumed
-from server.silo_assembly import NOT_COVERED, TRUST
+from server.silo_promise import NOT_COVERED, TRUST
 
 STAMP_FILE = "NOT-PRIVATE.txt"
 """In the run folder and beside the adapter, wherever there is no record-level guarantee."""

@@ -24,8 +24,9 @@ from server.artefacts import (
     perplexities,
     rouge_sentence,
 )
-from server.silo_assembly import Federation, not_covered
+from server.silo_assembly import Federation
 from server.silo_progress import Progress, Said
+from server.silo_promise import not_covered
 from strategies.silo_fedavg import GlobalModel
 
 
@@ -131,5 +132,8 @@ def _statement(ready: Federation, silos: Mapping[int, Said]) -> dict[str, Any]:
             for number, reply in sorted(silos.items())
         },
         "silos_asked": ready.config.clients,
-        "not_covered": [*not_covered(ready.config, ready.methods), *company_note(ready.config.engine.precision)],
+        "not_covered": [
+            *not_covered(ready.config, steered=ready.methods.steered),
+            *company_note(ready.config.engine.precision),
+        ],
     }

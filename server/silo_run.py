@@ -24,7 +24,8 @@ from server.public_texts import spanned
 from server.resume import CONFIG_FILE, write_origin
 from server.resumed import Resumed, note_resumed
 from server.rouge import adapter_rouge
-from server.silo_assembly import TRUST, SiloAssembly, assemble_silo, not_covered
+from server.silo_assembly import SiloAssembly, assemble_silo
+from server.silo_promise import TRUST, not_covered
 from server.telemetry import Telemetry
 from strategies.controller import PublicSignals
 
@@ -178,5 +179,5 @@ def _finish(run: _Run, elapsed: Callable[[], float], refusal: str | None) -> Non
         run.training.ledger,
         result,
         trust_model=TRUST,
-        not_covered=not_covered(run.config, assembly.methods),
+        not_covered=not_covered(run.config, steered=assembly.methods.steered),
     )

@@ -17,6 +17,7 @@ from server.config import ConfigError, RunConfig, load
 from server.environment import ENVIRONMENT_FILE
 from server.resumed import RESUMES_FILE, Resumed, read_resumed
 from server.round_record import RoundRecord
+from server.silo_promise import TRUST, not_covered
 from server.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
 from simulations.recipe_command import RECIPE_FILE
 from simulations.report_recipe import RecipeRecord, read_recipe
@@ -135,7 +136,8 @@ def read_run(path: Path) -> Run:
             problems.append(f"{name} cannot be read: {error}")
             return None
 
-    account, recipe = attempt(LEDGER_FILE, _account), attempt(RECIPE_FILE, read_recipe)
+    config, recipe = attempt(CONFIG_FILE, load), attempt(RECIPE_FILE, read_recipe)
+    account = attempt(LEDGER_FILE, lambda file: _account(file, recipe.run if recipe else config))
     guarantee = written = attempt(GUARANTEE_FILE, _json_object)
     if account and written and _head(written) != account.head:
         problems.append(f"{GUARANTEE_FILE} was not made from {LEDGER_FILE} as it is now; trust the ledger")
@@ -144,7 +146,7 @@ def read_run(path: Path) -> Run:
         guarantee = recipe.guarantee(written, charged)
     return Run(
         path=path,
-        config=attempt(CONFIG_FILE, load),
+        config=config,
         recipe=recipe,
         status=attempt(STATUS_FILE, lambda file: read_status(file.parent)),
         metrics=attempt(METRICS_FILE, lambda file: read_metrics(file.parent)) or [],
@@ -172,6 +174,9 @@ def _json_object(file: Path) -> Json:
     return value
 
 
-def _account(file: Path) -> Account:
+def _account(file: Path, config: RunConfig | None) -> Account:
+    said: Json = {}
+    if config is not None and config.alone:  # what a silo says of itself, also where it did not come to its end
+        said = {"trust_model": TRUST, "not_covered": not_covered(config, steered=False)}
     with Ledger.open(file, read_only=True) as ledger:
-        return Account(ledger.charges, privacy_statement(ledger), ledger.head)
+        return Account(ledger.charges, privacy_statement(ledger, **said), ledger.head)

@@ -64,6 +64,7 @@ def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
     assert statement["rounds"] == {"committed": STEPS, "charged": STEPS, "released": STEPS}
     assert statement["trust_model"].startswith("the silo itself")
     assert any("number of protected units" in line for line in statement["not_covered"])
+    assert not any("WITHOUT noise" in line or "steers" in line for line in statement["not_covered"])
     assert 0 < statement["epsilon"] <= 4.0
     assert [record.round for record in read_metrics(folder)] == [3, 6]
     assert read_status(folder).state == "completed"
@@ -72,6 +73,15 @@ def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
     results = json.loads((folder / "results.json").read_text())
     assert results["rounds_done"] == STEPS
     assert results["label_names"] == ["routine", "urgent"]
+
+
+def test_what_is_done_with_held_out_records_is_stated(cache, tmp_path):
+    folder = tmp_path / "run"
+    public = {"public.warm-start-epochs": 1, "public.training-fraction": 0.3, "strategy.controller": "rl"}
+    run(config(cache, **public, **{"evaluation.every": 1, "rounds": 2}), folder)
+    found = json.loads((folder / "privacy.json").read_text())["not_covered"]
+    assert any(line.startswith("30% of the held-out validation records: they are trained on WITHOUT") for line in found)
+    assert any("it is read without noise and steers what is released (rl, fedadam)" in line for line in found)
 
 
 def test_the_lines_of_the_card_say_the_class_of_a_text(cache, tmp_path, monkeypatch, capsys):
@@ -108,6 +118,10 @@ def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, mon
         run(settings, folder)
     assert done == [1, 2, 3, 4, 5]
     assert read_status(folder).state == "failed"
+    said = read_run(folder).guarantee  # from the ledger, in the words of a silo: no server is trusted
+    assert said is not None
+    assert "against anyone; other runs" in said["sentence"]
+    assert any("that a silo fails" in line for line in said["not_covered"])
     monkeypatch.setattr(
         PrivateSgd, "step", lambda training: (done.append(training.next_release().round), whole(training))[1]
     )
