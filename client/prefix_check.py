@@ -20,6 +20,7 @@ from client.prefix_cache import PrefixCache
 from client.records import Records
 from client.stacked import Rows
 from client.stacked_model import StackedModel
+from privacy.rng import simulation_generator
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def confirmed(prefix: Prefix, passes: Passes, kept: torch.dtype) -> Prefix | Non
 def _texts(model: torch.nn.Module) -> Records:
     """Two records of tokens drawn by a fixed seed, none of them padding."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
-    generator = np.random.default_rng(0)
+    generator = simulation_generator(0, "prefix-check-texts")
     tokens = [generator.integers(0, config.vocab_size, length) for length in LENGTHS]
     pad = getattr(config, "pad_token_id", None) or 0
     return Records.from_lists(
@@ -64,11 +65,10 @@ def _texts(model: torch.nn.Module) -> Records:
 
 def _adapter(stacked: StackedModel, seed: int) -> Tensor:
     """A full vector in which every factor and head, not the factor B alone, moves what the model says."""
-    generator = torch.Generator().manual_seed(seed)
-    vector = torch.empty(stacked.layout.size)
+    generator = simulation_generator(seed, "prefix-check-adapter")
+    vector = torch.from_numpy(generator.uniform(-2.0, 2.0, stacked.layout.size).astype(np.float32))
     for entry in stacked.layout.entries:
-        values = torch.randn(entry.shape, generator=generator) / math.sqrt(max(entry.shape))
-        entry.of(vector).copy_(values)
+        entry.of(vector).div_(math.sqrt(max(entry.shape)))
     return stacked.inward(vector, full=True)
 
 
