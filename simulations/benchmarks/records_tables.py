@@ -97,7 +97,7 @@ def choices(results: Mapping[str, Any]) -> str:
         best = min(row["validation_perplexity"] for row in rows)
         for row in sorted(rows, key=lambda row: (row["grid"], *row["axes"].values())):
             setting = ", ".join(f"{key.rpartition('.')[2]} {number_text(value)}" for key, value in row["axes"].items())
-            mark = "**" if row["validation_perplexity"] == best else ""
+            mark = "**" if row["validation_perplexity"] == best and len(rows) > 1 else ""
             perplexity = f"{mark}{row['validation_perplexity']:.3f}{mark}"
             lines.append((NAMES.get(variant, variant), setting, bound_range([row["first_clip_bound"]]), perplexity))
     return markdown(("method", "setting", "C", "validation perplexity"), lines) + provenance(cells)
