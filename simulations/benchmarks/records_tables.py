@@ -20,12 +20,13 @@ NAMES = {
     "dc-sgd-p": "DC-SGD-P",
     "dc-sgd-e": "DC-SGD-E",
     "adaclip": "AdaCliP",
+    "adaclip-blocks": "AdaCliP, one deviation per block",
     "dp-adam-ac": "DP-Adam-AC, sound form",
     "rldp": "RLDP, sound form",
     "rldp-own-state": "*RLDP, its own state: not private*",
     "ceiling": "*no noise, no clipping: not private*",
 }
-BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "adaclip")
+BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "adaclip", "adaclip-blocks")
 REFERENCE = "dp-lora"
 
 
