@@ -1,6 +1,7 @@
 """In one thread of a CPU a unit's contribution is the same, bit by bit, whatever other units it is computed with."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +34,24 @@ PRECISIONS = [
     "fp32",
     pytest.param(
         "bf16",
-        marks=pytest.mark.skipif(
-            not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()),
-            reason="no bfloat16 products in hardware, so nobody gets them unasked",
-        ),
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(
+                not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()),
+                reason="no bfloat16 products in hardware, so nobody gets them unasked",
+            ),
+        ],
     ),
 ]
 LONGEST = {"few words": 10, "a sentence": 40, "a paragraph": 90}
+
+
+def _some_slow(cases: dict[str, Any], *fast: str) -> list[Any]:
+    return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+SOME_JOBS = _some_slow(JOBS, "minilm, upper layers", "minilm, head alone", "lacquer-small")
+SOME_LENGTHS = _some_slow(LONGEST, "a sentence")
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +78,8 @@ def _records(rng: np.random.Generator, count: int, longest: int, classes: int, s
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("length", LONGEST)
+@pytest.mark.parametrize("job", SOME_JOBS)
+@pytest.mark.parametrize("length", SOME_LENGTHS)
 def test_a_records_gradient_does_not_know_its_company(job: str, precision: str, length: str) -> None:
     engine, vector, classes = _made(job, precision)
     rng = np.random.default_rng(LONGEST[length])
@@ -87,7 +99,7 @@ def test_a_records_gradient_does_not_know_its_company(job: str, precision: str, 
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", SOME_JOBS)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_clients_update_does_not_know_its_company(job: str, precision: str, batch: int) -> None:
     engine, vector, classes = _made(job, precision)

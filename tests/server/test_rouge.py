@@ -123,6 +123,7 @@ def silo(place: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_the_saved_adapter(place, silo):
     results, expected = results_of(silo), independent(config(place), silo)
     assert 0.2 < expected["rougeL"] < 1, "a score that any adapter gets shows nothing"
@@ -134,6 +135,7 @@ def test_the_scores_are_those_of_the_saved_adapter(place, silo):
     assert results["rouge_references_cut"] == 0
 
 
+@pytest.mark.slow
 def test_card_report_and_summary_say_them(silo, capsys, monkeypatch):
     results = results_of(silo)
     terms = f"over {ASKED} test records, greedy decoding, at most 20 new tokens"
@@ -151,6 +153,7 @@ def test_card_report_and_summary_say_them(silo, capsys, monkeypatch):
     assert f"rouge: {line} (mean F-measure {terms})" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_card_write_a_summary(silo, monkeypatch, capsys):
     monkeypatch.chdir(silo.parent)
     code = loading_code(read_run(Path("silo")))
@@ -196,6 +199,7 @@ def test_a_federation_of_clients_ends_with_them(place, tmp_path):
     assert "ROUGE-L" in (tmp_path / "run" / "adapter" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, silo):
     ready = assemble_federation(config(place, clients=2))
     layout, spec = ready.described.layout, ready.described.spec
