@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: install ## run the main job (make run ARGS="sst2 --set seed=1")
 	$(BIN)/lacquer run $(ARGS)
 
-test: install ## the fast tests, two to three minutes on two cores, no network
+test: install ## the fast tests, a few minutes on two cores, no network
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist loadfile $(ARGS)
 
 test-slow: install ## the slow tests: whole runs through Flower on Ray, audits
