@@ -43,6 +43,12 @@ class ClipMap(Protocol):
     def decode(self, total: Float64[Tensor, " k"], expected_units: float) -> Float64[Tensor, " params"]:
         """The noisy sum as a mean update over ``expected_units``. Deterministic: post-processing."""
 
+    def spread(self) -> Float64[Tensor, "*params"]:
+        """Std of each decoded value for noise of std 1 on the encoded sum, times the expected units: 0-d if all alike.
+
+        The constants that ``decode`` adds, such as a centre, are no noise.
+        """
+
     def to_json(self) -> dict[str, Any]:
         """Plain values from which :func:`clip_from_json` rebuilds the map, with its arrays if it is an ArrayMap."""
 
@@ -53,9 +59,6 @@ class ArrayMap(Protocol):
 
     def arrays(self) -> dict[str, Tensor]:
         """Float32 vectors by name; they travel beside the JSON and are given back to :func:`clip_from_json`."""
-
-    def spread(self) -> Float64[Tensor, " params"]:
-        """Std of each decoded coordinate for noise of std 1 on the encoded sum, times the expected units."""
 
 
 def clip_arrays(clip: ClipMap) -> dict[str, Tensor]:

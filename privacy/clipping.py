@@ -78,6 +78,9 @@ class FlatClip:
     def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
         return total * (self.bound / expected_units)
 
+    def spread(self) -> Float64[Tensor, ""]:
+        return torch.tensor(self.bound, dtype=torch.float64)
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "flat", "bound": self.bound, "params": self.params}
 
@@ -146,6 +149,10 @@ class PerAdapterClip:
             update[part] /= weight * expected_units
         return update
 
+    def spread(self) -> Float64[Tensor, " params"]:
+        sizes = torch.tensor(self.sizes)
+        return torch.tensor(self.weights, dtype=torch.float64).reciprocal_().repeat_interleave(sizes)
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "per-adapter", "bounds": list(self.bounds), "sizes": list(self.sizes)}
 
@@ -167,6 +174,9 @@ class NoUpdate:
 
     def decode(self, total: Float64[Tensor, " 0"], expected_units: float) -> Float64[Tensor, " 0"]:
         return total
+
+    def spread(self) -> Float64[Tensor, " 0"]:
+        return torch.zeros(0, dtype=torch.float64)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "none"}

@@ -113,7 +113,6 @@ class GeoClip:
         return self.centre.to(total) + torch.cat(parts)
 
     def spread(self) -> Float64[Tensor, " params"]:
-        """Std of each decoded coordinate for noise of std 1 on the encoded sum, times the expected units."""
         parts = []
         for part, v, c, r in self._blocks(self.centre.device):
             if self.projects:

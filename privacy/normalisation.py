@@ -8,6 +8,7 @@ decode(encode(x)) differs from x: bias in exchange for a threshold that no longe
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float64, Real
 from torch import Tensor
 
@@ -48,6 +49,9 @@ class AutomaticClip:
     def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
         return total * (self.bound / expected_units)
 
+    def spread(self) -> Float64[Tensor, ""]:
+        return torch.tensor(self.bound, dtype=torch.float64)
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "automatic", "bound": self.bound, "params": self.params, "gamma": self.gamma}
 
@@ -87,6 +91,9 @@ class PsacClip:
 
     def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
         return total * (self.bound / expected_units)
+
+    def spread(self) -> Float64[Tensor, ""]:
+        return torch.tensor(self.bound, dtype=torch.float64)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "psac", "bound": self.bound, "params": self.params, "r": self.r}

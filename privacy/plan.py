@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from jaxtyping import Float64
 from torch import Tensor
 
 from privacy import checks
@@ -51,6 +52,15 @@ class Plan:
     def effective_noise_multiplier(self) -> float:
         """``(sum_j (S_j/s_j)^2)^(-1/2)`` over all components: the single Gaussian that costs as much."""
         return 1.0 / math.hypot(*(part.sensitivity / part.noise_std for part in self.components()))
+
+    def noise_std(self, expected_units: float) -> Float64[Tensor, "*params"]:
+        """Std of the noise in each value of ``Release.update``, 0-d where all are alike. Public: a function of the plan."""
+        return self.clip.spread() * self.noise_multiplier / expected_units
+
+    def noise_norm(self, expected_units: float) -> float:
+        """Root mean square of the L2 norm of the noise in ``Release.update``."""
+        std = self.noise_std(expected_units)
+        return float(std) * math.sqrt(self.clip.params) if std.dim() == 0 else float(std.norm())
 
     def to_json(self) -> dict[str, Any]:
         queries = [query.to_json() for query in self.queries]

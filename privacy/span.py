@@ -91,7 +91,6 @@ class CoefficientClip:
         return (total / expected_units) @ self.gradients.to(total.device, torch.float64)
 
     def spread(self) -> Float64[Tensor, " params"]:
-        """Std of each decoded coordinate for noise of std 1 on the encoded sum, times the expected units."""
         return _column_lengths(self.gradients)
 
     def arrays(self) -> dict[str, Tensor]:
@@ -162,7 +161,6 @@ class EmbeddingResidualClip:
         return mean
 
     def spread(self) -> Float64[Tensor, " params"]:
-        """Std of each decoded coordinate for noise of std 1 on the encoded sum, times the expected units."""
         embedding = _column_lengths(self.basis) * (self.embedding_bound / self.share**0.5)
         return torch.hypot(embedding, embedding.new_tensor(self.residual_bound / (1 - self.share) ** 0.5))
 

@@ -72,6 +72,10 @@ class SubspaceClip:
         """The noisy sum as a mean update, back in parameter space."""
         return (total * (self.bound / expected_units)) @ self.basis.to(total.device, torch.float64)
 
+    def spread(self) -> Float64[Tensor, " params"]:
+        lengths: Tensor = torch.linalg.vector_norm(self.basis.double(), dim=0)
+        return lengths * self.bound
+
     def to_json(self) -> dict[str, Any]:
         """Threshold and sizes; the basis travels beside it as an array (``client.wire``)."""
         return {"kind": "subspace", "bound": self.bound, "rank": self.dim, "params": self.params}

@@ -68,7 +68,6 @@ class AdaClip:
         return self.centre.to(total) + total * self.scale.to(total) / expected_units
 
     def spread(self) -> Float64[Tensor, " params"]:
-        """Std of each decoded coordinate for noise of std 1 on the encoded sum, times the expected units."""
         return self.scale.double()
 
     def arrays(self) -> dict[str, Tensor]:

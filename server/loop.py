@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from client.tasks import Metrics
 from privacy.ledger import Ledger
@@ -113,7 +112,7 @@ def record_of(
     assert state is not None
     assert release is not None
     round = state.round
-    noise_norm = _noise_norm(release)
+    noise_norm = release.plan.noise_norm(release.expected_units)
     update_norm = float(release.update.double().norm())
     bound = getattr(release.plan.clip, "bound", None)
     return RoundRecord(
@@ -134,9 +133,3 @@ def record_of(
         extra=released_values(controller.released_values(state.controller)),
         not_private=training.ledger.not_private,
     )
-
-
-def _noise_norm(release: Release) -> float:
-    """Expected L2 norm of the noise in the released update: decoding is linear in the noise of every clip map."""
-    scale: Tensor = release.update.new_full((release.plan.clip.dim,), release.plan.noise_multiplier).double()
-    return float(release.plan.clip.decode(scale, release.expected_units).norm())

@@ -15,7 +15,6 @@ from client.lora import AdapterLayout, Part
 from privacy.mechanism import Noise, Release
 from privacy.noise import InsecureZeroNoise
 from strategies.aggregation.aggregation import Aggregation
-from strategies.noise_scale import noise_std
 from strategies.optimizer import Optimizer, ServerStep
 from strategies.server_state import ServerState
 
@@ -51,7 +50,7 @@ class Server:
     ) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
         layout, scales = part.layout(self.layout), part.scales(self.layout)
-        update, std = release.update, noise_std(release.plan, release.expected_units)
+        update, std = release.update, release.plan.noise_std(release.expected_units)
         if isinstance(self.noise, InsecureZeroNoise):
             std = torch.zeros_like(std)  # an optimizer that takes off noise which is not there hardly moves
         if scales is not None:

@@ -33,7 +33,6 @@ from privacy.clipping import AdaClip
 from privacy.events import Poisson
 from privacy.mechanism import Plan, Release
 from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
-from strategies.noise_scale import noise_std
 
 POOLS = ("coordinates", "blocks")
 
@@ -100,7 +99,7 @@ class Adaclip:
         blocks, expected = state.setting.blocks(public.round), released.expected_units
         moments = state.moments.get(_key(blocks)) or self._fresh(blocks)
         mean = released.update.double()
-        noise = noise_std(released.plan, expected).square()
+        noise = released.plan.noise_std(expected).square()
         variance = expected * ((mean - moments.mean).square() - noise)
         moments = Moments(
             torch.lerp(mean, moments.mean, self.mean_history),

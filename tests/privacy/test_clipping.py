@@ -22,7 +22,10 @@ from privacy.clipping import (
     clip_from_json,
 )
 from privacy.conformance import adversarial_rows, check_clip_map
+from privacy.plan import Plan
+from privacy.queries import NormBit
 from privacy.rng import simulation_generator, torch_generator
+from privacy.subspace import SubspaceClip
 
 PARAMS = 12
 
@@ -286,3 +289,21 @@ class TestConformanceCheckItself:
     def test_forgetful_json_fails(self):
         with pytest.raises(AssertionError, match="JSON does not give back the same map"):
             check_clip_map(FlatClip(1.0, PARAMS), adversarial_rows(PARAMS), lambda data: FlatClip(2.0, PARAMS))
+
+
+@pytest.mark.parametrize("clip", [*MAPS, SubspaceClip(orthonormal(3, PARAMS), 0.4)], ids=repr)
+def test_the_stated_noise_is_what_the_release_carries(clip):
+    """Whatever the map adds beside the noise (a centre, say) and however it mixes coordinates."""
+    m, draws = 50.0, 2000
+    plan = Plan(clip, 1.5 if clip.dim else 1.0, () if clip.dim else (NormBit(1.0, 0.5),))
+    normals = 1.5 * torch.randn(draws, clip.dim, generator=torch_generator(2, "noise"), dtype=torch.float64)
+    nothing = clip.decode(torch.zeros(clip.dim, dtype=torch.float64), m)
+    noise = torch.stack([clip.decode(drawn, m) - nothing for drawn in normals])
+    measured = noise.square().mean(dim=0).sqrt()
+    torch.testing.assert_close(measured, plan.noise_std(m).expand(clip.params), rtol=0.1, atol=1e-12 * clip.dim)
+    assert plan.noise_norm(m) == pytest.approx(float(measured.norm()), rel=0.05)
+
+
+def test_a_centre_is_not_taken_for_noise():
+    clip = AdaClip(torch.full((1000,), 0.1), torch.full((1000,), 0.01))
+    assert Plan(clip, 1.0).noise_norm(50.0) == pytest.approx(0.01 * 1000**0.5 / 50, rel=1e-6)  # and not 3.169

@@ -14,7 +14,6 @@ from privacy.events import Poisson
 from privacy.mechanism import Contribution, InsecureSeededNoise, Plan
 from privacy.rng import simulation_generator, torch_generator
 from privacy.subspace import SubspaceClip
-from strategies.noise_scale import noise_std
 from strategies.optimizer import Optimizer, ServerStep
 from strategies.optimizers.fedadam import FedAdam, FedAdamW
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
@@ -65,7 +64,7 @@ def orthonormal(k: int, d: int) -> Tensor:
 def test_the_noise_an_optimizer_is_told_of_is_the_noise_there_is(clip, released) -> None:
     plan, noise, rounds, sampling = Plan(clip, 1.5), InsecureSeededNoise(4), 1200, Poisson(0.1, 200)
     drawn = [clip.decode(noise.draw([(1.5, clip.dim)]).double() / GRID, 20.0) for _ in range(rounds)]
-    told = noise_std(plan, sampling.expected_units).expand(6)
+    told = plan.noise_std(sampling.expected_units).expand(6)
     found = torch.stack(drawn).square().mean(0).sqrt()
     assert ((found / told - 1).abs() < 5 / math.sqrt(2 * rounds)).all()
     assert torch.equal(

@@ -18,7 +18,6 @@ from strategies.controller import Controller, PublicSignals, Setting
 from strategies.controllers.adaclip import Adaclip
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.geoclip import Geoclip
-from strategies.noise_scale import noise_std
 from strategies.packing import same_bits
 
 D, SAMPLING, Z = 20, Poisson(0.2, 1000), 1.5
@@ -108,7 +107,7 @@ def test_noise_falls_and_released_means_come_closer_to_the_truth(rows: Callable[
     for name, controller in controllers.items():
         rotation = ROTATION if name in ("geoclip", "adaclip, turned") else None
         plan, updates = rows(rotation=rotation, noise=4.0).follow(controller, 100)
-        noise[name] = noise_std(plan, SAMPLING.expected_units).expand(D)
+        noise[name] = plan.noise_std(SAMPLING.expected_units).expand(D)
         energy[name] = float(noise[name].square().sum())
         errors[name] = float((torch.stack(updates[60:])).square().sum(dim=1).mean())
         if name == "geoclip":

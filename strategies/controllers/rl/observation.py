@@ -48,14 +48,13 @@ def hear(heard: Heard, released: Release) -> Heard:
     """The sums with one more release of a plan of this controller."""
     plan, m = released.plan, released.expected_units
     (bits,) = (query for query in plan.queries if isinstance(query, AdapterBits))
-    scale = released.update.new_full((plan.clip.dim,), plan.noise_multiplier).double()
-    expected = plan.clip.decode(scale, m).square()  # decoding is linear, so this is the variance of each value
+    variance = plan.noise_std(m).square().expand(plan.clip.params)
     update = released.update.double().square()
     weight = _PRIOR / (_PRIOR + (bits.noise_std / m) ** 2)
     shares, excess, energy = [], [], []
     blocks = pairwise(accumulate(bits.sizes, initial=0))
     for (start, stop), bound, answer in zip(blocks, bits.thresholds, released.answer(bits.name).tolist(), strict=True):
-        noise = float(expected[start:stop].sum()) / bound**2
+        noise = float(variance[start:stop].sum()) / bound**2
         shares.append(weight * min(max(answer / m, -1.0), 1.0))
         excess.append(float(update[start:stop].sum()) / bound**2 - noise)
         energy.append(noise)
