@@ -47,7 +47,7 @@ bench: install ## measure what the documentation claims; results go to simulatio
 	$(BIN)/python -m simulations.benchmarks $(ARGS)
 
 flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from the schema
-	$(BIN)/python -m simulations.flwr_defaults
+	$(BIN)/python -m simulations.tools.flwr_defaults
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,16 +3,17 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client import silo_member, silo_wire
 from client.node import Node, kept_here, refuse_unless_for
+from client.record_level import messages, participant
 from client.secure_sum import HANDLERS
-from client.wire import BadMessage, EvaluateRequest, TrainRequest, contribution_records, totals_records
 from client.worker import warm_worker
+from strategies.messages.client_update import EvaluateRequest, TrainRequest, contribution_records, totals_records
+from strategies.messages.records import BadMessage
 
 app = ClientApp()
 for step, answer in HANDLERS.items():
     app.train(step)(answer)
-app.train(silo_wire.ACTION)(silo_member.answer)
+app.train(messages.ACTION)(participant.answer)
 
 
 @app.train()

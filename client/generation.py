@@ -1,4 +1,10 @@
-"""Text from a language model: the most probable continuation, or samples of it; and summaries with their score."""
+"""Text from a language model: the most probable continuation, or samples of it; and summaries with their score.
+
+How good a model's summaries of prepared records are, against the summaries that the records hold.
+
+A prepared record of summarisation (:mod:`client.data.tokenise`) is all there is to it: its tokens of weight 0 are the
+prompt, as it was trained on, and the others are the summary. The sources are not read again.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +14,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from client.tokenising import prompts as summary_prompts
+from client.data.records import Records
+from client.data.tokenise import BEFORE_SUMMARY
+from client.data.tokenise import prompts as summary_prompts
 from privacy import checks
 
 
@@ -40,7 +48,7 @@ def continuations(
 ) -> list[list[int]]:
     """New tokens behind each prompt, up to the end-of-text token, in the order of the prompts.
 
-    `model` is a plain causal model, see :func:`client.merging.merged`. The same seed gives the same samples for the
+    `model` is a plain causal model, see :func:`client.models.lora.merged`. The same seed gives the same samples for the
     same prompts and token budget. The global random state is left as it was.
 
     Raises:
@@ -70,7 +78,7 @@ def continuations(
 
 
 def summaries(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], decoding: Decoding) -> list[str]:
-    """A summary of every text, asked for as :mod:`client.tokenising` trains it; long texts are cut at their end."""
+    """A summary of every text, asked for as :mod:`client.data.tokenise` trains it; long texts are cut at their end."""
     room = int(model.config.max_position_embeddings) - decoding.longest
     rows, _ = summary_prompts(list(texts), tokenizer, room)
     answers = continuations(model, tokenizer, rows, decoding)
@@ -119,3 +127,74 @@ def _batch(
     )
     rows = output[:, longest:].tolist()
     return [row[: row.index(end)] if end in row else row for row in rows]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked for, and what it should say.
+
+    Attributes:
+        prompts: tokens of text and :data:`client.data.tokenise.BEFORE_SUMMARY`, one list per record.
+        references: the records' summaries as text.
+        cut: how many of the references the records hold without their end.
+    """
+
+    prompts: list[list[int]]
+    references: list[str]
+    cut: int
+
+
+@dataclass(frozen=True)
+class SummaryScores:
+    """Mean F-measures over some records.
+
+    Attributes:
+        rouge: ``"rouge1"``, ``"rouge2"`` and ``"rougeL"``, see :func:`client.generation.rouge`.
+        records: averaged over.
+        most_tokens: new tokens that a summary could have.
+        references_cut: how many of the references lack their end.
+    """
+
+    rouge: dict[str, float]
+    records: int
+    most_tokens: int
+    references_cut: int
+
+
+def asked(records: Records, tokenizer: PreTrainedTokenizerBase, room: int) -> Asked:
+    """The prompts of prepared records, cut at the end of their texts to `room` tokens, and the references.
+
+    Raises:
+        ValueError: the records have no token weights, so they are not of summarisation.
+    """
+    if records.token_weights is None:
+        raise ValueError("records of summarisation have token weights, 0 on the prompt; these have none")
+    tail = len(tokenizer(BEFORE_SUMMARY, add_special_tokens=False)["input_ids"])
+    prompts, references, cut = [], [], 0
+    for start, stop in zip(records.offsets[:-1], records.offsets[1:], strict=True):
+        tokens = records.tokens[start:stop].tolist()
+        given = int(np.argmax(records.token_weights[start:stop] > 0))
+        prompt, summary = tokens[:given], tokens[given:]
+        prompts.append(prompt if given <= room else prompt[: room - tail] + prompt[-tail:])
+        references.append(_text(tokenizer, summary))
+        cut += summary[-1] != tokenizer.eos_token_id
+    return Asked(prompts, references, cut)
+
+
+def summary_scores(model: Any, tokenizer: PreTrainedTokenizerBase, records: Records, most_tokens: int) -> SummaryScores:
+    """ROUGE of the summaries that `model` writes of `records`, the most probable token each time.
+
+    Args:
+        model: a plain causal model, or one with a PEFT adapter on it, in evaluation mode.
+        tokenizer: that of the records.
+        records: of summarisation, at least one.
+        most_tokens: a summary ends there if it has not before.
+    """
+    wanted = asked(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens)
+    answers = continuations(model, tokenizer, wanted.prompts, Decoding(longest=most_tokens))
+    found = [_text(tokenizer, answer) for answer in answers]
+    return SummaryScores(rouge(found, wanted.references), len(records), most_tokens, wanted.cut)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()

@@ -2,7 +2,7 @@
 
 ``flower-supernode --node-config 'data="jsonl:/data/records.jsonl" cache="/cache" model="/models/base"'``:
 
-- ``data`` (needed): the node's records, see :mod:`client.own_data`. Without it a node is a worker of a simulation.
+- ``data`` (needed): the node's records, see :mod:`client.data.local`. Without it a node is a worker of a simulation.
 - ``cache``: folder for what is prepared from them; default ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
 - ``model``: folder of the base model, for a base that the package does not bring. The server's settings then only name
   the model, and no path of theirs is opened here.
@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from client.data import default_cache
-from client.job import Job
-from client.model_files import fingerprint
-from client.own_data import open_own
-from client.wire import BadMessage, TrainRequest
-from client.worker import Worker
-from privacy.mechanism import Contribution
+from client.data.local import open_own
+from client.data.spec import default_cache
+from client.models.files import fingerprint
+from client.worker import Job, Worker
+from privacy.contribution import Contribution
+from strategies.messages.client_update import TrainRequest
+from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SECURE = ("identity", "federation")
 """Settings of a node that takes part in secure sums: it answers nothing else."""
 TERMS = ("epsilon-limit", "delta-limit", "privacy-unit")
-"""Settings of a silo that protects its own records, see :mod:`client.silo_terms`: it answers nothing else."""
+"""Settings of a silo that protects its own records (:mod:`client.record_level.participant`)."""
 
 
 class NodeFailed(RuntimeError):

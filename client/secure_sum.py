@@ -20,13 +20,16 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client.node import Node, kept_here, refuse_unless_for
-from client.secure_wire import KeysRequest, StepRequest, content_digest, masked_records, table_records
-from client.wire import BadMessage, TrainRequest
 from client.worker import warm_worker
-from privacy.mechanism import Contribution, InsecureZeroNoise, noisy_share
+from privacy.contribution import Contribution
+from privacy.mechanism import noisy_share
+from privacy.randomness.noise import InsecureZeroNoise
 from privacy.secagg import keys, party
 from privacy.secagg.federation import Federation, load_identity
 from privacy.secagg.party import PartyState, Refused
+from strategies.messages.client_update import TrainRequest
+from strategies.messages.records import BadMessage
+from strategies.messages.secure_sum import KeysRequest, StepRequest, content_digest, masked_records, table_records
 
 LIST_FILE = "federation.json"
 _DONE = "secagg-done"
@@ -191,4 +194,4 @@ HANDLERS: dict[str, Handler] = {
     "secagg_confirm": confirm_survivors,
     "secagg_reveal": reveal_shares,
 }
-"""The handler of every step, see :data:`client.secure_wire.STEPS`."""
+"""The handler of every step, see :data:`strategies.messages.secure_sum.STEPS`."""

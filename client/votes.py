@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from client.engine import Engine
-from client.part import Part
-from client.records import Records
+from client.data.records import Records
+from client.engine.engine import Engine
 from privacy.queries import OneHotVote
-from privacy.rng import simulation_generator
+from privacy.randomness.rng import simulation_generator
+from strategies.adapter.trainable import Part
 
 WHOLE = Part()
 CANDIDATE_MEMORY = 256 * 2**20

@@ -1,24 +1,89 @@
-"""One warm process: a base model loaded once, an engine on it, the prepared data; serves request after request."""
+"""One warm process: a base model loaded once, an engine on it, the prepared data; serves request after request.
+
+What a node must know to train, constant over the run: sent as canonical JSON, read once per process.
+"""
 
 import functools
+import json
 import logging
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from client.data import PreparedData
-from client.engine import Engine, build_engine
-from client.job import Job
-from client.models import load_base, refuse_company_in_positions, refuse_longer_than_positions
-from client.own_data import OwnData
-from client.records import Records
-from client.tasks import Metrics, make_task
+from client.data.local import OwnData, Reading
+from client.data.records import Records
+from client.data.spec import PreparedData
+from client.engine.engine import Engine, build_engine
+from client.engine.local_training import LocalTraining
+from client.models.base import load_base, refuse_company_in_positions, refuse_longer_than_positions
+from client.models.lora import LoraSpec
+from client.models.tasks import Metrics, make_task
 from client.votes import clip_votes
-from client.wire import EvaluateRequest, TrainRequest
-from privacy.mechanism import Contribution, Units, contribute
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, contribute
 from privacy.queries import BoundedMean, LossHistogram, OneHotVote
-from privacy.rng import simulation_generator
+from privacy.randomness.rng import simulation_generator
+from strategies.messages.client_update import EvaluateRequest, TrainRequest
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its nodes see it.
+
+    Attributes:
+        model: name of the base model, see :func:`client.models.base.load_base`.
+        task: one of :data:`client.models.tasks.TASKS`.
+        num_labels: classes; 0 for a language model.
+        balance: ``"none"`` or ``"prior"``, see :class:`client.models.tasks.SequenceClassification`.
+        spec: adapters and heads.
+        local: local training.
+        data: folder of the prepared data set (simulation), see :func:`client.data.prepare.prepare`.
+        seed: of the simulation randomness.
+        sequential: train clients one by one with plain PEFT.
+        precision: see :class:`client.engine.cohort.CohortEngine`.
+        token_budget: 0 takes the engine's default.
+        prefix_cache_mb: memory for the prefix cache, 0 for none.
+        reading: how nodes read records of their own (deployment); None where `data` holds everybody's.
+        fingerprint: of the server's base model, see :func:`client.models.files.fingerprint`, for nodes with a copy of
+            their own; empty in a simulation.
+    """
+
+    model: str
+    task: str
+    num_labels: int
+    balance: str
+    spec: LoraSpec
+    local: LocalTraining
+    data: str
+    seed: int
+    sequential: bool = False
+    precision: str = "auto"
+    token_budget: int = 0
+    prefix_cache_mb: int = 0
+    reading: Reading | None = None
+    fingerprint: str = ""
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal jobs give equal text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> "Job":
+        """The inverse of :meth:`to_json`; ValueError for anything else."""
+        try:
+            values = json.loads(text)
+            spec, local, reading = values.pop("spec"), values.pop("local"), values.pop("reading", None)
+            for name in ("targets", "heads", "layers"):
+                spec[name] = None if spec[name] is None else tuple(spec[name])
+            local["betas"] = tuple(local["betas"])
+            if reading is not None:
+                reading = Reading(**{**reading, "labels": tuple(reading["labels"])})
+            return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), reading=reading, **values)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"job is not one of this version ({type(error).__name__}: {error})") from error
+
 
 log = logging.getLogger(__name__)
 

@@ -118,7 +118,7 @@ say "image built, $((SIZE / 1000000)) MB"
 mkdir "$WORK/config" "$WORK/records"
 docker run --rm --network none "$LACQUER_IMAGE" python -c "
 import pathlib, sys, tarfile
-from simulations.sample_records import write_records
+from simulations.tools.sample_records import write_records
 write_records(pathlib.Path('/tmp/records'), 3, 48)
 tarfile.open(fileobj=sys.stdout.buffer, mode='w|').add('/tmp/records', '.')" | tar -C "$WORK/records" -x
 cp docker/config/test*.toml "$WORK/config/"
@@ -198,7 +198,7 @@ say "the run has ended"
 # --- what it left -----------------------------------------------------------------------------------------------------------
 inside superlink python - "$RUN" <<'P' || die "the run folder is not what it should be"
 import json, pathlib, sys
-from privacy.ledger import Ledger
+from privacy.ledger.ledger import Ledger
 from safetensors.torch import load_file
 folder = pathlib.Path(sys.argv[1])
 rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

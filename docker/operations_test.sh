@@ -10,7 +10,7 @@ await 240 "three clients are online without identities" online 3
 inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
 for i in 1 2 3; do
   inside "client-$i" python - <<'P' || die "client-$i has no ledger of its two steps"
-from privacy.ledger import Ledger
+from privacy.ledger.ledger import Ledger
 with Ledger.open("/silo/ledger.jsonl", read_only=True) as ledger:
     assert ledger.commitment.unit == "group:patient" and len(ledger.charges) == 2, ledger.charges
 P

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privacy import checks
-from privacy.distributed_noise import NoiseShares
-from privacy.events import Json, Sampling, sampling_from_json
+from privacy.events import Json, NoiseShares, Sampling, sampling_from_json
 
 WEAKEST_NOISE_MULTIPLIER = 0.3
 """Below this a single release of a sampled unit has epsilon > 35 at delta 1e-5: it protects no one."""

@@ -4,37 +4,244 @@ A query answers with one row per unit whose L2 norm is at most ``sensitivity``, 
 sum by no more than that; Gaussian noise of std ``noise_std`` goes on the SUM. A unit that does not take part adds 0,
 and so does one that has nothing to say (a row that is not finite, no vote). The update and all queries of a round are
 one joint Gaussian release on one cohort; ``Plan.effective_noise_multiplier`` is what they cost together.
+
+One clip bit per adapter, all in one answer: how often each threshold of per-adapter clipping binds.
+
+Centred bits (Andrew et al. 2021, arXiv 1905.03871v5) of n blocks together have L2 sensitivity sqrt(n)/2 under adding or
+removing one unit, so n bits with noise s each raise the cost of a round by n / (4 s^2) in 1/z^2.
+
+Queries whose answer is a single one in a row of zeros: histograms and votes. L2 sensitivity 1, add/remove one unit.
+
+(Under replace-one it is sqrt(2); the ledger's factor of two for that adjacency covers it.) The grids are public
+constants: a grid fitted to the data would be a release of its own.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from privacy import checks
-from privacy.adapter_bits import AdapterBits
-from privacy.histograms import LossHistogram, NormHistogram, OneHotVote
-from privacy.units import Units, losses_of
+from privacy.clipping.units import Units, float64_copy, losses_of, slabs, squared_norms
 
-__all__ = [
-    "QUERIES",
-    "AdapterBits",
-    "BoundedMean",
-    "LossHistogram",
-    "NormBit",
-    "NormHistogram",
-    "OneHotVote",
-    "Query",
-    "query_from_json",
-]
+# Bits over an irrational sensitivity, rounded toward zero to the grid: off by at most this much per unit.
+_GRID_ERROR = 2.0**-39
+
+
+@dataclass(frozen=True)
+class AdapterBits:
+    """For every block +1/2 where the unit's norm of that block is at most its threshold, else -1/2.
+
+    With S the noisy sum and m the expected number of units, the share of units unclipped in block k is estimated by
+    S_k/m + 1/2. A unit whose row is not finite adds 0 everywhere, as it does to the update.
+
+    Attributes:
+        thresholds: the norms compared with; the thresholds of :class:`~privacy.clipping.norms.PerAdapterClip` of that
+            round.
+        sizes: number of parameters of each block, in the order in which they lie in a row.
+        noise_std: std of the noise on every bit's sum.
+    """
+
+    thresholds: tuple[float, ...]
+    sizes: tuple[int, ...]
+    noise_std: float
+    name: str = "adapter-bits"
+
+    def __post_init__(self) -> None:
+        checks.not_empty(thresholds=self.thresholds)
+        checks.same_length(thresholds=self.thresholds, sizes=self.sizes)
+        checks.positive(noise_std=self.noise_std)
+        for threshold, size in zip(self.thresholds, self.sizes, strict=True):
+            checks.positive(threshold=threshold)
+            checks.integer_at_least(1, size=size)
+
+    @property
+    def sensitivity(self) -> float:
+        return math.sqrt(len(self.thresholds)) / 2
+
+    @property
+    def dim(self) -> int:
+        return len(self.thresholds)
+
+    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
+        width = units.rows.shape[1]
+        if width != sum(self.sizes):
+            raise ValueError(
+                f"rows must have {sum(self.sizes)} columns for {self.name!r}, got {width}; the plan and the model's "
+                "adapter layout must agree"
+            )
+        bits = torch.zeros(len(units), self.dim, dtype=torch.float64)
+        parts = [slice(*ends) for ends in pairwise(accumulate(self.sizes, initial=0))]
+        thresholds = torch.tensor(self.thresholds, dtype=torch.float64)
+        for slab in slabs(len(units), width):
+            copy = float64_copy(units.rows[slab])
+            squares = torch.stack([squared_norms(copy[:, part]).cpu() for part in parts], dim=1)
+            inside = (squares.sqrt() <= thresholds).to(torch.float64) - 0.5
+            bits[slab] = inside.masked_fill_(~squares.sum(dim=1, keepdim=True).isfinite(), 0.0)
+        return bits
+
+    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+        error = max_units * _GRID_ERROR * self.sensitivity
+        halves = 2 * total
+        whole = bool(((halves - halves.round()).abs() <= 2 * error).all())
+        return whole and bool((total.abs() <= max_units / 2 + error).all())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "adapter-bits",
+            "thresholds": list(self.thresholds),
+            "sizes": list(self.sizes),
+            "noise_std": self.noise_std,
+            "name": self.name,
+        }
+
+
+@dataclass(frozen=True)
+class _Histogram:
+    """One-hot bin of one number of the unit on a public grid.
+
+    Bin 0 holds numbers <= edges[0], bin i those in (edges[i-1], edges[i]], the last bin everything above edges[-1].
+
+    Attributes:
+        edges: increasing, chosen without looking at the data.
+        noise_std: std of the noise on every count.
+    """
+
+    kind: ClassVar[str]
+    edges: tuple[float, ...]
+    noise_std: float
+    name: str
+
+    def __post_init__(self) -> None:
+        checks.increasing(edges=self.edges)
+        checks.positive(noise_std=self.noise_std)
+
+    @property
+    def sensitivity(self) -> float:
+        return 1.0
+
+    @property
+    def dim(self) -> int:
+        return len(self.edges) + 1
+
+    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+        return _counts(total, max_units)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "edges": list(self.edges), "noise_std": self.noise_std, "name": self.name}
+
+
+@dataclass(frozen=True)
+class NormHistogram(_Histogram):
+    """Bins of the unit's norm (DC-SGD, arXiv 2503.22988; log-spaced edges for updates)."""
+
+    kind: ClassVar[str] = "norm-histogram"
+    name: str = "norm-histogram"
+
+    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
+        return _one_hot_bins(units.norms, self.edges)
+
+
+@dataclass(frozen=True)
+class LossHistogram(_Histogram):
+    """Bins of the unit's loss: the first loss threshold of DP-CLAC (arXiv 2605.10272).
+
+    A loss that is not finite falls into the last bin (a model that diverged).
+    """
+
+    kind: ClassVar[str] = "loss-histogram"
+    name: str = "loss-histogram"
+
+    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
+        return _one_hot_bins(losses_of(units, self.name).nan_to_num(nan=math.inf), self.edges)
+
+
+@dataclass(frozen=True)
+class OneHotVote:
+    """One vote per unit for a bin of a public grid: how DP-LAC chooses its first threshold (arXiv 2605.10272).
+
+    The unit tries ``candidates`` times its own norm as a threshold, simulates clipping and noise on its own update,
+    and votes for the bin nearest to the candidate whose loss stays closest to the loss without noise. The vote is
+    worked out where the unit is trained; here it only arrives as ``Units.votes``.
+
+    Attributes:
+        bins: the grid of thresholds, increasing and positive; 2^(j/2), j = -12..12, by default of the method.
+        noise_std: std of the noise on every count.
+        candidates: thresholds a unit tries, as multiples of its own norm.
+        simulated_noise_std_per_bound: std per coordinate of the noise a unit simulates, for a threshold of 1
+            (z / expected units: what the averaged update will really carry).
+    """
+
+    bins: tuple[float, ...]
+    noise_std: float
+    candidates: tuple[float, ...] = field(default=(0.25, 0.5, 1.0), kw_only=True)
+    simulated_noise_std_per_bound: float = field(kw_only=True)
+    name: str = field(default="vote", kw_only=True)
+
+    def __post_init__(self) -> None:
+        checks.increasing(bins=self.bins)
+        checks.positive(smallest_bin=self.bins[0], noise_std=self.noise_std)
+        checks.increasing(candidates=self.candidates)
+        checks.positive(smallest_candidate=self.candidates[0])
+        checks.non_negative(simulated_noise_std_per_bound=self.simulated_noise_std_per_bound)
+
+    @property
+    def sensitivity(self) -> float:
+        return 1.0
+
+    @property
+    def dim(self) -> int:
+        return len(self.bins)
+
+    def nearest_bin(self, threshold: float) -> int:
+        """Index of the bin nearest to ``threshold`` on a log scale; -1 if it is not a positive finite number."""
+        if not 0 < threshold < math.inf:
+            return -1
+        middles = [math.sqrt(low * high) for low, high in pairwise(self.bins)]
+        return bisect_left(middles, threshold)
+
+    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
+        if units.votes is None:
+            raise ValueError(f"votes must be given for the query {self.name!r}, got None; -1 where a unit has none")
+        return _one_hot(units.votes.cpu(), self.dim)
+
+    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+        return _counts(total, max_units)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "one-hot-vote",
+            "bins": list(self.bins),
+            "noise_std": self.noise_std,
+            "candidates": list(self.candidates),
+            "simulated_noise_std_per_bound": self.simulated_noise_std_per_bound,
+            "name": self.name,
+        }
+
+
+def _one_hot(index: Int64[Tensor, " units"], dim: int) -> Float64[Tensor, "units m"]:
+    """A one in column index; an index outside [0, dim) gives a row of zeros."""
+    return (index.unsqueeze(1) == torch.arange(dim)).to(torch.float64)
+
+
+def _one_hot_bins(values: Float64[Tensor, " units"], edges: tuple[float, ...]) -> Float64[Tensor, "units m"]:
+    index = torch.bucketize(values, torch.tensor(edges, dtype=torch.float64))
+    return _one_hot(index.masked_fill_(values.isnan(), -1), len(edges) + 1)
+
+
+def _counts(total: Float64[Tensor, " m"], max_units: int) -> bool:
+    return bool((total == total.round()).all()) and bool((total >= 0).all()) and bool(total.sum() <= max_units)
 
 
 @runtime_checkable
 class Query(Protocol):
-    """A bounded statistic of one unit; ``privacy/conformance.py`` checks an implementation."""
+    """A bounded statistic of one unit; ``privacy/audit/contracts.py`` checks an implementation."""
 
     @property
     def name(self) -> str:

@@ -10,33 +10,31 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privacy.errors import CorruptRun
-from privacy.ledger import Ledger
-from server.artefacts import RunResult, write_artefacts
-from server.assembly import LEDGER_FILE, Assembly, assemble, connected_nodes, make_strategy
-from server.checkpoint import Checkpoint, Times, checkpoint_folder, load_checkpoint, save_checkpoint
-from server.config import ConfigError, RunConfig, load, parse, unflatten
-from server.environment import write_environment
-from server.errors import CannotResume
-from server.evaluation import Evaluate, on_server, on_workers
-from server.loop import go_on, run_rounds
-from server.public import PublicTraining
-from server.resume import (
-    CONFIG_FILE,
-    check_origin,
-    check_secret,
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError, load, parse, unflatten
+from server.config.schema import RunConfig
+from server.evaluation.metrics import Evaluate, on_server, on_workers
+from server.evaluation.rouge import adapter_rouge
+from server.network.grid import roster
+from server.run_folder.checkpoint import Checkpoint, Times, checkpoint_folder, load_checkpoint, save_checkpoint
+from server.run_folder.names import CONFIG_FILE, LEDGER_FILE
+from server.run_folder.progress import owned
+from server.run_folder.provenance import write_environment
+from server.run_folder.resume import (
+    Resumed,
+    check_same_run,
     check_silos,
     claim,
+    note_resumed,
     write_origin,
 )
-from server.resumed import Resumed, note_resumed
-from server.roster import roster
-from server.rouge import adapter_rouge
-from server.secure import secure_aggregation
-from server.silo_progress import owned
-from server.silo_rounds import run_federated_silos
-from server.telemetry import Telemetry
-from strategies.controller import PublicSignals
+from server.run_folder.telemetry import Telemetry
+from server.runs.artefacts import RunResult, write_artefacts
+from server.runs.assembly import Assembly, assemble, connected_nodes, make_strategy, secure_aggregation
+from server.runs.cross_silo import run_federated_silos
+from server.runs.loop import go_on, run_rounds
+from server.runs.public_data import PublicTraining
+from strategies.controllers.controller import PublicSignals
 from strategies.dp_fedavg import DpFedAvg
 
 log = logging.getLogger(__name__)
@@ -69,7 +67,7 @@ def held(folder: Path, *, resume: bool) -> Iterator[tuple[Telemetry, Ledger | No
 
     Raises:
         ConfigError: the folder already holds a run and this is another.
-        CannotResume, CorruptRun: see :func:`server.resume.claim`.
+        CannotResume, CorruptRun: see :func:`server.run_folder.resume.claim`.
     """
     # Whoever holds the ledger owns the folder, so it comes before anything is written there.
     ledger = claim(folder) if resume else None
@@ -116,7 +114,7 @@ def run(
     assembly = assemble(config)
     changes: list[str] = []
     if ledger is not None:
-        changes = check_same_run(assembly, folder, ledger, other_code)
+        changes = check_same_run(config, assembly.data.folder.name, assembly.commitment, folder, ledger, other_code)
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
     public = PublicTraining.of(assembly)
@@ -152,21 +150,6 @@ def run(
         refusal = run_rounds(strategy, grid, evaluate, config, telemetry, folder, elapsed=elapsed)
         _finish(strategy, evaluate, assembly, telemetry, folder, elapsed, refusal)
     telemetry.status("stopped-budget" if refusal else "completed", refusal or f"{config.rounds} rounds done")
-
-
-def check_same_run(assembly: Assembly, folder: Path, ledger: Ledger, other_code: bool) -> list[str]:
-    """What of the code is different, in words; CannotResume or CorruptRun if it cannot be the same run."""
-    config = assembly.config
-    changes = check_origin(folder, config, data=assembly.data.folder.name, other_code=other_code)
-    check_secret(folder, config, ledger)
-    if ledger.commitment != assembly.commitment:
-        raise CannotResume(
-            "the settings now give another commitment than the ledger's first line, so the code that calibrates the "
-            "noise has changed; go back to the code the run was started with"
-        )
-    if ledger.charges and checkpoint_folder(folder) is None:
-        raise CorruptRun(f"{folder} has spent budget but has no checkpoint; restore the folder, or start a new run")
-    return changes
 
 
 def _begin(

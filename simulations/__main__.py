@@ -1,5 +1,5 @@
 """``python -m simulations``: the ``lacquer`` command."""
 
-from simulations.cli import app
+from simulations.cli.app import app
 
 app(prog_name="lacquer")

@@ -6,8 +6,8 @@ Reference: McMahan, Ramage, Talwar, Zhang, ICLR 2018 (arXiv 1710.06963v3), Algor
 Guarantee: each round is one Poisson-sampled Gaussian event, charged to the ledger before noise is drawn; unit: client,
 add or remove one. The divisor is q N whatever the cohort turned out to be; a node that fails contributes zero.
 
-The strategy owns no loop: ``server/loop.py`` drives it (Flower's own ``Strategy.start`` can neither resume, nor stop
-when a budget is spent, nor begin with an initial release).
+The strategy owns no loop: ``server/runs/loop.py`` drives it (Flower's own ``Strategy.start`` can neither resume, nor
+stop when a budget is spent, nor begin with an initial release).
 """
 
 import logging
@@ -23,25 +23,23 @@ from flwr.serverapp.strategy import Strategy
 from jaxtyping import Float
 from torch import Tensor
 
-from client.lora import AdapterLayout
-from client.wire import TrainRequest
+from privacy.contribution import Contribution, Plan
 from privacy.errors import BudgetExceeded
 from privacy.events import Poisson
-from privacy.ledger import Ledger
-from privacy.mechanism import Contribution, Noise, Plan, Release
-from privacy.sampling import CohortSampler
-from strategies.aggregation.aggregation import Adapters, Aggregation
-from strategies.controller import Controller, PublicSignals, Setting
+from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release
+from privacy.randomness.noise import Noise
+from privacy.randomness.sampling import CohortSampler
+from strategies.adapter.layout import AdapterLayout
+from strategies.aggregations.aggregation import Adapters, Aggregation
+from strategies.controllers.controller import Controller, PublicSignals, Setting
 from strategies.dispatch import RoundFailed, asked, shares
-from strategies.optimizer import Optimizer
-from strategies.planning import Planned, Planner
+from strategies.messages.client_update import TrainRequest
+from strategies.optimizers.optimizer import Optimizer
+from strategies.private_training import Planned, Planner, PublicLoss, Server, ServerState
 from strategies.public_subspace import Subspace
 from strategies.replies import summed
 from strategies.secure_aggregation import SecureAggregation
-from strategies.server_state import ServerState
-from strategies.server_step import PublicLoss, Server
-
-__all__ = ["DpFedAvg", "RoundFailed", "ServerState", "Subspace"]
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class DpFedAvg(Strategy):
         layout: where each adapter value lies.
         ledger: pays for every release.
         sampler: draws the cohorts.
-        job: canonical JSON every node needs, see :class:`client.wire.TrainRequest`.
+        job: canonical JSON every node needs, see :class:`strategies.messages.client_update.TrainRequest`.
         nodes: how many must be connected before a round starts; or the node of every client, by the clients' ids, in a
             deployment, where one that is away contributes zero.
         clients_per_node: None splits the cohort over the nodes; 1 sends every client's work as a message of its own.

@@ -6,10 +6,10 @@ from typing import Protocol
 from jaxtyping import Float
 from torch import Tensor
 
-from client.lora import Part
-from privacy.clipping import FlatClip, NoUpdate
-from privacy.mechanism import Plan
-from privacy.subspace import SubspaceClip
+from privacy.clipping.norms import FlatClip, NoUpdate
+from privacy.clipping.subspace import SubspaceClip
+from privacy.contribution import Plan
+from strategies.adapter.trainable import Part
 
 
 class Subspace(Protocol):

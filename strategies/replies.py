@@ -2,7 +2,7 @@
 
 A reply left out contributes zero; noise and divisor stay as they are, so the guarantee does not depend on who answered.
 What one node can do to the sum is bounded, whatever it sends: its encoded sum has at most the norm of as many clipped
-updates as it was given clients, see :func:`privacy.mechanism.validate`.
+updates as it was given clients, see :func:`privacy.contribution.validate`.
 
 Logs name the node and the kind of failure. They repeat nothing that a node sent: the text of a client's exception may
 quote its data, and anything may stand in a hostile reply.
@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from flwr.app import Message, Metadata, RecordDict
 
-from client.wire import BadMessage, read_contribution
-from privacy.mechanism import Contribution, Plan
+from privacy.contribution import Contribution, Plan
 from privacy.secagg.aggregator import BadPart
+from strategies.messages.client_update import read_contribution
+from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ The charge comes before any client is asked to make noise. What fails before it 
 paid for and releases nothing. A client that does not answer a step, or wrongly, has dropped out; the sum is that of the
 clients whose masked vectors came, and there must be as many of them as were agreed on.
 
-Guarantee: see ``privacy/distributed_noise.py`` (what is released) and ``privacy/secagg`` (that nothing else is seen).
+Guarantee: see ``privacy/events.py`` (what is released) and ``privacy/secagg`` (that nothing else is seen).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import torch
 from flwr.app import Message, Metadata, RecordDict
 
-from client.secure_wire import STEPS, KeysRequest, StepRequest, content_digest, read_masked, read_table
-from client.wire import TrainRequest
-from privacy.ledger import Ledger, Receipt
+from privacy.ledger.ledger import Ledger, Receipt
 from privacy.mechanism import Release, Requested, charged_request, released_sum
-from privacy.secagg import keys, shamir
+from privacy.secagg import keys, primitives
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
 from privacy.secagg.federation import Federation
 from privacy.secagg.party import SEALED_BYTES
 from strategies.dispatch import RoundFailed
-from strategies.planning import Planned
+from strategies.messages.client_update import TrainRequest
+from strategies.messages.secure_sum import STEPS, KeysRequest, StepRequest, content_digest, read_masked, read_table
+from strategies.private_training import Planned
 from strategies.replies import sound_replies
 
 Ask = Callable[[Iterable[Message]], Iterable[Message]]
@@ -177,7 +177,7 @@ class SecureAggregation:
         messages = [(party, self._step(4, this.seats[party], party, aggregator.session, signed)) for party in signed]
 
         def add(reply: RecordDict, party: int) -> None:
-            aggregator.add_revealed(party, read_table(reply, shamir.SHARE_BYTES, len(aggregator.sharers)))
+            aggregator.add_revealed(party, read_table(reply, primitives.SHARE_BYTES, len(aggregator.sharers)))
 
         self._exchange(messages, this.number, add)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintParamViolation
 
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
 
 
 def test_a_wrong_shape_is_caught():

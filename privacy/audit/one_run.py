@@ -29,7 +29,7 @@ from scipy.stats import binom
 
 from privacy import checks
 from privacy.audit.bounds import finite_scores, gdp_epsilon, open_unit_interval
-from privacy.rng import simulation_generator
+from privacy.randomness.rng import simulation_generator
 
 
 def inclusion(canaries: int, seed: int) -> NDArray[np.bool_]:

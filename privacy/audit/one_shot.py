@@ -35,7 +35,7 @@ from scipy.stats import beta, norm
 
 from privacy import checks
 from privacy.audit.bounds import DEFAULT_LEVELS, finite_scores, gdp_epsilon, open_unit_interval
-from privacy.rng import simulation_generator
+from privacy.randomness.rng import simulation_generator
 
 Vectors = NDArray[np.float32]
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from privacy.secagg import keys, masking, shamir
+from privacy.secagg import keys, primitives
 from privacy.secagg.federation import Federation
 from privacy.secagg.keys import Announcement
 from privacy.secagg.party import SEALED_BYTES
@@ -92,7 +92,7 @@ class Aggregator:
         bits = self.federation.noise_shares.modulus_bits
         if data.dtype != np.uint8 or data.shape != (self.length * bits // 8,):
             raise BadPart("a masked vector has another length")
-        np.add(self._total, masking.unpacked(data, bits), out=self._total)
+        np.add(self._total, primitives.unpacked(data, bits), out=self._total)
         self._survivors.add(party)
 
     def add_signature(self, party: int, signature: bytes) -> None:
@@ -107,7 +107,7 @@ class Aggregator:
         self._once(party, self._revealed, self.signatures)
         if not set(shares) <= set(self._sealed):
             raise BadPart("shares must be of parties of this round")
-        if any(len(one) != shamir.SHARE_BYTES for one in shares.values()):
+        if any(len(one) != primitives.SHARE_BYTES for one in shares.values()):
             raise BadPart("a revealed share has another length")
         self._revealed[party] = dict(shares)
 
@@ -120,15 +120,15 @@ class Aggregator:
         total = self._total.copy()
         for party in self.survivors:
             seed = self._secret(party, keys.commitment_to, self.announcements[party].commitment)
-            total -= masking.mask(seed, self.length)
+            total -= primitives.mask(seed, self.length)
         for party in set(self._sealed) - self._survivors:
             private = self._secret(party, keys.public_key, self.announcements[party].masking_key)
             for other in self.survivors:
                 key = keys.pair_key(private, self.announcements[other].masking_key, self.session, other, party)
                 assert key is not None, "checked when it was announced"
-                pairwise = masking.mask(key, self.length)
+                pairwise = primitives.mask(key, self.length)
                 total = total - pairwise if other < party else total + pairwise
-        return masking.centred(total, self.federation.noise_shares.modulus_bits)
+        return primitives.centred(total, self.federation.noise_shares.modulus_bits)
 
     def _secret(self, party: int, known_by: Callable[[bytes], bytes], public: bytes) -> bytes:
         """A secret of a party, of which ``known_by`` gives what it announced, from any t of its shares that do."""
@@ -137,7 +137,7 @@ class Aggregator:
         # Some may have sent a wrong share: every run of t holders around the circle is tried before giving up.
         for start in range(len(points) if len(points) > threshold else int(len(points) == threshold)):
             chosen = [points[(start + i) % len(points)] for i in range(threshold)]
-            secret = shamir.combine({point: held[point] for point in chosen})
+            secret = primitives.combine({point: held[point] for point in chosen})
             if secret is not None and known_by(secret) == public:
                 return secret
         raise NotOpened("the shares that were revealed do not give a party's secret back")

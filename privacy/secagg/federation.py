@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from privacy import checks
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
-from privacy.distributed_noise import NoiseShares
+from privacy.events import NoiseShares
 from privacy.secagg import keys
 
 _FORMAT: Final = 1

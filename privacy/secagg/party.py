@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from privacy.rng import SecureRandom
-from privacy.secagg import keys, masking, shamir
+from privacy.randomness.rng import SecureRandom
+from privacy.secagg import keys, primitives
 from privacy.secagg.federation import Federation
 from privacy.secagg.keys import Announcement
 
-SEALED_BYTES = 2 * shamir.SHARE_BYTES + 16
+SEALED_BYTES = 2 * primitives.SHARE_BYTES + 16
 """Two shares and the tag of the cipher."""
 
 
@@ -95,7 +95,7 @@ def begin(
         raise Refused("this party is not who the server takes it for; its identity is not that of the number given")
     sealing_private, sealing_public = keys.fresh_key()
     masking_private, masking_public = keys.fresh_key()
-    seed = SecureRandom().bytes(masking.KEY_BYTES)
+    seed = SecureRandom().bytes(primitives.KEY_BYTES)
     announcement = keys.announce(identity, session, party, sealing_public, masking_public, seed)
     return PartyState("keys", party, session, content, sealing_private, masking_private, seed), announcement
 
@@ -121,8 +121,8 @@ def share(
         if not keys.is_announced(one, state.session, federation.members[number]):
             raise Refused("an announcement is not signed by the member it names, or for another session")
     shares, count = federation.noise_shares, federation.noise_shares.parties
-    key_shares = shamir.split(state.masking_private, shares.threshold, count)
-    seed_shares = shamir.split(state.seed, shares.threshold, count)
+    key_shares = primitives.split(state.masking_private, shares.threshold, count)
+    seed_shares = primitives.split(state.seed, shares.threshold, count)
     sealed = {}
     for number, one in peers.items():
         if number != state.party:
@@ -156,14 +156,14 @@ def masked(
 ) -> tuple[PartyState, UInt8[np.ndarray, " bytes"]]:
     """Step 3: the party's vector, noise included, under its own mask and one for every other party, packed."""
     _after("accepted", state)
-    total = masking.to_ring(vector) + masking.mask(state.seed, len(vector))
+    total = primitives.to_ring(vector) + primitives.mask(state.seed, len(vector))
     for number in state.sealed:
         key = keys.pair_key(state.masking_private, state.peers[number].masking_key, state.session, state.party, number)
         if key is None:
             raise Refused("an announcement holds no usable key")
-        pairwise = masking.mask(key, len(vector))
+        pairwise = primitives.mask(key, len(vector))
         total = total + pairwise if state.party < number else total - pairwise
-    return replace(state, step="masked"), masking.packed(total, federation.noise_shares.modulus_bits)
+    return replace(state, step="masked"), primitives.packed(total, federation.noise_shares.modulus_bits)
 
 
 def confirm(
@@ -201,7 +201,7 @@ def reveal(state: PartyState, federation: Federation, signatures: Mapping[int, b
             state.sealing_private, state.peers[number].sealing_key, state.session, number, state.party, box
         )
         if text is not None:
-            key_share, seed_share = text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :]
+            key_share, seed_share = text[: primitives.SHARE_BYTES], text[primitives.SHARE_BYTES :]
             revealed[number] = seed_share if number in state.survivors else key_share
     return revealed
 

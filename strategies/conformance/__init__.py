@@ -10,7 +10,7 @@ find would end a run half-way, make a resumed run another one, or spend noise fo
 
 from strategies.conformance.aggregations import check_aggregation
 from strategies.conformance.controllers import check_controller
-from strategies.conformance.errors import ConformanceError
 from strategies.conformance.optimizers import check_optimizer
+from strategies.conformance.purity import ConformanceError
 
 __all__ = ["ConformanceError", "check_aggregation", "check_controller", "check_optimizer"]

@@ -4,13 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client.lora import AdapterLayout, Entry, Part
-from privacy.clipping import FlatClip
-from privacy.mechanism import Plan, Units, contribute, validate
-from privacy.rng import simulation_generator
-from strategies.aggregation.aggregation import Adapters, Aggregation, Rewritten
-from strategies.conformance.errors import broken, rule
-from strategies.conformance.repeatability import Subject
+from privacy.clipping.norms import FlatClip
+from privacy.clipping.units import Units
+from privacy.contribution import Plan, contribute, validate
+from privacy.randomness.rng import simulation_generator
+from strategies.adapter.layout import AdapterLayout, Entry
+from strategies.adapter.trainable import Part
+from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
+from strategies.conformance.purity import Subject, broken, rule
 
 RANK, CLIENTS, ROUNDS, BOUND = 4, 40, 12, 0.7
 _LAYOUT = AdapterLayout(
@@ -53,7 +54,7 @@ def check_aggregation(aggregation: Aggregation, *, seed: int = 0) -> None:
         for round in range(1, ROUNDS + 1):
             part = subject.call("part", adapters, round, form=lambda part: part.to_json())
             if not isinstance(part, Part):
-                broken("part", f"round {round} trains {part!r}", "return a client.lora.Part")
+                broken("part", f"round {round} trains {part!r}", "return a strategies.adapter.trainable.Part")
             with rule("part", f"what round {round} trains does not fit adapters of rank {RANK}", "mend part()"):
                 part.layout(_LAYOUT)
             _check_sensitivity(part, ranks, round, seed)

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privacy.rng import simulation_generator
-from strategies.conformance.errors import broken, rule
-from strategies.conformance.repeatability import Subject, survived
-from strategies.optimizer import Optimizer, ServerStep
+from privacy.randomness.rng import simulation_generator
+from strategies.conformance.purity import Subject, broken, rule, survived
+from strategies.optimizers.optimizer import Optimizer, ServerStep
 
 _SIZE, _TRAINED = 12, slice(3, 9)
 
@@ -19,7 +18,7 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     """Raise ConformanceError unless ``optimizer`` keeps its promises.
 
     Checked, under the names of the rules: the protocol is there ("protocol"); every answer is a function of state,
-    parameters and :class:`~strategies.optimizer.ServerStep` alone, hence post-processing of the release
+    parameters and :class:`~strategies.optimizers.optimizer.ServerStep` alone, hence post-processing of the release
     ("deterministic", "inputs", "global randomness"); parameters and state keep names, shapes and types, also in rounds
     that train a part ("shapes"); numbers stay finite, with noise known or not, after an update of zero or of pure noise
     ("finite"); updates are added, not subtracted ("direction"); the public loss is asked only where that is declared
@@ -31,7 +30,7 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     """
     for member in vars(Optimizer):
         if not member.startswith("_") and not hasattr(optimizer, member):
-            broken("protocol", f"{type(optimizer).__name__} has no {member}", "see strategies/optimizer.py")
+            broken("protocol", f"{type(optimizer).__name__} has no {member}", "see strategies/optimizers/optimizer.py")
     if wrong := [name for name, power in dict(optimizer.moments).items() if power not in (1, 2)]:
         broken("protocol", f"moments names {wrong} neither 1 nor 2", "first moments are 1, second moments 2")
     subject = Subject(optimizer)

@@ -29,10 +29,11 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from privacy import checks
-from privacy.clipping import AdaClip
+from privacy.clipping.whitening import AdaClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from privacy.mechanism import Release
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
 
 POOLS = ("coordinates", "blocks")
 

@@ -11,7 +11,7 @@ Guarantee: histogram and update of a round are one Poisson-sampled Gaussian of m
 one client; C is post-processing of histograms. True norms are used nowhere.
 Deviations: log-spaced bins half an octave wide in place of 20 linear bins of adaptive width, because norms of client
 updates differ by orders of magnitude between tasks; the histogram is averaged over rounds and cleaned of bins that are
-noise (``noisy_histogram.py``; with cohorts of a hundred the paper's single histogram is mostly noise), and C stays as
+noise (``released_norms.py``; with cohorts of a hundred the paper's single histogram is mostly noise), and C stays as
 it is until something significant was seen; E is minimised exactly, it is convex and piecewise quadratic, in place of
 the paper's grid search around the last C. ``history = 0`` reads each round's histogram by itself.
 """
@@ -20,13 +20,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
+from privacy.mechanism import Release
 from privacy.queries import NormHistogram
-from strategies import noisy_histogram
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
-from strategies.joint_event import check_queries, update_multiplier
+from strategies.controllers import released_norms
+from strategies.controllers.controller import (
+    InitialRelease,
+    PublicSignals,
+    Setting,
+    check_queries,
+    constant_profile,
+    update_multiplier,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class DcSgdP:
         state, parts = _with_histogram(self, state, released)
         if parts is None:
             return state
-        return replace(state, bound=noisy_histogram.upper_edge(_edges(self), parts, self.share))
+        return replace(state, bound=released_norms.upper_edge(_edges(self), parts, self.share))
 
     def step_scale(self, state: DcSgdState) -> float:
         return 1.0
@@ -130,7 +137,7 @@ class DcSgdE:
         setting, coming = state.setting, min(public.round + 1, state.setting.rounds)
         noise_on_mean = _plan(self, state, coming).noise_multiplier / setting.sampling.expected_units
         price = noise_on_mean**2 * setting.dimension(coming)
-        bound = least_error(noisy_histogram.representatives(_edges(self)), parts, price)
+        bound = least_error(released_norms.representatives(_edges(self)), parts, price)
         return replace(state, bound=max(self.lowest, bound))
 
     def step_scale(self, state: DcSgdState) -> float:
@@ -163,11 +170,11 @@ def _check(controller: DcSgdP | DcSgdE) -> None:
 
 
 def _edges(controller: DcSgdP | DcSgdE) -> tuple[float, ...]:
-    return noisy_histogram.norm_edges(controller.lowest, controller.highest)
+    return released_norms.norm_edges(controller.lowest, controller.highest)
 
 
 def _query(controller: DcSgdP | DcSgdE, setting: Setting) -> NormHistogram:
-    noise_std = controller.histogram_noise or noisy_histogram.DEFAULT_SHARE * setting.sampling.expected_units
+    noise_std = controller.histogram_noise or released_norms.DEFAULT_SHARE * setting.sampling.expected_units
     return NormHistogram(_edges(controller), noise_std)
 
 
@@ -186,7 +193,7 @@ def _with_histogram(
     controller: DcSgdP | DcSgdE, state: DcSgdState, released: Release
 ) -> tuple[DcSgdState, tuple[float, ...] | None]:
     """The state with one more histogram, and the share of clients per bin where it says anything."""
-    history = noisy_histogram.blended(state.history, released.answer("norm-histogram"), controller.history)
+    history = released_norms.blended(state.history, released.answer("norm-histogram"), controller.history)
     state = replace(state, history=history, histograms=state.histograms + 1)
     noise_std = _query(controller, state.setting).noise_std
-    return state, noisy_histogram.shares(history, controller.history, state.histograms, noise_std)
+    return state, released_norms.shares(history, controller.history, state.histograms, noise_std)

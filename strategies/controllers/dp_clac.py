@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
+from privacy.mechanism import Release
 from privacy.queries import BoundedMean, LossHistogram
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
-from strategies.loss_following import elected, followed, vote_plan, vote_release
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.loss_following import elected, followed, vote_plan, vote_release
 
 LOSS_EDGES = tuple(2.0 ** (j / 2) for j in range(-8, 9))
 MOST_LOSS = 16.0

@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
-from strategies.loss_following import GRID, elected, followed, usable, vote_plan, vote_release
-
-__all__ = ["GRID", "DpLac", "LacState"]
+from privacy.mechanism import Release
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.loss_following import elected, followed, usable, vote_plan, vote_release
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from privacy.mechanism import Release
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Guarantee: each round is one Poisson-sampled Gaussian of multiplier z; a, V and 
 Deviations:
 - The low-rank form of the paper drops what lies outside span V. Then g - a lies in span V too, no direction can ever
   enter, and the first V decides. ``rest = false`` is that form, with a random first V. By default the directions
-  outside keep one common eigenvalue, so nothing is lost and V can turn (``privacy/geoclip.py``).
+  outside keep one common eigenvalue, so nothing is lost and V can turn (``privacy/clipping/whitening.py``).
 - g is a mean of q N rows that carries noise of known covariance: eigenvalues of single rows are q N times what is left
   of l after the noise along each direction, and after what chance alone lifts the first of d noisy directions to:
   tau^2 ((1 + sqrt((d - k)/n))^2 - 1), n = (1 + b3)/(1 - b3) rounds (Marchenko and Pastur 1967), tau^2 being the noise
@@ -28,12 +28,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from privacy import checks
-from privacy.clipping import GeoClip
+from privacy.clipping.whitening import GeoClip, whitening_weights
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.geoclip import whitening_weights
-from privacy.mechanism import Plan, Release
-from privacy.rng import torch_generator
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from privacy.mechanism import Release
+from privacy.randomness.rng import torch_generator
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,21 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
+from privacy.mechanism import Release
 from privacy.queries import NormBit, NormHistogram
-from strategies import noisy_histogram
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
-from strategies.joint_event import check_queries, update_multiplier
-from strategies.norm_bit import followed, norm_bit, unclipped_share
+from strategies.controllers import released_norms
+from strategies.controllers.controller import (
+    InitialRelease,
+    PublicSignals,
+    Setting,
+    check_queries,
+    constant_profile,
+    update_multiplier,
+)
+from strategies.controllers.released_norms import followed, norm_bit, unclipped_share
 
 SOURCES = ("bit", "histogram")
 
@@ -136,20 +143,20 @@ class Percentile:
         expected = state.setting.sampling.expected_units
         if self.source == "bit":
             return norm_bit(state.bound, self.query_noise, expected)
-        edges = noisy_histogram.norm_edges(self.lowest, self.highest)
-        return NormHistogram(edges, self.query_noise or noisy_histogram.DEFAULT_SHARE * expected)
+        edges = released_norms.norm_edges(self.lowest, self.highest)
+        return NormHistogram(edges, self.query_noise or released_norms.DEFAULT_SHARE * expected)
 
     def _from_histogram(self, state: PercentileState, released: Release) -> tuple[PercentileState, float, float]:
         """The state with one more histogram, the clip rate at C_t and the next C; -1 and C_t while it says nothing."""
         query = self._query(state)
         assert isinstance(query, NormHistogram)
-        history = noisy_histogram.blended(state.history, released.answer(query.name), self.history)
+        history = released_norms.blended(state.history, released.answer(query.name), self.history)
         state = replace(state, history=history, histograms=state.histograms + 1)
-        parts = noisy_histogram.shares(history, self.history, state.histograms, query.noise_std)
+        parts = released_norms.shares(history, self.history, state.histograms, query.noise_std)
         if parts is None:
             return state, -1.0, state.bound
-        rate = noisy_histogram.share_above(query.edges, parts, state.bound)
-        return state, rate, noisy_histogram.quantile(query.edges, parts, 1.0 - self.clip_rate)
+        rate = released_norms.share_above(query.edges, parts, state.bound)
+        return state, rate, released_norms.quantile(query.edges, parts, 1.0 - self.clip_rate)
 
     def _nudged(self, scale: float, rate: float) -> float:
         if rate < self.low_rate:

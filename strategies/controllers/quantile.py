@@ -17,13 +17,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
+from privacy.mechanism import Release
 from privacy.queries import NormBit
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
-from strategies.joint_event import check_queries, update_multiplier
-from strategies.norm_bit import followed, norm_bit, unclipped_share
+from strategies.controllers.controller import (
+    InitialRelease,
+    PublicSignals,
+    Setting,
+    check_queries,
+    constant_profile,
+    update_multiplier,
+)
+from strategies.controllers.released_norms import followed, norm_bit, unclipped_share
 
 
 @dataclass(frozen=True)

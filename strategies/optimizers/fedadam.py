@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from privacy import checks
-from strategies.optimizer import ServerStep
+from strategies.optimizers.optimizer import ServerStep
 
 _MOMENTS: dict[str, Literal[1, 2]] = {"first": 1, "second": 2, "noise": 2}
 

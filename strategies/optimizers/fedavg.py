@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from privacy import checks
-from strategies.optimizer import ServerStep
+from strategies.optimizers.optimizer import ServerStep
 
 
 @dataclass(frozen=True)

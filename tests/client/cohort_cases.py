@@ -23,9 +23,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from client.lora import LoraSpec, adapter_layout, initial_adapter
-from client.records import Records
-from client.tasks import CausalLM, SequenceClassification, Task
+from client.data.records import Records
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import CausalLM, SequenceClassification, Task
 
 WORDS = 90
 CLASSES = 3

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client.cohort import CohortEngine
-from client.dp_sgd import PrivateSgd
-from client.records import Records
-from client.silo import Silo, commit, private_training
-from client.unit_index import UnitIndex
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
+from client.record_level.dp_sgd import PrivateSgd
+from client.record_level.settings import Silo, commit, private_training
+from client.record_level.units import UnitIndex
 from privacy.commitment import Commitment
-from privacy.ledger import Ledger
-from privacy.sampling import CohortSampler
-from strategies.controller import PublicSignals
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.sampling import CohortSampler
+from strategies.controllers.controller import PublicSignals
 from tests.client.cohort_cases import build, clients, fresh, start
 
 RECORDS = 12
@@ -89,7 +89,7 @@ def run(training: PrivateSgd, steps: int) -> Tensor:
 
 def gradient(adapter: Tensor, data: Records, name: str = "llama") -> Tensor:
     """Gradients of all records one by one, by autograd through plain PEFT."""
-    from client.sequential import SequentialEngine
+    from client.engine.sequential import SequentialEngine
 
     model, spec, task = build(name)
     oracle = SequentialEngine(fresh(model), spec, task, precision="fp64")

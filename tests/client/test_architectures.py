@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client.bitnet import TernaryWeight
-from client.cohort import CohortEngine
-from client.lora import LoraSpec, adapter_layout
-from client.models import load_base
-from client.predictions import Predictions, run
-from client.records import Records
-from client.sequential import SequentialEngine
-from client.tasks import make_task
-from client.training import LocalTraining
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.engine.sequential import SequentialEngine
+from client.models.base import load_base
+from client.models.frozen_linear import TernaryWeight
+from client.models.lm_head import Predictions, run
+from client.models.lora import LoraSpec, adapter_layout
+from client.models.tasks import make_task
 from tests.client.cohort_cases import distance, start
 
 _GPT2, _LLAMA, _MLP = "transformer.h.{}.attn.", "model.layers.{}.self_attn.{}_proj", "model.layers.{}.mlp."

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from client.batch import LEVELS, UNMASKED_FROM, Pool, masked, micro_batches, padded_lengths
-from client.records import Records
-from privacy.rng import simulation_generator
+from client.data.records import Records
+from client.engine.batching import LEVELS, UNMASKED_FROM, Pool, masked, micro_batches, padded_lengths
+from privacy.randomness.rng import simulation_generator
 
 
 def test_pool_pads_rows_of_any_clients():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from client.cohort import CohortEngine
-from client.engine import build_engine
-from client.sequential import SequentialEngine
-from client.stacked_model import UnsupportedAdapter
-from client.training import LocalTraining
+from client.engine.cohort import CohortEngine
+from client.engine.engine import build_engine
+from client.engine.local_training import LocalTraining
+from client.engine.sequential import SequentialEngine
+from client.engine.stacked_model import UnsupportedAdapter
 from tests.client.cohort_cases import ARCHITECTURES, build, clients, distance, fresh, start
 
 SIZES = (5, 0, 9, 1, 7)

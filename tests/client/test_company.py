@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.cohort import CohortEngine
-from client.lora import LoraSpec, adapter_layout, initial_adapter
-from client.models import load_base
-from client.records import Records
-from client.residual import residual_size
-from client.tasks import make_task
-from client.training import LocalTraining
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import make_task
+from strategies.adapter.residual import residual_size
 from tests.client.cohort_cases import threads
 
 HEAD = ("classifier",)

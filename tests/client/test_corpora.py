@@ -4,17 +4,17 @@ import numpy as np
 import pandas
 import pytest
 
-from client import corpora, documents
-from client.canaries import KINDS, Canaries, secrets
-from client.cohort import CohortEngine
-from client.data import DataSpec, prepare
-from client.lora import LoraSpec, adapter_layout, initial_adapter
-from client.models import load_base, load_tokenizer
-from client.planting import plant
-from client.sources import Texts
-from client.tasks import make_task
-from client.tokenising import BEFORE_SUMMARY
-from client.verbalise import DRUGS, diagnosis
+from client.data.canaries import KINDS, Canaries, plant, secrets
+from client.data.catalog import corpora
+from client.data.catalog.diabetes130 import DRUGS, diagnosis
+from client.data.prepare import prepare
+from client.data.sources import Texts
+from client.data.spec import DataSpec
+from client.data.tokenise import BEFORE_SUMMARY
+from client.engine.cohort import CohortEngine
+from client.models.base import load_base, load_tokenizer
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import make_task
 
 ENCOUNTER = {
     "encounter_id": 990017,
@@ -154,18 +154,18 @@ def test_articles_of_wikitext(tmp_path):
     for name in names:
         lines += ["", f" = {name} = \n", "", body, "", " = = Section = = \n", "", " short line \n", body, " = = \n"]
     pandas.DataFrame({"text": lines}).to_parquet(tmp_path / "train.parquet")
-    found = documents.articles(lines)
+    found = corpora.articles(lines)
     assert [article.title for article in found] == names
     assert found[0].paragraphs == [body.strip(), "short line", body.strip()]
     assert found[0].text.startswith(" = Article 0 = \n A paragraph")
     everything = corpora.read(f"wikitext2:{tmp_path}@train", "data.source")
     assert len(everything) == 60
     private = set(corpora.read(f"wikitext2:{tmp_path}@held-back", "data.source")["article"].to_pylist())
-    public = {article.title for article in documents.for_pretraining(found)}
+    public = {article.title for article in corpora.for_pretraining(found)}
     assert {name.partition(" ")[2] for name in private} == set(names) - public
     assert 3 <= len(private) <= 20
     with pytest.raises(ValueError, match="before the first article"):
-        documents.articles(["no title \n"])
+        corpora.articles(["no title \n"])
 
 
 def test_abstracts_are_read_once(tmp_path):

@@ -10,9 +10,10 @@ import numpy as np
 import pandas
 import pytest
 
-from client.data import PARTS, DataSpec, PreparedData, prepare
-from client.models import load_tokenizer
-from client.notes import split
+from client.data.catalog.notes import split
+from client.data.prepare import prepare
+from client.data.spec import PARTS, DataSpec, PreparedData
+from client.models.base import load_tokenizer
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_changed_generator_does_not_find_the_old_data(spec, monkeypatch):
     source = inspect.getsource
 
     def edited(module):
-        return source(module) + ("# edited" if module.__name__ == "client.notes" else "")
+        return source(module) + ("# edited" if module.__name__ == "client.data.catalog.notes" else "")
 
     monkeypatch.setattr(inspect, "getsource", edited)
     assert prepare(spec).folder != before
@@ -106,7 +107,7 @@ def test_two_processes_may_build_at_once(spec):
 
 
 def test_losing_the_race_to_build_takes_the_winners_data(spec, monkeypatch):
-    from client import prepare as preparing
+    from client.data import prepare as preparing
 
     write = preparing._write
 

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from client.cohort import CohortEngine
-from client.unit_gradients import UnitGradients
-from client.unit_index import UnitIndex
-from privacy.clipping import FlatClip
-from privacy.contribution import GRID
+from client.engine.cohort import CohortEngine
+from client.record_level.units import UnitGradients, UnitIndex
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import GRID, Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
-from privacy.mechanism import Contribution, Plan, contribute
 from tests.client.cohort_cases import build, distance, fresh
 from tests.client.silo_cases import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from client.cohort import CohortEngine
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
 from client.generation import Decoding, continuations, rouge, summaries
-from client.lora import LoraSpec
-from client.merging import merged
-from client.models import load_base
-from client.records import Records
-from client.tasks import make_task
+from client.models.base import load_base
+from client.models.lora import LoraSpec, merged
+from client.models.tasks import make_task
 from tests.client.cohort_cases import start
 
 

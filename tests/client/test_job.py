@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from client.job import Job
-from client.lora import LoraSpec
-from client.own_data import Reading
-from client.training import LocalTraining
+from client.data.local import Reading
+from client.engine.local_training import LocalTraining
+from client.models.lora import LoraSpec
+from client.worker import Job
 
 JOB = Job(
     model="random:bert",

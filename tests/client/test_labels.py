@@ -5,9 +5,9 @@ import json
 import pandas
 import pytest
 
-from client.labels import class_ids, class_names, missing
-from client.own_data import label_ids
-from client.sources import Columns, read
+from client.data.labels import class_ids, class_names, missing
+from client.data.local import label_ids
+from client.data.sources import Columns, read
 
 
 def test_classes_are_numbered_in_sorted_order():

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from client.lora import AdapterLayout, LoraSpec, adapter_layout, initial_adapter, layer_index, target_modules
-from client.models import load_base
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter, layer_index, target_modules
+from strategies.adapter.layout import AdapterLayout
 from tests.client.cohort_cases import build
 
 

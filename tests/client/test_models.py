@@ -7,8 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from client.model_files import MINILM_SHA256, minilm_folder, verify_files
-from client.models import (
+from client.models.base import (
     SequenceClassifier,
     load_base,
     load_tokenizer,
@@ -16,7 +15,8 @@ from client.models import (
     refuse_longer_than_positions,
     token_types,
 )
-from client.random_models import ARCHITECTURES
+from client.models.files import MINILM_SHA256, minilm_folder, verify_files
+from client.models.toy import ARCHITECTURES
 
 TEXTS = ["No chest pain today.", "Crushing chest pain radiating to the left arm since this morning, call cardiology."]
 
@@ -86,7 +86,7 @@ def test_tampered_minilm_file_is_refused(tmp_path):
 
 
 def test_minilm_without_its_package_says_how_to_install(monkeypatch):
-    monkeypatch.setattr("client.model_files.MINILM_PACKAGE", "no_such_package_of_minilm")
+    monkeypatch.setattr("client.models.files.MINILM_PACKAGE", "no_such_package_of_minilm")
     with pytest.raises(ValueError, match=r"lacquer\[offline\]"):
         load_base("minilm", "classification", 2)
 
@@ -149,7 +149,7 @@ def test_local_folder_loads_without_network(tmp_path, monkeypatch):
     model.encoder.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(
-        "client.model_files.get_session", lambda: pytest.fail("a local folder must not touch the network")
+        "client.models.files.get_session", lambda: pytest.fail("a local folder must not touch the network")
     )
     loaded, its_tokenizer = load_base(str(tmp_path), "classification", 2)
     ids, mask = _padded(its_tokenizer)
@@ -162,7 +162,7 @@ def test_local_folder_loads_without_network(tmp_path, monkeypatch):
 
 
 def test_hub_model_without_network_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr("client.model_files.is_offline_mode", lambda: True)
+    monkeypatch.setattr("client.models.files.is_offline_mode", lambda: True)
     with pytest.raises(ValueError, match=r"model\.name = 'some/model'.*out of reach"):
         load_base("some/model", "classification", 2)
 

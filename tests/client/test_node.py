@@ -12,19 +12,19 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-import client.own_data
+import client.data.local
 from client.app import app
-from client.model_files import fingerprint, locate, minilm_folder
-from client.models import load_tokenizer
+from client.data.local import Reading, label_ids, open_own
+from client.models.base import load_tokenizer
+from client.models.files import fingerprint, locate, minilm_folder
 from client.node import Node, NodeFailed, OtherModel, own_worker
-from client.own_data import Reading, label_ids, open_own
-from client.wire import EvaluateRequest, TrainRequest, read_contribution
 from client.worker import Worker
-from privacy.clipping import FlatClip
-from privacy.mechanism import Plan
-from server.assembly import Assembly, assemble
-from server.config import parse
-from strategies.aggregation.aggregation import Adapters
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
+from server.config.load import parse
+from server.runs.assembly import Assembly, assemble
+from strategies.aggregations.aggregation import Adapters
+from strategies.messages.client_update import EvaluateRequest, TrainRequest, read_contribution
 
 SECRET = "the patient is John Fingal"
 
@@ -126,7 +126,7 @@ def test_a_node_prepares_its_records_once(
     reading, mine = deployed[0].job.reading, write(tmp_path / "mine.jsonl", rows(1, 6))
     assert reading is not None
     first = open_own(mine, reading, "random:bert", tmp_path / "own")
-    monkeypatch.setattr(client.own_data, "_write", None)
+    monkeypatch.setattr(client.data.local, "_write", None)
     again = open_own(mine, reading, "random:bert", tmp_path / "own")
     assert again.folder == first.folder
     assert isinstance(again.records.tokens, np.memmap)

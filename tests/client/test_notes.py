@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client import note_writer
-from client.note_writer import grammar
-from client.notes import BAYES_ACCURACY, LABEL_NOISE, NOTES_PER_BLOCK, generate, split
+from client.data.catalog import notes
+from client.data.catalog.notes import BAYES_ACCURACY, LABEL_NOISE, NOTES_PER_BLOCK, generate, grammar, split
 
 ROOT = Path(__file__).parents[2]
 PRINT_DIGEST = (
-    "import hashlib; from client.notes import generate; "
+    "import hashlib; from client.data.catalog.notes import generate; "
     "print(hashlib.sha256(repr(generate(60, 3)).encode()).hexdigest())"
 )
 
@@ -41,7 +40,7 @@ def test_global_random_state_has_no_part_in_it():
     for state in (1, 2):
         random.seed(state)
         np.random.seed(state)
-        note_writer._pools.cache_clear()
+        notes._pools.cache_clear()
         drawn.append(generate(12, 99))
     assert drawn[0] == drawn[1]
 

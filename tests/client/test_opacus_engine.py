@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from client.cohort import CohortEngine
-from client.lora import LoraSpec
-from client.opacus_engine import OpacusEngine
-from client.random_models import build as random_model
-from client.stacked_model import UnsupportedAdapter
-from client.tasks import CausalLM
+from client.engine.cohort import CohortEngine
+from client.engine.sequential import OpacusEngine
+from client.engine.stacked_model import UnsupportedAdapter
+from client.models.lora import LoraSpec
+from client.models.tasks import CausalLM
+from client.models.toy import build as random_model
 from tests.client.cohort_cases import build, distance, fresh
 from tests.client.silo_cases import EXACT, records, run, silo_training, vector
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client.cohort import CohortEngine
-from client.lora import AdapterLayout, LoraSpec, Part, adapter_layout
-from client.sequential import SequentialEngine
-from client.training import LocalTraining
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.engine.sequential import SequentialEngine
+from client.models.lora import LoraSpec, adapter_layout
+from strategies.adapter.layout import AdapterLayout
+from strategies.adapter.trainable import Part
 from tests.client.cohort_cases import build, clients, distance, fresh, start
 
 PARTS = [

@@ -5,8 +5,8 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
 
-from client.partition import dirichlet, iid, natural, of_whole_units, repeated
-from privacy.rng import simulation_generator
+from client.data.partition import dirichlet, iid, natural, of_whole_units, repeated
+from privacy.randomness.rng import simulation_generator
 
 
 def _labels(count, classes=2):

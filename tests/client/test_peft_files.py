@@ -6,10 +6,9 @@ import pytest
 import torch
 from peft import PeftModel
 
-from client.cohort import CohortEngine
-from client.lora import LoraSpec, adapter_layout
-from client.peft_files import load_peft, save_peft
-from client.training import LocalTraining
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.models.lora import LoraSpec, adapter_layout, load_peft, save_peft
 from tests.client.cohort_cases import ARCHITECTURES, build, clients, fresh, start
 
 
@@ -34,7 +33,7 @@ def test_saved_adapter_gives_peft_the_same_logits(name, tmp_path):
 
 
 def _batch(ids, labels):
-    from client.tasks import Batch
+    from client.models.tasks import Batch
 
     return Batch(ids, torch.ones_like(ids), labels)
 

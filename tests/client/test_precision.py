@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional as F
 from transformers import BertConfig, BertForSequenceClassification
 
-from client.attention import LONGEST, short_attention
-from client.cohort import CohortEngine
-from client.lora import LoraSpec, adapter_layout, initial_adapter
-from client.precision import BF16Weight, OneDnnWeight, PlainWeight, choose, company_note
-from client.tasks import SequenceClassification
-from client.training import LocalTraining
+from client.engine.attention import LONGEST, short_attention
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.models.frozen_linear import BF16Weight, OneDnnWeight, PlainWeight, choose, company_note
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import SequenceClassification
 from tests.client.cohort_cases import WORDS, build, clients, distance, fresh, start, threads
 
 
@@ -98,7 +98,7 @@ def test_short_attention_is_what_the_engine_uses(monkeypatch):
     vector, records = start(model, spec), clients((5,))[0]
     engine = CohortEngine(model, spec, task, precision="fp32")
     reference = engine.evaluate(vector, records).loss
-    import client.attention as attention
+    import client.engine.attention as attention
 
     calls = []
     original = attention._ShortAttention.apply

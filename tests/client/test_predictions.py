@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from client import predictions
-from client.models import load_base
-from client.random_models import ARCHITECTURES
-from client.tasks import Batch, CausalLM
+from client.models import lm_head
+from client.models.base import load_base
+from client.models.tasks import Batch, CausalLM
+from client.models.toy import ARCHITECTURES
 
 
 def _batch(generator):
@@ -19,14 +19,14 @@ def _batch(generator):
 @pytest.mark.parametrize("chunk", [1, 1000, 2**24])
 @pytest.mark.parametrize("weighted_only", [False, True])
 def test_loss_metrics_and_gradients_equal_those_of_the_logits(monkeypatch, chunk, weighted_only):
-    monkeypatch.setattr(predictions, "CHUNK", chunk)
+    monkeypatch.setattr(lm_head, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(0)
     model, _ = load_base("random:llama-tied", "causal-lm", dtype=torch.float64)
     batch, task = _batch(generator), CausalLM(weighted_only)
-    output = predictions.run(model, batch.input_ids, batch.attention_mask)
-    assert isinstance(output, predictions.Predictions)
+    output = lm_head.run(model, batch.input_ids, batch.attention_mask)
+    assert isinstance(output, lm_head.Predictions)
     hidden = output.hidden.detach().requires_grad_()
-    split, logits = predictions.Predictions(hidden, output.head, output.vocabulary), model.lm_head(hidden)
+    split, logits = lm_head.Predictions(hidden, output.head, output.vocabulary), model.lm_head(hidden)
     given = [task.per_record_loss(kind, batch) for kind in (split, logits)]
     torch.testing.assert_close(*given, rtol=1e-12, atol=1e-13)
     upstream = torch.rand(4, generator=generator, dtype=torch.float64)
@@ -42,9 +42,9 @@ def test_loss_metrics_and_gradients_equal_those_of_the_logits(monkeypatch, chunk
 def test_nothing_to_predict_is_loss_and_gradient_zero():
     model, _ = load_base("random:llama", "causal-lm")
     ids = torch.tensor([[5], [6]])
-    output = predictions.run(model, ids, None)
+    output = lm_head.run(model, ids, None)
     hidden = output.hidden.detach().requires_grad_()
-    split = predictions.Predictions(hidden, output.head, output.vocabulary)
+    split = lm_head.Predictions(hidden, output.head, output.vocabulary)
     losses = CausalLM().per_record_loss(split, Batch(ids, torch.ones_like(ids)))
     assert losses.tolist() == [0.0, 0.0]
     assert torch.autograd.grad(losses.sum(), hidden)[0].abs().sum() == 0
@@ -55,9 +55,9 @@ def test_only_a_plain_last_head_is_put_off(architecture):
     model, _ = load_base(f"random:{architecture}", "causal-lm")
     ids = torch.tensor([[5, 6, 7]])
     decoder = architecture not in ("bert", "roberta")  # their heads begin with a transformation
-    assert isinstance(predictions.run(model, ids, None), predictions.Predictions) == decoder
+    assert isinstance(lm_head.run(model, ids, None), lm_head.Predictions) == decoder
     model.get_output_embeddings().requires_grad_(True)
-    assert torch.equal(predictions.run(model, ids, None), model(input_ids=ids).logits)
+    assert torch.equal(lm_head.run(model, ids, None), model(input_ids=ids).logits)
 
 
 def test_a_head_that_scales_its_logits_is_not_put_off():
@@ -70,5 +70,5 @@ def test_a_head_that_scales_its_logits_is_not_put_off():
         return output
 
     model.forward = scaled
-    predictions.mark(model)
-    assert isinstance(predictions.run(model, torch.tensor([[5, 6]]), None), torch.Tensor)
+    lm_head.mark(model)
+    assert isinstance(lm_head.run(model, torch.tensor([[5, 6]]), None), torch.Tensor)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from client.cohort import CohortEngine
-from client.prefix_cache import GROWTH, PrefixCache
-from client.training import LocalTraining
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.engine.prefix import GROWTH, PrefixCache
 from tests.client.cohort_cases import build, clients, distance, fresh, start
 
 SIZES = (5, 0, 9, 4)
@@ -122,7 +122,7 @@ def test_a_full_disk_ends_the_cache_and_not_the_run(tmp_path, monkeypatch, caplo
     cache = PrefixCache(4, torch.float32, 0, tmp_path)
     first, second = torch.randn(3, 4), torch.randn(2, 4)
     assert cache.put(b"first", first) == (1, 0)
-    monkeypatch.setattr("client.prefix_cache.GROWTH", 32)
+    monkeypatch.setattr("client.engine.prefix.GROWTH", 32)
     cache._allocated = 3 * 16
 
     def full(*_):

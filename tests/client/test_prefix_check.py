@@ -17,11 +17,11 @@ from transformers import (
     SqueezeBertConfig,
 )
 
-from client.cohort import CohortEngine
-from client.lora import LoraSpec, adapter_layout, initial_adapter
-from client.models import SequenceClassifier
-from client.tasks import SequenceClassification
-from client.training import LocalTraining
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.models.base import SequenceClassifier
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import SequenceClassification
 from tests.client.cohort_cases import CLASSES, WORDS, clients, distance, fresh
 
 _COMMON = {

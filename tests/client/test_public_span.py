@@ -7,18 +7,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.part import Part
-from client.projection import Projecting, leading
-from client.public_span import METHODS, PublicSpan, Texts, in_public_span, public_bounds
-from client.records import Records
-from privacy.clipping import CoefficientClip, EmbeddingResidualClip, FlatClip
-from privacy.mechanism import Contribution
-from privacy.rng import torch_generator
-from privacy.subspace import SubspaceClip
-from strategies.controller import PublicSignals
-from strategies.optimizer import ServerStep
+from client.data.records import Records
+from client.record_level.public_subspace import (
+    METHODS,
+    Projecting,
+    PublicSpan,
+    Texts,
+    in_public_span,
+    leading,
+    public_bounds,
+)
+from privacy.clipping.norms import FlatClip
+from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
+from privacy.contribution import Contribution
+from privacy.randomness.rng import torch_generator
+from strategies.adapter.trainable import Part
+from strategies.controllers.controller import PublicSignals
 from strategies.optimizers.fedavg import FedAvg
-from strategies.packing import classes_of, pack, same_bits, unpack
+from strategies.optimizers.optimizer import ServerStep
+from strategies.state_files import classes_of, pack, same_bits, unpack
 from tests.client.silo_cases import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
 
 TEXTS = records(6, seed=9)

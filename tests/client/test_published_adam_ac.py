@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from client.published_adam_ac import PublishedAdamAc
-from client.silo import Silo, commit
-from privacy.mechanism import Units
+from client.record_level.settings import Silo, commit
+from privacy.clipping.units import Units
+from strategies.published.adam_ac import PublishedAdamAc
 from tests.client.silo_cases import PRIVATE, records, run, silo_training
 
-NAME = "client.published_adam_ac:PublishedAdamAc"
+NAME = "strategies.published.adam_ac:PublishedAdamAc"
 SETTINGS = PRIVATE | {"controller": NAME, "controller_options": {"clip-norm": 0.5, "micro-batch": 2}}
 
 

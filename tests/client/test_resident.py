@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from client import deployed
+from client import fork_server
 from client.app import app
-from client.handover import SOCKET, VARIABLE
+from client.fork_server import SOCKET, VARIABLE
 from client.node import NodeFailed
-from client.wire import read_contribution
-from tests.client.test_node import SECRET, context, identity, message, request, rows, write
-from tests.client.test_node import deployed as deployed_run
+from strategies.messages.client_update import read_contribution
+from tests.client.test_node import SECRET, context, message, request, rows, write
 
-__all__ = ["deployed_run", "identity"]
 NODE = """
 import os, pathlib, sys, time
 pathlib.Path(sys.argv[1]).write_text(os.environ["LACQUER_RESIDENT"])
@@ -29,7 +27,7 @@ sys.exit(7)
 def start(tmp_path: Path, seconds: int) -> "subprocess.Popen[bytes]":
     told = tmp_path / "folder"
     process = subprocess.Popen(
-        [sys.executable, "-m", "client.resident", sys.executable, "-c", NODE % seconds, str(told)],
+        [sys.executable, "-m", "client.fork_server", sys.executable, "-c", NODE % seconds, str(told)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     while True:
@@ -53,19 +51,19 @@ def test_it_answers_as_the_client_app_and_tells_as_little(deployed_run, tmp_path
     resident = start(tmp_path, 600)
     try:
         for _ in range(2):
-            reply = deployed.app(message=message(asked.to_records(), "train"), context=context(data=mine, **own))
+            reply = fork_server.app(message=message(asked.to_records(), "train"), context=context(data=mine, **own))
             sent = read_contribution(reply.content, asked.plan, 1, 1)
             assert torch.equal(sent.encoded, read_contribution(expected.content, asked.plan, 1, 1).encoded)
             assert reply.metadata.reply_to_message_id == expected.metadata.reply_to_message_id
-        with pytest.raises(deployed.Failed) as caught:
-            deployed.app(message=message(asked.to_records(), "train"), context=context(data=bad, **own))
+        with pytest.raises(fork_server.Failed) as caught:
+            fork_server.app(message=message(asked.to_records(), "train"), context=context(data=bad, **own))
         assert str(caught.value) == "ValueError"
     finally:
         resident.terminate()
     assert resident.wait(timeout=60) != 0
     assert not (Path(os.environ[VARIABLE]) / SOCKET).exists()
     with pytest.raises(NodeFailed):  # nobody answers any more: the process does it itself
-        deployed.app(message=message(asked.to_records(), "train"), context=context(data=bad, **own))
+        fork_server.app(message=message(asked.to_records(), "train"), context=context(data=bad, **own))
 
 
 @pytest.mark.slow
@@ -75,6 +73,6 @@ def test_it_ends_with_its_supernode_and_as_that_did(tmp_path, monkeypatch) -> No
 
 
 def test_the_process_that_flower_starts_imports_no_torch() -> None:
-    code = "import sys, client.deployed; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, client.fork_server; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     root = str(Path(__file__).parents[2])
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

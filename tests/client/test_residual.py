@@ -6,18 +6,17 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from client.bitnet import is_ternary
-from client.cohort import CohortEngine
-from client.layout import AdapterLayout
-from client.lora import LoraSpec, adapter_layout
-from client.models import load_base
-from client.peft_files import save_peft
-from client.residual import as_one_adapter, pairs, residual_size
-from client.sequential import SequentialEngine
-from client.tasks import Batch, make_task
-from client.training import LocalTraining
-from client.wire import EvaluateRequest
-from client.wire_records import BadMessage
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.engine.sequential import SequentialEngine
+from client.models.base import load_base
+from client.models.frozen_linear import is_ternary
+from client.models.lora import LoraSpec, adapter_layout, as_one_adapter, save_peft
+from client.models.tasks import Batch, make_task
+from strategies.adapter.layout import AdapterLayout
+from strategies.adapter.residual import pairs, residual_size
+from strategies.messages.client_update import EvaluateRequest
+from strategies.messages.records import BadMessage
 from tests.client.cohort_cases import ARCHITECTURES, build, clients, fresh, start
 
 LOCAL = LocalTraining(learning_rate=0.1, batch_size=4)

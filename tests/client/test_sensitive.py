@@ -13,19 +13,18 @@ import spacy
 from spacy.language import Language
 from spacy.tokens import Doc
 
-from client import annotators
-from client.annotators import PresidioDetector, SpacyDetector, make_detector, words
-from client.canaries import Canaries
-from client.cohort import CohortEngine
-from client.data import DataSpec, prepare
-from client.lora import LoraSpec, initial_adapter
-from client.models import load_base, load_tokenizer
-from client.sensitive import Sensitive, redact
-from client.sources import Texts
-from client.tasks import CausalLM
-from privacy.detectors import TIERS, Word
-from privacy.pattern_detector import PATTERNS, PatternDetector
-from privacy.redaction import redacted
+from client.data import sensitive
+from client.data.canaries import Canaries
+from client.data.prepare import prepare
+from client.data.sensitive import PresidioDetector, Sensitive, SpacyDetector, make_detector, redact, words
+from client.data.sources import Texts
+from client.data.spec import DataSpec
+from client.engine.cohort import CohortEngine
+from client.models.base import load_base, load_tokenizer
+from client.models.lora import LoraSpec, initial_adapter
+from client.models.tasks import CausalLM
+from privacy.sensitive_text.detectors import PATTERNS, TIERS, PatternDetector, Word
+from privacy.sensitive_text.treatments import redacted
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_presidio_finds_what_its_recognisers_find() -> None:
 
 @pytest.mark.parametrize("name", [*TIERS, pytest.param("presidio", marks=pytest.mark.slow)])
 def test_a_missing_model_is_an_error_that_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotators, "SPACY_MODEL", "en_no_such_model")
+    monkeypatch.setattr(sensitive, "SPACY_MODEL", "en_no_such_model")
     with pytest.raises(ValueError, match=f"{name}.*en_no_such_model.*spacy download"):
         make_detector(name)
     monkeypatch.setattr("importlib.import_module", _not_installed)
@@ -120,7 +119,7 @@ def _not_installed(name: str) -> None:
 @pytest.mark.slow
 def test_a_model_without_the_annotations_is_refused(ruled: Language, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     ruled.to_disk(tmp_path / "half")
-    monkeypatch.setattr(annotators, "SPACY_MODEL", str(tmp_path / "half"))
+    monkeypatch.setattr(sensitive, "SPACY_MODEL", str(tmp_path / "half"))
     with pytest.raises(ValueError, match="gives no entities, dependencies, parts of speech"):
         make_detector("high-contextual")
 

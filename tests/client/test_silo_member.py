@@ -7,18 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client.job import Job
-from client.lora import LoraSpec
+from client.data.local import Reading
+from client.engine.local_training import LocalTraining
+from client.models.lora import LoraSpec
 from client.node import refuse_unless_for
-from client.own_data import Reading
-from client.silo import Silo
-from client.silo_member import refused_unread, state_folder, take_part
-from client.silo_state import LEDGER, READING
-from client.silo_terms import SiloTerms
-from client.silo_wire import SiloReply, SiloRequest
-from client.training import LocalTraining
-from client.wire_records import BadMessage
-from privacy.ledger import Ledger
+from client.record_level.messages import SiloReply, SiloRequest
+from client.record_level.participant import SiloTerms, refused_unread, state_folder, take_part
+from client.record_level.settings import Silo
+from client.record_level.state import LEDGER, READING
+from client.worker import Job
+from privacy.ledger.ledger import Ledger
+from strategies.messages.records import BadMessage
 from tests.client.silo_cases import PRIVATE, engine, records, vector
 
 JOB = Job("random:bert", "classification", 2, "none", LoraSpec(2, 2.0, ("query",)), LocalTraining(), "", 0)
@@ -65,7 +64,7 @@ RISING = replace(SILO, controller="rise-reset", controller_options={"clip-norm":
 @pytest.mark.parametrize("silo", [SILO, RISING], ids=["constant noise", "rising noise"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_process_that_died_in_a_round_has_spent_its_steps(tmp_path, made, monkeypatch, silo, before):
-    from client.silo_state import SiloState
+    from client.record_level.state import SiloState
 
     if before:
         assert take_part(request(before, silo=silo), records(), made, tmp_path / "silo").steps == before

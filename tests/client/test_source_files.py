@@ -5,8 +5,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from client import source_files
-from client.sources import Columns, read
+from client.data import sources
+from client.data.sources import Columns, read
 
 COLUMNS = Columns(text="text", label="label", unit="unit")
 
@@ -116,4 +116,4 @@ def test_a_path_is_no_hub_id(tmp_path, monkeypatch, source, message):
 def test_hub_ids_go_to_the_hub(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sst2").mkdir()
-    source_files.check_hub_id(source, "data.source")
+    sources.check_hub_id(source, "data.source")

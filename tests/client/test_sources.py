@@ -5,7 +5,7 @@ import json
 import pandas
 import pytest
 
-from client.sources import Columns, fingerprint, read
+from client.data.sources import Columns, fingerprint, read
 
 ROWS = {
     "sentence": ["good, film", "bad\nfilm", "  ", "it's fine", None],

@@ -2,12 +2,12 @@
 
 import pytest
 
-from client.data import DataSpec
-from client.models import load_tokenizer
-from client.records import Records
-from client.sources import Texts
-from client.summary_scores import asked, summary_scores
-from client.tokenising import BEFORE_SUMMARY, tokenise
+from client.data.records import Records
+from client.data.sources import Texts
+from client.data.spec import DataSpec
+from client.data.tokenise import BEFORE_SUMMARY, tokenise
+from client.generation import asked, summary_scores
+from client.models.base import load_tokenizer
 
 TEXTS = Texts(["Ann: tea?\nBob: yes", "A much longer text about tea, and more of it."], ["Bob wants tea.", "Tea, Äh!"])
 
@@ -45,7 +45,7 @@ def test_other_records_are_refused():
 def test_the_scores_are_of_what_the_model_says(monkeypatch):
     tokenizer = load_tokenizer("random:llama")
     said = [tokenizer(" Bob wants tea.", add_special_tokens=False)["input_ids"], []]
-    monkeypatch.setattr("client.summary_scores.continuations", lambda *_: said)
+    monkeypatch.setattr("client.generation.continuations", lambda *_: said)
 
     class Model:
         class config:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from client.lora import LoraSpec, adapter_layout
-from client.models import load_base
-from client.synthetic import Synthesis, Synthesiser, chosen
-from privacy.rng import simulation_generator
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout
+from client.record_level.synthetic_texts import Synthesis, Synthesiser, chosen
+from privacy.randomness.rng import simulation_generator
 from tests.client.cohort_cases import start
 
 OPENINGS = ("We study", "Background:", "a")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from client.tasks import Batch, CausalLM, SequenceClassification
+from client.models.tasks import Batch, CausalLM, SequenceClassification
 
 
 def _batch(generator, n=5, t=7, labels=3, **extra):

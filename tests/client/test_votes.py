@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.cohort import CohortEngine
-from client.lora import LoraSpec, adapter_layout, initial_adapter
-from client.models import load_base
-from client.records import Records
-from client.sequential import SequentialEngine
-from client.tasks import SequenceClassification
-from client.training import LocalTraining
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.engine.sequential import SequentialEngine
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import SequenceClassification
 from client.votes import clip_votes
 from privacy.queries import OneHotVote
-from privacy.rng import simulation_generator
+from privacy.randomness.rng import simulation_generator
 
 SPEC = LoraSpec(2, 4.0, ("query", "value"), heads=("classifier",))
 LABELS, CLIENTS = 2, 3

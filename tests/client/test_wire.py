@@ -18,10 +18,14 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client import wire
-from client.part import Part
-from client.wire import (
-    BadMessage,
+from privacy.clipping.norms import FlatClip, NoUpdate
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, Plan, contribute
+from privacy.queries import NormBit, OneHotVote
+from privacy.randomness.rng import torch_generator
+from strategies.adapter.trainable import Part
+from strategies.messages import client_update
+from strategies.messages.client_update import (
     EvaluateRequest,
     TrainRequest,
     code_fingerprint,
@@ -30,10 +34,7 @@ from client.wire import (
     read_totals,
     totals_records,
 )
-from privacy.clipping import FlatClip, NoUpdate
-from privacy.mechanism import Contribution, Plan, Units, contribute
-from privacy.queries import NormBit, OneHotVote
-from privacy.rng import torch_generator
+from strategies.messages.records import BadMessage
 
 PART = Part("b", 2, scale_b=0.5)
 ROUND, CLIENTS, GRID = 4, 3, 2**40
@@ -406,11 +407,10 @@ def test_totals_that_are_none_are_refused(metrics: dict[str, Any]) -> None:
 
 def test_the_fingerprint_is_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch("[0-9a-f]{64}", code_fingerprint())
-    for room in ("client", "privacy"):
+    for room in ("client", "strategies", "privacy"):
         (tmp_path / room / "deep").mkdir(parents=True)
         (tmp_path / room / "__init__.py").write_text("one")
-    monkeypatch.setattr(wire, "__file__", str(tmp_path / "client" / "wire.py"))
-    monkeypatch.setattr(wire.privacy, "__file__", str(tmp_path / "privacy" / "__init__.py"))
+    monkeypatch.setattr(client_update, "__file__", str(tmp_path / "strategies" / "messages" / "client_update.py"))
     fingerprint = code_fingerprint.__wrapped__
     seen = [fingerprint()]
     for change in (

@@ -14,18 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.lora import LoraSpec, Part
-from client.models import load_base
-from client.sequential import SequentialEngine
-from client.tasks import SequenceClassification
-from client.wire import TrainRequest
+from client.engine.sequential import SequentialEngine
+from client.models.base import load_base
+from client.models.lora import LoraSpec
+from client.models.tasks import SequenceClassification
 from client.worker import Worker, local_seed
-from privacy.clipping import ClipMap, FlatClip, PerAdapterClip
-from privacy.contribution import GRID
-from privacy.mechanism import Plan, Units, contribute
-from server.assembly import Assembly, assemble
-from server.config import parse
-from strategies.aggregation.aggregation import Adapters
+from privacy.clipping.clip_map import ClipMap
+from privacy.clipping.norms import FlatClip, PerAdapterClip
+from privacy.clipping.units import Units
+from privacy.contribution import GRID, Plan, contribute
+from server.config.load import parse
+from server.runs.assembly import Assembly, assemble
+from strategies.adapter.trainable import Part
+from strategies.aggregations.aggregation import Adapters
+from strategies.messages.client_update import TrainRequest
 
 N, RANK = 12, 4
 CLIENTS = np.array([0, 2, 3, 5, 8, 11])

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from client.lora import Part
-from client.wire import TrainRequest
 from client.worker import Worker
-from privacy.clipping import FlatClip
-from privacy.contribution import GRID
-from privacy.mechanism import Plan
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import GRID, Plan
 from privacy.queries import BoundedMean, LossHistogram
-from privacy.rng import torch_generator
-from server.assembly import Assembly, assemble
-from server.config import parse
+from privacy.randomness.rng import torch_generator
+from server.config.load import parse
+from server.runs.assembly import Assembly, assemble
+from strategies.adapter.trainable import Part
+from strategies.messages.client_update import TrainRequest
 
 CLIENTS = np.arange(2, 10)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from server.config import load
-from server.methods import methods
+from server.config.load import load
+from server.config.methods import methods
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

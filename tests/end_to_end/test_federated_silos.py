@@ -8,19 +8,20 @@ import pytest
 import torch
 from peft import PeftModel
 
-from client.data import prepare
-from client.models import load_base
-from client.records import Records
-from privacy.ledger import Ledger
-from server.config import ConfigError, RunConfig, flatten, parse, unflatten
-from server.data_spec import data_spec
-from server.errors import CannotResume
-from server.resume import check_resumable
-from server.silo_assembly import assemble_federation
-from server.silo_progress import load_progress
-from server.silo_progress import save_progress as save
-from server.telemetry import read_metrics, read_status
-from simulations.inprocess import run_inprocess
+from client.data.prepare import prepare
+from client.data.records import Records
+from client.models.base import load_base
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.schema import RunConfig
+from server.run_folder.errors import CannotResume
+from server.run_folder.progress import load_progress
+from server.run_folder.progress import save_progress as save
+from server.run_folder.resume import check_resumable
+from server.run_folder.telemetry import read_metrics, read_status
+from server.runs.assembly import data_spec
+from server.runs.record_level_assembly import assemble_federation
+from simulations.engines.inprocess import run_inprocess
 
 
 def config(folder: Path, **strategy: Any) -> RunConfig:
@@ -117,7 +118,7 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkey
     folder, kept = tmp_path / "run", []
     folder.mkdir()
     monkeypatch.setattr(
-        "server.silo_rounds.save_progress",
+        "server.run_folder.progress.save_progress",
         lambda folder, progress: (kept.append(progress.model), save(folder, progress)),
     )
     run_inprocess(parse(table), folder)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from privacy.ledger import Ledger
+from privacy.ledger.ledger import Ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(1200)]
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel
 
-from client.data import prepare
-from client.models import load_base
-from server.config import load
-from server.data_spec import data_spec
+from client.data.prepare import prepare
+from client.models.base import load_base
+from server.config.load import load
+from server.runs.assembly import data_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from privacy.ledger import Ledger
-from server.config import parse
-from simulations.inprocess import run_inprocess
+from privacy.ledger.ledger import Ledger
+from server.config.load import parse
+from simulations.engines.inprocess import run_inprocess
 from strategies import AGGREGATIONS, OPTIMIZERS
 
 SUMS = [name for name in AGGREGATIONS if name not in ("flora", "fedex", "fedgsa")]

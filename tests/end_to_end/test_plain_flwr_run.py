@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from privacy.ledger import Ledger
-from simulations.hardware import Resources
-from simulations.launcher import private_processes
-from simulations.private_flower import PrivateFlower, environment
+from privacy.ledger.ledger import Ledger
+from simulations.engines.flower import PrivateFlower, environment
+from simulations.engines.hardware import Resources
+from simulations.engines.launcher import private_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -74,5 +74,5 @@ def test_the_bundle_holds_the_four_rooms_and_little_else(tmp_path):
         "server",
         "strategies",
     }
-    assert "client/notes_grammar.toml" in names
+    assert "client/data/catalog/notes_grammar.toml" in names
     assert not [name for name in names if "test" in name.split("/")[0]]

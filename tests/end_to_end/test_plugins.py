@@ -10,7 +10,7 @@ CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 MORE = """
 from dataclasses import dataclass
 
-from strategies.aggregation.factors import Plain
+from strategies.aggregations.factors import Plain
 from strategies.optimizers.fedavg import FedAvg
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.telemetry import read_metrics, read_status
-from simulations.processes import TAG, Family, free_port
+from server.run_folder.telemetry import read_metrics, read_status
+from simulations.engines.processes import TAG, Family, free_port
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]

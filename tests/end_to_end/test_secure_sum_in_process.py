@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from privacy.ledger import Ledger
+from privacy.ledger.ledger import Ledger
 from privacy.secagg.aggregator import Aggregator
-from server.config import ConfigError, parse
-from simulations.inprocess import run_inprocess
+from server.config.load import ConfigError, parse
+from simulations.engines.inprocess import run_inprocess
 
 pytestmark = pytest.mark.slow
 

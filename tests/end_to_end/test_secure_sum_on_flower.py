@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from privacy.ledger import Ledger
+from privacy.ledger.ledger import Ledger
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from privacy.ledger import Ledger
+from privacy.ledger.ledger import Ledger
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 from tests.end_to_end.test_lacquer_run import ARTEFACTS, SAME_COHORTS_NO_NOISE
 

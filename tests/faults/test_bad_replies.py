@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from client import wire
-from client.wire import BadMessage, code_fingerprint, read_contribution
-from privacy.clipping import FlatClip
-from privacy.mechanism import Plan
-from simulations.benchmarks.bad_replies import attack
-from simulations.benchmarks.bad_reply_kinds import REFUSED
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
+from simulations.benchmarks.faults.bad_replies import REFUSED, attack
 from strategies import replies
+from strategies.messages import client_update
+from strategies.messages.client_update import code_fingerprint, read_contribution
+from strategies.messages.records import BadMessage
 
 
 def test_hundreds_of_bad_replies_change_nothing() -> None:
@@ -36,7 +36,7 @@ def test_a_hole_is_found(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attack must be able to fail."""
     match hole:
         case "no bounds":
-            monkeypatch.setattr(wire, "validate", lambda *_: None)
+            monkeypatch.setattr(client_update, "validate", lambda *_: None)
         case "no round":
             real = replies.read_contribution
             monkeypatch.setattr(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.benchmarks.soak import soak_inprocess
+from simulations.benchmarks.faults.soak import soak_inprocess
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from privacy.events import ReleaseEvent
 
 
 class MemoryLedger:
-    """Stands in for privacy.ledger.Ledger where a test is about the mechanism. ``steps`` is the order of calls."""
+    """Stands in for the ledger where a test is about the mechanism. ``steps`` is the order of calls."""
 
     def __init__(self, affordable: int = 1_000_000) -> None:
         self.steps: list[str] = []

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from privacy import accountants, loss_distributions
-from privacy.accountants import Step, epsilon, tightest_bound
+from privacy.accountants import composition, pld
+from privacy.accountants.composition import Step, epsilon, tightest_bound
+from privacy.commitment import FloorStep
 from privacy.errors import UnsupportedEvent
 from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent
-from privacy.ledger import FloorStep
 
 N = 100_000
 
@@ -40,8 +40,8 @@ GOLDEN = [
 
 def check_pld(run: list[Step], delta: float, interval: float, expected: float) -> None:
     """The composition is the golden one, and our epsilon adds no more than the allowance for floating point."""
-    distribution = loss_distributions.compose(accountants.merged(run), "add_remove", interval)
-    assert loss_distributions.epsilon_of(distribution, delta) == pytest.approx(expected, abs=1e-3)
+    distribution = pld.compose(composition.merged(run), "add_remove", interval)
+    assert pld.epsilon_of(distribution, delta) == pytest.approx(expected, abs=1e-3)
     ours = epsilon(run, delta, interval=interval)
     assert expected - 1e-3 <= ours
     assert ours <= (1.03 if run[0][2] == 1_000_000 else 1.0) * expected + 1e-3
@@ -132,9 +132,9 @@ def exact_gaussian(mu: float, delta: float) -> float:
 def test_floating_point_does_not_take_composition_below_the_truth(rounds: int, z: float, delta: float) -> None:
     """T Gaussians composed by FFT against the closed form; at T = 1000, delta 1e-12 the plain library is too low."""
     one = (Poisson(1.0, N), z, 1)
-    composed = loss_distributions.compose([one], "add_remove", 1e-3).self_compose(rounds)
-    allowance = loss_distributions.rounding([(*one[:2], rounds)])
-    found = loss_distributions.epsilon_of(composed, delta, allowance)
+    composed = pld.compose([one], "add_remove", 1e-3).self_compose(rounds)
+    allowance = pld.rounding([(*one[:2], rounds)])
+    found = pld.epsilon_of(composed, delta, allowance)
     truth = exact_gaussian(math.sqrt(rounds) / z, delta)
     assert found == math.inf if allowance > delta / 2 else truth <= found < 1.1 * truth
     if (rounds, delta) == (1000, 1e-12):
@@ -297,7 +297,7 @@ def test_events_steps_and_floor_steps_are_the_same_run() -> None:
     events = [ReleaseEvent("round", t, sampling, (Component("update", 1.0, 2.0, 5),)) for t in range(20)]
     steps = [(sampling, 2.0, 20)]
     assert epsilon(events, 1e-5) == epsilon(steps, 1e-5) == epsilon([FloorStep("round", sampling, 2.0, 20)], 1e-5)
-    assert accountants.merged(events) == accountants.merged(steps)
+    assert composition.merged(events) == composition.merged(steps)
 
 
 def test_different_steps_compose_like_one_list() -> None:
@@ -310,18 +310,18 @@ def test_different_steps_compose_like_one_list() -> None:
 def test_the_curve_holds_at_every_delta() -> None:
     steps = [(Poisson(0.1, 1000), 2.0, 50)]
     deltas = (1e-9, 1e-5, 1e-4)
-    curve = accountants.curve(steps, deltas, suits=1e-5)
+    curve = composition.curve(steps, deltas, suits=1e-5)
     assert [delta for delta, _ in curve] == list(deltas)
     assert np.all(np.diff([value for _, value in curve]) < 0)
     for delta, value in curve:
         assert value == pytest.approx(epsilon(steps, delta), rel=2e-3)
     fixed = [(FixedSize(10, 100), 5.0, 3)]
-    assert accountants.curve(fixed, (1e-5,), suits=1e-5, adjacency="replace_one") == [
+    assert composition.curve(fixed, (1e-5,), suits=1e-5, adjacency="replace_one") == [
         (1e-5, epsilon(fixed, 1e-5, "rdp", adjacency="replace_one"))
     ]
 
 
 def test_versions_name_the_library() -> None:
-    assert accountants.version("pld").startswith("dp_accounting 0.6")
-    assert accountants.version("prv").startswith("opacus 1.6")
-    assert "not a bound" in accountants.version("gdp-approx")
+    assert composition.version("pld").startswith("dp_accounting 0.6")
+    assert composition.version("prv").startswith("opacus 1.6")
+    assert "not a bound" in composition.version("gdp-approx")

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from privacy import mechanism
 from privacy.audit import two_world as audit
-from privacy.clipping import FlatClip, PerAdapterClip
+from privacy.clipping.norms import FlatClip, PerAdapterClip
+from privacy.clipping.subspace import SubspaceClip
 from privacy.commitment import Commitment
-from privacy.ledger import Ledger
-from privacy.mechanism import DiscreteGaussianNoise, InsecureZeroNoise, Plan
-from privacy.subspace import SubspaceClip
-from simulations.benchmarks import planted_bugs
-from simulations.benchmarks.planted_bugs import BOUND, CANARY, DIM, ROWS, Parts, Z
+from privacy.contribution import Plan
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import DiscreteGaussianNoise, InsecureZeroNoise
+from simulations.benchmarks.privacy import planted_bugs
+from simulations.benchmarks.privacy.planted_bugs import BOUND, CANARY, DIM, ROWS, Parts, Z
 
 REAL = Parts()
 
@@ -35,7 +36,7 @@ def known_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(size: int) -> bytes:
         return hashlib.sha256(b"audit %d" % next(numbers)).digest()[:size]
 
-    monkeypatch.setattr("privacy.rng.os", SimpleNamespace(urandom=key))
+    monkeypatch.setattr("privacy.randomness.rng.os", SimpleNamespace(urandom=key))
 
 
 class TestTheRealPathPasses:

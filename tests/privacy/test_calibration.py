@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from privacy.accountants import epsilon
-from privacy.calibration import calibrate, filter_commitment, floor_commitment
+from privacy.accountants.calibration import calibrate, filter_commitment, floor_commitment
+from privacy.accountants.composition import epsilon
+from privacy.accountants.renyi import epsilon_of
+from privacy.commitment import FloorStep
 from privacy.errors import UnsupportedEvent
 from privacy.events import CappedPoisson, FixedSize, Poisson
-from privacy.ledger import FloorStep
-from privacy.renyi import epsilon_of
 
 DELTA, ROUNDS = 1e-5, 200
 TABLE = [

@@ -8,24 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.clipping import (
+from privacy.audit.contracts import adversarial_rows, check_clip_map
+from privacy.clipping.norms import (
     CLIP_MAPS,
-    AdaClip,
     AutomaticClip,
-    CoefficientClip,
-    EmbeddingResidualClip,
     FlatClip,
-    GeoClip,
     NoUpdate,
     PerAdapterClip,
     PsacClip,
     clip_from_json,
 )
-from privacy.conformance import adversarial_rows, check_clip_map
-from privacy.plan import Plan
+from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
+from privacy.clipping.whitening import AdaClip, GeoClip
+from privacy.contribution import Plan
 from privacy.queries import NormBit
-from privacy.rng import simulation_generator, torch_generator
-from privacy.subspace import SubspaceClip
+from privacy.randomness.rng import simulation_generator, torch_generator
 
 PARAMS = 12
 

@@ -8,13 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.clipping import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
-from privacy.conformance import adversarial_rows, assert_in_unit_ball
-from privacy.contribution import GRID, MAX_UNITS, Contribution, contribute, validate
-from privacy.plan import Plan
+from privacy.audit.contracts import adversarial_rows, assert_in_unit_ball
+from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
+from privacy.clipping.units import Units, slabs, squared_norms
+from privacy.contribution import GRID, MAX_UNITS, Contribution, Plan, contribute, validate
 from privacy.queries import BoundedMean, LossHistogram, NormBit, NormHistogram, OneHotVote
-from privacy.rng import torch_generator
-from privacy.units import Units, slabs, squared_norms
+from privacy.randomness.rng import torch_generator
 
 PARAMS = 33
 QUERIES = (
@@ -175,7 +174,7 @@ def test_a_long_row_is_summed_alike_alone_beside_others_and_with_more_threads():
 def test_more_rows_than_one_slab_or_one_exact_float_sum_can_hold(monkeypatch):
     assert [part.stop - part.start for part in slabs(600_000, 1)] == [2**19, 600_000 - 2**19]
     assert [part.stop - part.start for part in slabs(3, 10**7)] == [1, 1, 1]
-    monkeypatch.setattr("privacy.units._SLAB", 15_000)
+    monkeypatch.setattr("privacy.clipping.units._SLAB", 15_000)
     rows = torch.ones(20_000, 1)  # float64 adds multiples of 2^40 exactly up to 2^13 of them
     assert contribute(Units(rows), Plan(FlatClip(1.0, 1), 1.0)).encoded.tolist() == [20_000 * 2**40]
 

@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.detectors import ENTITIES, TIERS, Span, Word, tier_spans, without_overlap
-from privacy.pattern_detector import PATTERNS, PatternDetector
-from privacy.redaction import TYPED, Mask, redacted
-from privacy.stop_words import STOP_WORDS
-from privacy.token_weights import TokenWeights, other_weight
+from privacy.sensitive_text.detectors import (
+    ENTITIES,
+    PATTERNS,
+    STOP_WORDS,
+    TIERS,
+    PatternDetector,
+    Span,
+    Word,
+    tier_spans,
+    without_overlap,
+)
+from privacy.sensitive_text.treatments import TYPED, Mask, TokenWeights, other_weight, redacted
 
 WORDS = [  # "Ann met him in Rome at noon"
     Word(0, 3, "PERSON", "nsubj", "PROPN"),

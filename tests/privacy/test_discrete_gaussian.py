@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privacy import discrete_gaussian as module
-from privacy.discrete_gaussian import discrete_gaussian
-from privacy.noise import DiscreteGaussianNoise
-from privacy.rng import SecureRandom
+from privacy.randomness import discrete_gaussian as module
+from privacy.randomness.discrete_gaussian import discrete_gaussian
+from privacy.randomness.noise import DiscreteGaussianNoise
+from privacy.randomness.rng import SecureRandom
 
 
 def law(s):
@@ -179,7 +179,7 @@ def test_noise_parameter_is_rounded_up():
         return np.zeros(count, dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("privacy.noise.discrete_gaussian", spy)
+        patch.setattr("privacy.randomness.noise.discrete_gaussian", spy)
         DiscreteGaussianNoise().draw([(1.0, 2), (1.7618, 3), (2.0**-20, 4)])
     (one, two, three) = asked
     assert one == (2**40, 2)

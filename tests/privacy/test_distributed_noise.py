@@ -10,28 +10,19 @@ from jaxtyping import Float64
 from scipy.special import logsumexp
 from scipy.stats import kstest
 
+from privacy.accountants.calibration import filter_commitment
 from privacy.audit.two_world import judge
-from privacy.calibration import filter_commitment
-from privacy.clipping import FlatClip, NoUpdate
+from privacy.clipping.norms import FlatClip, NoUpdate
+from privacy.clipping.units import Units
 from privacy.commitment import Commitment, FloorStep
-from privacy.contribution import GRID
-from privacy.distributed_noise import LEAST_SHARE, NoiseShares, divergence_of_sum
+from privacy.contribution import GRID, Plan, contribute
 from privacy.errors import BudgetExceeded, UnsupportedEvent
-from privacy.events import Poisson, ReleaseEvent
-from privacy.ledger import Ledger
-from privacy.mechanism import (
-    GaussianNoise,
-    InsecureZeroNoise,
-    Plan,
-    Units,
-    charged_release,
-    charged_request,
-    contribute,
-    noisy_share,
-    released_sum,
-)
+from privacy.events import LEAST_SHARE, NoiseShares, Poisson, ReleaseEvent, divergence_of_sum
+from privacy.ledger.ledger import Ledger
+from privacy.ledger.statement import privacy_statement
+from privacy.mechanism import charged_release, charged_request, noisy_share, released_sum
 from privacy.queries import NormBit, OneHotVote
-from privacy.statement import privacy_statement
+from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
 from tests.privacy.conftest import MemoryLedger
 
 SHARES = NoiseShares(10, 8, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import CorruptRun
-from privacy.journal import Journal, canonical
+from privacy.ledger.journal import Journal, canonical
 
 
 @pytest.fixture

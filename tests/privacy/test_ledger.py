@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import renyi
-from privacy.accountants import epsilon
-from privacy.budget import FilterBudget, FloorBudget, budget_of
-from privacy.calibration import filter_commitment
+from privacy.accountants import renyi
+from privacy.accountants.calibration import filter_commitment
+from privacy.accountants.composition import epsilon
+from privacy.commitment import Commitment, FloorStep
 from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent, Sampling
-from privacy.journal import canonical
-from privacy.ledger import Commitment, FloorStep, Ledger, Receipt
+from privacy.ledger.budget import FilterBudget, FloorBudget, budget_of
+from privacy.ledger.journal import canonical
+from privacy.ledger.ledger import Ledger, Receipt
 
 N, DELTA = 1000, 1e-5
 SAMPLING = Poisson(0.1, N)

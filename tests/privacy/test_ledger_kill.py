@@ -46,7 +46,7 @@ def main(folder: Path, kills: int) -> None:
     """Kill, look, repeat. Prints: workers that survived, charges in all, charges that were never released."""
     from privacy.commitment import Commitment, FloorStep
     from privacy.events import Poisson
-    from privacy.ledger import Ledger
+    from privacy.ledger.ledger import Ledger
 
     importlib.import_module("privacy.mechanism")  # once, so that every fork starts warm
     moment = random.Random(5)
@@ -91,7 +91,7 @@ def main(folder: Path, kills: int) -> None:
 
 def count(path: Path) -> tuple[int, int]:
     """Charges of a ledger, and how many of them were never released."""
-    from privacy.ledger import Ledger
+    from privacy.ledger.ledger import Ledger
 
     with Ledger.open(path, read_only=True) as ledger:
         return len(ledger.charges), sum(charge.released_at is None for charge in ledger.charges)
@@ -101,10 +101,12 @@ def work(path: Path, releases: Path, noise_drawn: int, last: int) -> None:
     """Release until killed; in the noise number ``last`` (from 1; 0 for none), wait for that."""
     import torch
 
-    from privacy.clipping import FlatClip
+    from privacy.clipping.norms import FlatClip
+    from privacy.contribution import Contribution, Plan
     from privacy.events import Poisson
-    from privacy.ledger import Ledger
-    from privacy.mechanism import Contribution, GaussianNoise, Plan, charged_release
+    from privacy.ledger.ledger import Ledger
+    from privacy.mechanism import charged_release
+    from privacy.randomness.noise import GaussianNoise
 
     numbers = itertools.count(1)
 

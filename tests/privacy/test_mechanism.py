@@ -12,25 +12,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from privacy.clipping import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
+from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
+from privacy.clipping.units import Units
 from privacy.commitment import Commitment, FloorStep
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
 from privacy.events import CappedPoisson, FixedSize, Poisson
-from privacy.ledger import Ledger
-from privacy.mechanism import (
-    Contribution,
-    DiscreteGaussianNoise,
-    GaussianNoise,
-    InsecureSeededNoise,
-    InsecureZeroNoise,
-    Plan,
-    Release,
-    Units,
-    charged_release,
-    contribute,
-)
+from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release, charged_release
 from privacy.queries import BoundedMean, NormBit, NormHistogram
-from privacy.rng import torch_generator
+from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise
+from privacy.randomness.rng import torch_generator
 
 SAMPLING = Poisson(0.1, 1000)  # 100 expected units
 SIZES = (9_000, 30_000, 1_000)

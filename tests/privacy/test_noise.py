@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from privacy.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise
+from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise
 
 GRID = 2**40
 BLOCKS = [(0.5, 40_000), (3.0, 30_000), (1000.0, 20_000)]

@@ -29,18 +29,21 @@ LAWS = {
 }
 GLOBAL_STATE = {"manual_seed", "set_rng_state", "default_rng", "RandomState"}
 MACHINERY = {"SecureRandom", "discrete_gaussian", "SEAL"}
-MACHINERY_MODULES = {"random", "privacy.discrete_gaussian"}
+MACHINERY_MODULES = {"random", "privacy.randomness.discrete_gaussian"}
 
 # (file, function): why its random numbers are no noise of differential privacy. Entries that no longer occur fail.
 ALLOWED = {
     ("client/votes.py", "_trials"): "a client simulates noise on its own update to choose its vote; it is never sent",
-    ("strategies/conformance/rehearsal.py", "made_up_units"): "updates of clients who do not exist",
-    ("strategies/conformance/repeatability.py", "<module>"): "watches that methods leave global random state alone",
+    ("strategies/conformance/controllers.py", "made_up_units"): "updates of clients who do not exist",
+    ("strategies/conformance/purity.py", "<module>"): "watches that methods leave global random state alone",
     ("strategies/controllers/rl/sac.py", "_drawn"): "an agent explores: its own actions, from a seed",
     ("strategies/controllers/geoclip.py", "_fresh"): "first directions of a projection, public and from a seed",
-    ("server/alignment.py", "aligned"): "random factors B at which gradients of public records are taken, from a seed",
+    (
+        "server/runs/gradient_init.py",
+        "aligned",
+    ): "random factors B at which gradients of public records are taken, from a seed",
     ("client/generation.py", "continuations"): "a model's samples of text, under a fork of torch's generator",
-    ("client/random_models.py", "build"): "initial weights of a test model, under a fork of torch's generator",
+    ("client/models/toy.py", "build"): "initial weights of a test model, under a fork of torch's generator",
 }
 
 
@@ -118,7 +121,10 @@ def test_within_privacy_only_the_noise_kinds_draw_from_a_normal():
         for _, what in sites(path.read_text(encoding="utf-8")):
             if what.rpartition(".")[2] in LAWS:
                 drawing.add(path.relative_to(ROOT).as_posix())
-    assert drawing == {"privacy/noise.py", "privacy/audit/one_shot.py"}  # the second makes canaries, from a seed
+    assert drawing == {
+        "privacy/randomness/noise.py",
+        "privacy/audit/one_shot.py",
+    }  # the second makes canaries, from a seed
 
 
 @pytest.mark.parametrize(
@@ -134,11 +140,11 @@ def test_within_privacy_only_the_noise_kinds_draw_from_a_normal():
         "import random\nx = random.gauss(0, 1)",
         "from random import gauss",
         "make = generator.standard_normal\nx = make(5)",
-        "from privacy.rng import SecureRandom\nx = SecureRandom().normal(5)",
-        "from privacy.discrete_gaussian import discrete_gaussian",
-        "import privacy.discrete_gaussian",
+        "from privacy.randomness.rng import SecureRandom\nx = SecureRandom().normal(5)",
+        "from privacy.randomness.discrete_gaussian import discrete_gaussian",
+        "import privacy.randomness.discrete_gaussian",
         "from privacy.mechanism import GaussianNoise\nx = y + GaussianNoise().draw([(1.0, 5)])",
-        "from privacy.release import SEAL",
+        "from privacy.mechanism import SEAL",
         "def f():\n    def g():\n        return rng.laplace(0, 1)",
     ],
 )

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from privacy.calibration import calibrate
+from privacy.accountants.calibration import calibrate
+from privacy.accountants.scenarios import Option, Refusal, Setting, alternatives, by_accountant, price
 from privacy.events import CappedPoisson, FixedSize, Poisson
-from privacy.planning import Option, Refusal, Setting, alternatives, by_accountant, price
 
 SETTING = Setting(2.0, 1e-5, 1000, 0.1, 20, histogram=10.0, queries=(20.0,))
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.clipping import NoUpdate
-from privacy.conformance import adversarial_rows, check_query
-from privacy.contribution import Contribution, contribute, validate
-from privacy.plan import Plan
+from privacy.audit.contracts import adversarial_rows, check_query
+from privacy.clipping.norms import NoUpdate
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, Plan, contribute, validate
 from privacy.queries import (
     QUERIES,
     AdapterBits,
@@ -21,7 +21,6 @@ from privacy.queries import (
     OneHotVote,
     query_from_json,
 )
-from privacy.units import Units
 
 GRID = 2**40
 HALF_OCTAVES = tuple(2 ** (j / 2) for j in range(-12, 13))

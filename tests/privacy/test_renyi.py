@@ -10,7 +10,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import renyi
+from privacy.accountants import renyi
 from privacy.errors import UnsupportedEvent
 from privacy.events import CappedPoisson, FixedSize, Poisson
 

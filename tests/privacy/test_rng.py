@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privacy.rng import SecureRandom, simulation_generator, torch_generator
+from privacy.randomness.rng import SecureRandom, simulation_generator, torch_generator
 
 
 def test_simulation_streams_repeat_everywhere():

@@ -15,7 +15,7 @@ from scipy import stats
 
 from privacy.errors import CorruptRun
 from privacy.events import CappedPoisson, FixedSize, Poisson
-from privacy.sampling import CohortSampler
+from privacy.randomness.sampling import CohortSampler
 
 
 def test_cohort_sizes_are_binomial():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from privacy.distributed_noise import NoiseShares
-from privacy.rng import simulation_generator
-from privacy.secagg import keys, masking, party, shamir
+from privacy.events import NoiseShares
+from privacy.randomness.rng import simulation_generator
+from privacy.secagg import keys, party, primitives
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
 from privacy.secagg.federation import Federation, load_identity, save_identity
 from privacy.secagg.party import PartyState, Refused
@@ -173,7 +173,7 @@ class TestWhatTheServerSees:
         play.keys()
         play.shares()
         play.mask(np.zeros((N, 10_000), dtype=np.int64))
-        total = sum(masking.unpacked(one, 16).astype(np.uint64) for one in play.masked.values()) % 65536
+        total = sum(primitives.unpacked(one, 16).astype(np.uint64) for one in play.masked.values()) % 65536
         assert chisquare(np.bincount((total >> 8).astype(np.int64), minlength=256)).pvalue > 1e-8
 
     def test_never_both_secrets_of_a_party(self) -> None:
@@ -186,15 +186,15 @@ class TestWhatTheServerSees:
         play.unmask()
         for number in range(N):
             held = {holder + 1: shares[number] for holder, shares in play.server._revealed.items()}
-            secret = shamir.combine(dict(list(held.items())[: SHARES.threshold]))
+            secret = primitives.combine(dict(list(held.items())[: SHARES.threshold]))
             state = play.states[number]
             assert secret == (state.masking_private if number == 4 else state.seed)
             assert secret != (state.seed if number == 4 else state.masking_private)
 
     def test_fewer_shares_than_the_threshold_say_nothing(self) -> None:
         """Given t - 1 shares every value of the last one, hence every secret, is as likely: a share is uniform."""
-        words = np.concatenate([np.frombuffer(shamir.split(bytes(32), 2, 3)[1], "<u4") for _ in range(400)])
-        assert chisquare(np.histogram(words, 64, (0, shamir.PRIME))[0]).pvalue > 1e-8
+        words = np.concatenate([np.frombuffer(primitives.split(bytes(32), 2, 3)[1], "<u4") for _ in range(400)])
+        assert chisquare(np.histogram(words, 64, (0, primitives.PRIME))[0]).pvalue > 1e-8
 
 
 class TestParty:
@@ -323,24 +323,24 @@ class TestShamir:
     @pytest.mark.parametrize(("threshold", "parties"), [(1, 1), (2, 3), (3, 5), (34, 100)])
     def test_any_threshold_of_shares_gives_the_secret_back(self, threshold: int, parties: int) -> None:
         secret = bytes(range(200, 232))
-        shares = shamir.split(secret, threshold, parties)
+        shares = primitives.split(secret, threshold, parties)
         generator = simulation_generator(0, "shamir", parties)
         for _ in range(5):
             chosen = generator.choice(parties, threshold, replace=False)
-            assert shamir.combine({int(i) + 1: shares[i] for i in chosen}) == secret
+            assert primitives.combine({int(i) + 1: shares[i] for i in chosen}) == secret
         if threshold > 1:
             fewer = chosen[:-1]
-            assert shamir.combine({int(i) + 1: shares[i] for i in fewer}) != secret
+            assert primitives.combine({int(i) + 1: shares[i] for i in fewer}) != secret
 
     def test_what_is_no_share_gives_nothing(self) -> None:
-        assert shamir.combine({1: b"short"}) is None
-        assert shamir.combine({1: b"\xff" * 64}) is None
+        assert primitives.combine({1: b"short"}) is None
+        assert primitives.combine({1: b"\xff" * 64}) is None
 
     def test_weights_are_lagranges(self) -> None:
         """The polynomial 7 + 3 x + x^2 at 0, from its values at 2, 5 and 9."""
         points = [2, 5, 9]
-        found = sum(w * (7 + 3 * x + x * x) for w, x in zip(shamir.weights_at_zero(points), points, strict=True))
-        assert found % shamir.PRIME == 7
+        found = sum(w * (7 + 3 * x + x * x) for w, x in zip(primitives.weights_at_zero(points), points, strict=True))
+        assert found % primitives.PRIME == 7
 
 
 class TestFederation:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from privacy.clipping import CoefficientClip, EmbeddingResidualClip
-from privacy.mechanism import Plan, Units, contribute
-from privacy.rng import torch_generator
+from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip
+from privacy.clipping.units import Units
+from privacy.contribution import Plan, contribute
+from privacy.randomness.rng import torch_generator
 
 D, N = 30, 6
 

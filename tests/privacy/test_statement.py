@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from privacy.accountants import epsilon
-from privacy.calibration import filter_commitment, floor_commitment
+from privacy.accountants.calibration import filter_commitment, floor_commitment
+from privacy.accountants.composition import epsilon
+from privacy.commitment import Commitment, FloorStep, check_delta
 from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent, Sampling
-from privacy.ledger import Commitment, FloorStep, Ledger
-from privacy.statement import NOT_COVERED, check_delta, privacy_statement, rounded_up, sentence
+from privacy.ledger.ledger import Ledger
+from privacy.ledger.statement import NOT_COVERED, privacy_statement, rounded_up, sentence
 
 N, DELTA = 1000, 1e-5
 SAMPLING, EVERYONE = Poisson(0.1, N), Poisson(1.0, N)

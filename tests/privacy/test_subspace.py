@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from privacy.conformance import adversarial_rows, check_clip_map
-from privacy.mechanism import Plan, Units, contribute
-from privacy.rng import torch_generator
-from privacy.subspace import SubspaceClip
+from privacy.audit.contracts import adversarial_rows, check_clip_map
+from privacy.clipping.subspace import SubspaceClip
+from privacy.clipping.units import Units
+from privacy.contribution import Plan, contribute
+from privacy.randomness.rng import torch_generator
 
 D, K = 40, 7
 

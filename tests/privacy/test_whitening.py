@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from privacy.clipping import AdaClip, FlatClip, GeoClip
-from privacy.geoclip import whitening_weights
-from privacy.mechanism import Contribution, Plan, Units, contribute
-from privacy.rng import torch_generator
+from privacy.clipping.norms import FlatClip
+from privacy.clipping.units import Units
+from privacy.clipping.whitening import AdaClip, GeoClip, whitening_weights
+from privacy.contribution import Contribution, Plan, contribute
+from privacy.randomness.rng import torch_generator
 
 D = 12
 STD = torch.logspace(-2, 0, D, dtype=torch.float64)

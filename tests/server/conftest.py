@@ -8,9 +8,9 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from privacy.commitment import Commitment, FloorStep
-from privacy.ledger import Ledger
-from server.budget import round_sampling
-from server.config import RunConfig
+from privacy.ledger.ledger import Ledger
+from server.config.schema import RunConfig
+from server.runs.commitment import round_sampling
 from tests.server.loop_cases import N, Run
 
 

@@ -8,24 +8,27 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.lora import AdapterLayout, Entry
-from client.tasks import Metrics
-from client.wire import TrainRequest, contribution_records
+from client.models.tasks import Metrics
+from privacy.clipping.units import Units
 from privacy.commitment import Commitment
-from privacy.ledger import Ledger
-from privacy.mechanism import Noise, Units, contribute
-from privacy.rng import torch_generator
-from privacy.sampling import CohortSampler
-from server.budget import round_sampling
-from server.checkpoint import Checkpoint, Times, load_checkpoint, save_checkpoint
-from server.config import RunConfig, parse
-from server.loop import go_on, run_rounds
-from server.round_record import RoundRecord
-from server.telemetry import Telemetry, read_metrics
-from simulations.inprocess import InProcessGrid
-from strategies.aggregation.factors import Plain
-from strategies.controller import PublicSignals, Setting
+from privacy.contribution import contribute
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import Noise
+from privacy.randomness.rng import torch_generator
+from privacy.randomness.sampling import CohortSampler
+from server.config.load import parse
+from server.config.schema import RunConfig
+from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, save_checkpoint
+from server.run_folder.round_record import RoundRecord
+from server.run_folder.telemetry import Telemetry, read_metrics
+from server.runs.commitment import round_sampling
+from server.runs.loop import go_on, run_rounds
+from simulations.engines.inprocess import InProcessGrid
+from strategies.adapter.layout import AdapterLayout, Entry
+from strategies.aggregations.factors import Plain
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.dp_fedavg import DpFedAvg
+from strategies.messages.client_update import TrainRequest, contribution_records
 from strategies.optimizers.fedavg import FedAvgM
 
 N, RATE = 60, 0.25

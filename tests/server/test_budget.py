@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from privacy import accountants
-from privacy.clipping import FlatClip
+from privacy.accountants import composition
+from privacy.clipping.norms import FlatClip
 from privacy.commitment import Commitment
+from privacy.contribution import Plan
 from privacy.events import Poisson, ReleaseEvent
-from privacy.ledger import Ledger
-from privacy.plan import Plan
-from server.budget import commit, not_private_reason, round_sampling
-from server.config import ConfigError, RunConfig, parse
-from strategies.controller import InitialRelease, PublicSignals, Setting
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError, parse
+from server.config.schema import RunConfig
+from server.runs.commitment import commit, not_private_reason, round_sampling
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
 from strategies.controllers.dc_sgd import DcSgdE
 from strategies.controllers.dp_clac import DpClac
 from strategies.controllers.dp_lac import DpLac
@@ -46,7 +47,7 @@ def committed(controller: Fixed | DpLac) -> tuple[Commitment, tuple[float, ...]]
 def test_the_commitment_costs_the_target_and_hardly_less(controller: Fixed | DpLac) -> None:
     commitment, multipliers = committed(controller)
     steps = [(step.sampling, step.noise_multiplier, step.count) for step in commitment.floor]
-    assert 0.99 * 3.0 < accountants.epsilon(steps, 1e-3) <= 3.0
+    assert 0.99 * 3.0 < composition.epsilon(steps, 1e-3) <= 3.0
     assert (commitment.epsilon, commitment.delta, commitment.population) == (3.0, 1e-3, 60)
     assert (commitment.unit, commitment.adjacency, commitment.not_private) == ("client", "add_remove", None)
     rounds = [step for step in commitment.floor if step.label == "round"]

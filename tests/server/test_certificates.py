@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from typer.testing import CliRunner
 
-from server.certificates import authority
-from simulations.cli import app
-from simulations.keys import make_keys
+from server.network.certificates import authority
+from simulations.cli.app import app
+from simulations.cli.keys import make_keys
 
 RUNNER = CliRunner()
 

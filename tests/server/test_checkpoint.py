@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from privacy.errors import CorruptRun
 from privacy.events import Poisson
-from privacy.rng import torch_generator
-from server import checkpoint
-from server.checkpoint import Checkpoint, Times, ledger_head, load_checkpoint, save_checkpoint
-from strategies.controller import PublicSignals, Setting
+from privacy.randomness.rng import torch_generator
+from server.run_folder import checkpoint
+from server.run_folder.checkpoint import Checkpoint, Times, ledger_head, load_checkpoint, save_checkpoint
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
-from strategies.packing import same_bits
-from strategies.server_state import ServerState
+from strategies.private_training import ServerState
+from strategies.state_files import same_bits
 
 SETTING = Setting(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)
 HEAD = "12:abcdef"

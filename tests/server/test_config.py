@@ -7,7 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from server.config import ConfigError, Options, RunConfig, flatten, known_keys, load, parse, unflatten
+from server.config.load import ConfigError, flatten, known_keys, load, parse, unflatten
+from server.config.schema import RunConfig
+from server.config.tables import Options
 
 
 def refusal(table: dict[str, Any]) -> str:

@@ -9,17 +9,18 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from privacy.commitment import Commitment, FloorStep
-from privacy.ledger import Ledger
-from privacy.mechanism import InsecureZeroNoise
-from privacy.sampling import CohortSampler
-from server import loop
-from server.budget import round_sampling
-from server.checkpoint import load_checkpoint
-from server.loop import go_on
-from server.telemetry import Telemetry, read_metrics
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import InsecureZeroNoise
+from privacy.randomness.sampling import CohortSampler
+from server.run_folder.checkpoint import load_checkpoint
+from server.run_folder.telemetry import Telemetry, read_metrics
+from server.runs import loop
+from server.runs.commitment import round_sampling
+from server.runs.loop import go_on
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
-from strategies.dp_fedavg import DpFedAvg, RoundFailed
+from strategies.dispatch import RoundFailed
+from strategies.dp_fedavg import DpFedAvg
 from tests.server.conftest import MakeRun
 from tests.server.loop_cases import N, Run, clients, everything, settings
 
@@ -214,7 +215,7 @@ def test_noise_of_a_round_that_is_held_again_is_fresh(start: MakeRun, monkeypatc
 
 
 def _grid(run: Run) -> Any:
-    from simulations.inprocess import InProcessGrid
+    from simulations.engines.inprocess import InProcessGrid
 
     assert run.app is not None
     return InProcessGrid(run.app, run.nodes)

@@ -10,11 +10,11 @@ from flwr.app import Context, RecordDict
 
 import server.app
 from client.app import app as client_app
-from privacy.ledger import Ledger
-from server.roster import ROSTER_FILE, roster
-from server.telemetry import read_metrics, read_status
-from simulations.inprocess import InProcessGrid, _identity
-from simulations.sample_records import write_records
+from privacy.ledger.ledger import Ledger
+from server.network.grid import ROSTER_FILE, roster
+from server.run_folder.telemetry import read_metrics, read_status
+from simulations.engines.inprocess import InProcessGrid, _identity
+from simulations.tools.sample_records import write_records
 from strategies.dispatch import RoundFailed
 
 SETTINGS = """

@@ -12,24 +12,23 @@ import torch
 from flwr.app import Context, RecordDict
 
 import server.app
-import server.silo_rounds
+import server.runs.cross_silo
 from client.app import app as client_app
-from client.lora import LoraSpec, adapter_layout
-from client.models import load_base
-from client.residual import residual_size
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout
 from privacy.errors import CorruptRun
-from privacy.ledger import Ledger
-from server.config import ConfigError
-from server.errors import CannotResume
-from server.resume import check_resumable
-from server.resumed import read_resumed
-from server.roster import roster
-from server.silo_progress import Progress, Said, load_progress, owned, save_progress
-from server.telemetry import read_metrics, read_status
-from simulations.inprocess import InProcessGrid, _identity
-from simulations.sample_records import write_records
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError
+from server.network.grid import roster
+from server.run_folder.errors import CannotResume
+from server.run_folder.progress import Progress, Said, load_progress, owned, save_progress
+from server.run_folder.resume import check_resumable, read_resumed
+from server.run_folder.telemetry import read_metrics, read_status
+from simulations.engines.inprocess import InProcessGrid, _identity
+from simulations.tools.sample_records import write_records
+from strategies.adapter.residual import residual_size
+from strategies.cross_silo import GlobalModel
 from strategies.dispatch import RoundFailed
-from strategies.silo_fedavg import GlobalModel
 
 STEPS, ROUNDS = 2, 2
 SETTINGS = """
@@ -88,7 +87,7 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.silo_rounds.roster", functools.partial(roster, settle=0.0, patience=0.0))
+    monkeypatch.setattr("server.network.grid.roster", functools.partial(roster, settle=0.0, patience=0.0))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
 ) -> None:
     """Broken off in its second round of two: where that was lost, the silos have steps left for none."""
     name = "save_progress" if place == "before the checkpoint" else "_record"
-    real = getattr(server.silo_rounds, name)
+    real = getattr(server.runs.cross_silo, name)
 
     def breaks(*given: Any) -> Any:
         progress = next(value for value in given if isinstance(value, Progress))
@@ -145,7 +144,7 @@ def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
         return real(*given)
 
     with monkeypatch.context() as broken:
-        broken.setattr(server.silo_rounds, name, breaks)
+        broken.setattr(server.runs.cross_silo, name, breaks)
         with pytest.raises(OSError, match="gone"):
             of_records.run("first")
     folder = of_records.folder / "first"

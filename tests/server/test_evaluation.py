@@ -9,9 +9,9 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.wire import EvaluateRequest, totals_records
-from server.evaluation import Evaluate, on_workers
-from strategies.dp_fedavg import RoundFailed
+from server.evaluation.metrics import Evaluate, on_workers
+from strategies.dispatch import RoundFailed
+from strategies.messages.client_update import EvaluateRequest, totals_records
 
 ADAPTER = torch.linspace(0, 1, 5)
 SPLITS = {"validation": (30, 100), "test": (0, 41)}

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import client.app
-from client.batch import MicroBatch, padded_lengths
-from client.passes import Passes
+from client.engine.batching import MicroBatch, padded_lengths
+from client.engine.forward import Passes
 from client.worker import make_engine
-from server.assembly import Assembly, assemble
-from server.config import parse
-from server.evaluation import on_workers
-from simulations.inprocess import SERVER_NODE, InProcessGrid, _identity
+from server.config.load import parse
+from server.evaluation.metrics import on_workers
+from server.runs.assembly import Assembly, assemble
+from simulations.engines.inprocess import SERVER_NODE, InProcessGrid, _identity
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config import parse
-from server.telemetry import read_metrics
-from simulations.inprocess import run_inprocess
+from server.config.load import parse
+from server.run_folder.telemetry import read_metrics
+from simulations.engines.inprocess import run_inprocess
 from strategies import CONTROLLERS
 
 TABLE = {

@@ -7,8 +7,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_from_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-from server import exchange
-from server.exchange import AT_ONCE, answers
+from server.network import grid as network_grid
+from server.network.grid import AT_ONCE, answers
 
 
 class Letters:
@@ -76,7 +76,7 @@ def test_bytes_that_are_no_message_cost_only_themselves(caplog: pytest.LogCaptur
 
 def test_a_superlink_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Letters([[0]])
-    for gone in (ConnectionError("gone"), exchange.httpx.ConnectError("gone")):
+    for gone in (ConnectionError("gone"), network_grid.httpx.ConnectError("gone")):
 
         def fail(identifiers: Iterable[str], gone: Exception = gone) -> list[Message]:
             raise gone

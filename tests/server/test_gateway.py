@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server.gateway import FLEET, Gateway, allowed
+from server.network.gateway import FLEET, Gateway, allowed
 
 
 async def echo(request: Request) -> Response:

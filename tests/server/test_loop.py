@@ -8,18 +8,20 @@ from typing import Any, ClassVar
 
 import pytest
 
-from privacy.clipping import FlatClip, PerAdapterClip
+from privacy.clipping.norms import FlatClip, PerAdapterClip
 from privacy.commitment import Commitment, FloorStep
+from privacy.contribution import Plan
 from privacy.errors import CorruptRun
-from privacy.ledger import Ledger
-from privacy.mechanism import InsecureSeededNoise, InsecureZeroNoise, Plan
-from privacy.sampling import CohortSampler
-from server.budget import commit, round_sampling
-from server.checkpoint import load_checkpoint
-from server.round_record import RoundRecord
-from strategies.controllers.dp_lac import GRID, DpLac
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import InsecureSeededNoise, InsecureZeroNoise
+from privacy.randomness.sampling import CohortSampler
+from server.run_folder.checkpoint import load_checkpoint
+from server.run_folder.round_record import RoundRecord
+from server.runs.commitment import commit, round_sampling
+from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
-from strategies.dp_fedavg import RoundFailed
+from strategies.controllers.loss_following import GRID
+from strategies.dispatch import RoundFailed
 from tests.server.conftest import MakeRun
 from tests.server.loop_cases import DIM, LAYOUT, RATE, N, clients, everything, loss_of, settings
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.config import ConfigError, parse
-from server.methods import methods
-from strategies.aggregation.factors import Ffa, Plain
+from server.config.load import ConfigError, parse
+from server.config.methods import methods
+from strategies.aggregations.factors import Ffa, Plain
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
 from strategies.optimizers.fedavg import FedAvg, FedAvgM

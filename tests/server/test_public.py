@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from client.part import Part
-from server.alignment import aligned
-from server.assembly import Assembly, assemble
-from server.config import ConfigError, parse
-from server.public import PublicTraining
+from server.config.load import ConfigError, parse
+from server.runs.assembly import Assembly, assemble
+from server.runs.gradient_init import aligned
+from server.runs.public_data import PublicTraining
+from strategies.adapter.trainable import Part
 
 
 def assembly(cache: Path, **public: object) -> Assembly:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from client.dp_sgd import PrivateSgd
-from privacy.ledger import Ledger
+from client.record_level.dp_sgd import PrivateSgd
+from privacy.ledger.ledger import Ledger
 from server.app import held
-from server.checkpoint import load_checkpoint
-from server.config import ConfigError, RunConfig, flatten, parse, unflatten
-from server.silo_run import run_silo
+from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.schema import RunConfig
+from server.run_folder.checkpoint import load_checkpoint
+from server.runs.record_level import run_silo
 
 SPAN = {"samples": 6, "directions": 3, "openings": "Notes: |A patient", "warm-start-epochs": 1}
 

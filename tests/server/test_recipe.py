@@ -12,17 +12,16 @@ import torch
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from client.lora import adapter_layout
-from client.models import load_base, load_tokenizer
-from client.peft_files import load_peft
-from privacy import accountants
-from privacy.ledger import Ledger
-from server.config import ConfigError
-from server.recipe import Ordinary, Planned, Private, Recipe, plan_noise
-from server.recipe_config import load_recipe, parse_recipe
-from server.recipe_promise import promise_of
-from server.recipe_result import STAMP_FILE
-from server.recipe_run import RecipeRun
+from client.models.base import load_base, load_tokenizer
+from client.models.lora import adapter_layout, load_peft
+from privacy.accountants import composition
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError
+from server.runs.guarantee import promise_of
+from server.runs.phase_artefacts import STAMP_FILE
+from server.runs.phase_config import load_recipe, parse_recipe
+from server.runs.phase_plan import Ordinary, Planned, Private, Recipe, plan_noise
+from server.runs.phases import RecipeRun
 
 POPULATION = 400
 PLAIN = Ordinary("plain")
@@ -86,7 +85,7 @@ def test_the_private_phases_compose_and_the_calibrated_one_leaves_room_for_the_o
     shares = [z / 4.0 for z in both.multipliers[1]]
     assert shares[0] == 1.0
     assert max(shares) > 1.0
-    exact = accountants.epsilon(both.floor, 1e-4)
+    exact = composition.epsilon(both.floor, 1e-4)
     assert exact <= both.epsilon < exact + 2e-4  # rounded up, never down
     assert [step.count for step in both.floor] == [8, 1, 1, 1]
     # order in the ledger is order in the recipe

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from client.dp_sgd import PrivateSgd
+from client.record_level.dp_sgd import PrivateSgd
 from privacy.errors import CorruptRun
-from privacy.ledger import Ledger
-from server import recipe_progress, recipe_run
-from server.assembly import SAMPLING_SECRET
-from server.errors import CannotResume
-from server.recipe_config import RecipeConfig, parse_recipe
-from server.recipe_progress import PhaseFolder
-from server.recipe_result import STAMP_FILE
-from server.recipe_run import RecipeRun
-from server.resume import check_origin, write_origin
-from server.silo_progress import owned
+from privacy.ledger.ledger import Ledger
+from server.run_folder import phase_progress
+from server.run_folder.errors import CannotResume
+from server.run_folder.names import SAMPLING_SECRET
+from server.run_folder.phase_progress import PhaseFolder
+from server.run_folder.progress import owned
+from server.run_folder.resume import check_origin, write_origin
+from server.runs import phases
+from server.runs.phase_artefacts import STAMP_FILE
+from server.runs.phase_config import RecipeConfig, parse_recipe
+from server.runs.phases import RecipeRun
 
 PHASES: list[dict[str, Any]] = [
     {"kind": "ordinary", "name": "redacted", "text": "redacted", "batch-size": 8, "learning-rate": 0.01},
@@ -84,12 +85,12 @@ PLACES: dict[str, tuple[Any, str, int, list[int]]] = {
     # what is broken off, at which call, and the private steps that are left
     "behind the first phase": (PhaseFolder, "finish", 1, [1, 2, 3, 1, 2, 3]),
     "charged and not released": (Ledger, "released", 2, [3, 1, 2, 3]),
-    "released and not kept": (recipe_progress, "save_checkpoint", 3, [1, 2, 3]),
+    "released and not kept": (phase_progress, "save_checkpoint", 3, [1, 2, 3]),
     "kept, and the controller not told": (PrivateSgd, "observe", 2, [3, 1, 2, 3]),
     "behind the first private phase": (PhaseFolder, "finish", 2, [1, 2, 3]),
     "first step of the second private phase": (Ledger, "released", 4, [2, 3]),
-    "last step of all": (recipe_progress, "save_checkpoint", 6, []),
-    "before the artefacts": (recipe_run, "write_recipe_artefacts", 1, []),
+    "last step of all": (phase_progress, "save_checkpoint", 6, []),
+    "before the artefacts": (phases, "write_recipe_artefacts", 1, []),
 }
 
 
@@ -136,7 +137,7 @@ def test_the_same_run_broken_off_behind_noise_free_phases_gives_the_same_adapter
 
 
 def test_what_must_not_go_on_is_refused(config: RecipeConfig, folder: Path) -> None:
-    break_off(config, folder, recipe_progress, "save_checkpoint", 2)
+    break_off(config, folder, phase_progress, "save_checkpoint", 2)
     with owned(folder), pytest.raises(CannotResume, match="still running"):
         RecipeRun(config).train(folder)
     ledger, secret = folder / "ledger.jsonl", folder / "phases" / "2" / SAMPLING_SECRET

@@ -11,20 +11,28 @@ import pytest
 from privacy.commitment import Commitment, FloorStep
 from privacy.errors import CorruptRun
 from privacy.events import Component, ReleaseEvent
-from privacy.ledger import Ledger
-from privacy.sampling import CohortSampler
-from server import code_version, resume
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.sampling import CohortSampler
 from server.app import configuration
-from server.budget import round_sampling
-from server.checkpoint import Checkpoint, save_checkpoint
-from server.config import ConfigError, RunConfig, parse
-from server.errors import CannotResume
-from server.resume import check_origin, check_resumable, claim, write_origin
-from server.resumed import Resumed, note_resumed, read_resumed
-from server.telemetry import State, Telemetry
-from strategies.controller import PublicSignals, Setting
+from server.config.load import ConfigError, parse
+from server.config.schema import RunConfig
+from server.run_folder import provenance, resume
+from server.run_folder.checkpoint import Checkpoint, save_checkpoint
+from server.run_folder.errors import CannotResume
+from server.run_folder.resume import (
+    Resumed,
+    check_origin,
+    check_resumable,
+    claim,
+    note_resumed,
+    read_resumed,
+    write_origin,
+)
+from server.run_folder.telemetry import State, Telemetry
+from server.runs.commitment import round_sampling
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.fixed import Fixed
-from strategies.server_state import ServerState
+from strategies.private_training import ServerState
 
 TABLE = {"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 3.0, "delta": 1e-3}}
 CONFIG = parse(TABLE)
@@ -140,7 +148,7 @@ def test_another_data_set_is_refused(folder: Path) -> None:
 @pytest.fixture
 def other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
     """Let the code be different from now on."""
-    real = code_version.code_version
+    real = provenance.code_version
 
     def change(changes: dict[str, str]) -> None:
         def changed(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
@@ -170,10 +178,10 @@ def test_the_code_of_a_users_own_method_counts(tmp_path: Path, monkeypatch: pyte
     own = tmp_path / "their_method_of_resuming.py"
     own.write_text("x = 1\n")
     config = parse({**TABLE, "strategy": {"optimizer": "their_method_of_resuming:Mine"}})
-    before = code_version.code_version(config)
-    assert "server/code_version.py" in before
+    before = provenance.code_version(config)
+    assert "server/run_folder/provenance.py" in before
     own.write_text("x = 2\n")
-    changes = code_version.differences(before, code_version.code_version(config))
+    changes = provenance.differences(before, provenance.code_version(config))
     assert changes == ["their_method_of_resuming:Mine was changed"]
 
 
@@ -216,7 +224,7 @@ def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:
 
 def test_resumes_are_noted_and_read_back(tmp_path: Path) -> None:
     assert read_resumed(tmp_path) == ()
-    notes = (Resumed(3, 1.5, 0), Resumed(7, 2.5, 1, ("privacy/noise.py was changed",)))
+    notes = (Resumed(3, 1.5, 0), Resumed(7, 2.5, 1, ("privacy/randomness/noise.py was changed",)))
     for note in notes:
         note_resumed(tmp_path, note)
     assert read_resumed(tmp_path) == notes

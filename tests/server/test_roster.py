@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import CorruptRun
-from server.config import ConfigError
-from server.roster import ROSTER_FILE, roster
+from server.config.load import ConfigError
+from server.network.grid import ROSTER_FILE, roster
 from strategies.dispatch import RoundFailed
 
 

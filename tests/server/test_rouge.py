@@ -12,28 +12,28 @@ from peft import PeftModel
 from rouge_score.rouge_scorer import RougeScorer
 from typer.testing import CliRunner
 
-from client.data import prepare
-from client.dp_sgd import PrivateSgd
-from client.models import load_base
-from client.peft_files import load_peft
-from client.residual import pairs, residual_size
+from client.data.prepare import prepare
+from client.models.base import load_base
+from client.models.lora import load_peft
+from client.record_level.dp_sgd import PrivateSgd
 from server.app import held
-from server.config import ConfigError, RunConfig, flatten, parse, unflatten
-from server.data_spec import data_spec
-from server.recipe_config import parse_recipe
-from server.recipe_run import RecipeRun
-from server.resume import check_resumable
-from server.rouge import SCORES, adapter_rouge
-from server.silo_artefacts import final_adapter
-from server.silo_assembly import assemble_federation, assemble_silo
-from server.silo_run import run_silo
-from simulations.cli import app
-from simulations.inprocess import run_inprocess
-from simulations.loading import loading_code
-from simulations.report import write_report
-from simulations.run_folder import read_run
-from simulations.summary import print_summary
-from strategies.silo_fedavg import GlobalModel
+from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.schema import RunConfig
+from server.evaluation.rouge import SCORES, adapter_rouge
+from server.run_folder.resume import check_resumable
+from server.runs.assembly import data_spec
+from server.runs.cross_silo_artefacts import final_adapter
+from server.runs.phase_config import parse_recipe
+from server.runs.phases import RecipeRun
+from server.runs.record_level import run_silo
+from server.runs.record_level_assembly import assemble_federation, assemble_silo
+from simulations.cli.app import app
+from simulations.engines.inprocess import run_inprocess
+from simulations.report.page import loading_code, write_report
+from simulations.report.read_run import read_run
+from simulations.report.summary import print_summary
+from strategies.adapter.residual import pairs, residual_size
+from strategies.cross_silo import GlobalModel
 
 MODEL = {
     "name": "random:llama", "task": "summarisation", "rank": 8, "alpha": 16.0, "max-length": 60,

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 from peft import PeftModel
 
-from client.dp_sgd import PrivateSgd
-from client.models import load_base
-from client.silo import Silo
-from privacy.ledger import Ledger
+from client.models.base import load_base
+from client.record_level.dp_sgd import PrivateSgd
+from client.record_level.settings import Silo
+from privacy.ledger.ledger import Ledger
 from server.app import held
-from server.config import ConfigError, RunConfig, flatten, parse, unflatten
-from server.resume import check_resumable
-from server.silo_assembly import assemble_silo
-from server.silo_run import run_silo
-from server.telemetry import read_metrics, read_status
-from simulations.loading import loading_code
-from simulations.run_folder import read_run
+from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.schema import RunConfig
+from server.run_folder.resume import check_resumable
+from server.run_folder.telemetry import read_metrics, read_status
+from server.runs.record_level import run_silo
+from server.runs.record_level_assembly import assemble_silo
+from simulations.report.page import loading_code
+from simulations.report.read_run import read_run
 
 STEPS = 6
 

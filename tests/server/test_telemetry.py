@@ -10,8 +10,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from privacy.errors import CorruptRun
-from server.round_record import ReleasedValues, RoundRecord, released_values
-from server.telemetry import Telemetry, read_metrics, read_status
+from server.run_folder.round_record import ReleasedValues, RoundRecord, released_values
+from server.run_folder.telemetry import Telemetry, read_metrics, read_status
 
 
 def record(number: int = 1, **changes: object) -> RoundRecord:

@@ -10,13 +10,14 @@ import pytest
 
 from privacy.commitment import Commitment, FloorStep
 from privacy.events import Component, Poisson, ReleaseEvent
-from privacy.ledger import Ledger
-from privacy.statement import privacy_statement
-from server.artefacts import how_to_use
-from server.config import RunConfig, parse
-from server.environment import write_environment
-from server.round_record import RoundRecord, released_values
-from server.telemetry import State, Telemetry
+from privacy.ledger.ledger import Ledger
+from privacy.ledger.statement import privacy_statement
+from server.config.load import parse
+from server.config.schema import RunConfig
+from server.run_folder.provenance import write_environment
+from server.run_folder.round_record import RoundRecord, released_values
+from server.run_folder.telemetry import State, Telemetry
+from server.runs.artefacts import how_to_use
 
 
 def recorded_metrics(

@@ -7,7 +7,7 @@ from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.simulation.ray_transport import ray_actor
 from ray.exceptions import ActorDiedError
 
-from simulations import actors
+from simulations.engines import ray_actors
 
 
 class Future:
@@ -47,8 +47,8 @@ def ray(monkeypatch):
     for name in ("submit", "fetch_result_and_return_actor_to_pool"):
         monkeypatch.setattr(ray_actor.BasicActorPool, name, getattr(ray_actor.BasicActorPool, name))
     monkeypatch.setattr(ray_actor.ray, "get", get)
-    actors.replace_dead_actors()
-    actors.replace_dead_actors()
+    ray_actors.replace_dead_actors()
+    ray_actors.replace_dead_actors()
 
 
 def process(pool, job):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.recipe_config import parse_recipe
-from simulations.benchmarks import atdp
-from simulations.benchmarks.atdp_tables import ORDER, comparison
+from server.runs.phase_config import parse_recipe
+from simulations.benchmarks.papers import atdp
+from simulations.benchmarks.papers.atdp_tables import ORDER, comparison
 
 KINDS = dict(zip(ORDER, ["public", "none", "none", *["selective"] * 4, "record", "record"], strict=True))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulations import benchmarks
-from simulations.benchmarks.tables import ROOT, block, documents, fill, sst2
+from simulations.benchmarks.harness.tables import ROOT, block, documents, fill, sst2
 
 RESULTS = [
     {
@@ -52,15 +52,22 @@ def test_wrong_markers_are_refused(tmp_path: Path) -> None:
 
 def test_the_tables_of_this_repository_are_what_the_results_say() -> None:
     stale = [path.name for path in documents() if fill(path.read_text(encoding="utf-8")) != path.read_text()]
-    assert stale == [], "run: python -m simulations.benchmarks.tables"
+    assert stale == [], "run: python -m simulations.benchmarks.harness.tables"
     assert ROOT / "README.md" in documents()
 
 
 @pytest.mark.parametrize(
     "name",
-    ["comparison_figure", "flower_dp_control", "mechanism_audit", "noise_throughput", "secure_sums", "silo_accounting"],
+    [
+        "papers/dp_lac_figure",
+        "privacy/flower_dp",
+        "privacy/mechanism_audit",
+        "privacy/noise_throughput",
+        "privacy/secure_sums",
+        "privacy/published_accounting",
+    ],
 )
 def test_asking_for_help_measures_nothing(name: str) -> None:
     """They take no arguments, and would overwrite their results whatever they are given."""
-    text = Path(benchmarks.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    text = Path(benchmarks.__file__).parent.joinpath(f"{name}.py").read_text(encoding="utf-8")
     assert "    typer.run(main)" in text.partition('if __name__ == "__main__":')[2]

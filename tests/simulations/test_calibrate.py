@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from privacy import planning
-from simulations.cli import app
+from privacy.accountants import scenarios
+from simulations.cli.app import app
 
 SMALL = ["--epsilon", "2", "--clients", "500", "--rate", "0.2", "--rounds", "5"]
 
@@ -58,8 +58,8 @@ def test_a_generous_delta_is_noted_once() -> None:
 
 def test_no_epsilon_is_printed_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The PLD of this much noise is covered by delta alone; a table that says 0.0000 would promise too much."""
-    monkeypatch.setattr(planning, "by_accountant", lambda setting, noise: {"pld": 0.0, "rdp": 3e-9})
-    monkeypatch.setattr(planning, "alternatives", lambda now: [])
+    monkeypatch.setattr(scenarios, "by_accountant", lambda setting, noise: {"pld": 0.0, "rdp": 3e-9})
+    monkeypatch.setattr(scenarios, "alternatives", lambda now: [])
     done = calibrate(*SMALL)
     assert done.exit_code == 0, done.output
     assert [line.split()[1] for line in done.output.splitlines() if line.split()[:1] in (["pld"], ["rdp"])] == [

@@ -11,14 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from privacy.commitment import Commitment, FloorStep
-from privacy.ledger import Ledger
-from server.budget import round_sampling
-from server.config import ConfigError, parse
-from server.resume import write_origin
-from server.telemetry import Telemetry, read_status
-from simulations import launcher, preflight
-from simulations.cli import app, new_run_folder
-from simulations.private_flower import RunFailed
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError, parse
+from server.run_folder.names import new_run_folder
+from server.run_folder.resume import write_origin
+from server.run_folder.telemetry import Telemetry, read_status
+from server.runs.commitment import round_sampling
+from simulations.cli import preflight
+from simulations.cli.app import app
+from simulations.engines import launcher
+from simulations.engines.flower import RunFailed
 
 runner = CliRunner()
 special = []  # further keys that the last engine was given for each of its runs
@@ -276,9 +278,8 @@ def test_an_output_that_cannot_be_made_is_refused(tmp_path):
 
 def test_help_is_quick_to_import():
     """What `lacquer --help` imports must not hold torch, Ray or transformers: they take seconds."""
-    code = (
-        "import sys, simulations.cli; print([m for m in ('torch', 'ray', 'transformers', 'flwr') if m in sys.modules])"
-    )
+    heavy = "('torch', 'ray', 'transformers', 'flwr')"
+    code = f"import sys, simulations.cli.app; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

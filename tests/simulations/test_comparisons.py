@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from simulations.benchmarks.comparison_claims import claims
-from simulations.benchmarks.comparison_figure import comparison_figure
-from simulations.benchmarks.comparison_tables import choices, comparisons, difference_text
-from simulations.benchmarks.paired import paired_difference
-from simulations.plot_style import LIGHT
+from simulations.benchmarks.harness.timing import paired_difference
+from simulations.benchmarks.papers.dp_lac_claims import claims
+from simulations.benchmarks.papers.dp_lac_figure import comparison_figure
+from simulations.benchmarks.papers.dp_lac_tables import choices, comparisons, difference_text
+from simulations.report.plots import LIGHT
 
 
 def cell(grid: str, variant: str, seed: int, accuracy: float, **changes: object) -> dict[str, object]:

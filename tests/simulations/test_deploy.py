@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from server.config import parse
-from server.telemetry import Telemetry
-from simulations import deploy, preflight
-from simulations.cli import app
-from simulations.control import Control
-from simulations.private_flower import RunFailed
-from simulations.sample_records import write_records
-from simulations.staging import PACKAGE
+from server.config.load import parse
+from server.run_folder.telemetry import Telemetry
+from simulations.cli import deploy, preflight
+from simulations.cli.app import app
+from simulations.engines.control import Control
+from simulations.engines.flower import RunFailed
+from simulations.engines.staging import PACKAGE
+from simulations.tools.sample_records import write_records
 
 RUNNER = CliRunner()
 CONFIG = parse({"clients": 3, "sampling-rate": 1.0, "privacy": {"delta": 1e-2}, "data": {"held-by": "nodes"}})
@@ -63,8 +63,8 @@ def test_nothing_of_ours_travels_but_a_wrapper(tmp_path: Path) -> None:
     files = sorted(path.relative_to(superlink.app) for path in superlink.app.rglob("*") if path.is_file())
     names = [f"{PACKAGE}/__init__.py", f"{PACKAGE}/client.py", f"{PACKAGE}/server.py", "pyproject.toml"]
     assert [str(file) for file in files] == names
-    assert "client.deployed" in (superlink.app / PACKAGE / "client.py").read_text()
-    assert "simulations.actors" not in (superlink.app / PACKAGE / "server.py").read_text()
+    assert "client.fork_server" in (superlink.app / PACKAGE / "client.py").read_text()
+    assert "simulations.engines.ray_actors" not in (superlink.app / PACKAGE / "server.py").read_text()
     keys = tomllib.loads((superlink.app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert keys == {
         "config-file": str(tmp_path / "config.toml"),

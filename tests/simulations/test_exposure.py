@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from client.canaries import KINDS, secrets
-from client.models import load_base, load_tokenizer
-from simulations.attacks import exposure
+from client.data.canaries import KINDS, secrets
+from client.models.base import load_base, load_tokenizer
+from simulations.benchmarks.privacy import exposure
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from privacy.secagg.federation import Federation, load_identity
-from simulations.cli import app
+from simulations.cli.app import app
 
 
 def lacquer(*arguments: str) -> Result:

@@ -5,13 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from privacy.ledger import Ledger
-from simulations.benchmarks import flower_checks, flower_guarantee_checks
-from simulations.benchmarks.flower_checks import Pair
-from simulations.benchmarks.flower_dp_control import CHECKS
-from simulations.benchmarks.flower_wrappers import silence
-from simulations.benchmarks.release_paths import scratch_ledger
-from simulations.benchmarks.tables import RESULTS
+from privacy.ledger.ledger import Ledger
+from simulations.benchmarks.harness.markdown import RESULTS
+from simulations.benchmarks.privacy import flower_dp
+from simulations.benchmarks.privacy.flower_dp import CHECKS, Pair, scratch_ledger, silence
 
 COMMITTED = {
     line["check"]: line
@@ -36,12 +33,12 @@ def agree(name: str, pair: Pair) -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        flower_checks.nan_update,
-        flower_checks.zero_update,
-        flower_checks.example_weights,
-        flower_checks.adaptive_noise_scale,
-        flower_checks.replayed_noise,
-        flower_guarantee_checks.metrics,
+        flower_dp.nan_update,
+        flower_dp.zero_update,
+        flower_dp.example_weights,
+        flower_dp.adaptive_noise_scale,
+        flower_dp.replayed_noise,
+        flower_dp.metrics,
     ],
 )
 def test_the_faults_that_decided_against_the_wrappers(check: Callable[[Ledger], Pair], ledger: Ledger) -> None:
@@ -57,10 +54,10 @@ def test_every_line_of_the_table(name: str, ledger: Ledger) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", flower_guarantee_checks.AUDITS)
+@pytest.mark.parametrize("name", flower_dp.AUDITS)
 def test_audits(name: str, ledger: Ledger) -> None:
-    agree(name, flower_guarantee_checks.audit_of(name, ledger))
+    agree(name, flower_dp.audit_of(name, ledger))
 
 
 def test_every_check_has_its_line() -> None:
-    assert list(COMMITTED) == [*CHECKS, *flower_guarantee_checks.AUDITS]
+    assert list(COMMITTED) == [*CHECKS, *flower_dp.AUDITS]

@@ -3,8 +3,9 @@ import tomllib
 import pytest
 
 from server.app import SPECIAL_KEYS
-from server.config import RunConfig, parse, unflatten
-from simulations.flwr_defaults import HEADER, LAUNCHER_KEYS, PYPROJECT, flwr_defaults, rewritten
+from server.config.load import parse, unflatten
+from server.config.schema import RunConfig
+from simulations.tools.flwr_defaults import HEADER, LAUNCHER_KEYS, PYPROJECT, flwr_defaults, rewritten
 
 
 def test_pyproject_holds_the_defaults_of_the_schema():

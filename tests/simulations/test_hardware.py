@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from server.config import parse
-from simulations import hardware
-from simulations.hardware import Resources, available_cores, gpu_share, resources, with_workers
+from server.config.load import parse
+from simulations.engines import hardware
+from simulations.engines.hardware import Resources, available_cores, gpu_share, resources, with_workers
 
 
 def config(**engine):

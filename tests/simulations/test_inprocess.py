@@ -7,9 +7,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from server.config import parse
-from server.telemetry import Telemetry
-from simulations.inprocess import InProcessGrid, run_inprocess
+from server.config.load import parse
+from server.run_folder.telemetry import Telemetry
+from simulations.engines.inprocess import InProcessGrid, run_inprocess
 
 client_app = ClientApp()
 FAIL = 13
@@ -118,7 +118,7 @@ def test_a_run_gets_its_configuration_folder_and_nodes(table, nodes, tmp_path):
     run_inprocess(config, tmp_path, server_app=server_app, client_app=client_app)
     assert seen["run-folder"] == str(tmp_path)
     assert seen["nodes"] == nodes
-    from server.config import load
+    from server.config.load import load
 
     assert load(tmp_path / "config.toml").engine.workers == nodes
 

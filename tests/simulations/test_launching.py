@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from server.config import parse
-from server.telemetry import Telemetry
-from simulations.hardware import Resources
-from simulations.launcher import _judge
-from simulations.private_flower import RunFailed, environment, federation, tail
-from simulations.staging import PACKAGE, App, packages_root, stage
+from server.config.load import parse
+from server.run_folder.telemetry import Telemetry
+from simulations.engines.flower import RunFailed, environment, federation, tail
+from simulations.engines.hardware import Resources
+from simulations.engines.launcher import _judge
+from simulations.engines.staging import PACKAGE, App, packages_root, stage
 
 
 def staged(tmp_path, app=None, plugins=None):
@@ -78,7 +78,7 @@ def test_the_wrapper_refuses_a_foreign_file_of_the_same_name(tmp_path):
     assert done.returncode == 1
     log = (tmp_path / "flower.log").read_text()
     assert "ImportError: server.config was found at" in log
-    assert str(packages_root() / "server" / "config.py") in log
+    assert str(packages_root() / "server" / "config" / "__init__.py") in log
 
 
 def test_looking_at_the_app_does_not_redirect_the_looker(tmp_path):

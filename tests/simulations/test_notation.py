@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulations.notation import delta_text, duration_text, epsilon_text, number_text, percent_text
+from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text, percent_text
 
 
 @given(st.floats(0.0, 1e6))

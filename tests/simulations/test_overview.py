@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from simulations.overview import write_overview
-from simulations.plot_style import DARK, LIGHT
+from simulations.report.figures import write_overview
+from simulations.report.plots import DARK, LIGHT
 
 
 def test_one_picture_per_theme_the_same_every_time(complete_run: Path, tmp_path: Path) -> None:

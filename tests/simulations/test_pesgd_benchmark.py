@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from client import synthetic
-from server.silo_tables import Span
-from simulations.benchmarks import pesgd
-from simulations.benchmarks.pesgd_settings import Settings, read_settings
-from simulations.settings import preset_files
+from client.record_level import synthetic_texts
+from server.config.tables import Span
+from simulations.benchmarks.papers import pe_sgd
+from simulations.benchmarks.papers.pe_sgd import Settings, read_settings
+from simulations.presets.load import preset_files
 
-HERE = Path(pesgd.__file__).parent
+HERE = Path(pe_sgd.__file__).parent
 
 
 @pytest.mark.parametrize(("name", "form"), [("small", "continuation"), ("paper", "instruction")])
@@ -26,9 +26,9 @@ def test_the_writer_is_asked_as_the_file_says(name: str, form: str, monkeypatch)
         asked.extend(prompts)
         return [tokenizer("a word")["input_ids"][:-1] for _ in prompts]
 
-    monkeypatch.setattr(synthetic, "continuations", written)
+    monkeypatch.setattr(synthetic_texts, "continuations", written)
     few = replace(settings, samples=8, model="random:llama", token_budget=256)
-    bench = pesgd.Bench(few, few.model)
+    bench = pe_sgd.Bench(few, few.model)
     made = bench.synthesiser(0)
     assert (made.synthesis.form, made.synthesis.samples, made.synthesis.openings) == (form, 8, tuple(table["openings"]))
     made.initial(bench.adapter)
@@ -38,7 +38,7 @@ def test_the_writer_is_asked_as_the_file_says(name: str, form: str, monkeypatch)
     assert {opening.replace(" ", "") for opening in openings} <= {text.replace(" ", "") for text in table["openings"]}
     if form == "instruction":
         for prompt in variations:
-            assert prompt in {table["instruction"].format(sample="a word", tone=tone) for tone in synthetic.TONES}
+            assert prompt in {table["instruction"].format(sample="a word", tone=tone) for tone in synthetic_texts.TONES}
 
 
 def test_both_roads_to_the_paper_s_scale_ask_in_the_same_words() -> None:
@@ -50,7 +50,7 @@ def test_both_roads_to_the_paper_s_scale_ask_in_the_same_words() -> None:
 
 
 def test_committed_cells_are_of_the_settings_as_they_are() -> None:
-    found = json.loads((HERE / "results" / "pesgd.json").read_text())
+    found = json.loads((HERE.parent / "results" / "pesgd.json").read_text())
     assert found["settings"] == read_settings(HERE / "pesgd-small.toml").to_json()
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from server.round_record import RoundRecord
-from simulations import plots
-from simulations.plot_style import DARK, LIGHT
+from server.run_folder.round_record import RoundRecord
+from simulations.report import plots
+from simulations.report.plots import DARK, LIGHT
 
 from .conftest import recorded_metrics
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client.data import sha256
-from client.models import load_base
-from simulations.pretrain import __main__ as program
-from simulations.pretrain import corpus, pack, training
-from simulations.pretrain.quality import perplexity
+from client.data.spec import sha256
+from client.models.base import load_base
+from simulations.benchmarks.lacquer_small import __main__ as program
+from simulations.benchmarks.lacquer_small import package, train
+from simulations.benchmarks.lacquer_small.package import perplexity
 
 LINES = ["", " = Town = \n", "", " The town lies on a river and has 12 bridges . \n", " The river is long . \n"]
 
@@ -24,21 +24,21 @@ def folders(tmp_path_factory):
     titles = [f"Town {number}" for number in range(30)]
     lines = [line.replace("Town", title) for title in titles for line in LINES]
     for name, texts in (
-        (corpus.ARTICLES, lines),
-        (corpus.EVALUATION, lines[:60]),
-        (corpus.NOVELS, ["It was a dark night , and the river rose . \nNobody slept ."] * 40),
+        (train.ARTICLES, lines),
+        (train.EVALUATION, lines[:60]),
+        (train.NOVELS, ["It was a dark night , and the river rose . \nNobody slept ."] * 40),
     ):
         (data / name).parent.mkdir(exist_ok=True)
         pandas.DataFrame({"text": texts}).to_parquet(data / name)
     small = {"width": 32, "layers": 1, "heads": 2, "groups": 1, "hidden": 48, "vocabulary": 320, "context": 16}
     patch = pytest.MonkeyPatch()
-    patch.setattr(training, "Recipe", lambda **given: Recipe(**given, **small, windows=4))
+    patch.setattr(train, "Recipe", lambda **given: Recipe(**given, **small, windows=4))
     program.main(data, out, minutes=30, steps=50, optimizer="muon", rate=3e-3, threads=torch.get_num_threads())
     patch.undo()
     return data, out
 
 
-Recipe = training.Recipe
+Recipe = train.Recipe
 
 
 def test_it_learns_and_is_packed_with_a_true_card(folders, tmp_path, monkeypatch):
@@ -47,17 +47,17 @@ def test_it_learns_and_is_packed_with_a_true_card(folders, tmp_path, monkeypatch
     assert log[0]["loss"] > log[-1]["loss"] > 0
     assert [line["step"] for line in log] == [20, 40, 50]
     assert log[-1]["rate"] < 0.01
-    pack.main(out, data, tmp_path / "packed")
+    package.main(out, data, tmp_path / "packed")
     stored = load_file(tmp_path / "packed" / "model.safetensors")
     assert {values.dtype for values in stored.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in stored  # tied
     hashes: dict[str, dict[str, str]] = {}
     exec((tmp_path / "packed" / "__init__.py").read_text(), hashes)
-    assert hashes["SHA256"] == {name: sha256(tmp_path / "packed" / name) for name in pack.FILES}
-    monkeypatch.setattr("client.model_files.LACQUER_SMALL_FOLDER", tmp_path / "packed")
-    monkeypatch.setattr("client.lacquer_small.SHA256", hashes["SHA256"])
+    assert hashes["SHA256"] == {name: sha256(tmp_path / "packed" / name) for name in package.FILES}
+    monkeypatch.setattr("client.models.files.LACQUER_SMALL_FOLDER", tmp_path / "packed")
+    monkeypatch.setattr("client.models.lacquer_small.SHA256", hashes["SHA256"])
     model, tokenizer = load_base("lacquer-small", "causal-lm")
-    quality = perplexity(model, tokenizer, corpus.lines(data, corpus.EVALUATION), context=16)
+    quality = perplexity(model, tokenizer, train.lines(data, train.EVALUATION), context=16)
     assert f"**{quality.per_token:.1f} per token, {quality.per_word:.1f} per" in (
         " ".join((tmp_path / "packed" / "README.md").read_text().split())
     )
@@ -96,7 +96,7 @@ def test_digits_stay_apart_and_windows_begin_as_they_should(folders):
     assert tokenizer.decode(tokenizer("Señor 12 <unk> !\n")["input_ids"], skip_special_tokens=False) == (
         "<s>Señor 12 <unk> !\n"
     )
-    stream = corpus.Stream.of(["One line .\nAnother line .\n", "A second text ."], tokenizer)
+    stream = train.Stream.of(["One line .\nAnother line .\n", "A second text ."], tokenizer)
     draws = np.random.default_rng(0)
     windows = [stream.window(6, draws) for _ in range(50)]
     assert all(window[0] == tokenizer.bos_token_id and len(window) == 6 for window in windows)
@@ -105,5 +105,5 @@ def test_digits_stay_apart_and_windows_begin_as_they_should(folders):
 
 
 def test_rate_rises_then_falls_to_zero():
-    rates = [training.schedule(progress, 0.02) for progress in (0.0, 0.01, 0.02, 0.51, 1.0)]
+    rates = [train.schedule(progress, 0.02) for progress in (0.0, 0.01, 0.02, 0.51, 1.0)]
     assert rates == pytest.approx([0.0, 0.5, 1.0, 0.5, 0.0], abs=0.01)

@@ -8,7 +8,7 @@ import uuid
 import psutil
 import pytest
 
-from simulations.processes import TAG, Family, _alive, deaf, free_port, running
+from simulations.engines.processes import TAG, Family, _alive, deaf, free_port, running
 
 PATIENCE = 120.0  # for what takes milliseconds, on a machine whose cores are busy
 
@@ -121,7 +121,7 @@ def test_a_killed_launcher_takes_its_run_with_it(tag, tmp_path):
     folder.mkdir()
     guard = f"""
 import pathlib, time
-from simulations.processes import end_with_launcher
+from simulations.engines.processes import end_with_launcher
 end_with_launcher(__import__("os").getppid(), pathlib.Path({str(folder)!r}))
 print("up", flush=True)
 time.sleep(600)

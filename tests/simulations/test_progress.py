@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from rich.spinner import Spinner
 
-from server.config import RunConfig
-from server.telemetry import Status, Telemetry
-from simulations.live_display import Snapshot, display, sparkline
-from simulations.progress import follow, round_line
-from simulations.summary import print_summary
+from server.config.schema import RunConfig
+from server.run_folder.telemetry import Status, Telemetry
+from simulations.cli.live_display import Snapshot, display, sparkline
+from simulations.cli.progress import follow, round_line
+from simulations.report.summary import print_summary
 
 from .conftest import recorded_metrics
 

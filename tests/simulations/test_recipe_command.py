@@ -9,18 +9,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from server.config import ConfigError
-from server.recipe import plan_noise
-from server.recipe_config import load_recipe
-from server.recipe_progress import PhaseFolder
-from server.recipe_promise import promise_of
-from server.recipe_result import STAMP_FILE, PhaseResult
-from simulations.benchmarks import atdp
-from simulations.benchmarks.atdp_tables import NULL, ORDER, comparison
-from simulations.cli import app
-from simulations.notation import percent_text
-from simulations.recipe_command import find, recipe_files
-from simulations.run_folder import read_run
+from server.config.load import ConfigError
+from server.run_folder.phase_progress import PhaseFolder, PhaseResult
+from server.runs.guarantee import promise_of
+from server.runs.phase_artefacts import STAMP_FILE
+from server.runs.phase_config import load_recipe
+from server.runs.phase_plan import plan_noise
+from simulations.benchmarks.papers import atdp
+from simulations.benchmarks.papers.atdp_tables import NULL, ORDER, comparison
+from simulations.cli.app import app
+from simulations.cli.phases import find, recipe_files
+from simulations.report.notation import percent_text
+from simulations.report.read_run import read_run
 from tests.simulations.test_report import Page
 
 SMALL = """

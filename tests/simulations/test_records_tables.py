@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from simulations.benchmarks.records_tables import choices, claims, comparison, steps_shares
+from simulations.benchmarks.papers.diabetes import choices, claims, comparison, steps_shares
 
 
 def cell(variant: str, seed: int, perplexity: float, curve: list[tuple[int, float]], **more: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from server.resumed import Resumed, note_resumed
-from simulations.notation import epsilon_text
-from simulations.report import write_report
-from simulations.run_folder import read_run
+from server.run_folder.resume import Resumed, note_resumed
+from simulations.report.notation import epsilon_text
+from simulations.report.page import write_report
+from simulations.report.read_run import read_run
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 
@@ -200,9 +200,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_resumed_run_says_so(record_run: Callable[..., Path]) -> None:
     folder = record_run()
     assert "Resumed." not in Page(write_report(folder).read_text(encoding="utf-8")).text
-    for resumed in (Resumed(2, 1.0, 0), Resumed(3, 2.0, 1, ("server/loop.py was changed",))):
+    for resumed in (Resumed(2, 1.0, 0), Resumed(3, 2.0, 1, ("server/runs/loop.py was changed",))):
         note_resumed(folder, resumed)
     text = Page(write_report(folder).read_text(encoding="utf-8")).text
     assert "It was broken off and resumed 2 times, after rounds 2, 3. 1 release was lost after the charge" in text
-    assert "It went on with other code: server/loop.py was changed." in text
+    assert "It went on with other code: server/runs/loop.py was changed." in text
     assert "resumed.jsonl" in text

@@ -1,7 +1,7 @@
 import pytest
 
-from server.config import ConfigError, parse
-from simulations.settings import absolute_paths, configure, describe, find, parse_setting, preset_files
+from server.config.load import ConfigError, parse
+from simulations.presets.load import absolute_paths, configure, describe, find, parse_setting, preset_files
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.silo import commit
-from server.config import flatten
-from server.silo_assembly import silo_of
-from simulations import silo_process
-from simulations.benchmarks.records_tables import NAMES
-from simulations.cli import app
-from simulations.settings import configure_silo
-from simulations.sweep_cell import CELL_FILE
-from simulations.sweep_file import SWEEPS, read_cells
-from simulations.sweep_results import row
+from client.record_level.settings import commit
+from server.config.load import flatten
+from server.runs.record_level_assembly import silo_of
+from simulations.benchmarks.papers.diabetes import NAMES
+from simulations.cli.app import app
+from simulations.engines import record_level_process
+from simulations.presets.load import configure_silo
+from simulations.sweep.cells import SWEEPS, read_cells
+from simulations.sweep.child import CELL_FILE
+from simulations.sweep.rows import row
 
 BASE = """
 rounds = 2
@@ -76,7 +76,7 @@ def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     place.mkdir()
     (place / "config.toml").write_text(cells[0].config.to_toml())
     (place / CELL_FILE).write_text("{}")
-    silo_process.run(place, {})
+    record_level_process.run(place, {})
     entry = row(cells[0], place)
     assert entry["unit"] == "group:patient"
     assert 1 < entry["test_perplexity"] < 400

@@ -9,17 +9,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from privacy.ledger import Ledger
-from simulations import preflight
-from simulations.cli import app
-from simulations.notation import epsilon_text
-from simulations.outcome import guaranteed
-from simulations.run_folder import read_run
-from simulations.sweep_display import Progress, progress_table
-from simulations.sweep_file import Cell, read_cells
-from simulations.sweep_results import read_results, row, write_results
-from simulations.sweep_runner import attempts, finished_folder, run_cells
-from simulations.sweep_store import Store
+from privacy.ledger.ledger import Ledger
+from simulations.cli import preflight
+from simulations.cli.app import app
+from simulations.report.notation import epsilon_text
+from simulations.report.outcome import guaranteed
+from simulations.report.read_run import read_run
+from simulations.sweep.cells import Cell, read_cells
+from simulations.sweep.display import Progress, progress_table
+from simulations.sweep.rows import read_results, row, write_results
+from simulations.sweep.runner import Store, attempts, finished_folder, run_cells
 
 BASE = """
 rounds = 2
@@ -275,7 +274,7 @@ def test_an_interrupted_cell_leaves_no_process_and_runs_again_in_a_fresh_folder(
     with pytest.raises(KeyboardInterrupt):
         run_cells([cell], output, 1, tmp_path, lambda *_: None, lambda _: None, stop_when_it_spends)
     (tmp_path / "hold").unlink()
-    command = "simulations.sweep_cell"
+    command = "simulations.sweep.child"
     children = [p for p in psutil.Process().children(recursive=True) if command in p.cmdline()]
     assert children == []
     assert finished_folder(cell, output) is None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config import ConfigError
-from simulations import sweep
-from simulations.sweep_file import Cell, chosen, digest, find_sweep, read_cells, sweep_files
+from server.config.load import ConfigError
+from simulations.cli import sweep
+from simulations.sweep.cells import Cell, chosen, digest, find_sweep, read_cells, sweep_files
 
 BASE = """
 clients = 50
@@ -124,7 +124,7 @@ def test_the_example_in_the_help_picks_cells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(sweep_files()))
 def test_every_sweep_that_comes_with_lacquer_parses_with_its_methods(name: str, tmp_path: Path) -> None:
-    from server.methods import methods
+    from server.config.methods import methods
 
     _, cells = read_cells(find_sweep(name), tmp_path)
     for cell in cells:

@@ -17,27 +17,21 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from client.lora import AdapterLayout, Entry
-from client.wire import TrainRequest, contribution_records
+from privacy.clipping.units import Units
 from privacy.commitment import Commitment, FloorStep
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
-from privacy.ledger import Ledger
-from privacy.mechanism import (
-    Contribution,
-    InsecureZeroNoise,
-    Noise,
-    Plan,
-    Release,
-    Units,
-    charged_release,
-    contribute,
-)
-from privacy.rng import torch_generator
-from privacy.sampling import CohortSampler
-from strategies.aggregation.factors import Plain
-from strategies.controller import PublicSignals, Setting
+from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release, charged_release
+from privacy.randomness.noise import InsecureZeroNoise, Noise
+from privacy.randomness.rng import torch_generator
+from privacy.randomness.sampling import CohortSampler
+from strategies.adapter.layout import AdapterLayout, Entry
+from strategies.aggregations.factors import Plain
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.fixed import Fixed
 from strategies.dp_fedavg import DpFedAvg
+from strategies.messages.client_update import TrainRequest, contribution_records
 from strategies.optimizers.fedavg import FedAvg
 
 ReleaseOf = Callable[..., Release]

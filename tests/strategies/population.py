@@ -12,21 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
-from privacy.ledger import Ledger
-from privacy.mechanism import (
-    Contribution,
-    InsecureSeededNoise,
-    Noise,
-    Plan,
-    Release,
-    Units,
-    charged_release,
-    contribute,
-)
-from privacy.rng import simulation_generator
-from privacy.sampling import CohortSampler
-from strategies.controller import PublicSignals, Setting
+from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release, charged_release
+from privacy.randomness.noise import InsecureSeededNoise, Noise
+from privacy.randomness.rng import simulation_generator
+from privacy.randomness.sampling import CohortSampler
+from strategies.controllers.controller import PublicSignals, Setting
 
 DIM = 4
 

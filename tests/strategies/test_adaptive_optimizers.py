@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from privacy.clipping import AutomaticClip, FlatClip, PerAdapterClip, PsacClip
-from privacy.contribution import GRID
+from privacy.clipping.norms import AutomaticClip, FlatClip, PerAdapterClip, PsacClip
+from privacy.clipping.subspace import SubspaceClip
+from privacy.contribution import GRID, Contribution, Plan
 from privacy.events import Poisson
-from privacy.mechanism import Contribution, InsecureSeededNoise, Plan
-from privacy.rng import simulation_generator, torch_generator
-from privacy.subspace import SubspaceClip
-from strategies.optimizer import Optimizer, ServerStep
+from privacy.randomness.noise import InsecureSeededNoise
+from privacy.randomness.rng import simulation_generator, torch_generator
 from strategies.optimizers.fedadam import FedAdam, FedAdamW
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
 from strategies.optimizers.line_search import PublicLineSearch
+from strategies.optimizers.optimizer import Optimizer, ServerStep
 from strategies.optimizers.prodigy import Prodigy
 
 OPTIMIZERS: tuple[Optimizer, ...] = (

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.lora import Part
-from privacy.rng import torch_generator
-from server.config import ConfigError, parse
-from server.methods import methods
+from privacy.randomness.rng import torch_generator
+from server.config.load import ConfigError, parse
+from server.config.methods import methods
 from strategies import AGGREGATIONS
-from strategies.aggregation.aggregation import Adapters
-from strategies.aggregation.factors import Ffa, Plain, RoLora
-from strategies.aggregation.fedsvd import FedSvd
-from strategies.aggregation.individual import averaged, shared_subspace, stacked
-from strategies.aggregation.ranks import DyLora, ZeroPad
+from strategies.adapter.trainable import Part
+from strategies.aggregations.aggregation import Adapters
+from strategies.aggregations.factors import Ffa, Plain, RoLora
+from strategies.aggregations.fedsvd import FedSvd
+from strategies.aggregations.individual import averaged, shared_subspace, stacked
+from strategies.aggregations.ranks import DyLora, ZeroPad
 
 ADAPTERS = Adapters(rank=8, clients=3000, seed=5)
 

@@ -11,22 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.lora import Part
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Component, Poisson
-from privacy.mechanism import Plan, Release
+from privacy.mechanism import Release
 from privacy.queries import NormBit
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
-from strategies.aggregation.aggregation import Rewritten
-from strategies.aggregation.factors import Plain
-from strategies.aggregation.fedsvd import FedSvd
-from strategies.aggregation.ranks import ZeroPad
-from strategies.conformance import ConformanceError, check_aggregation, check_controller, check_optimizer
-from strategies.controller import InitialRelease, PublicSignals, Setting
+from strategies.adapter.trainable import Part
+from strategies.aggregations.aggregation import Rewritten
+from strategies.aggregations.factors import Plain
+from strategies.aggregations.fedsvd import FedSvd
+from strategies.aggregations.ranks import ZeroPad
+from strategies.conformance.aggregations import check_aggregation
+from strategies.conformance.controllers import check_controller
+from strategies.conformance.optimizers import check_optimizer
+from strategies.conformance.purity import ConformanceError
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.rl.controller import Rl
-from strategies.optimizer import ServerStep
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
+from strategies.optimizers.optimizer import ServerStep
 from strategies.plugins import build
 
 SETTING = Setting(6, ((4, 3),), Poisson(0.1, 1000), (1.5,) * 6)
@@ -161,7 +165,7 @@ class Unannounced(Sound):
         return InitialRelease(sampling, (Component("norm-bit", 0.5, 50.0, 1),))
 
     def plan(self, state: Any, round: int) -> Plan:
-        from privacy.clipping import NoUpdate
+        from privacy.clipping.norms import NoUpdate
 
         return super().plan(state, round) if round else Plan(NoUpdate(), 1.0, (NormBit(1.0, 5.0),))
 

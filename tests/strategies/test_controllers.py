@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.clipping import FlatClip, NoUpdate
+from privacy.clipping.norms import FlatClip, NoUpdate
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Component, Poisson
-from privacy.mechanism import Contribution, InsecureSeededNoise, Plan, Release, Units, contribute
+from privacy.mechanism import Release
 from privacy.queries import OneHotVote
-from privacy.rng import simulation_generator
-from strategies.controller import InitialRelease, PublicSignals, Setting
-from strategies.controllers.dp_lac import GRID, DpLac, LacState
+from privacy.randomness.noise import InsecureSeededNoise
+from privacy.randomness.rng import simulation_generator
+from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
+from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
+from strategies.controllers.loss_following import GRID
 
 SAMPLING = Poisson(0.05, 1000)
 SETTING = Setting(rounds=200, layouts=((3, 2),), sampling=SAMPLING, noise_multipliers=(1.5,) * 200)

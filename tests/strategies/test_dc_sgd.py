@@ -8,12 +8,12 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
 from privacy.events import Poisson
-from privacy.mechanism import InsecureZeroNoise
-from strategies.controller import PublicSignals, Setting
+from privacy.randomness.noise import InsecureZeroNoise
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.dc_sgd import DcSgdE, DcSgdP, DcSgdState, least_error
-from strategies.noisy_histogram import norm_edges
+from strategies.controllers.released_norms import norm_edges
 from tests.strategies.population import DIM, Population, lognormal, setting_of
 
 SAMPLING = Poisson(0.1, 1000)

@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
 from privacy.events import Poisson
-from privacy.mechanism import InsecureZeroNoise
 from privacy.queries import BoundedMean, LossHistogram, OneHotVote
-from strategies.controller import PublicSignals
+from privacy.randomness.noise import InsecureZeroNoise
+from strategies.controllers.controller import PublicSignals
 from strategies.controllers.dp_clac import LOSS_EDGES, ClacState, DpClac
-from strategies.loss_following import GRID
+from strategies.controllers.loss_following import GRID
 from tests.strategies.population import Population, constant, setting_of
 
 SAMPLING = Poisson(0.1, 1000)

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from client.lora import Part
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
-from strategies.aggregation.factors import Ffa
-from strategies.controller import PublicSignals, Setting
-from strategies.controllers.dp_lac import GRID, DpLac
+from privacy.mechanism import Release
+from strategies.adapter.trainable import Part
+from strategies.aggregations.factors import Ffa
+from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.dp_lac import DpLac
+from strategies.controllers.loss_following import GRID
 from strategies.optimizers.fedavg import FedAvgM
 
 

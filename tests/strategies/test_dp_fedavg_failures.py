@@ -11,11 +11,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from privacy.errors import BudgetExceeded
-from privacy.ledger import Ledger
-from privacy.mechanism import InsecureSeededNoise
-from privacy.sampling import CohortSampler
-from strategies.controller import PublicSignals
-from strategies.dp_fedavg import RoundFailed
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import InsecureSeededNoise
+from privacy.randomness.sampling import CohortSampler
+from strategies.controllers.controller import PublicSignals
+from strategies.dispatch import RoundFailed
 
 FAILURES = [
     "silent",

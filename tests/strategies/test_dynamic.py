@@ -5,15 +5,15 @@ from itertools import pairwise
 
 import pytest
 
-from privacy import accountants
-from privacy.clipping import FlatClip
+from privacy.accountants import composition
+from privacy.clipping.norms import FlatClip
 from privacy.errors import BudgetExceeded
-from privacy.ledger import Ledger
-from privacy.mechanism import GaussianNoise
-from server.budget import commit, round_sampling
-from server.config import parse
-from strategies.controller import Setting
-from strategies.controllers.dynamic import Dynamic
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import GaussianNoise
+from server.config.load import parse
+from server.runs.commitment import commit, round_sampling
+from strategies.controllers.controller import Setting
+from strategies.controllers.schedules import Dynamic
 from tests.strategies.population import Population
 
 ROUNDS = 5
@@ -38,7 +38,7 @@ def test_both_modes_pay_for_the_schedule_and_its_ends_have_the_papers_ratios(mod
         assert plans[-1].noise_multiplier / sigma_0 == pytest.approx(0.8)
         assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
         # What was released costs the target: exactly by PLD in floor mode, by the filter's own price in filter mode.
-        pld = accountants.epsilon(ledger.events, config.privacy.delta, interval=1e-3)
+        pld = composition.epsilon(ledger.events, config.privacy.delta, interval=1e-3)
         if mode == "floor":
             assert 0.99 * 2.0 < pld <= 2.002
             assert commitment.floor[0].noise_multiplier > commitment.floor[-1].noise_multiplier

@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from privacy.commitment import Commitment
+from privacy.contribution import Plan
 from privacy.errors import BudgetExceeded
-from privacy.ledger import Ledger
-from privacy.mechanism import GaussianNoise, InsecureZeroNoise
-from privacy.plan import Plan
-from server.budget import commit, round_sampling
-from server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from server.config import RunConfig, parse
-from server.methods import methods
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
+from server.config.load import parse
+from server.config.methods import methods
+from server.config.schema import RunConfig
+from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from server.runs.commitment import commit, round_sampling
 from strategies import CONTROLLERS
-from strategies.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.optimizers.fedavg import FedAvg
-from strategies.packing import same_bits
-from strategies.server_state import ServerState
+from strategies.private_training import ServerState
+from strategies.state_files import same_bits
 from tests.strategies.population import Population
 
 ROUNDS, EPSILON = 4, 3.0

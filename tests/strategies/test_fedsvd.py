@@ -6,17 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.lora import AdapterLayout, Entry, Part
-from privacy.clipping import FlatClip
+from privacy.clipping.norms import FlatClip
+from privacy.clipping.units import Units
+from privacy.contribution import Plan, contribute
 from privacy.events import Poisson
-from privacy.mechanism import InsecureZeroNoise, Plan, Release, Units, contribute
-from privacy.rng import torch_generator
-from strategies.aggregation.factors import Ffa
-from strategies.aggregation.fedsvd import FedSvd, by_singular_values
+from privacy.mechanism import Release
+from privacy.randomness.noise import InsecureZeroNoise
+from privacy.randomness.rng import torch_generator
+from strategies.adapter.layout import AdapterLayout, Entry
+from strategies.adapter.trainable import Part
+from strategies.aggregations.factors import Ffa
+from strategies.aggregations.fedsvd import FedSvd, by_singular_values
 from strategies.optimizers.fedadam import FedAdam
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
-from strategies.server_state import ServerState
-from strategies.server_step import Server, turned
+from strategies.private_training import Server, ServerState, turned
 
 OUT, RANK, IN, ROUNDS = 12, 3, 8, 6
 LAYOUT = AdapterLayout(

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from privacy.ledger import Ledger
-from server.config import load
-from simulations.inprocess import run_inprocess
-from simulations.preflight import check
-from simulations.settings import configure
+from privacy.ledger.ledger import Ledger
+from server.config.load import load
+from simulations.cli.preflight import check
+from simulations.engines.inprocess import run_inprocess
+from simulations.presets.load import configure
 from tests.end_to_end.lacquer_process import TINY
 
 GUIDE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -47,9 +47,9 @@ def test_the_example_is_short_and_conforms(folder: Path) -> None:
 
 
 def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type: ignore[no-untyped-def]
+    from privacy.contribution import Contribution
     from privacy.events import Poisson
-    from privacy.mechanism import Contribution
-    from strategies.controller import PublicSignals, Setting
+    from strategies.controllers.controller import PublicSignals, Setting
 
     controller = importlib.import_module(NAME).HalveWhenQuiet(clip_norm=0.8, patience=2)
     setting = Setting(4, ((5,),), Poisson(0.1, 100), (1.5,) * 4)

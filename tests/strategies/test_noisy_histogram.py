@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.rng import simulation_generator
-from strategies import noisy_histogram
+from privacy.randomness.rng import simulation_generator
+from strategies.controllers import released_norms
 
-EDGES = noisy_histogram.norm_edges(1.0, 8.0)
+EDGES = released_norms.norm_edges(1.0, 8.0)
 
 
 def test_edges_are_half_octaves() -> None:
     assert pytest.approx([2 ** (j / 2) for j in range(7)]) == EDGES
-    assert noisy_histogram.norm_edges(0.5, 3.0)[-1] >= 3.0
-    assert len(noisy_histogram.representatives(EDGES)) == len(EDGES) + 1
-    middles = noisy_histogram.representatives(EDGES)
+    assert released_norms.norm_edges(0.5, 3.0)[-1] >= 3.0
+    assert len(released_norms.representatives(EDGES)) == len(EDGES) + 1
+    middles = released_norms.representatives(EDGES)
     assert all(low < edge < high for low, edge, high in zip(middles, EDGES, middles[1:], strict=False))
 
 
@@ -23,11 +23,11 @@ def test_the_average_over_rounds_is_unbiased_and_its_noise_is_what_is_said() -> 
     noise = simulation_generator(0, "counts")
     history: tuple[float, ...] = ()
     for rounds in range(1, 7):
-        history = noisy_histogram.blended(history, torch.from_numpy(20 + 5 * noise.standard_normal(5000)), 0.8)
+        history = released_norms.blended(history, torch.from_numpy(20 + 5 * noise.standard_normal(5000)), 0.8)
         counts = np.array(history) / (1 - 0.8**rounds)
         assert counts.mean() == pytest.approx(20.0, abs=0.3)
-        assert counts.std() == pytest.approx(noisy_histogram.noise_left(5.0, 0.8, rounds), rel=0.04)
-    assert noisy_histogram.noise_left(5.0, 0.0, 3) == 5.0
+        assert counts.std() == pytest.approx(released_norms.noise_left(5.0, 0.8, rounds), rel=0.04)
+    assert released_norms.noise_left(5.0, 0.0, 3) == 5.0
 
 
 def test_noise_alone_is_hardly_ever_believed_and_a_full_bin_is() -> None:
@@ -35,9 +35,9 @@ def test_noise_alone_is_hardly_ever_believed_and_a_full_bin_is() -> None:
     believed = 0
     for _ in range(300):
         counts = torch.from_numpy(10 * noise.standard_normal(30))
-        believed += noisy_histogram.shares(noisy_histogram.blended((), counts, 0.0), 0.0, 1, 10.0) is not None
+        believed += released_norms.shares(released_norms.blended((), counts, 0.0), 0.0, 1, 10.0) is not None
         counts[12] += 100
-        parts = noisy_histogram.shares(noisy_histogram.blended((), counts, 0.0), 0.0, 1, 10.0)
+        parts = released_norms.shares(released_norms.blended((), counts, 0.0), 0.0, 1, 10.0)
         assert parts is not None
         assert sum(parts) == pytest.approx(1.0)
         assert sum(parts[11:14]) > 0.5
@@ -46,7 +46,7 @@ def test_noise_alone_is_hardly_ever_believed_and_a_full_bin_is() -> None:
 
 def test_what_lies_far_from_the_significant_bins_counts_as_empty() -> None:
     counts = torch.tensor([3.0, 0.0, -2.0, 40.0, 50.0, 4.0, 3.0, 3.0])
-    parts = noisy_histogram.shares(tuple(counts.tolist()), 0.0, 1, 5.0)
+    parts = released_norms.shares(tuple(counts.tolist()), 0.0, 1, 5.0)
     assert parts == pytest.approx([0, 0, 0, 40 / 94, 50 / 94, 4 / 94, 0, 0])
 
 
@@ -54,15 +54,15 @@ PARTS = (0.1, 0.0, 0.2, 0.4, 0.2, 0.0, 0.0, 0.1)
 
 
 def test_edges_and_quantiles_are_those_of_the_shares() -> None:
-    assert noisy_histogram.upper_edge(EDGES, PARTS, 0.05) == EDGES[0]
-    assert noisy_histogram.upper_edge(EDGES, PARTS, 0.1) == EDGES[2]  # more than the share, not as much
-    assert noisy_histogram.upper_edge(EDGES, PARTS, 0.5) == EDGES[3]
-    assert noisy_histogram.upper_edge(EDGES, PARTS, 0.95) == EDGES[-1]
-    assert noisy_histogram.quantile(EDGES, PARTS, 0.05) == EDGES[0]
-    assert noisy_histogram.quantile(EDGES, PARTS, 0.5) == pytest.approx(EDGES[2] * 2 ** (0.5 * 0.2 / 0.4))
-    assert noisy_histogram.quantile(EDGES, PARTS, 0.99) == EDGES[-1]
-    assert noisy_histogram.share_above(EDGES, PARTS, 0.5) == pytest.approx(0.9)
-    assert noisy_histogram.share_above(EDGES, PARTS, 100.0) == 0.1
+    assert released_norms.upper_edge(EDGES, PARTS, 0.05) == EDGES[0]
+    assert released_norms.upper_edge(EDGES, PARTS, 0.1) == EDGES[2]  # more than the share, not as much
+    assert released_norms.upper_edge(EDGES, PARTS, 0.5) == EDGES[3]
+    assert released_norms.upper_edge(EDGES, PARTS, 0.95) == EDGES[-1]
+    assert released_norms.quantile(EDGES, PARTS, 0.05) == EDGES[0]
+    assert released_norms.quantile(EDGES, PARTS, 0.5) == pytest.approx(EDGES[2] * 2 ** (0.5 * 0.2 / 0.4))
+    assert released_norms.quantile(EDGES, PARTS, 0.99) == EDGES[-1]
+    assert released_norms.share_above(EDGES, PARTS, 0.5) == pytest.approx(0.9)
+    assert released_norms.share_above(EDGES, PARTS, 100.0) == 0.1
     for share in (0.15, 0.5, 0.65, 0.8):
-        norm = noisy_histogram.quantile(EDGES, PARTS, share)
-        assert noisy_histogram.share_above(EDGES, PARTS, norm) == pytest.approx(1 - share)
+        norm = released_norms.quantile(EDGES, PARTS, share)
+        assert released_norms.share_above(EDGES, PARTS, norm) == pytest.approx(1 - share)

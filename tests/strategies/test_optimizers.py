@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from strategies.optimizer import ServerStep
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
+from strategies.optimizers.optimizer import ServerStep
 
 START = torch.tensor([1.0, -2.0])
 UPDATES = [torch.tensor([0.5, 0.25]), torch.tensor([-1.0, 0.5]), torch.tensor([0.125, 0.0])]

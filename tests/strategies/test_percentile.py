@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from privacy.events import Poisson
 from privacy.queries import NormBit, NormHistogram
-from strategies.controller import PublicSignals
+from strategies.controllers.controller import PublicSignals
 from strategies.controllers.percentile import Percentile
 from tests.strategies.population import Population, constant, lognormal, setting_of
 

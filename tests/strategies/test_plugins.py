@@ -100,8 +100,8 @@ def test_a_class_of_ones_own_is_imported_and_checked_alike(own: str) -> None:
         (".fixed:Fixed", "cannot import it"),
         ("strategies.controllers.fixed:Fixd", "cannot import it"),
         ("strategies.controllers.fixed:Fixed.plan", "cannot import it"),
-        ("strategies.controllers.dp_lac:GRID", "must name a class, found tuple"),
-        ("strategies.controller:constant_profile", "must name a class, found function"),
+        ("strategies.controllers.loss_following:GRID", "must name a class, found tuple"),
+        ("strategies.controllers.controller:constant_profile", "must name a class, found function"),
     ],
 )
 def test_a_wrong_name_is_refused_with_its_key(name: str, words: str) -> None:
@@ -162,7 +162,7 @@ def test_a_class_of_ones_own_is_refused_alike(own: str, thing: str, options: dic
         ("import no_such_library_anywhere", "needs 'no_such_library_anywhere'; install that"),
         ("class Mine:\n    strength: float = ", "SyntaxError: invalid syntax (lacquer_plugin_broken.py, line 2)"),
         ("x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero (FOLDER/lacquer_plugin_broken.py, line 2)"),
-        ("from strategies.controller import Seting", "ImportError: cannot import name 'Seting'"),
+        ("from strategies.controllers.controller import Seting", "ImportError: cannot import name 'Seting'"),
         ("class Main: ...", "has no 'Mine'; did you mean Main?"),
         ("Mine = None", "has no 'Mine'"),
     ],

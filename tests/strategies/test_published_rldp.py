@@ -6,15 +6,15 @@ import pytest
 import torch
 from scipy import stats
 
-from client.silo import Silo, commit
-from privacy.mechanism import Units
-from server.config import parse
-from server.methods import methods
-from strategies.packing import classes_of, pack, unpack
-from strategies.published_rldp import OF_PAIR, OF_RUN, PublishedRldp, reward, statistics
+from client.record_level.settings import Silo, commit
+from privacy.clipping.units import Units
+from server.config.load import parse
+from server.config.methods import methods
+from strategies.published.rldp import OF_PAIR, OF_RUN, PublishedRldp, reward, statistics
+from strategies.state_files import classes_of, pack, unpack
 from tests.client.silo_cases import PRIVATE, records, run, silo_training
 
-NAME = "strategies.published_rldp:PublishedRldp"
+NAME = "strategies.published.rldp:PublishedRldp"
 SETTINGS = PRIVATE | {"steps": 8, "controller": NAME, "controller_options": {"clip-norm": 0.5, "interval": 2}}
 FLAG = {"not_private": "privacy.non-private = true"}
 

@@ -8,10 +8,11 @@ import pytest
 from scipy.stats import norm
 
 from privacy.events import Poisson
-from privacy.mechanism import InsecureZeroNoise, Release
-from server.budget import commit
-from server.config import ConfigError, parse
-from strategies.controller import PublicSignals, Setting
+from privacy.mechanism import Release
+from privacy.randomness.noise import InsecureZeroNoise
+from server.config.load import ConfigError, parse
+from server.runs.commitment import commit
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.quantile import Quantile, QuantileState
 from tests.strategies.population import Population, setting_of
 

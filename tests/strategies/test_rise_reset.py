@@ -6,17 +6,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from privacy import accountants
+from privacy.accountants import composition
 from privacy.errors import BudgetExceeded
-from privacy.ledger import Ledger
-from privacy.mechanism import GaussianNoise
-from server.budget import commit, round_sampling
-from server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from server.config import parse
-from strategies.conformance import check_controller
-from strategies.controller import PublicSignals, Setting
-from strategies.controllers.rise_reset import RiseReset
-from strategies.server_state import ServerState
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import GaussianNoise
+from server.config.load import parse
+from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from server.runs.commitment import commit, round_sampling
+from strategies.conformance.controllers import check_controller
+from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.schedules import RiseReset
+from strategies.private_training import ServerState
 from tests.strategies.population import Population
 
 ROUNDS = 4
@@ -59,7 +59,7 @@ def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None
         assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
         assert 0.99 * 2.0 < ledger.spent() <= 2.0
         if mode == "floor":
-            pld = accountants.epsilon(ledger.events, config.privacy.delta, interval=1e-3)
+            pld = composition.epsilon(ledger.events, config.privacy.delta, interval=1e-3)
             assert 0.99 * 2.0 < pld <= 2.002
         with pytest.raises(BudgetExceeded):
             population.release(controller.plan(states[-1], ROUNDS), ROUNDS + 1)

@@ -13,32 +13,26 @@ import pytest
 import torch
 
 import strategies.controllers.rl
-from privacy import renyi
-from privacy.calibration import filter_commitment
-from privacy.clipping import PerAdapterClip
+from privacy.accountants import renyi
+from privacy.accountants.calibration import filter_commitment
+from privacy.clipping.norms import PerAdapterClip
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, contribute
 from privacy.errors import BudgetExceeded
 from privacy.events import Poisson, ReleaseEvent
-from privacy.ledger import Ledger
-from privacy.mechanism import (
-    Contribution,
-    InsecureSeededNoise,
-    InsecureZeroNoise,
-    Release,
-    Units,
-    charged_release,
-    contribute,
-)
+from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release, charged_release
 from privacy.queries import AdapterBits
-from privacy.rng import simulation_generator, torch_generator
-from server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from strategies.controller import PublicSignals, Setting
+from privacy.randomness.noise import InsecureSeededNoise, InsecureZeroNoise
+from privacy.randomness.rng import simulation_generator, torch_generator
+from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.rl import spending
 from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observation, reward
-from strategies.controllers.rl.observation import hear, nothing
-from strategies.controllers.rl.pretrained import FILE, pretrained_weights
-from strategies.controllers.rl.sac import fresh_weights
-from strategies.server_state import ServerState
+from strategies.controllers.rl.features import hear, nothing
+from strategies.controllers.rl.sac import FILE, fresh_weights, pretrained_weights
+from strategies.private_training import ServerState
 
 SIZES = (4, 2, 6)
 DIM = sum(SIZES)
@@ -247,7 +241,7 @@ def test_features_are_finite_whatever_happens() -> None:
 
 
 def test_the_shipped_policy_is_small_whole_and_better_than_chance_on_a_federation_it_never_saw() -> None:
-    from simulations.benchmarks.synthetic_federation import draw_problem, hold_run
+    from simulations.benchmarks.papers.synthetic_federation import draw_problem, hold_run
     from strategies.controllers.fixed import Fixed
 
     assert (Path(strategies.controllers.rl.__file__).parent / FILE).stat().st_size < 200_000

@@ -9,9 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from privacy.rng import simulation_generator, torch_generator
-from strategies.controllers.rl.networks import GLOBAL, HIDDEN, LOCAL, policy, value
-from strategies.controllers.rl.sac import Agent, Learning, act, explore, fresh_weights, learn, new_agent, remember
+from privacy.randomness.rng import simulation_generator, torch_generator
+from strategies.controllers.rl.sac import (
+    GLOBAL,
+    HIDDEN,
+    LOCAL,
+    Agent,
+    Learning,
+    act,
+    explore,
+    fresh_weights,
+    learn,
+    new_agent,
+    policy,
+    remember,
+    value,
+)
 
 BEST = 1.0
 WHOLE = torch.zeros(GLOBAL)

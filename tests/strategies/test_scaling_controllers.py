@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, contribute
 from privacy.events import Poisson
-from privacy.mechanism import Contribution, InsecureZeroNoise, Units, charged_release, contribute
-from strategies.controller import PublicSignals
-from strategies.controllers.automatic import Automatic
-from strategies.controllers.psac import Psac
+from privacy.mechanism import charged_release
+from privacy.randomness.noise import InsecureZeroNoise
+from strategies.controllers.controller import PublicSignals
+from strategies.controllers.normalised import Automatic, Psac
 from tests.strategies.population import DIM, setting_of
 
 ONE = Poisson(0.5, 2)  # one client is expected, so the mean is the one client's scaled update

@@ -13,24 +13,24 @@ from flwr.clientapp import ClientApp
 
 import client.secure_sum
 from client.secure_sum import HANDLERS, LIST_FILE, identity_file
-from client.secure_wire import STEPS
-from client.wire import TrainRequest
-from privacy.calibration import filter_commitment
-from privacy.clipping import FlatClip
-from privacy.distributed_noise import NoiseShares
+from privacy.accountants.calibration import filter_commitment
+from privacy.clipping.norms import FlatClip
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
-from privacy.events import Poisson
-from privacy.ledger import Ledger
-from privacy.mechanism import Contribution, Plan, Units, contribute
-from privacy.sampling import CohortSampler
+from privacy.events import NoiseShares, Poisson
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, save_identity
-from simulations.inprocess import InProcessGrid
-from strategies.controller import PublicSignals, Setting
+from simulations.engines.inprocess import InProcessGrid
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.quantile import Quantile
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
+from strategies.messages.client_update import TrainRequest
+from strategies.messages.secure_sum import STEPS
 from strategies.secure_aggregation import SecureAggregation
 
 N, ROUNDS = 5, 2

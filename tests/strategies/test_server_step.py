@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.lora import Part
-from privacy.mechanism import Contribution, GaussianNoise, InsecureZeroNoise
-from strategies.aggregation.aggregation import Adapters
-from strategies.aggregation.factors import Plain, RoLora
-from strategies.aggregation.fedsvd import FedSvd
-from strategies.aggregation.ranks import DyLora, ZeroPad
-from strategies.controller import Setting
+from privacy.contribution import Contribution
+from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
+from strategies.adapter.trainable import Part
+from strategies.aggregations.aggregation import Adapters
+from strategies.aggregations.factors import Plain, RoLora
+from strategies.aggregations.fedsvd import FedSvd
+from strategies.aggregations.ranks import DyLora, ZeroPad
+from strategies.controllers.controller import Setting
 from strategies.controllers.fixed import Fixed, FixedState
 from strategies.dp_fedavg import DpFedAvg
-from strategies.optimizer import ServerStep
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
+from strategies.optimizers.optimizer import ServerStep
 
 
 def make(fed, aggregation: Any, **parts: Any) -> DpFedAvg:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.rng import simulation_generator
-from strategies.shards import split
+from privacy.randomness.rng import simulation_generator
+from strategies.dispatch import split
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)

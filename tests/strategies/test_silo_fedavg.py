@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.layout import AdapterLayout, Entry
-from client.residual import pairs, residual_size
-from strategies.aggregation.individual import FedEx, FedGsa, Flora
-from strategies.silo_fedavg import GlobalModel, Place, SiloAnswer, averaged, combine_of, next_model
+from strategies.adapter.layout import AdapterLayout, Entry
+from strategies.adapter.residual import pairs, residual_size
+from strategies.aggregations.individual import FedEx, FedGsa, Flora
+from strategies.cross_silo import GlobalModel, Place, SiloAnswer, averaged, combine_of, next_model
 from tests.client.silo_cases import engine, vector
 
 LAYOUT = engine().layout

@@ -8,12 +8,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
 from privacy.errors import CorruptRun
-from server.checkpoint import Checkpoint, Times, load_checkpoint, save_checkpoint
-from server.config import parse
-from server.methods import methods
+from server.config.load import parse
+from server.config.methods import methods
+from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, save_checkpoint
 from strategies import AGGREGATIONS, OPTIMIZERS
-from strategies.aggregation.aggregation import Adapters
-from strategies.controller import PublicSignals, Setting
+from strategies.aggregations.aggregation import Adapters
+from strategies.controllers.controller import PublicSignals, Setting
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.optimizers.line_search import PublicLineSearch

@@ -8,17 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from privacy.clipping import AdaClip, GeoClip
+from privacy.clipping.units import Units
+from privacy.clipping.whitening import AdaClip, GeoClip
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
-from privacy.mechanism import Contribution, InsecureSeededNoise, Plan, Release, Units, charged_release, contribute
-from privacy.rng import torch_generator
-from privacy.sampling import CohortSampler
-from strategies.conformance import check_controller
-from strategies.controller import Controller, PublicSignals, Setting
+from privacy.mechanism import Release, charged_release
+from privacy.randomness.noise import InsecureSeededNoise
+from privacy.randomness.rng import torch_generator
+from privacy.randomness.sampling import CohortSampler
+from strategies.conformance.controllers import check_controller
 from strategies.controllers.adaclip import Adaclip
+from strategies.controllers.controller import Controller, PublicSignals, Setting
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.geoclip import Geoclip
-from strategies.packing import same_bits
+from strategies.state_files import same_bits
 
 D, SAMPLING, Z = 20, Poisson(0.2, 1000), 1.5
 STD = torch.cat([torch.full((4,), 1.0), torch.full((16,), 0.05)]).double()  # sums to 4.8, norm 2.01

@@ -15,11 +15,11 @@ temperature, Polyak targets, first-in first-out buffer, warm-up, reward per budg
 Guarantee: each round is one Poisson-sampled Gaussian whose multiplier the ledger checks: the run's own in floor mode,
 any that the Rényi filter pays for in filter mode (``privacy.mode = "filter"``). n bits have sensitivity sqrt(n)/2 and
 are part of that Gaussian; the n blocks have the optimal joint noise of ``PerAdapterClip``.
-Deviations: unit client; one policy for all adapters, whatever their number (``networks.py``); the reward is not divided
+Deviations: unit client; one policy for all adapters, whatever their number (``sac.py``); the reward is not divided
 by what was spent, as the paper's is (``reward = "gain-per-spent"``), which pays an agent for hoarding budget; R = 100,
 for a start may be far off; numbers that are lost in the paper's copy at hand. A run of 200 rounds gives 40 transitions,
 too few to learn from, so the agent acts by the mode of a policy learnt on synthetic federations
-(``simulations/benchmarks/rl_pretraining.py``, nobody's data) and learns on only if asked.
+(``simulations/benchmarks/papers/rldp_pretraining.py``, nobody's data) and learns on only if asked.
 
 Cost: 2.6 % more noise on the update for the bits; filter mode needs 6 to 12 % more than floor mode, where only the
 thresholds move. On MiniLM's 38 thousand values about 2 ms of the server in a round, 6 ms in one of an action, 25 ms
@@ -37,17 +37,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from privacy import checks
-from privacy.clipping import PerAdapterClip
+from privacy.clipping.norms import PerAdapterClip
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan, Release
+from privacy.mechanism import Release
 from privacy.queries import AdapterBits
-from strategies.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import (
+    InitialRelease,
+    PublicSignals,
+    Setting,
+    constant_profile,
+    update_multiplier,
+)
 from strategies.controllers.rl import sac, spending
 from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward
-from strategies.controllers.rl.observation import hear
-from strategies.controllers.rl.pretrained import pretrained_weights
-from strategies.controllers.rl.sac import Learning
-from strategies.joint_event import update_multiplier
+from strategies.controllers.rl.features import hear
+from strategies.controllers.rl.sac import Learning, pretrained_weights
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from strategies.controller import Setting
+from strategies.controllers.controller import Setting
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.networks import features
-from strategies.controllers.rl.observation import Heard, global_features, local_features, nothing
-from strategies.controllers.rl.sac import Agent, Learning
+from strategies.controllers.rl.features import Heard, global_features, local_features, nothing
+from strategies.controllers.rl.sac import Agent, Learning, features
 
 FREEZE = 0.9
 """Share of the budget after which what is left is spent evenly."""

@@ -14,10 +14,10 @@ from functools import lru_cache
 
 from scipy.optimize import brentq
 
-from privacy import renyi
+from privacy.accountants import renyi
+from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.mechanism import Plan
-from strategies.controller import Setting
+from strategies.controllers.controller import Setting
 
 _LEAST, _MOST = math.log(1e-2), math.log(2.0**15)
 _ROUNDING = 1e-9

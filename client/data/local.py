@@ -1,0 +1,147 @@
+"""The records of a node that owns them: read and tokenised where they lie, once, then memory-mapped.
+
+In a simulation the server's host prepares the records of all clients; in a deployment no record leaves the node it is
+on. What the server may say is how to read them (names of columns, the labels the federation knows, the longest record).
+Flower starts a process for every message, so what is prepared is kept in the node's cache: a later message costs a look
+at the file's size and time and a few memory maps.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.data.labels import matched
+from client.data.records import Records
+from client.data.spec import DataSpec
+from client.models.files import fingerprint
+from privacy import checks
+from strategies.messages.client_update import code_fingerprint
+
+FORMAT = 1
+KINDS = ("parquet", "csv", "jsonl")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How every node reads its own records; the same for all, and public.
+
+    Attributes:
+        task: see :data:`client.models.tasks.TASKS`.
+        max_length: tokens of a record beyond this are cut off.
+        text_column, text_pair_column, label_column, unit_column: columns; empty for none.
+        least_words: records with fewer words are left out.
+        labels: names of the classes in the order of their ids; empty for a language model.
+    """
+
+    task: str
+    max_length: int
+    text_column: str = "text"
+    text_pair_column: str = ""
+    label_column: str = ""
+    unit_column: str = ""
+    least_words: int = 0
+    labels: tuple[str, ...] = ()
+
+    def spec(self, source: str, tokenizer: str) -> DataSpec:
+        """The settings that reading and tokenising take."""
+        return DataSpec(
+            tokenizer=tokenizer,
+            clients=1,
+            source=source,
+            text_column=self.text_column,
+            text_pair_column=self.text_pair_column,
+            label_column=self.label_column,
+            unit_column=self.unit_column,
+            least_words=self.least_words,
+            task=self.task,
+            max_length=self.max_length,
+            partition="iid",
+        )
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """The one client that a node is.
+
+    Attributes:
+        folder: where it is prepared.
+        records: memory-mapped.
+    """
+
+    folder: Path
+    records: Records
+
+    def client(self, index: int) -> Records:
+        """The node's records, whichever number the server gave it."""
+        return self.records
+
+
+def open_own(source: str, reading: Reading, tokenizer: str, cache: Path) -> OwnData:
+    """The records of `source`, a ``parquet:``, ``csv:`` or ``jsonl:`` file, from the cache or prepared now.
+
+    Raises:
+        ValueError: a file, a column or a label that cannot work; the text may quote the file.
+    """
+    kind, _, location = source.partition(":")
+    checks.one_of(KINDS, data=kind)
+    path = Path(location).expanduser()
+    if not path.is_file():
+        from client.data.sources import existing_file  # a second, which no later message shall pay
+
+        path = existing_file(source, "data")
+    stat = path.stat()
+    parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, asdict(reading)]
+    parts += [tokenizer, fingerprint(tokenizer), code_fingerprint()]  # another model may come to lie under its name
+    folder = cache / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".own-", dir=cache, ignore_cleanup_errors=True) as made:
+            _write(Path(made) / "data", reading.spec(source, tokenizer), reading.labels)
+            try:
+                os.rename(Path(made) / "data", folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was faster
+                    raise
+    arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")}
+    return OwnData(folder, Records(**arrays))
+
+
+def _write(folder: Path, spec: DataSpec, labels: tuple[str, ...]) -> None:
+    from client.data.sources import read
+    from client.data.splits import columns
+    from client.data.tokenise import tokenise
+    from client.models.base import load_tokenizer
+
+    texts = read(spec.source, columns(spec), "data")
+    ids = None if texts.labels is None else label_ids(texts.labels, labels)
+    records, _ = tokenise(texts, ids, load_tokenizer(spec.tokenizer), spec)
+    arrays: dict[str, NDArray[Any] | None] = {
+        "tokens": records.tokens,
+        "offsets": records.offsets,
+        "labels": records.labels,
+        "token_weights": records.token_weights,
+        "units": None if texts.units is None else np.unique(texts.units, return_inverse=True)[1].astype(np.int64),
+    }
+    folder.mkdir()
+    for name, array in arrays.items():
+        if array is not None:
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+
+
+def label_ids(labels: list[Any], names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Class ids of a node's labels, int64 ``[n]``.
+
+    Raises:
+        ValueError: a missing label, or one that the federation does not have.
+    """
+    ids, unknown = matched(labels, names, "data")
+    if unknown:
+        raise ValueError(f"labels {unknown[:5]} are none of the federation's: {list(names[:20])}")
+    return ids

@@ -1,0 +1,187 @@
+"""From texts to a prepared data set: hold out, tokenise, partition, write.
+
+A data set is named by a hash of its settings, the content of its sources, the tokenizer and the code that builds it.
+It is written to a folder of its own and renamed into place, so a reader sees all of it or nothing, and of two processes
+that build the same one the first wins and the other takes that.
+"""
+
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import logging
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from client.data import canaries, labels, partition, sensitive, sources, splits, tokenise
+from client.data.catalog import corpora, diabetes130, notes
+from client.data.records import Records
+from client.data.sensitive import make_detector
+from client.data.sources import Texts
+from client.data.spec import FORMAT, META_FILE, PARTS, DataSpec, PreparedData, sha256
+from client.data.splits import columns, hold_out, test_columns
+from client.models.base import load_tokenizer
+from privacy.sensitive_text import detectors, treatments
+
+
+def prepare(spec: DataSpec) -> PreparedData:
+    """The data set of `spec`, from the cache or built now. Safe to call from several processes at once.
+
+    Raises:
+        ValueError: a setting, a file or a column that cannot work, with the remedy.
+    """
+    spec.check()
+    # reading and partitioning import datasets and pyarrow, which takes seconds; processes that only open never pay
+    from client.data.prepare import build
+
+    return build(spec)
+
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("labels", "token_weights", "units")
+"""What records may have besides tokens, as :class:`client.data.records.Records` names it."""
+
+_DECISIVE = (
+    sensitive,
+    sensitive,
+    detectors,
+    detectors,
+    treatments,
+    detectors,
+    treatments,
+    notes,
+    notes,
+    corpora,
+    corpora,
+    diabetes130,
+    canaries,
+    labels,
+    sources,
+    sources,
+    splits,
+    canaries,
+    tokenise,
+    partition,
+)
+
+
+def build(spec: DataSpec) -> PreparedData:
+    """Open the data set of `spec` if it is in the cache (verified), build it otherwise."""
+    tokenizer = load_tokenizer(spec.tokenizer)
+    key = _key(spec, tokenizer)
+    folder = spec.cache_folder / key
+    if not folder.is_dir():
+        spec.cache_folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{key}-", dir=spec.cache_folder, ignore_cleanup_errors=True) as made:
+            _write(Path(made) / "data", spec, tokenizer)
+            try:
+                os.rename(Path(made) / "data", folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was faster, and its data set is the same
+                    raise
+    return PreparedData.open(folder, verify=True)
+
+
+def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of everything the files depend on."""
+    if spec.source == sources.NOTES:
+        content = [notes.grammar_text(), importlib.metadata.version("faker")]
+    else:
+        content = [sources.fingerprint(spec.source, columns(spec))]
+    if spec.test_source:
+        content.append(sources.fingerprint(spec.test_source, test_columns(spec), "data.test-source"))
+    # any change of the code that decides the content gives new names: nobody has to remember a version number
+    code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
+    versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
+    if spec.policy.use != "none":  # with another version of what it is made of, a detector finds other spans
+        versions.append(make_detector(spec.detector).name)
+    backend: Any = tokenizer
+    # Truncation is left behind by whoever used the tokenizer last, in this process or another.
+    definition = {**json.loads(backend.backend_tokenizer.to_str()), "truncation": None, "padding": None}
+    parts = [FORMAT, spec.to_json(), content, code, definition, versions]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+    held = hold_out(spec)
+    folder.mkdir()
+    records: dict[str, Records] = {}
+    truncated: dict[str, int] = {}
+    for part in PARTS:
+        labels = held.labels.get(part)
+        weighted = part == "train" and spec.policy.use == "weights"
+        records[part], truncated[part] = tokenise.tokenise(held.texts[part], labels, tokenizer, spec, weighted=weighted)
+    records["train"] = replace(records["train"], units=_units(held.texts["train"]))
+    owners = _partition(spec, records["train"], held.texts["train"])
+    records["train"] = records["train"].select(owners.order)
+    lengths = np.concatenate([[0], np.cumsum(records["train"].lengths)])
+    arrays: dict[str, NDArray[Any]] = {
+        "client_starts": owners.starts,
+        "client_stops": owners.stops,
+        "client_tokens": lengths[owners.stops] - lengths[owners.starts],
+    }
+    for part in PARTS:
+        arrays[f"{part}_tokens"] = records[part].tokens
+        arrays[f"{part}_offsets"] = records[part].offsets
+        for name in COLUMNS:
+            column = getattr(records[part], name)
+            if column is not None:
+                arrays[f"{part}_{name}"] = column
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    meta = {
+        "format": FORMAT,
+        "spec": spec.to_json(),
+        "num_labels": len(held.label_names),
+        "label_names": held.label_names,
+        "columns": {part: [name for name in COLUMNS if f"{part}_{name}" in arrays] for part in PARTS},
+        "records": {part: len(records[part]) for part in PARTS},
+        "tokens": {part: len(records[part].tokens) for part in PARTS},
+        "truncated": truncated,
+        "removed": held.removed,
+        "clients": len(owners),
+        "empty_clients": int((owners.sizes == 0).sum()),
+        "files": {f"{name}.npy": sha256(folder / f"{name}.npy") for name in sorted(arrays)},
+    }
+    (folder / META_FILE).write_text(json.dumps(meta, indent=1, sort_keys=True))
+    log.info("prepared %s: %s", spec.source, {key: meta[key] for key in ("records", "truncated", "removed")})
+
+
+def _units(texts: Texts) -> NDArray[np.int64] | None:
+    """The unit of every record, numbered; None where every record is its own."""
+    if texts.units is None:
+        return None
+    return np.unique(texts.units, return_inverse=True)[1].astype(np.int64)
+
+
+def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partition:
+    if spec.whole_units and train.units is not None and spec.partition in ("dirichlet", "iid"):
+        _, first = np.unique(train.units, return_index=True)  # a unit's label is that of its first record
+        return partition.of_whole_units(
+            train.units, _partition(replace(spec, whole_units=False), train.select(first), texts)
+        )
+    match spec.partition:
+        case "dirichlet":
+            assert train.labels is not None
+            return partition.dirichlet(train.labels, spec.clients, spec.dirichlet_alpha, spec.seed)
+        case "iid":
+            return partition.iid(len(train), spec.clients, spec.seed)
+        case "repeated":
+            return partition.repeated(len(train), spec.clients, spec.records_per_client, spec.seed)
+        case _:
+            owners = partition.natural(texts.clients or [])
+            if len(owners) != spec.clients:
+                raise ValueError(
+                    f"clients = {spec.clients}, but data.client-column = {spec.client_column!r} names {len(owners)} "
+                    f"clients after validation and test were held out; set clients = {len(owners)}"
+                )
+            return owners

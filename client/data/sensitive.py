@@ -1,0 +1,232 @@
+"""What a run does about sensitive spans: nothing, token weights, or redaction; on texts, before they are tokens.
+
+Both are functions of one record and a public detector. Redaction changes the texts of the training records, canaries
+included; weights leave the texts alone and go with the tokens (:attr:`client.data.records.Records.token_weights`).
+Validation and test texts are never touched, so that perplexities compare.
+
+Detectors that need a model of language: spaCy for the four tiers, presidio; and the choice of a detector by name.
+
+What a run asks for is what it gets: where a model is missing, that is an error that says what to install, and never
+another detector in its place. A detector is public: it is taken as installed and named with its version.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.data.sources import Texts
+from privacy import checks
+from privacy.sensitive_text.detectors import (
+    PATTERNS,
+    TIERS,
+    Detector,
+    PatternDetector,
+    Span,
+    Word,
+    tier_spans,
+    without_overlap,
+)
+from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
+
+SPACY_MODEL = "en_core_web_sm"
+"""The model JFT and ATDP annotate with; the tiers' shares of sensitive tokens are those of its annotations."""
+
+LEAST_SCORE = 0.35
+"""presidio's confidence below which a finding is left out."""
+
+_ANNOTATIONS = {"ner": "entities", "parser": "dependencies", "tagger": "parts of speech"}
+
+
+@dataclass(frozen=True)
+class SpacyDetector:
+    """One of the four tiers on the annotations of a spaCy pipeline.
+
+    Attributes:
+        tier: key of :data:`privacy.sensitive_text.detectors.TIERS`.
+        pipeline: a loaded spaCy ``Language``.
+    """
+
+    tier: str
+    pipeline: Any = field(repr=False)
+
+    def __post_init__(self) -> None:
+        checks.one_of(tuple(TIERS), tier=self.tier)
+
+    @property
+    def name(self) -> str:
+        """Tier, model and version: ``"low-entity (core_web_sm 3.8.0)"``."""
+        about = self.pipeline.meta
+        return f"{self.tier} ({about.get('name', '')} {about.get('version', '')})"
+
+    def spans(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
+        """The sensitive words of each text; spaCy annotates every text by itself, in batches or not."""
+        return [tier_spans(words(doc), TIERS[self.tier]) for doc in self.pipeline.pipe(texts)]
+
+
+def words(doc: Any) -> list[Word]:
+    """The words of a spaCy ``Doc`` with what it says of them; blanks are none."""
+    return [
+        Word(token.idx, token.idx + len(token), token.ent_type_, token.dep_, token.pos_)
+        for token in doc
+        if not token.is_space
+    ]
+
+
+@dataclass(frozen=True)
+class PresidioDetector:
+    """Microsoft's presidio: its own recognisers of personal data, under its own name.
+
+    Attributes:
+        analyzer: a ``presidio_analyzer.AnalyzerEngine``.
+        least_score: findings below this confidence are left out.
+    """
+
+    analyzer: Any = field(repr=False)
+    least_score: float = LEAST_SCORE
+
+    @property
+    def name(self) -> str:
+        """``"presidio"`` and its version."""
+        return f"presidio ({importlib.metadata.version('presidio-analyzer')})"
+
+    def spans(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
+        """Presidio's findings in each text, overlapping ones joined."""
+        return [
+            without_overlap(
+                Span(found.start, found.end, found.entity_type)
+                for found in self.analyzer.analyze(text=text, language="en", score_threshold=self.least_score)
+            )
+            for text in texts
+        ]
+
+
+def check_detector(name: str) -> None:
+    """Refuse a name that :func:`make_detector` does not know; what it would need is not looked for.
+
+    Raises:
+        ValueError: unknown name, with those there are.
+    """
+    if name.partition(":")[0] == "regex":
+        _patterns(name)
+    elif name not in TIERS and name != "presidio":
+        raise ValueError(
+            f"detector = {name!r}: unknown; there are regex (regex:-number leaves a pattern out), {', '.join(TIERS)} "
+            "and presidio"
+        )
+
+
+def make_detector(name: str) -> Detector:
+    """The detector called `name`: ``regex`` (``regex:-number,-identifier`` leaves patterns out), a tier, ``presidio``.
+
+    Raises:
+        ValueError: unknown name, or what it needs is not installed, with the remedy.
+    """
+    check_detector(name)
+    if name in TIERS:
+        return SpacyDetector(name, _spacy_model(name))
+    return PresidioDetector(_presidio()) if name == "presidio" else _patterns(name)
+
+
+def _patterns(name: str) -> PatternDetector:
+    left_out = name.partition(":")[2]
+    without = [part.strip().removeprefix("-") for part in left_out.split(",") if part]
+    unknown = [part for part in without if part not in PATTERNS]
+    if unknown:
+        raise ValueError(f"detector = {name!r}: regex has no pattern {unknown[0]!r}; it has {', '.join(PATTERNS)}")
+    if not (kept := tuple(pattern for pattern in PATTERNS if pattern not in without)):
+        raise ValueError(f"detector = {name!r}: it leaves out all patterns and would find nothing")
+    return PatternDetector(kept)
+
+
+def _spacy_model(asked: str) -> Any:
+    """The pipeline, with everything the tiers look at."""
+    spacy = _installed("spacy", asked, "detectors")
+    try:
+        pipeline = spacy.load(SPACY_MODEL, exclude=["lemmatizer"])
+    except OSError as error:
+        raise ValueError(
+            f"detector = {asked!r} needs spaCy's model {SPACY_MODEL}, which is not installed and not on PyPI: "
+            f"`python -m spacy download {SPACY_MODEL}`, or take its wheel from a machine that has it; detector = "
+            "'regex' needs no model"
+        ) from error
+    missing = [what for part, what in _ANNOTATIONS.items() if part not in pipeline.pipe_names]
+    if missing:
+        raise ValueError(f"detector = {asked!r}: the installed {SPACY_MODEL} gives no {', '.join(missing)}")
+    return pipeline
+
+
+def _presidio() -> Any:
+    analyzer = _installed("presidio_analyzer", "presidio", "presidio")
+    _spacy_model("presidio")  # otherwise presidio would download one by itself
+    provider = importlib.import_module("presidio_analyzer.nlp_engine").NlpEngineProvider(
+        nlp_configuration={"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": SPACY_MODEL}]}
+    )
+    return analyzer.AnalyzerEngine(nlp_engine=provider.create_engine(), supported_languages=["en"])
+
+
+def _installed(module: str, asked: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ValueError(
+            f"detector = {asked!r} needs {module}, which is not installed: pip install 'lacquer[{extra}]'; "
+            "detector = 'regex' needs nothing"
+        ) from error
+
+
+USES = ("none", "weights", "redaction")
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """The policy of a run.
+
+    Attributes:
+        use: ``"none"``, ``"weights"`` (ATDP) or ``"redaction"`` (the first phase of JFT).
+        detector: see :func:`client.data.sensitive.make_detector`; its name is checked also where it is not used.
+        mask: what a redacted span reads, see :class:`privacy.sensitive_text.treatments.Mask`.
+        other_weight: weight of tokens that are neither sensitive nor function words.
+    """
+
+    use: str = "none"
+    detector: str = "regex"
+    mask: str = "<MASK>"
+    other_weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        checks.one_of(USES, data_sensitive=self.use)
+        check_detector(self.detector)
+        Mask(self.mask)
+        TokenWeights(self.other_weight)
+
+
+def redact(texts: Texts, policy: Sensitive) -> Texts:
+    """`texts` with the sensitive spans of every record masked."""
+    if policy.use != "redaction":
+        return texts
+    return replace(texts, texts=redacted_texts(texts.texts, policy))
+
+
+def redacted_texts(texts: Sequence[str], policy: Sensitive) -> list[str]:
+    """Each text by itself, masked."""
+    found = make_detector(policy.detector).spans(texts)
+    mask = Mask(policy.mask)
+    return [redacted(text, spans, mask) for text, spans in zip(texts, found, strict=True)]
+
+
+def token_weights(texts: Sequence[str], rows: Sequence[Any], policy: Sensitive) -> list[NDArray[np.float32]]:
+    """The weight of every token of every record.
+
+    Args:
+        rows: per text, the characters ``(start, stop)`` of every token (a fast tokenizer's ``offset_mapping``).
+    """
+    found = make_detector(policy.detector).spans(texts)
+    rule = TokenWeights(policy.other_weight)
+    return [rule.of(text, offsets, spans) for text, offsets, spans in zip(texts, rows, found, strict=True)]

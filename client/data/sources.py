@@ -1,0 +1,330 @@
+"""Reading labelled text from where ``data.source`` says: a parquet, csv or jsonl file, or a data set of the hub.
+
+``parquet:PATH``, ``csv:PATH`` (``.tsv`` files are split at tabs), ``jsonl:PATH``; ``KIND:FOLDER`` for the data sets of
+:mod:`client.data.catalog.corpora`; anything else is a Hugging Face id,
+``owner/name``, with an optional configuration and split: ``nyu-mll/glue:sst2@train``. (``notes`` is generated, see
+:mod:`client.data.catalog.notes`.) Everything that cannot work is refused with what the file does hold and what to set.
+
+Opening what ``data.source`` names: a file, or a data set of the Hugging Face hub, as a table of pyarrow.
+"""
+
+import difflib
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from client.data.catalog import corpora
+from client.data.labels import INTEGER, missing
+
+FILE_KINDS = ("parquet", "csv", "jsonl")
+NOTES = "notes"
+
+_KINDS = (*FILE_KINDS, *corpora.CORPORA)
+_FORMS = (
+    f"sources are '{NOTES}', {', '.join(f'{kind}:PATH' for kind in _KINDS)}, or a hub id owner/name[:config][@split]"
+)
+_SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[^/@]*)?(@.*)?")
+
+# A row must fit into two blocks, and the type of a column is guessed from the first one.
+_BLOCK = 64 << 20
+
+_NOT_UTF8 = "its text is not UTF-8; save it as UTF-8"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns to read, None for those the task does not need; texts of fewer words are left out."""
+
+    text: str
+    pair: str | None = None
+    label: str | None = None
+    client: str | None = None
+    unit: str | None = None
+    least_words: int = 0
+
+    def names(self) -> list[tuple[str, str]]:
+        """What a column is for, and its name."""
+        return [(role, name) for role, name in vars(self).items() if isinstance(name, str)]
+
+
+def existing_file(source: str, option: str = "data.source") -> Path:
+    """The file a ``kind:PATH`` source names.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    location = source.partition(":")[2]
+    path = Path(location).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        inside = ", ".join(sorted(item.name for item in path.iterdir())[:5])
+        raise ValueError(f"{option} = {source!r}: {path} is a folder; name one file of it ({inside or 'it is empty'})")
+    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = f"did you mean {path.parent / near[0]}?" if near else "check the path; it is relative to where you started"
+    raise ValueError(f"{option} = {source!r}: there is no file {path}; {hint}")
+
+
+def read_file(source: str, columns: Columns, option: str) -> pyarrow.Table:
+    """The table in the file of a ``kind:PATH`` source.
+
+    Raises:
+        ValueError: no such file, or not one of that kind.
+    """
+    kind, path = source.partition(":")[0], existing_file(source, option)
+    try:
+        match kind:
+            case "parquet":
+                names = pyarrow.parquet.read_schema(path).names
+                if len(set(names)) < len(names):
+                    return pyarrow.parquet.ParquetFile(path).read()  # read_table does not open it
+                return pyarrow.parquet.read_table(path)
+            case "csv":
+                return _read_csv(path, columns)
+            case _:
+                return pyarrow.json.read_json(path, read_options=pyarrow.json.ReadOptions(block_size=_BLOCK))
+    except (ValueError, OSError) as error:  # pyarrow's errors are ValueErrors
+        reason = _NOT_UTF8 if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error) else str(error)
+        raise ValueError(f"{option}: {path} is not a readable {kind} file: {reason}") from error
+
+
+def _read_csv(path: Path, columns: Columns) -> pyarrow.Table:
+    """Labels and ids are read as text, so that what one file holds does not decide how another's are spelled."""
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    as_text = [name for name in (columns.label, columns.client, columns.unit) if name is not None]
+    try:
+        table = pyarrow.csv.read_csv(
+            path,
+            read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(as_text, pyarrow.string())),
+        )
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(_misread(path, delimiter) or str(error)) from error
+    found = table.column_names
+    needed = [name for _, name in columns.names()]
+    if not set(needed) <= set(found) and (reason := _misread(path, delimiter)):
+        raise ValueError(reason)
+    once = [name for name in needed if found.count(name) == 1]  # the others are refused by whoever takes columns
+    if any(pyarrow.types.is_binary(table.column(name).type) for name in once):
+        raise ValueError(_NOT_UTF8)
+    if columns.label not in once:
+        return table
+    numbers = _integers(table.column(columns.label))
+    return table if numbers is None else table.set_column(found.index(columns.label), columns.label, numbers)
+
+
+def _misread(path: Path, delimiter: str) -> str:
+    """What is wrong with a header that is not split by `delimiter`; empty if nothing is seen."""
+    with path.open("rb") as file:
+        header = file.readline(1 << 16)
+    if header.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return _NOT_UTF8
+    others = [other for other in (",", ";", "\t", "|") if other.encode() in header]
+    if not others or delimiter.encode() in header:
+        return ""
+    names = {",": "commas", "\t": "tabs"}
+    remedy = "name it .tsv" if others[0] == "\t" else f"save it with {names[delimiter]}"
+    return f"its separator is {names.get(others[0], repr(others[0]))}, not {names[delimiter]}; {remedy}"
+
+
+def _integers(column: pyarrow.ChunkedArray) -> pyarrow.Array | None:
+    """A column of texts that all spell integers, as integers; a blank text spells none."""
+    integers: list[int | None] = []
+    for text in column.to_pylist():
+        spelled = INTEGER.fullmatch(text)
+        if spelled is None and text.strip():
+            return None
+        integers.append(None if spelled is None else int(spelled[1]))
+    return pyarrow.array(integers, pyarrow.int64())
+
+
+def read_hub(source: str, option: str) -> pyarrow.Table:
+    """The table of ``owner/name[:config][@split]``.
+
+    Raises:
+        ValueError: it cannot be that, or cannot be loaded.
+    """
+    check_hub_id(source, option)
+    import datasets  # takes seconds to import, and local files do not need it
+
+    name, _, split = source.partition("@")
+    repository, _, configuration = name.partition(":")
+    try:
+        loaded = datasets.load_dataset(repository, configuration or None, split=split or "train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{option} = {source!r}: cannot load it from the Hugging Face hub or its cache: {reason}; {_FORMS}"
+        ) from error
+    return loaded.with_format(None).data.table if loaded._indices is None else loaded.flatten_indices().data.table
+
+
+def check_hub_id(source: str, option: str) -> None:
+    """Refuse what can only be a path or a misspelled kind, before the hub is asked for it half a minute long."""
+    where, (prefix, colon, rest) = f"{option} = {source!r}", source.partition(":")
+    prefixed = bool(colon) and not Path(source).expanduser().exists()
+    location = rest if prefixed else source
+    path = Path(location).expanduser()
+    if path.is_dir() and location and not prefixed:  # a configuration may be called as a folder is
+        raise ValueError(f"{where}: {path} is a folder here, and no hub id; {_FORMS}")
+    suffixes = Path(location.partition("@")[0]).suffixes[::-1]
+    kinds = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
+    if prefixed:
+        kinds += difflib.get_close_matches(prefix.lower(), _KINDS, n=1, cutoff=0.8)
+    if kinds or path.is_file() or prefix == NOTES:
+        wrong = f"{prefix!r} takes no path" if prefix == NOTES else f"there is no kind of source {prefix!r}"
+        hint = f"did you mean {kinds[0]}:{location}?" if kinds else _FORMS
+        raise ValueError(f"{where}: {wrong if prefixed else 'a file needs its kind before it'}; {hint}")
+    if not _HUB_ID.fullmatch(source):
+        raise ValueError(f"{where}: this is no hub id; {_FORMS}")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Records before tokenisation.
+
+    Attributes:
+        texts: one per record, never empty.
+        pairs: second texts (pair tasks), or None.
+        labels: raw labels as the source has them (integers or strings), or None.
+        clients: ids of the natural clients as strings, or None.
+        units: ids of the units of privacy (patient, author, document) as strings, or None: every record its own.
+        skipped: rows left out because a text was empty, or shorter than asked for.
+    """
+
+    texts: list[str]
+    pairs: list[str] | None = None
+    labels: list[Any] | None = None
+    clients: list[str] | None = None
+    units: list[str] | None = None
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def select(self, rows: Sequence[int] | NDArray[np.int64]) -> "Texts":
+        """The records at `rows`."""
+
+        def chosen(column: list[Any] | None) -> list[Any] | None:
+            return None if column is None else [column[row] for row in rows]
+
+        return Texts(
+            [self.texts[row] for row in rows],
+            chosen(self.pairs),
+            chosen(self.labels),
+            chosen(self.clients),
+            chosen(self.units),
+            self.skipped,
+        )
+
+    def keys(self) -> list[tuple[str, str]]:
+        """What makes two records the same: their texts without blanks at the ends."""
+        return [
+            (text.strip(), "" if self.pairs is None else self.pairs[row].strip()) for row, text in enumerate(self.texts)
+        ]
+
+
+def read(source: str, columns: Columns, option: str = "data.source") -> Texts:
+    """The records of `source`; `option` is the key named in messages.
+
+    Raises:
+        ValueError: missing or unreadable file, absent column, wrong type, no usable rows, hub out of reach.
+    """
+    kind = source.partition(":")[0]
+    if kind in corpora.CORPORA:
+        table = corpora.read(source, option)
+    elif kind in FILE_KINDS:
+        table = read_file(source, columns, option)
+    else:
+        table = read_hub(source, option)
+    return _texts(table, columns, f"{option} = {source!r}")
+
+
+def fingerprint(source: str, columns: Columns, option: str = "data.source") -> str:
+    """SHA-256 of what `source` holds: of its files, or of the records read from the hub."""
+    if source.partition(":")[0] in FILE_KINDS:
+        with existing_file(source, option).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if source.partition(":")[0] in corpora.CORPORA:
+        digest = hashlib.sha256()
+        for path in corpora.files(source, option):
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+    records = read(source, columns, option)
+    return hashlib.sha256(
+        repr((records.texts, records.pairs, records.labels, records.clients, records.units)).encode()
+    ).hexdigest()
+
+
+def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
+    for role, name in columns.names():
+        _check_column(table, role, name, where)
+    texts = _strings(table, columns.text, where)
+    pairs = None if columns.pair is None else _strings(table, columns.pair, where)
+    labels = None if columns.label is None else table.column(columns.label).to_pylist()
+    least = max(1, columns.least_words)
+    kept = [
+        row
+        for row, text in enumerate(texts)
+        if len(text.split(maxsplit=least)) >= least and (pairs is None or pairs[row].strip())
+    ]
+    if not kept:
+        short = "all texts are empty" if least == 1 else f"no text has {least} words (data.least-words)"
+        raise ValueError(f"{where}: {short if texts else 'it has no rows'}; nothing to train on")
+    clients = None if columns.client is None else _ids(table, columns.client, "client", kept, where)
+    units = None if columns.unit is None else _ids(table, columns.unit, "unit", kept, where)
+    whole = Texts(texts, pairs, labels, skipped=len(texts) - len(kept))
+    return replace(whole if len(kept) == len(texts) else whole.select(kept), clients=clients, units=units)
+
+
+def _check_column(table: pyarrow.Table, role: str, name: str, where: str) -> None:
+    option, times = f"data.{'text-pair' if role == 'pair' else role}-column", table.column_names.count(name)
+    if times > 1:
+        raise ValueError(f"{where}: {times} columns are called {name!r} ({option}); rename all but one")
+    if not times:
+        near = difflib.get_close_matches(name, table.column_names, n=1)
+        raise ValueError(
+            f"{where}: there is no column {name!r} ({option}); it has {', '.join(table.column_names)}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+
+
+def _ids(table: pyarrow.Table, name: str, what: str, kept: list[int], where: str) -> list[str]:
+    """The ids of the rows `kept`, as text without blanks around it.
+
+    A missing id must not pass: all rows without one would be one unit.
+    """
+    column = table.column(name).to_pylist()
+    ids = [column[row] for row in kept]
+    absent = missing(ids)
+    if absent:
+        raise ValueError(f"{where}: {absent} rows have no {what} in column {name!r}; fill them in or remove them")
+    return [str(value).strip() for value in ids]
+
+
+def _strings(table: pyarrow.Table, name: str, where: str) -> list[str]:
+    """A column of text; a missing text becomes an empty one."""
+    column = table.column(name)
+    if pyarrow.types.is_null(column.type):  # no text at all, so nothing that could have another type
+        return [""] * len(column)
+    if not (pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)):
+        others = [
+            field.name for field in table.schema if pyarrow.types.is_large_string(field.type) or field.type == "string"
+        ]
+        raise ValueError(
+            f"{where}: column {name!r} holds {column.type}, not text; columns of text: {', '.join(others) or 'none'}"
+        )
+    return [value or "" for value in column.to_pylist()]

@@ -1,0 +1,153 @@
+"""Public validation, test and client records, which never meet.
+
+Whole units of privacy (patients, documents), or else whole natural clients, are held out where there are any. A text
+that occurs in the test or validation set is removed from the training records (from the validation set, if it occurs in
+the test set), and counted. Canaries are planted into the training records, and then, where that is asked for, the
+sensitive spans of the training records are masked, canaries included.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.data import sources
+from client.data.canaries import plant
+from client.data.catalog import notes
+from client.data.labels import class_ids, class_names
+from client.data.sensitive import redact
+from client.data.sources import Columns, Texts
+from client.data.spec import PARTS, DataSpec
+from privacy.randomness.rng import simulation_generator
+
+# Overlapping clients (speed tests) read one pool of notes of this many clients.
+_REPEATED_CLIENTS = 1000
+
+
+@dataclass(frozen=True)
+class Held:
+    """Texts of the three parts, encoded labels, and what was left out on the way."""
+
+    texts: dict[str, Texts]
+    labels: dict[str, NDArray[np.int64]]
+    label_names: list[str]
+    removed: dict[str, int]
+
+
+def columns(spec: DataSpec) -> Columns:
+    """The columns of the source that the task needs."""
+    return Columns(
+        text=spec.text_column,
+        pair=spec.text_pair_column or None,
+        label=spec.label_column if spec.task == "classification" else None,
+        client=spec.client_column or None,
+        unit=spec.unit_column or None,
+        least_words=spec.least_words,
+    )
+
+
+def test_columns(spec: DataSpec) -> Columns:
+    """The same of the test source, which has no clients and no units, and is tested on as it is."""
+    return replace(columns(spec), client=None, unit=None, least_words=0)
+
+
+def hold_out(spec: DataSpec) -> Held:
+    """Read the sources and split them.
+
+    Raises:
+        ValueError: what :mod:`client.data.sources` refuses, or too few records for the parts asked for.
+    """
+    if spec.source == sources.NOTES:
+        texts, empty = _notes(spec), 0
+    else:
+        source = sources.read(spec.source, columns(spec))
+        test = _test_source(spec)
+        texts, empty = _carve(source, test, spec), source.skipped + (0 if test is None else test.skipped)
+    texts, removed = _separate(texts, spec)
+    removed["empty"] = empty
+    texts["train"] = _drawn(texts["train"], spec)
+    texts["train"] = redact(plant(texts["train"], spec.canaries_planted), spec.policy)
+    if spec.task != "classification":
+        return Held(texts, {}, [], removed)
+    raw = {part: texts[part].labels or [] for part in PARTS}
+    known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
+    where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
+    names = class_names(known, where)
+    tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
+    encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
+    return Held(texts, encoded, list(notes.LABELS) if spec.source == sources.NOTES else names, removed)
+
+
+def _test_source(spec: DataSpec) -> Texts | None:
+    """The test set of a source of its own; a part of it is drawn with a fixed seed, so that runs stay comparable."""
+    if not spec.test_source:
+        return None
+    test = sources.read(spec.test_source, test_columns(spec), "data.test-source")
+    if not 0 < spec.test_limit < len(test):
+        return test
+    return test.select(np.sort(simulation_generator(0, "test-limit").permutation(len(test))[: spec.test_limit]))
+
+
+def _notes(spec: DataSpec) -> dict[str, Texts]:
+    clients = min(spec.clients, _REPEATED_CLIENTS) if spec.partition == "repeated" else spec.clients
+    sizes = (clients * spec.records_per_client, spec.validation_records, spec.test_records)
+    texts = {}
+    for name, part in zip(PARTS, notes.split(*sizes, spec.seed), strict=True):
+        patients = [str(note.patient.number) for note in part]
+        texts[name] = Texts([note.text for note in part], None, [note.label for note in part], patients, patients)
+    return texts
+
+
+def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts]:
+    """Hold out rows, or whole units of privacy, or whole natural clients, drawn by the seed."""
+    sizes = {"validation": spec.validation_records} | ({} if test is not None else {"test": spec.test_records})
+    if sum(sizes.values()) >= len(source):
+        raise ValueError(
+            f"data.source = {spec.source!r} has {len(source)} records and {' + '.join(sizes)} would take "
+            f"{sum(sizes.values())} of them; lower {' or '.join(f'data.{part}-records' for part in sizes)}"
+        )
+    group = np.arange(len(source))
+    together = source.units or source.clients
+    if together is not None:
+        group = np.unique(together, return_inverse=True)[1]
+    rank = simulation_generator(spec.seed, "held-out").permutation(int(group.max()) + 1)[group]
+    order = np.argsort(rank, kind="stable")  # whole groups one after another, the groups in random order
+    ends = np.flatnonzero(np.diff(rank[order], append=-1)) + 1  # where each group ends
+    texts: dict[str, Texts] = {} if test is None else {"test": test}
+    start = 0
+    for part, size in sizes.items():
+        stop = int(ends[min(int(np.searchsorted(ends, start + size)), len(ends) - 1)])
+        # The first public records may be trained on: where a source is sorted, they must not be of its first labels.
+        rows = order[start:stop]
+        texts[part] = source.select(rows if part == "validation" else np.sort(rows))
+        start = stop
+        if start == len(order):
+            raise ValueError(
+                f"data.source = {spec.source!r}: whole clients or units as {' and '.join(sizes)} leave none "
+                f"to train on; lower {' or '.join(f'data.{part}-records' for part in sizes)}"
+            )
+    texts["train"] = source.select(np.sort(order[start:]))
+    return texts
+
+
+def _drawn(train: Texts, spec: DataSpec) -> Texts:
+    """As many training records as wanted, drawn by the seed, in the order they had."""
+    if not 0 < spec.train_records < len(train):
+        return train
+    rows = simulation_generator(spec.seed, "train-records").permutation(len(train))[: spec.train_records]
+    return train.select(np.sort(rows))
+
+
+def _separate(texts: dict[str, Texts], spec: DataSpec) -> tuple[dict[str, Texts], dict[str, int]]:
+    """Remove from validation what is in test, and from training what is in either."""
+    taken = set(texts["test"].keys())
+    parts, removed = {"test": texts["test"]}, {}
+    for part in ("validation", "train"):
+        keys = texts[part].keys()
+        kept = [row for row, key in enumerate(keys) if key not in taken]
+        removed[part] = len(keys) - len(kept)
+        if not kept:
+            raise ValueError(f"data.source = {spec.source!r}: every {part} text also occurs in the held-out data")
+        parts[part] = texts[part].select(kept) if removed[part] else texts[part]
+        taken.update(keys)
+    return parts, removed

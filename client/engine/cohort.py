@@ -1,0 +1,250 @@
+"""The cohort engine: all clients of a worker train at once on one frozen base.
+
+The parts: `client.engine.stacked` multiplies rows by the adapters of their own clients, `client.engine.slots`
+schedules clients over slots, `client.engine.forward` runs padded micro-batches under a token budget,
+`client.models.frozen_linear` and `client.engine.attention` choose the arithmetic, `client.engine.prefix` leaves out
+the layers below what is trained.
+
+Which rows share a micro-batch changes nothing but rounding, because no layer mixes rows and each client's batch order
+has its own seed: slots, token budget, prefix cache and the split of clients over workers are speed settings only.
+Measurements: `simulations/benchmarks/engine/speed.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from client.data.records import Records
+from client.engine.batching import MicroBatch, Pool
+from client.engine.forward import Passes, automatic_token_budget, confirmed, hidden_size
+from client.engine.local_training import LocalTraining
+from client.engine.prefix import PrefixCache, prefix_of
+from client.engine.slots import Updates, Waves
+from client.engine.stacked import Rows
+from client.engine.stacked_model import StackedModel
+from client.models.frozen_linear import choose
+from client.models.lora import LoraSpec
+from client.models.tasks import Metrics, Task
+from privacy import checks
+from strategies.adapter.layout import AdapterLayout
+
+SLOT_MEMORY = 512 * 2**20
+"""Bytes that the stacked adapters, gradients and moments may take when the number of slots is chosen automatically."""
+
+
+@dataclass(frozen=True)
+class RecordGradients:
+    """Gradients of single records' losses: `rows[i]` (public order) is that of record `records[i]` of `clients[i]`."""
+
+    clients: np.ndarray
+    records: np.ndarray
+    rows: Float[Tensor, "records dim"]
+    losses: Float[Tensor, "records"]  # noqa: F821
+
+
+class CohortEngine:
+    """Trains and evaluates adapters of many clients on one frozen base model, which it takes over.
+
+    Args:
+        model: a transformers model (or one that is called like it) returning logits.
+        spec: adapters and heads. `UnsupportedAdapter` (a ValueError) if they cannot be stacked.
+        task: gives one loss per record.
+        token_budget: tokens per micro-batch, padding included; None chooses. Memory and speed only.
+        precision: `"auto"`, `"fp32"`, `"bf16"`, `"bf16-model"` or `"fp64"`, see `client.models.frozen_linear`.
+        device: where the model and the buffers live.
+        slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
+        prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use
+            where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
+        prefix_folder: where the prefix cache goes on when its memory is full; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: LoraSpec,
+        task: Task,
+        *,
+        token_budget: int | None = None,
+        precision: str = "auto",
+        device: str | torch.device = "cpu",
+        slots: int | None = None,
+        prefix_memory: int = 0,
+        prefix_folder: str | Path | None = None,
+    ) -> None:
+        for name, value in {"token_budget": token_budget, "slots": slots}.items():
+            if value is not None:
+                checks.integer_at_least(1, **{name: value}, remedy="None chooses")
+        checks.integer_at_least(0, prefix_memory=prefix_memory)
+        self.device = torch.device(device)
+        self.precision = choose(precision, self.device)
+        self.task = task
+        self.spec = spec
+        self.slots = slots
+        self._stacked = StackedModel(model, spec, precision=self.precision, device=self.device)
+        self._passes = Passes(self._stacked, task, token_budget or automatic_token_budget(model, self.device))
+        if prefix_memory:
+            kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
+            cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
+            prefix = prefix_of(model, self._stacked.trained, cache)
+            self._passes.prefix = prefix and confirmed(prefix, self._passes, kept)
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens per micro-batch; smaller than asked for if the device ran out of memory."""
+        return self._passes.token_budget
+
+    @property
+    def tokens_run(self) -> int:
+        """Tokens that went through the model so far, padding included."""
+        return self._passes.tokens_run
+
+    @property
+    def layout(self) -> AdapterLayout:
+        """Where each adapter value lies, and which values are trained now."""
+        return self._stacked.layout
+
+    def switch(self, train: str) -> None:
+        """Train `"both"` factors, or only `"a"` or `"b"`, from now on (RoLoRA alternates)."""
+        self._stacked.layout = self.layout.training(train)
+
+    def move_base(self, residual: Float[Tensor, "values"] | None) -> None:  # noqa: F821
+        """Add a residual to the frozen weights of adapted layers from now on; None: none."""
+        self._stacked.move_base(residual)
+
+    def train(
+        self,
+        start: Float[Tensor, "size"],  # noqa: F821
+        clients: Sequence[Records],
+        local: LocalTraining,
+        seeds: Sequence[int],
+    ) -> Iterator[Updates]:
+        """Train every client from `start` (full vector); yields updates `trained - start` as clients finish.
+
+        A client without records has update 0. `seeds[i]` alone decides the batch order of client i.
+        """
+        checks.same_length(clients=clients, seeds=seeds)
+        pool = self._passes.pool(clients)
+        plans = [local.batches(int(n), seed) for n, seed in zip(pool.counts, seeds, strict=True)]
+        idle = np.array([i for i, plan in enumerate(plans) if not plan], dtype=np.int64)
+        if len(idle):
+            yield Updates(idle, torch.zeros(len(idle), self.layout.dim, dtype=self._stacked.dtype))
+        if len(idle) < len(plans):
+            slots = min(len(plans) - len(idle), self._slots(pool, local))
+            waves = Waves(self._stacked, self._passes, pool, plans, self._logit_offsets(clients))
+            yield from waves.run(self._stacked.inward(start, full=True), local, slots)
+
+    def train_all(
+        self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
+    ) -> Float[Tensor, "clients dim"]:
+        """`train`, gathered into one tensor in the order of `clients`."""
+        result = torch.zeros(len(clients), self.layout.dim, dtype=self._stacked.dtype)
+        for updates in self.train(start, clients, local, seeds):
+            result[torch.from_numpy(updates.clients)] = updates.deltas
+        return result
+
+    def _logit_offsets(self, clients: Sequence[Records]) -> Tensor | None:
+        """The task's logit offsets of every client, `[clients, classes]`; None if it has none."""
+        rows = [
+            self.task.logit_offsets(None if c.labels is None else torch.tensor(np.array(c.labels))) for c in clients
+        ]
+        given = [row for row in rows if row is not None]
+        return torch.stack(given).to(self.device, self._stacked.dtype) if given else None
+
+    def losses(self, vector: Float[Tensor, "size"], clients: Sequence[Records]) -> Float[Tensor, "clients"]:  # noqa: F821
+        """Mean training loss of each client's records under one full vector (0 for a client without records)."""
+        candidates = self.layout.trainable(vector).expand(len(clients), 1, -1)
+        return self.candidate_losses(vector, candidates, clients)[:, 0]
+
+    @torch.no_grad()
+    def candidate_losses(
+        self,
+        base: Float[Tensor, "size"],  # noqa: F821
+        candidates: Float[Tensor, "clients n dim"],
+        clients: Sequence[Records],
+    ) -> Float[Tensor, "clients n"]:
+        """Mean training loss of each client's records under each of its own candidates (float64).
+
+        `candidates` are trainable vectors (not updates); the other factors are taken from the full vector `base`.
+        """
+        pool = self._passes.pool(clients)
+        count, each = candidates.shape[:2]
+        if count != len(clients):
+            raise ValueError(f"candidates must have one row per client ({len(clients)}), got {count}")
+        inner, offsets = self._stacked.inward(base, full=True), self._logit_offsets(clients)
+        sums = torch.zeros(count * each, dtype=torch.float64)
+        group = max(1, SLOT_MEMORY // (4 * each * max(1, self.layout.dim)))
+        for low in range(0, count, group):
+            high = min(low + group, count)
+            self._stacked.bind(inner, self._stacked.inward(candidates[low:high].flatten(0, 1), full=False))
+            rows = np.arange(pool.first[low], pool.first[high])
+            rows, copy = np.tile(rows, each), np.repeat(np.arange(each), len(rows))
+            slot = (pool.client[rows] - low) * each + copy
+
+            def losses(piece: MicroBatch, rows: np.ndarray = rows, slot: np.ndarray = slot) -> Tensor:
+                placement = Rows.of_slots(torch.from_numpy(slot[piece.rows]), piece.whole)
+                return self._passes.losses(pool, rows[piece.rows], placement, offsets).double().cpu()
+
+            for piece, found in self._passes.each(pool.lengths[rows], losses, slot):
+                sums.index_add_(0, torch.from_numpy(slot[piece]) + low * each, found)
+        return sums.view(count, each) / torch.from_numpy(np.maximum(pool.counts, 1))[:, None]
+
+    @torch.no_grad()
+    def evaluate(self, vector: Float[Tensor, "size"], records: Records) -> Metrics:  # noqa: F821
+        """The task's metrics of one full vector over all records."""
+        pool = self._passes.pool([records])
+        self._stacked.bind(self._stacked.inward(vector, full=True))
+        totals = torch.zeros(3, dtype=torch.float64)
+        for _, part in self._passes.each(pool.lengths, lambda piece: self._passes.totals(pool, piece.rows)):
+            totals += part
+        return self.task.metrics(totals)
+
+    def per_record_gradients(self, vector: Float[Tensor, "size"], records: Records) -> Iterator[RecordGradients]:  # noqa: F821
+        """Gradient of every record's own loss at one full vector, in chunks of at most one micro-batch."""
+        return self.cohort_record_gradients(vector, [records])
+
+    def cohort_record_gradients(
+        self,
+        base: Float[Tensor, "size"],  # noqa: F821
+        clients: Sequence[Records],
+        vectors: Float[Tensor, "clients dim"] | None = None,
+    ) -> Iterator[RecordGradients]:
+        """Gradient of every record of several clients, each at its own client's adapter.
+
+        `vectors` are trainable vectors, one per client; the other factors (and all, where it is None) come from the
+        full vector `base`. Memory is bounded by the token budget, whatever the number of records. The loss is that of
+        `Task.per_record_loss` without logit offsets, which would couple the records of a client.
+        """
+        pool = self._passes.pool(clients)
+        inner = self._stacked.inward(base, full=True)
+        stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
+        largest = max((len(piece.rows) for piece in self._passes.micro_batches(pool.lengths)), default=0)
+        buffers = self._stacked.record_buffers(largest)
+
+        def gradients(piece: MicroBatch) -> tuple[Tensor, Tensor]:
+            rows = piece.rows
+            self._stacked.bind(inner, stacked, buffers)
+            owners = None if vectors is None else torch.from_numpy(pool.client[rows])
+            losses = self._passes.losses(pool, rows, Rows.per_record(len(rows), owners), None)
+            self._stacked.backward(losses.sum())
+            return self._stacked.record_rows(len(rows)), losses.detach()
+
+        for rows, (found, losses) in self._passes.each(pool.lengths, gradients):
+            owners = pool.client[rows]
+            yield RecordGradients(owners, rows - pool.first[owners], found, losses)
+
+    def _slots(self, pool: Pool, local: LocalTraining) -> int:
+        """Enough clients that a wave fills several micro-batches of even length, within `SLOT_MEMORY`.
+
+        MiniLM, ragged SST-2, 48 clients: 48 slots are 1.06 times as fast as 24, and those 1.13 times as fast as 8.
+        """
+        if self.slots is not None:
+            return self.slots
+        tokens_per_step = max(1.0, float(pool.lengths.mean()) * min(local.batch_size, float(pool.counts.mean())))
+        wanted = int(8 * self.token_budget / tokens_per_step) + 1
+        affordable = SLOT_MEMORY // (16 * max(1, self.layout.dim))
+        return max(1, min(wanted, affordable))

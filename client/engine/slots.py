@@ -1,0 +1,113 @@
+"""Continuous batching of clients: slots, waves, refills.
+
+Every client holds a *slot*: one row of the stacked adapter, gradient and moment buffers. In each wave the next local
+batch of every slot is pooled, sorted by length, cut into micro-batches and run; then all slots step at once. A client
+that has finished leaves its slot to the next one in the queue, so clients of different size keep the waves full.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from client.engine.batching import Pool
+from client.engine.forward import Passes
+from client.engine.local_training import LocalTraining, StackedOptimizer
+from client.engine.stacked import Rows
+from client.engine.stacked_model import StackedModel
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Updates of some clients: `deltas[i]`, in public order, belongs to client `clients[i]`."""
+
+    clients: np.ndarray
+    deltas: Float[Tensor, "clients dim"]
+
+
+class Waves:
+    """One round of local training.
+
+    Args:
+        stacked: the model; its layout says which values are trained.
+        passes: runs micro-batches.
+        pool: the records of all clients.
+        plans: for every client the record indices of each of its steps.
+        offsets: logit offsets `[clients, classes]`, or None.
+    """
+
+    def __init__(
+        self, stacked: StackedModel, passes: Passes, pool: Pool, plans: list[list[np.ndarray]], offsets: Tensor | None
+    ) -> None:
+        self._stacked = stacked
+        self._passes = passes
+        self._pool = pool
+        self._plans = plans
+        self._offsets = offsets
+
+    def run(self, base: Float[Tensor, "size"], local: LocalTraining, slots: int) -> Iterator[Updates]:  # noqa: F821
+        """Train every client that has steps from `base` (full vector, engine's order)."""
+        # fewest steps first in the list, so that pop() takes the longest: no straggler alone in the last waves
+        queue = sorted((i for i, plan in enumerate(self._plans) if plan), key=lambda i: len(self._plans[i]))
+        origin = self._stacked.layout.trainable(base)
+        parameters = origin.repeat(slots, 1)
+        gradients = torch.zeros_like(parameters)
+        optimizer = StackedOptimizer(local, parameters)
+        holders = [_Holder(client, self._plans[client]) for client in (queue.pop() for _ in range(slots))]
+        while holders:
+            self._stacked.bind(base, parameters, gradients)
+            self._accumulate([self._pool.first[holder.client] + holder.next() for holder in holders], gradients)
+            optimizer.step(gradients, len(holders))
+            done = [slot for slot, holder in enumerate(holders) if holder.finished]
+            if done:
+                deltas = self._stacked.outward(parameters[done] - origin).cpu()
+                yield Updates(np.array([holders[slot].client for slot in done], dtype=np.int64), deltas)
+            for slot in reversed(done):
+                if queue:
+                    client = queue.pop()
+                    holders[slot] = _Holder(client, self._plans[client])
+                    parameters[slot] = origin
+                    optimizer.reset(slot)
+                else:  # keep the occupied slots together at the front
+                    last = len(holders) - 1
+                    if slot != last:
+                        optimizer.move(last, slot)
+                    holders[slot] = holders[last]
+                    del holders[last]
+
+    def _accumulate(self, batches: list[np.ndarray], gradients: Float[Tensor, "slots dim"]) -> None:
+        """Gradient of the mean loss over each slot's batch, into its row of `gradients`."""
+        rows, sizes = np.concatenate(batches), np.array([len(batch) for batch in batches])
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        weight = torch.from_numpy(np.repeat(1.0 / sizes, sizes)).to(gradients)
+        while True:
+            gradients[: len(sizes)].zero_()
+            pieces = self._passes.micro_batches(self._pool.lengths[rows], owner)
+            try:
+                for piece in pieces:
+                    placement = Rows.of_slots(torch.from_numpy(owner[piece.rows]), piece.whole)
+                    losses = self._passes.losses(self._pool, rows[piece.rows], placement, self._offsets)
+                    self._stacked.backward((losses * weight[torch.from_numpy(piece.rows)]).sum())
+                return
+            except torch.OutOfMemoryError as error:  # part of the wave may be in the gradients already: begin it again
+                self._passes.halve(error, max(len(piece.rows) for piece in pieces))
+
+
+class _Holder:
+    """A client in its slot."""
+
+    def __init__(self, client: int, plan: list[np.ndarray]) -> None:
+        self.client = client
+        self._plan = plan
+        self._done = 0
+
+    def next(self) -> np.ndarray:
+        self._done += 1
+        return self._plan[self._done - 1]
+
+    @property
+    def finished(self) -> bool:
+        return self._done == len(self._plan)

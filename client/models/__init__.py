@@ -1,0 +1,1 @@
+"""Base models, their tasks, and LoRA adapters in and out of files."""

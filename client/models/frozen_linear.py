@@ -1,0 +1,251 @@
+"""Arithmetic of the frozen weights: which kernel multiplies them, in float32 or bfloat16.
+
+A frozen Linear costs two products, `x W^T` forwards and `dy W` backwards, and no weight gradient. Measured on one core
+(AMD Zen 4, 2,000 rows, 384 to 1,536 columns, torch 2.13): 105 GFLOP/s with torch's default float32 kernel (MKL), 240
+with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel. So:
+
+- `"fp32"`: oneDNN in float32 where the CPU has AVX-512, torch's default elsewhere;
+- `"bf16"`: products of frozen weights in bfloat16 (inputs and result rounded to 8 bits of mantissa, sums in float32);
+  attention, norms, residuals, adapters and heads stay float32. What a frozen layer passes to a fused activation stays
+  bfloat16: it is rounded already, and the next product rounds it anyway.
+- `"bf16-model"`: the whole frozen model in bfloat16, for GPUs; the adapters' parameters, gradients and moments, and
+  the loss, stay float32.
+- `"fp64"`: everything in float64, for tests of equality.
+
+In one thread of a CPU, `"fp32"` and `"bf16"` give a unit bit by bit the same contribution whatever other units it is
+computed with (client/engine/batching.py; docs/engine.md, "Company"), as the accountant takes it to be. Several
+threads, and a GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its size,
+bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware, and `"fp32"`
+elsewhere; bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (:func:`company_note`).
+
+The linear layer of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764) as transformers loads it to be trained on.
+
+    y = quantise(x) ternary(W)^T      quantise: 8 bits, one scale per token;  ternary: -1, 0, 1 times mean |W|
+
+Both roundings pass gradients straight through, so a frozen layer's gradient in its input is ``dy ternary(W)``, and an
+adapter beside it works on the plain input, as in PEFT. The weight is rounded once here instead of at every call.
+"""
+
+import functools
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from privacy import checks
+
+SMALLEST = 1e-5
+
+
+def is_ternary(module: nn.Module) -> bool:
+    """Whether it is transformers' ``AutoBitLinear`` without a norm of its own inside."""
+    return type(module).__name__ == "AutoBitLinear" and getattr(module, "rms_norm", None) is None
+
+
+class TernaryWeight:
+    """The two products of a frozen ternary layer; see :class:`client.models.frozen_linear.FrozenWeight`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        weight, bias = module.weight.detach(), module.bias  # type: ignore[operator]
+        assert isinstance(weight, Tensor)
+        self.weight = _ternary(weight) if getattr(module, "online_quant", False) else weight
+        self.scale: Tensor | None = None if getattr(module, "online_quant", False) else module.weight_scale  # type: ignore[assignment]
+        self.bias = bias.detach() if isinstance(bias, Tensor) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(_quantise(x), self.weight, self.bias)
+        return y if self.scale is None else y * self.scale
+
+    def backward(self, dy: Tensor) -> Tensor:
+        return torch.matmul(dy if self.scale is None else dy * self.scale, self.weight)
+
+
+def _ternary(weight: Tensor) -> Tensor:
+    scale = 1.0 / weight.float().abs().mean().clamp(min=SMALLEST)
+    return ((weight.float() * scale).round().clamp(-1, 1) / scale).to(weight.dtype)
+
+
+def _quantise(x: Tensor) -> Tensor:
+    wide = x.float()
+    scale = 127 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
+    return ((wide * scale).round().clamp(-128, 127) / scale).to(x.dtype)
+
+
+PRECISIONS = ("auto", "fp32", "bf16", "bf16-model", "fp64")
+
+SMALLEST_BF16_SIDE = 256
+"""Below this width conversions cost more than the faster product saves."""
+
+BEFORE_ACTIVATION = ("intermediate.dense", "mlp.gate_proj", "mlp.up_proj")
+"""Frozen layers whose result goes through an elementwise activation into another frozen layer, and nowhere else."""
+
+
+FEWEST_ROWS = 4
+
+
+def enough_rows(x: Tensor) -> Tensor:
+    """`x` ``[rows, n]`` with rows of zeros behind it where it has fewer than :data:`FEWEST_ROWS`.
+
+    Products of fewer rows go through other kernels, which sum in another order: a row would tell how few there were.
+    """
+    return x if len(x) >= FEWEST_ROWS else F.pad(x, (0, 0, 0, FEWEST_ROWS - len(x)))
+
+
+class FrozenWeight(Protocol):
+    """The two products of a frozen Linear. Shapes `[..., in]` and `[..., out]`."""
+
+    def forward(self, x: Tensor) -> Tensor: ...
+    def backward(self, dy: Tensor) -> Tensor: ...
+
+
+class PlainWeight:
+    """Torch's default products, in the model's own dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        return torch.matmul(dy, self.weight)
+
+
+class OneDnnWeight:
+    """float32 products by oneDNN. Holds the weight twice once it has gone backwards: 8 bytes a value."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight.detach().contiguous()
+        self.bias = None if bias is None else bias.detach().contiguous()
+
+    @functools.cached_property
+    def transposed(self) -> Tensor:
+        return self.weight.t().contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _onednn_linear(x, self.weight, self.bias)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        return _onednn_linear(dy, self.transposed, None)
+
+
+class BF16Weight:
+    """bfloat16 products. Holds the weight twice once it has gone backwards: 4 bytes a value.
+
+    A bfloat16 input gives a bfloat16 gradient back; the result is bfloat16 only if `narrow`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False) -> None:
+        self.weight = weight.detach().to(torch.bfloat16).contiguous()
+        self.bias = None if bias is None else bias.detach().to(torch.bfloat16)
+        self.narrow = narrow
+
+    @functools.cached_property
+    def transposed(self) -> Tensor:
+        return self.weight.t().contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x.to(torch.bfloat16), self.weight, self.bias)
+        return y if self.narrow else y.float()
+
+    def backward(self, dy: Tensor) -> Tensor:
+        return F.linear(dy.to(torch.bfloat16), self.transposed)
+
+
+class MovedWeight:
+    """A frozen weight and, added to it, a residual (:mod:`strategies.adapter.residual`) with products of its own."""
+
+    def __init__(self, frozen: FrozenWeight, residual: FrozenWeight, dtype: torch.dtype) -> None:
+        self.frozen, self.residual, self.dtype = frozen, residual, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.frozen.forward(x)
+        return y + self.residual.forward(x.to(self.dtype)).to(y.dtype)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        dx = self.frozen.backward(dy)
+        return dx + self.residual.backward(dy.to(self.dtype)).to(dx.dtype)
+
+
+class FrozenLinear(nn.Module):
+    """A Linear whose weight is never trained; saves nothing for the backward pass."""
+
+    def __init__(self, weight: FrozenWeight) -> None:
+        super().__init__()
+        self.weight_ = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = _FrozenFunction.apply(x, self.weight_)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _FrozenFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: FrozenWeight) -> Tensor:
+        ctx.weight, ctx.dtype = weight, x.dtype
+        return weight.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        weight: FrozenWeight = ctx.weight
+        return weight.backward(dy).to(ctx.dtype), None
+
+
+def frozen(
+    path: str, module: nn.Module, precision: str, device: torch.device, *, adapted: bool = False
+) -> FrozenWeight:
+    """The products of the Linear (or BitNet's, or GPT-2's Conv1D, which stores `[in, out]`) at `path` of a model.
+
+    The result is `narrow` before an activation, except where an adapter adds to it: its part would be rounded away.
+    """
+    if is_ternary(module):
+        return TernaryWeight(module)
+    weight, bias = cast(Tensor, module.weight), cast(Tensor | None, module.bias)
+    if not isinstance(module, nn.Linear):
+        weight = weight.t()
+    if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
+        return BF16Weight(weight, bias, narrow=not adapted and path.endswith(BEFORE_ACTIVATION))
+    return in_own_dtype(weight, bias, device)
+
+
+def in_own_dtype(weight: Tensor, bias: Tensor | None, device: torch.device) -> FrozenWeight:
+    """The products of `weight` ``[out, in]`` without rounding it."""
+    if weight.dtype == torch.float32 and device.type == "cpu" and _has_fast_onednn():
+        return OneDnnWeight(weight, bias)
+    return PlainWeight(weight, bias)
+
+
+def choose(precision: str, device: torch.device) -> str:
+    """`"auto"` becomes the fastest arithmetic in which units do not round one another."""
+    checks.one_of(PRECISIONS, precision=precision)
+    if precision != "auto":
+        return precision
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if device.type == "cpu" and torch.get_num_threads() == 1 and fast else "fp32"
+
+
+def company_note(precision: str) -> tuple[str, ...]:
+    """What a guarantee under this setting does not cover, for ``privacy.json``."""
+    checks.one_of(PRECISIONS, precision=precision)
+    if not precision.startswith("bf16"):
+        return ()
+    return (
+        f"rounding of gradients to bfloat16 (engine.precision = {precision!r}) on a GPU or in several threads: it "
+        "depends on which units are computed together, so one unit moves the contributions of others by some percent "
+        "of their size where it was measured; the default ('auto') takes bfloat16 only where that does not happen",
+    )
+
+
+def _has_fast_onednn() -> bool:
+    return (
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # torch's public F.linear uses oneDNN for bfloat16 only; this is the operator that torch.compile emits for float32
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result

@@ -1,0 +1,217 @@
+"""What is learnt from a record: its loss, its metrics, and the correction for a client's label skew.
+
+Everything here is a plain function of tensors, one value per record and no coupling between records, so that the
+stacked engine may put the records of many clients, or one record of many gradients, into the same micro-batch.
+
+Label-prior adjustment (``balance="prior"``): a client whose labels are skewed lowers its own loss fastest by moving the
+classifier's bias towards its majority label. Under clipping that direction eats the norm the client may spend, and
+over clients the moves cancel: noise is paid for nothing. Training instead on ``logits + log pi_k``, with ``pi_k`` the
+label frequencies of the client, asks the model for the likelihood ratio of the labels and leaves the prior to the
+offset; at test time the plain logits are used, which assumes balanced classes.
+References: Menon et al., "Long-tail learning via logit adjustment", ICLR 2021, equation 10 (arXiv 2007.07314v2);
+Ren et al., "Balanced Meta-Softmax", NeurIPS 2020 (arXiv 2007.10740v3). Deviation: the frequencies are those of one
+client, smoothed by a pseudo-count, where the papers use the whole training set. The offset is a function of one
+client's records used inside that client's own update, so the client-level guarantee is untouched. For record-level
+privacy it couples the records of a client and must not be used.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from client.models.lm_head import Predictions, token_losses
+from privacy import checks
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records of one micro-batch, padded on the right.
+
+    Attributes:
+        input_ids: int64 ``[n, t]``.
+        attention_mask: ``[n, t]``, 1 on tokens and 0 on padding.
+        labels: int64 ``[n]`` class labels; None for a language model, whose targets are its inputs.
+        token_weights: float32 ``[n, t]``, weight of the loss of predicting that token; None is 1 everywhere.
+        logit_offsets: float32 ``[n, num_labels]`` added to the logits in the loss and never in the metrics.
+    """
+
+    input_ids: Int[Tensor, "n t"]
+    attention_mask: Int[Tensor, "n t"]
+    labels: Int[Tensor, " n"] | None = None
+    token_weights: Float[Tensor, "n t"] | None = None
+    logit_offsets: Float[Tensor, "n labels"] | None = None
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on `device`."""
+        moved: dict[str, Any] = {
+            name: None if value is None else value.to(device) for name, value in vars(self).items()
+        }
+        return Batch(**moved)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Averages over a set of records.
+
+    Attributes:
+        loss: mean cross-entropy in nats, per record (classification) or per token (language model).
+        accuracy: share of records, or of tokens, whose most probable label is right.
+        count: records, or tokens, averaged over.
+        perplexity: ``exp(loss)`` of a language model, None for a classifier.
+    """
+
+    loss: float
+    accuracy: float
+    count: int
+    perplexity: float | None = None
+
+
+class Task(Protocol):
+    """What the engine asks of a task. `logits` are what :func:`client.models.lm_head.run` gave."""
+
+    def per_record_loss(self, logits: Any, batch: Batch) -> Float[Tensor, " n"]:
+        """Loss of every record, in nats."""
+        ...
+
+    def totals(self, logits: Any, batch: Batch) -> Float[Tensor, "3"]:
+        """float64 sums over the batch: loss, hits, and the count both are averaged over. Sums of batches add up."""
+        ...
+
+    def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
+        """Averages from summed totals."""
+        ...
+
+    def logit_offsets(self, labels: Int[Tensor, " n"] | None) -> Float[Tensor, " labels"] | None:
+        """Offset of a client's logits given all its labels; None where the task or its setting has none."""
+        ...
+
+
+@dataclass(frozen=True)
+class SequenceClassification:
+    """One label per record; the loss is cross-entropy.
+
+    Attributes:
+        num_labels: classes.
+        balance: ``"none"``, or ``"prior"``: add the log of the client's own smoothed label frequencies to the logits in
+            the loss.
+        smoothing: pseudo-count per class in those frequencies; larger means a weaker adjustment.
+    """
+
+    num_labels: int
+    balance: str = "none"
+    smoothing: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.integer_at_least(2, num_labels=self.num_labels)
+        checks.one_of(("none", "prior"), balance=self.balance)
+        checks.positive(smoothing=self.smoothing, remedy="an absent class would get log 0")
+
+    def per_record_loss(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, " n"]:
+        """Cross-entropy of every record, with the batch's logit offsets where it has them."""
+        adjusted = logits if batch.logit_offsets is None else logits + batch.logit_offsets
+        return F.cross_entropy(_wide(adjusted), _labels(batch), reduction="none")
+
+    def totals(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, "3"]:
+        """Summed loss on the plain logits, right answers, records."""
+        labels = _labels(batch)
+        loss = F.cross_entropy(_wide(logits), labels, reduction="none").double().sum()
+        hits = (logits.argmax(dim=-1) == labels).double().sum()
+        return torch.stack([loss, hits, torch.tensor(float(len(labels)), dtype=torch.float64, device=loss.device)])
+
+    def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
+        """Mean loss and accuracy."""
+        loss, accuracy, count = _averages(totals)
+        return Metrics(loss=loss, accuracy=accuracy, count=count)
+
+    def logit_offsets(self, labels: Int[Tensor, " n"] | None) -> Float[Tensor, " labels"] | None:
+        """``log((n_c + smoothing) / (n + smoothing * num_labels)) + log(num_labels)``, float32.
+
+        The constant makes the offset of a balanced client zero; it does not change the loss.
+        """
+        if self.balance == "none" or labels is None:
+            return None
+        counts = torch.bincount(labels.long(), minlength=self.num_labels).double() + self.smoothing
+        return (counts / counts.mean()).log().float()
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """Next-token prediction. A record's loss is the weighted mean over its predicted tokens.
+
+    Attributes:
+        weighted_only: tokens of weight 0 count in no metric either; summarisation marks its prompts so. Otherwise
+            weights, such as those of sensitive tokens, are a matter of training alone.
+    """
+
+    weighted_only: bool = False
+
+    def per_record_loss(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " n"]:
+        """``sum_t w_t CE_t / sum_t w_t`` over the predicted tokens; 0 for a record with nothing to predict."""
+        needed = _predicted(batch, batch.token_weights is not None)
+        losses, _ = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
+        dense = losses.new_zeros(needed.shape).masked_scatter(needed, losses)
+        weights = needed.to(losses.dtype)
+        if batch.token_weights is not None:
+            weights = weights * batch.token_weights[:, 1:].to(losses.dtype)
+        return (dense * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
+
+    def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, "3"]:
+        """Summed unweighted loss, right next tokens, predicted tokens."""
+        needed = _predicted(batch, self.weighted_only)
+        losses, hits = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
+        return torch.stack([losses.double().sum(), hits.double().sum(), needed.double().sum()])
+
+    def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
+        """Mean loss per token, next-token accuracy, perplexity."""
+        loss, accuracy, count = _averages(totals)
+        return Metrics(loss=loss, accuracy=accuracy, count=count, perplexity=float(torch.tensor(loss).double().exp()))
+
+    def logit_offsets(self, labels: Int[Tensor, " n"] | None) -> None:
+        """A language model has no label prior."""
+        return None
+
+
+TASKS = ("classification", "causal-lm", "summarisation")
+"""Names a run may give its task."""
+
+
+def make_task(name: str, num_labels: int = 0, balance: str = "none") -> Task:
+    """The task of a run.
+
+    Raises:
+        ValueError: unknown name, fewer than two classes, or balancing where there are no labels.
+    """
+    checks.one_of(TASKS, task=name)
+    if name == "classification":
+        return SequenceClassification(num_labels, balance)
+    if balance != "none":
+        raise ValueError(f"balance must be 'none' for task {name!r}, which has no labels, got {balance!r}")
+    return CausalLM(weighted_only=name == "summarisation")
+
+
+def _labels(batch: Batch) -> Tensor:
+    if batch.labels is None:
+        raise ValueError("classification needs labels; this batch has none (is the label column set?)")
+    return batch.labels
+
+
+def _predicted(batch: Batch, weighted: bool) -> Tensor:
+    """Which of the tokens 1..t-1 are predicted, bool ``[n, t - 1]``; with `weighted`, only those of weight above 0."""
+    real = batch.attention_mask[:, 1:].bool()
+    return real & (batch.token_weights[:, 1:] > 0) if weighted and batch.token_weights is not None else real
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Losses are computed in float32 at least: bfloat16 logits are widened, float64 ones stay exact."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _averages(totals: Tensor) -> tuple[float, float, int]:
+    loss, hits, count = (float(value) for value in totals)
+    if count < 1:
+        raise ValueError("metrics need at least one record (or predicted token), got none")
+    return loss / count, hits / count, round(count)

@@ -1,0 +1,141 @@
+"""Messages between a server and silos that protect their own records: an adapter down, a private update up.
+
+The update is private when it leaves the silo, so unlike a client's contribution it is sent as it is.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from client.record_level.settings import Silo
+from strategies.messages.client_update import code_fingerprint
+from strategies.messages.records import (
+    BadMessage,
+    arrays_of,
+    config_of,
+    exactly,
+    model_arrays,
+    residual_of,
+    typed,
+    vector,
+)
+
+ACTION = "silo"
+"""Of Flower's message type: ``train.silo``."""
+
+
+@dataclass(frozen=True)
+class SiloRequest:
+    """Server to silo: take so many private steps from this adapter.
+
+    Attributes:
+        round: of the federation, 1..T.
+        adapter: float32 ``[size]``, the full adapter vector.
+        steps: private steps to take, at most.
+        client: number of the silo in a simulation's data.
+        silo: the settings its ledger is committed to; the same in every round.
+        job: see :class:`client.worker.Job`.
+        state: where a simulation keeps the silos' ledgers; a deployed silo has a folder of its own.
+        residual: float32, what the base's weights are moved by, see :mod:`strategies.adapter.residual`; None: nothing.
+    """
+
+    round: int
+    adapter: np.ndarray
+    steps: int
+    client: int
+    silo: Silo
+    job: str
+    state: str
+    residual: np.ndarray | None = None
+
+    def to_records(self) -> RecordDict:
+        config: dict[str, Any] = {
+            "round": self.round,
+            "steps": self.steps,
+            "client": self.client,
+            "silo": self.silo.to_json(),
+            "job": self.job,
+            "state": self.state,
+        }
+        arrays = ArrayRecord(model_arrays(self.adapter, self.residual))
+        return RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+
+    @staticmethod
+    def from_records(records: RecordDict) -> "SiloRequest":
+        """The inverse; BadMessage for anything else."""
+        config = config_of(records)
+        try:
+            silo = Silo.from_json(typed(config, "silo", str))
+        except ValueError as error:
+            raise BadMessage(f"silo cannot be read: {error}") from None
+        numbers = {name: typed(config, name, int) for name in ("round", "steps", "client")}
+        if min(numbers.values()) < 0 or numbers["steps"] < 1:
+            raise BadMessage("round and client must be >= 0 and steps >= 1")
+        adapter = vector(records, "adapter", "float32")
+        return SiloRequest(
+            **numbers,
+            adapter=adapter,
+            silo=silo,
+            job=typed(config, "job", str),
+            state=typed(config, "state", str),
+            residual=residual_of(records),
+        )
+
+
+@dataclass(frozen=True)
+class SiloReply:
+    """Silo to server. Everything in it is released by the silo's mechanism, or public.
+
+    Attributes:
+        round: answered.
+        update: float32 ``[size]``, the adapter after the steps minus that before; empty if none was taken.
+        steps: private steps taken.
+        refused: why the silo took none, or fewer than asked; empty if it took all.
+        epsilon: guaranteed for the silo's whole commitment; infinite if it is not private.
+        population: units the silo protects.
+        noise_multiplier: effective, of its first step.
+    """
+
+    round: int
+    update: np.ndarray
+    steps: int
+    refused: str
+    epsilon: float
+    population: int
+    noise_multiplier: float = 0.0
+
+    def to_records(self) -> RecordDict:
+        config: dict[str, Any] = {
+            "round": self.round,
+            "steps": self.steps,
+            "refused": self.refused,
+            "epsilon": self.epsilon,
+            "population": self.population,
+            "noise-multiplier": self.noise_multiplier,
+            "code": code_fingerprint(),
+        }
+        arrays = ArrayRecord({"update": Array(self.update.astype(np.float32))})
+        return RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+
+    @staticmethod
+    def from_records(records: RecordDict, round: int, size: int, steps: int) -> "SiloReply":
+        """Checked against what was asked; BadMessage in words that repeat nothing of the sender's but its refusal."""
+        config = config_of(records)
+        if typed(config, "round", int) != round:
+            raise BadMessage(f"reply is for another round, this is round {round}")
+        if typed(config, "code", str) != code_fingerprint():
+            raise BadMessage("silo runs other code than the server")
+        taken, refused = typed(config, "steps", int), typed(config, "refused", str)
+        if not 0 <= taken <= steps or (taken == 0 and not refused) or len(refused) > 1000:
+            raise BadMessage("steps must lie between 0 and what was asked, and a silo that takes none must say why")
+        if len(arrays_of(records)) != 1 or len(config) != 7:
+            raise BadMessage("reply must hold one update and seven settings")
+        exactly(records, "arrays", "config")
+        update = vector(records, "update", "float32", (size if taken else 0,))
+        if not bool(np.isfinite(update).all()):
+            raise BadMessage("update must be finite")
+        epsilon, population = typed(config, "epsilon", float), typed(config, "population", int)
+        noise = typed(config, "noise-multiplier", float)
+        return SiloReply(round, update, taken, refused, epsilon, population, noise)

@@ -1,0 +1,168 @@
+"""A silo's part in a federation: some private steps of its own from the global adapter, or a refusal.
+
+Guarantee: every silo's records (or groups of them) are protected by the silo's own ledger over all rounds, against
+everybody, the server and the other silos included; the server adds nothing and needs no trust. A silo that has spent
+its budget takes no step and says so, whatever the server asks. What a deployed silo may be asked to promise is for its
+operator to say (:mod:`client.record_level.participant`); a request without a guarantee it refuses in any case.
+
+What the operator of a deployed silo lets it promise, set beside the node's records and not by the server.
+
+``--node-config 'epsilon-limit=2.0 delta-limit=1e-6 privacy-unit="group:patient_nbr"'``; each may be left out. Without
+the unit a server could ask for epsilon 2 of single records where the operator thinks of patients, and without the delta
+an epsilon says little. ``methods="my_pkg.my_mod:MyController"`` lists methods that are not the package's: a name in a
+request would otherwise import and call whatever it names.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+
+from client.data.records import Records
+from client.engine.engine import Engine
+from client.node import Node, kept_here, own_worker, refuse_unless_for
+from client.record_level.messages import SiloReply, SiloRequest
+from client.record_level.settings import Silo, private_training
+from client.record_level.state import OtherSilo, commit_reading, silo_state
+from client.record_level.units import UnitIndex
+from client.worker import Job, warm_worker
+from strategies.controllers.controller import PublicSignals
+from strategies.messages.records import BadMessage
+
+
+@dataclass(frozen=True)
+class SiloTerms:
+    """The least a silo asks of a guarantee.
+
+    Attributes:
+        epsilon: the largest it promises.
+        delta: the largest it promises.
+        unit: ``"record"``, or ``"group:COLUMN"`` for its operator's column of that name; empty for either.
+        methods: controllers, optimizers and aggregations by ``module:Class`` that it runs besides the package's own.
+    """
+
+    epsilon: float = math.inf
+    delta: float = 1.0
+    unit: str = ""
+    methods: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(node_config: Mapping[str, Any]) -> "SiloTerms":
+        """From Flower's node configuration.
+
+        Raises:
+            BadMessage: a value that means nothing; guessing could promise what the operator does not want.
+        """
+        unit = str(node_config.get("privacy-unit", ""))
+        if unit not in ("", "record") and not (unit.startswith("group:") and unit != "group:"):
+            raise BadMessage(f"privacy-unit must be 'record' or 'group:COLUMN', got {unit!r}")
+        limits = {}
+        for name, default in (("epsilon-limit", math.inf), ("delta-limit", 1.0)):
+            try:
+                limits[name] = float(node_config.get(name, default))
+            except ValueError:
+                limits[name] = math.nan
+            if not limits[name] > 0:
+                raise BadMessage(f"{name} must be a number > 0, got {node_config[name]!r}")
+        methods = tuple(str(node_config.get("methods", "")).split())
+        return SiloTerms(limits["epsilon-limit"], limits["delta-limit"], unit, methods)
+
+    def refusal(self, silo: Silo) -> str:
+        """Why this is not promised, in words for the server; empty if it is."""
+        if silo.not_private:
+            return f"this silo trains under a guarantee only; this has none: {silo.not_private}"
+        if silo.epsilon > self.epsilon:
+            return f"this silo promises an epsilon of at most {self.epsilon:g}"
+        if silo.delta > self.delta:
+            return f"this silo promises a delta of at most {self.delta:g}"
+        if self.unit and silo.unit != self.unit:
+            return f"this silo protects {self.unit}, not {silo.unit}"
+        for method in (silo.controller, silo.optimizer, silo.aggregation):
+            if ":" in method and method not in self.methods:
+                return "this silo runs the methods of the package, and others only if its operator names them (methods)"
+        return ""
+
+
+def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Path) -> SiloReply:
+    """The private steps of one silo in one round.
+
+    Args:
+        request: what the server asks.
+        records: the silo's own.
+        engine: on the base model.
+        folder: the silo's own, see :mod:`client.record_level.state`.
+    """
+    silo = request.silo
+    if not len(records):
+        return _refusal(request, "this silo has no records")
+    index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
+    if silo.batch_size > len(index):
+        return _refusal(request, f"this silo has fewer than {silo.batch_size} units")
+    engine.move_base(None if request.residual is None else torch.from_numpy(request.residual))
+    try:
+        with silo_state(folder, silo, index) as state:
+            training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
+            adapter = torch.from_numpy(request.adapter.copy())
+            training.begin(adapter, PublicSignals(0, None))
+            state.put_into(training)
+            before, refusal = state.steps, ""
+            while state.steps - before < request.steps:
+                if (said := training.refusal()) is not None:
+                    refusal = f"this silo's budget is spent: {said}"
+                    break
+                training.step()
+                training.observe(PublicSignals(training.state.round, None, state.ledger.rho_spent))
+            state.take_from(training)
+            taken, guaranteed = state.steps - before, state.ledger.guaranteed()
+            update = (training.state.adapter - adapter).numpy() if taken else np.empty(0, np.float32)
+    except OtherSilo as error:
+        return _refusal(request, str(error))
+    return SiloReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
+
+
+def _refusal(request: SiloRequest, reason: str) -> SiloReply:
+    return SiloReply(request.round, np.empty(0, np.float32), 0, reason, math.inf, 0)
+
+
+def answer(message: Message, context: Context) -> Message:
+    """The handler of ``train.silo``: a worker's simulated silo, or the node's own records."""
+    node = Node.of(context.node_config)
+    with kept_here(node):
+        refuse_unless_for("silo", context.node_config)
+        request = SiloRequest.from_records(message.content)
+        if node is None:
+            worker, folder = warm_worker(request.job), Path(request.state) / str(request.client)
+        else:
+            folder = state_folder(context.node_config)
+            if reason := refused_unread(request, SiloTerms.of(context.node_config), folder):
+                return Message(_refusal(request, reason).to_records(), reply_to=message)
+            worker = own_worker(request.job, node)
+        reply = take_part(request, worker.data.client(request.client), worker.engine, folder)
+        return Message(reply.to_records(), reply_to=message)
+
+
+def refused_unread(request: SiloRequest, terms: SiloTerms, folder: Path) -> str:
+    """Why a deployed silo takes no part, as far as that is known without its records; empty if it may."""
+    silo, reading = request.silo, Job.from_json(request.job).reading
+    if reason := terms.refusal(silo):
+        return reason
+    column = reading.unit_column if reading else ""
+    if silo.unit not in ("record", f"group:{column}"):
+        return f"a guarantee for {silo.unit} is asked for, but records would be grouped by {column!r}"
+    try:
+        commit_reading(folder, reading, silo.unit)
+    except OtherSilo as error:
+        return str(error)
+    return ""
+
+
+def state_folder(node_config: Mapping[str, Any]) -> Path:
+    """Where a deployed silo keeps its ledger; BadMessage if its operator has not said, for nothing may be lost."""
+    if "silo-state" not in node_config:
+        raise BadMessage("this node has no folder for its ledger; name one in its settings (silo-state)")
+    return Path(str(node_config["silo-state"])).expanduser()

@@ -1,0 +1,1 @@
+"""What releases cost, and the least noise that keeps a target."""

@@ -1,0 +1,232 @@
+"""What a commitment pays for: the rules of floor mode and of filter mode (``commitment.py``), and what is spent.
+
+A budget is a value in memory; ``ledger.py`` makes it durable. :meth:`price` decides without changing anything,
+:meth:`take` spends. Replaying the ledger through the same two calls gives the same state.
+
+Epsilon of the part of a committed floor that a run has consumed, cheaply enough to be asked every round.
+
+The loss distribution of each step is discretised once, fully consumed steps stay composed, and one self-composition
+per call remains (tens of milliseconds).
+
+What the value means: it bounds a run that was going to stop there anyway. If the moment of stopping was chosen from
+released values, the guarantee is that of the whole commitment.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from privacy.accountants import composition, pld, renyi
+from privacy.commitment import ROUNDING, Commitment, FloorStep
+from privacy.errors import BudgetExceeded, UnsupportedEvent
+from privacy.events import CappedPoisson, FixedSize, Poisson, ReleaseEvent, Sampling
+
+
+class FloorOdometer:
+    """Epsilon of ``used[i]`` releases of each committed step ``i``; every step must have noise."""
+
+    def __init__(self, floor: Sequence[FloorStep], delta: float, adjacency: str) -> None:
+        """Choose the accountant (PLD where it bounds every step, else RDP) and the PLD's discretisation.
+
+        Raises:
+            UnsupportedEvent: no accountant bounds the floor.
+        """
+        self._floor = tuple(floor)
+        self._delta = delta
+        self._adjacency = adjacency
+        self._interval: float | None = None  # None: the RDP accountant
+        try:
+            self.total = composition.epsilon(floor, delta, adjacency=adjacency)
+        except UnsupportedEvent:
+            self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
+        else:
+            if math.isfinite(self.total):
+                _, self._interval = pld.refine(composition.merged(floor), delta, adjacency)
+            else:
+                self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
+        self._complete: set[int] = set()
+        self._composed: PrivacyLossDistribution | None = None
+
+    def epsilon(self, used: Sequence[int]) -> float:
+        """Upper bound on epsilon at delta; 0 before the first release."""
+        steps = {
+            index: (step.sampling, step.noise_multiplier, count)
+            for index, (step, count) in enumerate(zip(self._floor, used, strict=True))
+            if count
+        }
+        if not steps:
+            return 0.0
+        if self._interval is None:
+            return composition.epsilon(steps.values(), self._delta, "rdp", adjacency=self._adjacency)
+        if any(used[index] < self._floor[index].count for index in self._complete):
+            self._complete, self._composed = set(), None
+        partial: list[PrivacyLossDistribution] = []
+        for index in steps.keys() - self._complete:
+            part = pld.compose(composition.merged([steps[index]]), self._adjacency, self._interval)
+            if used[index] == self._floor[index].count:
+                self._complete.add(index)
+                self._composed = part if self._composed is None else self._composed.compose(part)
+            else:
+                partial.append(part)
+        whole = partial if self._composed is None else [self._composed, *partial]
+        total = functools.reduce(PrivacyLossDistribution.compose, whole)
+        allowance = pld.rounding(list(steps.values()))
+        return min(self.total, pld.epsilon_of(total, self._delta, allowance))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one release costs: the committed step it consumes (floor mode) or its Rényi divergence (filter mode)."""
+
+    step: int | None = None
+    rho: float | None = None
+
+
+class Budget(Protocol):
+    """The rules of one mode."""
+
+    def price(self, event: ReleaseEvent) -> Price:
+        """What the event costs; BudgetExceeded with the reason if the commitment does not pay for it."""
+
+    def take(self, price: Price) -> None:
+        """Spend."""
+
+    def spent(self) -> float:
+        """Upper bound on the epsilon spent, for a run that was going to stop here anyway."""
+
+    def worst_case(self) -> float:
+        """Epsilon of the whole commitment."""
+
+
+class FloorBudget:
+    """A fixed list of steps; a release consumes the next unused step of its label and must be dominated by it.
+
+    Labels may be consumed in any order, even one chosen from released values: the composition of a fixed set of
+    dominating pairs does not depend on the order, and by induction on the steps left neither does what it dominates.
+    """
+
+    def __init__(self, commitment: Commitment) -> None:
+        self._commitment = commitment
+        self._floor = commitment.floor
+        self._used = [0] * len(commitment.floor)
+        self._odometer: FloorOdometer | None = None
+
+    def price(self, event: ReleaseEvent) -> Price:
+        _check_population(event, self._commitment)
+        index = self._next_index(event.label)
+        if index is None:
+            raise BudgetExceeded(
+                f"all committed releases labelled {event.label!r} are used; the run must stop, or commit to more"
+            )
+        step = self._floor[index]
+        if event.noise_shares is not None:
+            raise BudgetExceeded("noise made by the clients is accounted by a filter; commit to one")
+        if not dominated(event.sampling, step.sampling):
+            raise BudgetExceeded(
+                f"the event samples {event.sampling}, more than the committed {step.sampling}; sample as committed"
+            )
+        if event.effective_noise_multiplier < step.noise_multiplier * (1.0 - ROUNDING):
+            raise BudgetExceeded(
+                f"effective noise multiplier {event.effective_noise_multiplier:.6g} of {event.label!r} is below the "
+                f"committed floor {step.noise_multiplier:.6g}; add noise or drop a query"
+            )
+        return Price(step=index)
+
+    def take(self, price: Price) -> None:
+        if price.step is None:
+            raise ValueError("a charge in floor mode must consume a step")
+        self._used[price.step] += 1
+
+    def spent(self) -> float:
+        return self._prepared().epsilon(self._used)
+
+    def worst_case(self) -> float:
+        return self._prepared().total
+
+    def steps_left(self, label: str) -> int:
+        """How many releases of ``label`` are still paid for."""
+        return sum(step.count - used for step, used in zip(self._floor, self._used, strict=True) if step.label == label)
+
+    def next_step(self, label: str) -> FloorStep | None:
+        """The step that the next release of ``label`` will consume, or None."""
+        index = self._next_index(label)
+        return None if index is None else self._floor[index]
+
+    def _next_index(self, label: str) -> int | None:
+        for index, step in enumerate(self._floor):
+            if step.label == label and self._used[index] < step.count:
+                return index
+        return None
+
+    def _prepared(self) -> FloorOdometer:
+        if self._odometer is None:
+            self._odometer = FloorOdometer(self._floor, self._commitment.delta, self._commitment.adjacency)
+        return self._odometer
+
+
+class FilterBudget:
+    """A Rényi filter at one committed order: a release is paid for while the divergences add up to at most rho."""
+
+    def __init__(self, commitment: Commitment, order: int, rho: float) -> None:
+        self._commitment = commitment
+        self._order = order
+        self._budget = rho
+        self.rho_spent = 0.0
+
+    def price(self, event: ReleaseEvent) -> Price:
+        _check_population(event, self._commitment)
+        if event.noise_shares != self._commitment.noise_shares:
+            raise BudgetExceeded(
+                "the noise must be made by whom the commitment says, server or clients alike; it is not"
+            )
+        rho = renyi.rho_of(event.sampling, event.effective_noise_multiplier, self._order, self._commitment.adjacency)
+        if not self.rho_spent + rho <= self._budget:
+            raise BudgetExceeded(
+                f"Rényi divergence {rho:.6g} of {event.label!r} exceeds the "
+                f"{max(0.0, self._budget - self.rho_spent):.6g} left of {self._budget:.6g} at order {self._order}; "
+                "add noise or stop"
+            )
+        return Price(rho=rho)
+
+    def take(self, price: Price) -> None:
+        if price.rho is None:
+            raise ValueError("a charge in filter mode must spend a Rényi divergence")
+        self.rho_spent += price.rho
+
+    def spent(self) -> float:
+        return renyi.epsilon_of(self.rho_spent, self._order, self._commitment.delta)
+
+    def worst_case(self) -> float:
+        return renyi.epsilon_of(self._budget, self._order, self._commitment.delta)
+
+
+def budget_of(commitment: Commitment) -> FloorBudget | FilterBudget:
+    """The unspent budget of a commitment."""
+    if commitment.order is None or commitment.rho is None:
+        return FloorBudget(commitment)
+    return FilterBudget(commitment, commitment.order, commitment.rho)
+
+
+def dominated(event: Sampling, floor: Sampling) -> bool:
+    """Whether sampling ``event`` reveals at most what ``floor`` does, at equal noise and population."""
+    match event, floor:
+        case Poisson(), Poisson():
+            return event.rate <= floor.rate
+        case FixedSize(), FixedSize():
+            return event.size <= floor.size
+        case CappedPoisson(), CappedPoisson():
+            return event == floor
+        case _:
+            return False
+
+
+def _check_population(event: ReleaseEvent, commitment: Commitment) -> None:
+    if event.unit != commitment.unit or event.sampling.population != commitment.population:
+        raise BudgetExceeded(
+            f"this ledger protects {commitment.population} of unit {commitment.unit!r}, the event samples from "
+            f"{event.sampling.population} of unit {event.unit!r}; charge it to the ledger of that unit"
+        )

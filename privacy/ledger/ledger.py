@@ -1,0 +1,286 @@
+"""The ledger of one run: what it promised, what it spent, what it released, in the order in which it happened.
+
+Charge first, noise second: :meth:`Ledger.charge` returns only when the charge is on the disk, and only then may noise
+be drawn. A run that dies between the two has spent the budget and released nothing; a release without its charge
+cannot exist. Budget and rules are those of the first line, the :class:`~privacy.commitment.Commitment`; reopening
+replays every line under the same rules, so a ledger that was never allowed to get where it is raises CorruptRun.
+
+One ledger protects one unit. A run with record-level privacy inside clients keeps one ledger per client.
+
+What a ledger hands out and remembers for one paid release.
+"""
+
+import math
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from privacy.commitment import Commitment, FloorStep
+from privacy.errors import BudgetExceeded, CorruptRun
+from privacy.events import ReleaseEvent
+from privacy.ledger.budget import FilterBudget, FloorBudget, Price, budget_of
+from privacy.ledger.journal import Entry, Journal
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof that a release is paid for. ``charge`` counts the charges of the ledger from 0."""
+
+    charge: int
+    event: ReleaseEvent
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One paid release, as the ledger remembers it.
+
+    Attributes:
+        event: what was paid for.
+        noise_multiplier: its effective noise multiplier.
+        step: index of the floor step it consumed (floor mode), else None.
+        rho: Rényi divergence it spent (filter mode), else None.
+        debited_at: time of the charge, ISO 8601, UTC.
+        released_at: time of the release; None if the run died in between.
+    """
+
+    event: ReleaseEvent
+    noise_multiplier: float
+    step: int | None
+    rho: float | None
+    debited_at: str
+    released_at: str | None = None
+
+
+class Ledger:
+    """Append-only account of one run over a :class:`~privacy.ledger.journal.Journal`.
+
+    Make one with :meth:`create` or :meth:`open`.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        """Replay a verified journal; CorruptRun if its lines break its own rules."""
+        self._journal = journal
+        self._charges: list[Charge] = []
+        self._lock = threading.RLock()
+        first = journal.entries[0] if journal.entries else None
+        if first is None or first.kind != "commitment":
+            raise CorruptRun(
+                f"{journal.path} line 1 is no commitment; nothing can have been charged: delete it and start anew"
+            )
+        try:
+            self.commitment = Commitment.from_json(first.body["commitment"])
+            self.run_id = str(first.body["run_id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptRun(f"{journal.path} line 1 holds no valid commitment ({error})") from error
+        self._not_private = [self.commitment.not_private] if self.commitment.not_private else []
+        self._budget = budget_of(self.commitment)
+        for entry in journal.entries[1:]:
+            self._replay(entry)
+
+    @classmethod
+    def create(cls, path: Path | str, commitment: Commitment, run_id: str | None = None) -> "Ledger":
+        """Start a ledger; the commitment is on the disk when this returns.
+
+        Raises:
+            ValueError: the committed floor costs more than the committed epsilon.
+            UnsupportedEvent: no accountant bounds the committed floor.
+            FileExistsError: there is a ledger already; it is never overwritten.
+        """
+        if commitment.not_private is None:
+            _check_affordable(commitment)
+        journal = Journal.create(Path(path))
+        try:
+            journal.append("commitment", {"commitment": commitment.to_json(), "run_id": run_id or uuid.uuid4().hex})
+            return cls(journal)
+        except BaseException:
+            journal.close()
+            raise
+
+    @classmethod
+    def open(cls, path: Path | str, expected_head: str | None = None, *, read_only: bool = False) -> "Ledger":
+        """Reopen a ledger, verify its chain and replay its rules.
+
+        Args:
+            path: the file.
+            expected_head: a :attr:`head` stored elsewhere (in a checkpoint), to notice that the file was rolled back.
+            read_only: take no lock, for reports.
+
+        Raises:
+            CorruptRun: a line was damaged, removed, repeated, moved, or was never allowed; the message names the line.
+            BlockingIOError: another process holds the ledger.
+        """
+        journal = Journal.open(Path(path), expected_head, read_only)
+        try:
+            return cls(journal)
+        except BaseException:
+            journal.close()
+            raise
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._journal.path
+
+    @property
+    def head(self) -> str:
+        """``"LINES:HASH"``: store it in the checkpoint and pass it to :meth:`open`."""
+        return self._journal.head
+
+    @property
+    def events(self) -> tuple[ReleaseEvent, ...]:
+        """Every event that was charged, in order."""
+        return tuple(charge.event for charge in self._charges)
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """Every charge, in order."""
+        return tuple(self._charges)
+
+    @property
+    def not_private(self) -> str | None:
+        """Why this run gives no guarantee at all, or None."""
+        return "; ".join(self._not_private) or None
+
+    def would_exceed(self, event: ReleaseEvent) -> str | None:
+        """Why the commitment does not pay for ``event``, or None. Ask before sampling: a refusal costs nothing.
+
+        Raises:
+            UnsupportedEvent: the event cannot be accounted at all (filter mode).
+        """
+        try:
+            self._budget.price(event)
+        except BudgetExceeded as refusal:
+            return str(refusal)
+        return None
+
+    def charge(self, event: ReleaseEvent) -> Receipt:
+        """Pay for ``event``; durable when this returns.
+
+        Raises:
+            BudgetExceeded: the commitment does not pay for it; nothing was written.
+            OSError: the disk failed; the budget counts as spent and this ledger takes no further charge.
+        """
+        with self._lock:
+            price = self._budget.price(event)
+            body = {
+                "charge": len(self._charges),
+                "event": event.to_json(),
+                "noise_multiplier": event.effective_noise_multiplier,
+                "step": price.step,
+                "rho": price.rho,
+                "debited_at": _now(),
+            }
+            self._replay(self._journal.append("charge", body))
+            return Receipt(len(self._charges) - 1, event)
+
+    def released(self, receipt: Receipt) -> None:
+        """Note that the release paid for by ``receipt`` was made; ValueError if it is foreign to us, or repeated."""
+        with self._lock:
+            number = receipt.charge
+            if not 0 <= number < len(self._charges) or self._charges[number].event != receipt.event:
+                raise ValueError(f"receipt {number} is not of {self.path}; pass what charge() returned")
+            if self._charges[number].released_at is not None:
+                raise ValueError(f"charge {number} was released already; every release needs its own charge")
+            self._replay(self._journal.append("released", {"charge": number, "released_at": _now()}))
+
+    def stamp_not_private(self, reason: str) -> None:
+        """Mark the run for good as giving no guarantee (test noise, known sampling secret); once per reason."""
+        if not reason:
+            raise ValueError("reason must not be empty, got ''; say why the run gives no guarantee")
+        with self._lock:
+            if reason not in self._not_private:
+                self._replay(self._journal.append("not-private", {"reason": reason}))
+
+    def spent(self) -> float:
+        """Upper bound on the epsilon spent so far, at the committed delta; infinite if the run is not private.
+
+        In floor mode the PLD of the consumed floor steps, in filter mode the conversion of the Rényi divergence spent.
+        It bounds a run that was going to stop here anyway; if the moment of stopping is chosen from released values,
+        the guarantee is the committed epsilon.
+        """
+        return math.inf if self._not_private else self._budget.spent()
+
+    def guaranteed(self) -> float:
+        """Epsilon of the whole commitment at its delta: what holds whenever and why ever the run stops.
+
+        Infinite if the run is not private. In floor mode the PLD of the committed floor.
+        """
+        return math.inf if self._not_private else self._budget.worst_case()
+
+    @property
+    def rho_spent(self) -> float:
+        """Rényi divergence spent at the committed order (filter mode; 0 in floor mode)."""
+        return self._budget.rho_spent if isinstance(self._budget, FilterBudget) else 0.0
+
+    def steps_left(self, label: str) -> int:
+        """How many releases of ``label`` the floor still pays for (floor mode; 0 in filter mode)."""
+        return self._budget.steps_left(label) if isinstance(self._budget, FloorBudget) else 0
+
+    def next_step(self, label: str) -> FloorStep | None:
+        """The committed step that the next release of ``label`` will consume, or None."""
+        return self._budget.next_step(label) if isinstance(self._budget, FloorBudget) else None
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._journal.close()
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _replay(self, entry: Entry) -> None:
+        try:
+            self._apply(entry.kind, entry.body)
+        except (KeyError, TypeError, ValueError, IndexError, BudgetExceeded) as error:
+            raise CorruptRun(f"{self.path} line {entry.line} is not allowed here: {error}") from error
+
+    def _apply(self, kind: str, body: Mapping[str, Any]) -> None:
+        match kind:
+            case "charge":
+                event = ReleaseEvent.from_json(body["event"])
+                price = self._budget.price(event)
+                stated = Price(body["step"], body["rho"])
+                if body["charge"] != len(self._charges) or not _same(stated, price):
+                    raise ValueError(
+                        f"charge {body['charge']} states {stated}, it should be {len(self._charges)}, {price}"
+                    )
+                self._budget.take(price)
+                multiplier = event.effective_noise_multiplier
+                self._charges.append(Charge(event, multiplier, price.step, price.rho, str(body["debited_at"])))
+            case "released":
+                charge = self._charges[body["charge"]]
+                if charge.released_at is not None:
+                    raise ValueError(f"charge {body['charge']} is released twice")
+                self._charges[body["charge"]] = replace(charge, released_at=str(body["released_at"]))
+            case "not-private":
+                self._not_private.append(str(body["reason"]))
+            case "torn":
+                pass
+            case _:
+                raise ValueError(f"unknown kind of line {kind!r}")
+
+
+def _check_affordable(commitment: Commitment) -> None:
+    cost = budget_of(commitment).worst_case()
+    # A filter's rho was computed from epsilon by the formula that now computes epsilon from rho, up to rounding.
+    if cost > commitment.epsilon * (1.0 + (0.0 if commitment.order is None else 1e-12)):
+        raise ValueError(
+            f"the committed releases cost epsilon {cost:.6g} at delta {commitment.delta:g}, more than the promised "
+            f"{commitment.epsilon:.6g}; raise the noise multiplier (calibration.calibrate finds it) or the target"
+        )
+
+
+def _same(stated: Price, due: Price) -> bool:
+    if stated.rho is None or due.rho is None:
+        return stated == due
+    return stated.step == due.step and abs(stated.rho - due.rho) <= 1e-9 * due.rho
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,236 @@
+"""What a run guarantees, as data (``privacy.json``) and as one sentence: every epsilon rounded UP.
+
+The guarantee is that of the COMMITMENT, which holds whenever and why ever the run stopped. ``epsilon_spent`` is what
+the releases made so far account for; as a guarantee it is good only if the moment of stopping was not chosen from
+released values. In floor mode the guarantee is the smaller of the PLD and the RDP epsilon of the committed floor, in
+filter mode the conversion of the committed Rényi budget and nothing else: the loss distribution of the path actually
+taken is no bound there, so it is not even computed.
+"""
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
+from itertools import groupby
+from typing import Any
+
+from privacy import checks
+from privacy.accountants import composition, renyi
+from privacy.commitment import Commitment
+from privacy.errors import UnsupportedEvent
+from privacy.events import CappedPoisson, FixedSize, Json, Sampling
+from privacy.ledger.ledger import Ledger
+
+TRUSTED_AGGREGATOR = (
+    "trusted aggregator: the server adds the noise, and until then sees who takes part and the sums of their clipped "
+    "contributions; the guarantee is against everyone who sees only what the run releases"
+)
+CENTRAL = "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release"
+SHARED = (
+    "sums of clipped contributions to each of which its client added discrete Gaussian noise, opened by secure "
+    "aggregation; all statistics of one cohort are one release"
+)
+DISTRIBUTED = (
+    "no trusted aggregator: every client adds a share of the noise before its vector is masked, and the server sees "
+    "nothing but sums with that noise in them; the guarantee is against the server too, under computational "
+    "assumptions (X25519, ChaCha20, Ed25519), as long as at most {colluding} of the {parties} clients tell the server "
+    "what they know and at least {survivors} hand in honest vectors with their noise; no amplification by sampling is "
+    "claimed, for the server knows who takes part"
+)
+NOT_COVERED = (
+    "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
+    "every such run spends an epsilon of its own, and they add up",
+    "what the server sees before noise is added, and what a network observer sees: who takes part, when, and the size "
+    "and timing of messages",
+    "the public validation and test data: they are taken to hold nothing of the protected units",
+    "the names of the labels, the number of protected units and every setting: they are taken as public",
+    "one person behind several units: k units together are protected by a k-fold group guarantee only",
+    "anything computed on the data outside this ledger, such as logs and files on the clients' own machines",
+    "which units were in a file before public and training sets were drawn from it: the guarantee is for a unit of the "
+    "training set as it was drawn",
+    "that a run ended because most messages of a round failed: whether they do may depend on who took part",
+)
+SEEN_BY_THE_SERVER = NOT_COVERED[1]
+SEEN_WITH_SHARES = (
+    "who takes part, when, and the size and timing of messages: the server and a network observer see that",
+    "clients that lie: one that adds no noise and hands in more than its share of the sum weakens the guarantee of the "
+    "others as one that colludes does, and nothing proves that a masked vector was clipped",
+    "the host of a simulation: it holds the secrets of all clients, so protection against it is rehearsed, not had",
+)
+_DELTAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+
+
+def privacy_statement(
+    ledger: Ledger,
+    *,
+    trust_model: str | None = None,
+    not_covered: Sequence[str] | None = None,
+    further: Sequence[str] = (),
+    cross_checks: Sequence[str] = ("rdp",),
+) -> Json:
+    """The content of ``privacy.json``: plain JSON values only.
+
+    Args:
+        ledger: of the run, open or read-only.
+        trust_model: who is trusted with what; None says what the commitment does.
+        not_covered: what the guarantee does not speak about, one sentence each; None gives the usual ones.
+        further: the same, of this run.
+        cross_checks: further accountants whose epsilon of the committed floor is stated beside the guarantee, of
+            ``"pld"``, ``"rdp"``, ``"prv"``; unused in filter mode.
+
+    Raises:
+        ValueError: a cross-check that is no upper bound (``gdp-approx``), or an unknown one.
+    """
+    remedy = "an approximation that can lie below the truth must not be reported as a guarantee"
+    for name in cross_checks:
+        checks.one_of(composition.BOUNDS, cross_checks=name, remedy=remedy)
+    commitment = ledger.commitment
+    shares = commitment.noise_shares
+    if trust_model is None:
+        trust_model = TRUSTED_AGGREGATOR if shares is None else DISTRIBUTED.format(**shares.to_json())
+    if not_covered is None:
+        not_covered = NOT_COVERED
+        if shares is not None:
+            not_covered = (*(text for text in NOT_COVERED if text != SEEN_BY_THE_SERVER), *SEEN_WITH_SHARES)
+    released = sum(charge.released_at is not None for charge in ledger.charges)
+    committed = {"committed": sum(step.count for step in commitment.floor)} if commitment.floor else {}
+    statement: Json = {
+        "format": 1,
+        "private": ledger.not_private is None,
+        "not_private": ledger.not_private,
+        "unit": commitment.unit,
+        "adjacency": commitment.adjacency,
+        "population": commitment.population,
+        "delta": commitment.delta,
+        "mode": commitment.mode,
+        "mechanism": CENTRAL if shares is None else SHARED,
+        "sampling": {label: _sampling_text(sampling) for label, sampling in _samplings(ledger)},
+        "rounds": {**committed, "charged": len(ledger.charges), "released": released},
+        "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
+        "releases": _releases(ledger),
+        "trust_model": trust_model,
+        **({} if shares is None else {"noise_shares": shares.to_json()}),
+        "covered": _covered(ledger),
+        "not_covered": [*not_covered, *further],
+        "ledger": {"run_id": ledger.run_id, "head": ledger.head},
+    }
+    if ledger.not_private is None:
+        statement |= _numbers(ledger, cross_checks)
+    return {"sentence": sentence(statement), **statement}
+
+
+def sentence(statement: Json) -> str:
+    """The guarantee of a :func:`privacy_statement` in one plain sentence."""
+    if not statement["private"]:
+        return f"This run is NOT PRIVATE: {statement['not_private']}."
+    unit, population = _unit_text(str(statement["unit"])), f"{statement['population']:,}"
+    change = {
+        "replace_one": f"replacing any one {unit}",
+        "add_remove": f"adding or removing one {unit}",
+        "zero_out": f"replacing all that one {unit} contributes by zero",
+    }[str(statement["adjacency"])]
+    trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
+    if shares := statement.get("noise_shares"):
+        trusted = f", the server included as long as at most {shares['colluding']} clients collude with it"
+    mantissa, exponent = f"{statement['delta']:.6e}".split("e")
+    delta = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return (
+        f"With respect to {change} of a population of {population}, everything this run releases is differentially "
+        f"private with epsilon at most {rounded_up(statement['epsilon'], 2):.2f} at delta {delta}, against "
+        f"anyone{trusted}; other runs on the same data are not included and add to it."
+    )
+
+
+def rounded_up(epsilon: float, digits: int) -> float:
+    """Epsilon with ``digits`` decimals, never less than it was; infinite stays infinite."""
+    if not math.isfinite(epsilon):
+        return epsilon
+    return float(Decimal(repr(float(epsilon))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+
+
+def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
+    commitment = ledger.commitment
+    numbers: Json = {
+        "epsilon_target": rounded_up(commitment.epsilon, 4),
+        "epsilon_spent": rounded_up(ledger.spent(), 4),
+    }
+    if commitment.order is not None and commitment.rho is not None:
+        return numbers | {
+            "epsilon": rounded_up(ledger.guaranteed(), 4),
+            "accountant": f"Rényi filter at order {commitment.order}, in closed form",
+            "order": commitment.order,
+            "rho": commitment.rho,
+            "rho_spent": ledger.rho_spent,
+            "cross_checks": {},
+            "curve": _curve(commitment),
+        }
+    epsilon, name = composition.tightest_bound(commitment.floor, commitment.delta, adjacency=commitment.adjacency)
+    others: dict[str, Any] = {}
+    for other in cross_checks:
+        try:
+            value = composition.epsilon(commitment.floor, commitment.delta, other, adjacency=commitment.adjacency)
+            others[other] = rounded_up(value, 4)
+        except UnsupportedEvent as error:
+            others[other] = str(error)
+    return numbers | {
+        "epsilon": rounded_up(epsilon, 4),
+        "accountant": composition.version(name),
+        "cross_checks": others,
+        "curve": _curve(commitment),
+    }
+
+
+def _curve(commitment: Commitment) -> list[Json]:
+    """Pairs (delta, epsilon) that the committed run satisfies all at once."""
+    deltas = sorted({commitment.delta, *(delta for delta in _DELTAS if delta < 1.0 / commitment.population)})
+    if commitment.order is not None and commitment.rho is not None:
+        pairs = [(delta, renyi.epsilon_of(commitment.rho, commitment.order, delta)) for delta in deltas]
+    else:
+        pairs = composition.curve(commitment.floor, deltas, suits=commitment.delta, adjacency=commitment.adjacency)
+    return [{"delta": delta, "epsilon": rounded_up(value, 4)} for delta, value in pairs if math.isfinite(value)]
+
+
+def _releases(ledger: Ledger) -> list[Json]:
+    """Consecutive charges that differ in their round only, as one entry."""
+    rows: list[Json] = []
+    for key, group in groupby(ledger.charges, key=lambda c: (c.event.label, c.event.sampling, c.event.components)):
+        same = list(group)
+        rows.append(
+            {
+                "label": key[0],
+                "first_round": same[0].event.round,
+                "last_round": same[-1].event.round,
+                "count": len(same),
+                "noise_multiplier": same[0].noise_multiplier,
+                "sampling": key[1].to_json(),
+                "components": [component.to_json() for component in key[2]],
+            }
+        )
+    return rows
+
+
+def _samplings(ledger: Ledger) -> list[tuple[str, Sampling]]:
+    committed = [(step.label, step.sampling) for step in ledger.commitment.floor]
+    return committed + [(event.label, event.sampling) for event in ledger.events]
+
+
+def _covered(ledger: Ledger) -> list[str]:
+    parts: dict[tuple[str, tuple[str, ...]], int] = {}
+    for event in ledger.events:
+        key = (event.label, tuple(component.name for component in event.components))
+        parts[key] = parts.get(key, 0) + 1
+    return [f"{label}: {', '.join(names)} ({count} charged)" for (label, names), count in parts.items()]
+
+
+def _sampling_text(sampling: Sampling) -> str:
+    units = f"{sampling.population:,} {_unit_text(sampling.unit)}s"
+    match sampling:
+        case FixedSize():
+            return f"{sampling.size:,} of {units}, uniformly without replacement"
+        case CappedPoisson():
+            return f"Poisson with rate {sampling.rate:g} from {units}, at most {sampling.cap:,}"
+        case _:
+            return f"all {units}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {units}"
+
+
+def _unit_text(unit: str) -> str:
+    return unit.removeprefix("group:")

@@ -1,0 +1,207 @@
+"""The configuration of a run: its tables, and what they must not say together.
+
+The tables are those of the TOML form; keys are kebab-case. Reading them from files and flat mappings, and saying what
+is wrong with them, is :mod:`server.config.load`.
+"""
+
+import math
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import Field, model_validator
+
+from privacy.events import NoiseShares
+from server.config.tables import (
+    Count,
+    Data,
+    Engine,
+    Evaluation,
+    Local,
+    Model,
+    Privacy,
+    Public,
+    Rate,
+    Silo,
+    Simulation,
+    Strategy,
+    Table,
+)
+
+
+class RunConfig(Table):
+    """Everything that decides a run."""
+
+    name: str = "run"
+    rounds: Count = 40
+    clients: Count = 1000
+    sampling_rate: Rate = 0.05
+    seed: Annotated[int, Field(ge=0)] = 0
+    output: str = "runs"
+    privacy: Privacy = Privacy()
+    strategy: Strategy = Strategy()
+    model: Model = Model()
+    data: Data = Data()
+    public: Public = Public()
+    local: Local = Local()
+    silo: Silo = Silo()
+    engine: Engine = Engine()
+    simulation: Simulation = Simulation()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "RunConfig":
+        wrong = []
+        if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
+            wrong.append(
+                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above "
+                "it a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
+            )
+        if self.data.held_by == "nodes" and self.data.canaries:
+            wrong.append(f"data.canaries = {self.data.canaries} must be 0 where data.held-by = 'nodes'")
+        if self.data.held_by == "nodes" and self.data.sensitive != "none":
+            wrong.append(
+                f"data.sensitive = {self.data.sensitive!r} must be 'none' where data.held-by = 'nodes': nodes train on "
+                "their records as they are; mask them before they are handed to the node"
+            )
+        wrong += self._wrong_of_columns()
+        wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
+        if self.expected_cohort < 1:
+            wrong.append(
+                f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
+                "raise sampling-rate or clients"
+            )
+        wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
+    def _wrong_of_columns(self) -> list[str]:
+        """Columns that name somebody who is then not what is protected, and clients that share records."""
+        wrong, data = [], self.data
+        if data.unit_column and self.privacy.unit == "client":
+            wrong.append(
+                f"data.unit-column = {data.unit_column!r} must be empty where clients are protected: public records "
+                "are held out by it, so they would be of clients that are trained; set privacy.unit = 'group', or name "
+                "the column in data.client-column with data.partition = 'natural'"
+            )
+        if data.client_column and data.partition != "natural" and not self.deployed:
+            wrong.append(
+                f"data.client-column = {data.client_column!r} needs data.partition = 'natural', got "
+                f"{data.partition!r}, which deals records to clients whoever they are of"
+            )
+        if data.train_records and data.partition == "natural":
+            wrong.append(
+                f"data.train-records = {data.train_records} must be 0 with data.partition = 'natural': which records "
+                "of a client are drawn would depend on the other clients"
+            )
+        if data.partition == "repeated" and not self.privacy.non_private:
+            wrong.append(
+                "data.partition = 'repeated' needs privacy.non-private = true: clients share records, so a guarantee "
+                "for one client says nothing; it is there to measure speed"
+            )
+        return wrong
+
+    def _wrong_of_secagg(self) -> list[str]:
+        wrong = []
+        if self.sampling_rate != 1.0:
+            wrong.append(
+                f"sampling-rate = {self.sampling_rate:g} must be 1 with privacy.trust = 'secagg': the server knows who "
+                "takes part, so leaving clients out would buy no privacy"
+            )
+        if self.privacy.mode != "filter":
+            wrong.append(
+                "privacy.mode must be 'filter' with privacy.trust = 'secagg': sums of discrete Gaussians are accounted "
+                "in Rényi terms"
+            )
+        if self.privacy.noise == "gaussian":
+            wrong.append(
+                "privacy.noise must be 'discrete' with privacy.trust = 'secagg': the clients add exact integers"
+            )
+        if self.privacy.unit != "client":
+            wrong.append("privacy.unit must be 'client' with privacy.trust = 'secagg'")
+        if not self.privacy.secagg.federation and self.simulation.clients_per_node != 1:
+            wrong.append("simulation.clients-per-node must be 1 with privacy.trust = 'secagg': every client is a party")
+        try:
+            _ = self.noise_shares
+        except ValueError as error:
+            wrong.append(f"privacy.secagg: {error}")
+        return wrong
+
+    @property
+    def noise_shares(self) -> NoiseShares | None:
+        """How the clients make the noise together; None if the server adds it."""
+        if self.privacy.trust == "server":
+            return None
+        asked, count = self.privacy.secagg, self.clients
+        least = (count + asked.colluding) // 2 + 1
+        survivors = asked.min_survivors or min(count, max(math.ceil(0.8 * count), least, asked.colluding + 2))
+        most = min(survivors - 2, 2 * survivors - count - 1)  # two honest ones left, and enough of them to open a sum
+        if 0 <= most < asked.colluding:
+            raise ValueError(
+                f"colluding = {asked.colluding} is too large for {count} clients of which {survivors} must be left; "
+                f"it may be at most {most}"
+            )
+        return NoiseShares(count, survivors, asked.colluding, asked.modulus_bits)
+
+    @property
+    def deployed(self) -> bool:
+        """Whether clients are nodes with records of their own."""
+        return self.data.held_by == "nodes"
+
+    def _wrong_of_silo(self) -> list[str]:
+        wrong = []
+        generated = self.data.source == "notes" and not self.deployed  # nodes have records of their own
+        if self.privacy.unit == "group" and not (self.data.unit_column or generated):
+            wrong.append("privacy.unit = 'group': data.unit-column must name what records of one group have in common")
+        if self.local.balance != "none":
+            wrong.append(
+                f"local.balance = {self.local.balance!r} must be 'none' where records are protected: it makes the loss "
+                "of one record depend on the labels of the others"
+            )
+        if self.privacy.trust != "server":
+            wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where silos add their own noise")
+        if self.public.subspace:
+            wrong.append("public.subspace must be 0 where records are protected; the span clip maps do that there")
+        if self.alone and self.silo.steps != 1:
+            wrong.append(f"silo.steps = {self.silo.steps} must be 1 for a single silo, whose rounds are its steps")
+        return wrong
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one silo that trains by itself."""
+        return self.privacy.unit != "client" and self.clients == 1
+
+    @property
+    def members_text(self) -> str:
+        """Who takes part, in words."""
+        if self.privacy.unit == "client":
+            return f"{self.clients:,} clients"
+        protected = f"{self.unit.removeprefix('group:')}s protected"
+        return f"one silo, {protected}" if self.alone else f"{self.clients:,} silos, {protected} in each"
+
+    @property
+    def units_text(self) -> str:
+        """What a cohort is made of, in the plural: clients, silos, or the records or patients of one silo."""
+        if self.privacy.unit == "client":
+            return "clients"
+        return f"{self.unit.removeprefix('group:')}s" if self.alone else "silos"
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy as the ledger names it."""
+        if self.privacy.unit == "group":
+            return f"group:{self.data.unit_column or 'patient'}"
+        return self.privacy.unit
+
+    @property
+    def expected_cohort(self) -> float:
+        """Expected number of clients in a round, q*N."""
+        return self.sampling_rate * self.clients
+
+    def to_table(self) -> dict[str, Any]:
+        """The nested kebab-case form that TOML holds."""
+        return self.model_dump(by_alias=True)
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML text; parsing it gives an equal configuration."""
+        return tomli_w.dumps(self.to_table())

@@ -1,0 +1,1 @@
+"""Metrics on public data."""

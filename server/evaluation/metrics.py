@@ -1,0 +1,108 @@
+"""Metrics of the global adapter on public data, shared out over the workers.
+
+Only the public validation set and the test set are evaluated: both are the server's, so what comes back is no release.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+from jaxtyping import Float
+from torch import Tensor
+
+from client.data.spec import PreparedData
+from client.models.tasks import Metrics
+from client.worker import Job, make_engine
+from server.network.grid import answers
+from strategies.dispatch import RoundFailed
+from strategies.messages.client_update import EvaluateRequest, read_totals
+from strategies.messages.records import BadMessage
+from strategies.replies import error_text
+
+
+class Evaluate(Protocol):
+    """Metrics of a full adapter vector, on a base moved by a residual if there is one, on a public split."""
+
+    def __call__(self, adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics: ...
+
+
+def on_server(job: Job, data: PreparedData, splits: dict[str, tuple[int, int]]) -> Evaluate:
+    """An evaluation in this process: where nodes hold the clients' records, the public ones are on the server alone."""
+    engine = make_engine(job)
+    parts = {part: getattr(data, part).select(np.arange(*rows)) for part, rows in splits.items()}
+
+    def evaluate(adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics:
+        engine.move_base(residual)
+        return engine.evaluate(adapter, parts[split])
+
+    return evaluate
+
+
+def on_workers(
+    grid: Grid,
+    nodes: int,
+    job: str,
+    splits: dict[str, tuple[int, int]],
+    timeout: float,
+    tokens: Mapping[str, int | None] | None = None,
+) -> Evaluate:
+    """An evaluation that gives every worker a contiguous part of the split.
+
+    Args:
+        grid: connection to the nodes.
+        nodes: most workers to use; all that are connected if they are fewer.
+        job: as for training.
+        splits: first record and end of what is evaluated of every public split.
+        timeout: seconds for all replies.
+        tokens: predicted tokens in every split, which the metrics of a language model average over; None: records.
+    """
+
+    def evaluate(adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics:
+        moved = None if residual is None else residual.numpy()
+        workers = sorted(grid.get_node_ids())[:nodes]
+        if not workers:
+            raise RoundFailed(f"evaluation on {split}: no worker is connected")
+        cuts = np.linspace(*splits[split], len(workers) + 1).astype(int)
+        messages = [
+            Message(
+                content=EvaluateRequest(adapter.numpy(), split, int(start), int(stop), job, moved).to_records(),
+                message_type=MessageType.EVALUATE,
+                dst_node_id=node,
+            )
+            for node, start, stop in zip(workers, cuts[:-1], cuts[1:], strict=True)
+            if stop > start
+        ]
+        answered, problems = {}, []
+        for reply in answers(grid, messages, timeout):
+            try:
+                if reply.has_error():
+                    problems.append(error_text(reply))
+                else:
+                    answered[reply.metadata.src_node_id] = read_totals(reply.content)
+            except BadMessage as error:
+                problems.append(str(error))
+        if len(answered) < len(messages):
+            raise RoundFailed(
+                f"evaluation on {split}: {len(answered)} of {len(messages)} workers answered"
+                + (f"; the first error: {problems[0]}" if problems else "")
+            )
+        # In one order, so that the mean is the same to the last bit whoever answers first.
+        parts = [answered[node] for node in sorted(answered)]
+        weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
+        count = int(weights.sum())
+        predicted = tokens.get(split) if tokens else None
+        expected, what = (cuts[-1] - cuts[0], "records") if predicted is None else (predicted, "tokens")
+        if count != expected:
+            raise RoundFailed(f"evaluation on {split}: {count} of {expected} {what} were evaluated")
+        loss, accuracy = (
+            float((torch.tensor([part[i] for part in parts], dtype=torch.float64) * weights).sum() / count)
+            for i in (0, 1)
+        )
+        perplexity = None if predicted is None else math.exp(loss)
+        return Metrics(loss=loss, accuracy=accuracy, count=count, perplexity=perplexity)
+
+    return evaluate

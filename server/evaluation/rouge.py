@@ -1,0 +1,121 @@
+"""ROUGE at the end of a run of summarisation: of what the run's adapter writes, and how its numbers are told.
+
+The adapter is written as PEFT files and loaded onto the base model by PEFT, which is what its user will do, and
+summarises the first ``evaluation.rouge-records`` test records. These are public by assumption, so it is no release.
+"""
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from server.config.load import ConfigError
+from server.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from client.data.records import Records
+    from client.models.lora import LoraSpec
+    from server.run_folder.telemetry import Telemetry
+    from strategies.adapter.layout import AdapterLayout
+
+SCORES = {"test_rouge1": "ROUGE-1", "test_rouge2": "ROUGE-2", "test_rougeL": "ROUGE-L"}
+"""Keys of results.json, and what the numbers are called."""
+
+
+def summarises(config: RunConfig) -> bool:
+    """Whether the run ends with summaries."""
+    return config.model.task == "summarisation" and config.evaluation.rouge_records > 0
+
+
+def refuse_without_rouge(config: RunConfig, model: "nn.Module") -> None:
+    """Refuse, before anything is trained, summaries that could not be written or scored.
+
+    Raises:
+        ConfigError: the package is missing, or the summaries may be longer than those trained on.
+    """
+    if not summarises(config):
+        return
+    if importlib.util.find_spec("rouge_score") is None:
+        raise ConfigError(
+            f"evaluation.rouge-records = {config.evaluation.rouge_records} needs the package rouge-score; install it "
+            "(pip install 'lacquer[summarisation]'), or set evaluation.rouge-records = 0 for a run without ROUGE"
+        )
+    if config.evaluation.rouge_tokens > (most := _most_tokens(config, model)):
+        raise ConfigError(
+            f"evaluation.rouge-tokens = {config.evaluation.rouge_tokens} must be at most {most}, half of "
+            "model.max-length (and of the model's positions): records hold no more of a summary; 0 takes that"
+        )
+
+
+def adapter_rouge(
+    config: RunConfig,
+    test: "Records",
+    adapter: "Tensor",
+    layout: "AdapterLayout",
+    spec: "LoraSpec",
+    telemetry: "Telemetry | None" = None,
+) -> dict[str, Any]:
+    """The part of results.json about summaries; empty for other tasks and where none are asked for.
+
+    Args:
+        config: of the run.
+        test: the public test records.
+        adapter: full vector of `layout`, on the base model alone.
+        spec: the adapter's.
+        telemetry: is told what the run is doing now.
+    """
+    if not summarises(config):
+        return {}
+    # imported here: reports read this module too, and need neither torch nor PEFT
+    import numpy as np
+    import torch
+    from peft import PeftModel
+
+    from client.generation import summary_scores
+    from client.models.base import load_base
+    from client.models.lora import save_peft
+
+    records = min(config.evaluation.rouge_records, len(test))
+    if telemetry is not None:
+        telemetry.status("running", f"summarising {records} test records")
+    dtype = torch.bfloat16 if config.engine.precision == "bf16-model" else torch.float32
+    base, tokenizer = load_base(config.model.name, config.model.task, dtype=dtype)
+    most_tokens = config.evaluation.rouge_tokens or _most_tokens(config, base)
+    with tempfile.TemporaryDirectory() as folder:
+        save_peft(folder, adapter, layout, spec, base=config.model.name)
+        model: Any = PeftModel.from_pretrained(base, folder).eval()
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    found = summary_scores(model, tokenizer, test.select(np.arange(records)), most_tokens)
+    return {
+        **{f"test_{kind}": score for kind, score in found.rouge.items()},
+        "rouge_records": found.records,
+        "rouge_decoding": "greedy",
+        "rouge_new_tokens": found.most_tokens,
+        "rouge_references_cut": found.references_cut,
+    }
+
+
+def rouge_text(results: Mapping[str, Any]) -> str:
+    """The F-measures in results.json in a line, or "" where there are none."""
+    values = {name: results.get(key) for key, name in SCORES.items()}
+    if not all(isinstance(value, float) for value in values.values()):
+        return ""
+    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
+def rouge_terms(results: Mapping[str, Any]) -> str:
+    """What those are means over, and how the summaries were written."""
+    text = (
+        f"mean F-measure over {results.get('rouge_records')} test records, {results.get('rouge_decoding')} decoding, "
+        f"at most {results.get('rouge_new_tokens')} new tokens"
+    )
+    cut = results.get("rouge_references_cut")
+    return f"{text}; {cut} of the references are cut" if cut else text
+
+
+def _most_tokens(config: RunConfig, model: "nn.Module") -> int:
+    """What a record keeps of a summary at most (:mod:`client.data.tokenise`), and the model has positions for."""
+    base: Any = model.config
+    return int(min(config.model.max_length, getattr(base, "max_position_embeddings", config.model.max_length))) // 2

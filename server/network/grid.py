@@ -1,0 +1,127 @@
+"""Messages out, replies in: each reply is handed on as it comes, and one that cannot even be read costs only itself.
+
+Flower's ``Grid.send_and_receive`` keeps all replies until the last is there, and a reply whose bytes are no message
+makes it raise: one hostile node would end the run. Here a reply can be summed and let go before the next is taken, and
+what Flower cannot read counts as not sent. An unreachable SuperLink is still an error.
+
+Which node is which client of a deployed run: settled at its start, the same until its end.
+
+The population of the privacy statement is the number of nodes in the federation. It is public, so it stands in the
+configuration (``clients``), and the run starts when exactly so many are connected: more would leave open who takes
+part. A node that goes away stays a client; in a round that samples it, it contributes zero. A node that joins later
+takes part in the next run. Flower knows a node by its key, so it has the same number after a restart of either side.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from privacy.errors import CorruptRun
+from server.config.load import ConfigError
+from strategies.dispatch import RoundFailed
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""Most replies fetched in one request: what is in memory at once, and what an unreadable reply can take along."""
+
+
+def answers(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+    """Send ``messages`` now; the replies, in the order in which they come within ``timeout`` seconds."""
+    # Now: a message has its name from here on. What the SuperLink does not take (a node unregistered since) has none.
+    waiting = [identifier for identifier in grid.push_messages(messages) if identifier is not None]
+    return _arriving(grid, waiting, timeout)
+
+
+def _arriving(grid: Grid, waiting: list[str], timeout: float) -> Iterator[Message]:
+    deadline = time.monotonic() + timeout
+    interval = float(getattr(grid, "pull_interval", 1.0))
+    while waiting and time.monotonic() < deadline:
+        came: set[str] = set()
+        for start in range(0, len(waiting), AT_ONCE):
+            for reply in _pulled(grid, waiting[start : start + AT_ONCE], came):
+                came.add(reply.metadata.reply_to_message_id)
+                yield reply
+        waiting = [identifier for identifier in waiting if identifier not in came]
+        if waiting:
+            time.sleep(min(interval, max(0.0, deadline - time.monotonic())))
+    if waiting:
+        log.warning("%g s are over; what has not come by now is not waited for", timeout)
+
+
+def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Message]:
+    """The replies of a batch that are there; identifiers of unreadable ones are added to ``given_up``."""
+    try:
+        return list(grid.pull_messages(batch))
+    except (OSError, httpx.HTTPError):
+        raise
+    except Exception as error:  # Flower names no type for bytes that are no message: it is whatever its readers raise
+        if len(batch) == 1:
+            log.warning("a reply could not be read by Flower (%s); it is left out", type(error).__name__)
+            given_up.update(batch)
+            return []
+        return [reply for identifier in batch for reply in _pulled(grid, [identifier], given_up)]
+
+
+ROSTER_FILE = "nodes.json"
+
+
+def roster(
+    run_folder: Path, grid: Grid, clients: int, *, patience: float = 600.0, settle: float = 5.0
+) -> tuple[int, ...]:
+    """The node of every client, in the order of the clients' ids; kept in the run folder from the first time on.
+
+    Args:
+        run_folder: of the run.
+        grid: connection to the nodes.
+        clients: how many nodes there must be.
+        patience: seconds to wait for them.
+        settle: seconds for which their number must stay the same.
+
+    Raises:
+        ConfigError: more nodes are connected than the configuration has clients.
+        RoundFailed: fewer are, after ``patience`` seconds.
+        CorruptRun: the run folder's list is not of this run.
+    """
+    path = run_folder / ROSTER_FILE
+    if path.exists():
+        return _kept(path, clients)
+    deadline, since, seen = time.monotonic() + patience, time.monotonic(), -1
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) != seen:
+            seen, since = len(nodes), time.monotonic()
+        if len(nodes) == clients and time.monotonic() - since >= settle:
+            break
+        if len(nodes) > clients and time.monotonic() - since >= settle:
+            raise ConfigError(
+                f"clients = {clients}, but {len(nodes)} nodes are connected; set clients = {len(nodes)}, the size of "
+                "the federation, or stop the nodes that are not part of it"
+            )
+        if time.monotonic() > deadline:
+            raise RoundFailed(f"{len(nodes)} of {clients} nodes connected within {patience:g} s")
+        time.sleep(min(0.5, settle or 0.1))
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({"nodes": nodes}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    return tuple(nodes)
+
+
+def _kept(path: Path, clients: int) -> tuple[int, ...]:
+    try:
+        nodes = tuple(int(node) for node in json.loads(path.read_text(encoding="utf-8"))["nodes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRun(f"{path} cannot be read: {error}; restore it") from error
+    if len(nodes) != clients:
+        raise CorruptRun(f"{path} names {len(nodes)} nodes, the run has {clients} clients; restore it")
+    return nodes

@@ -1,0 +1,207 @@
+"""Checkpoints: the server's state after a release, written whole or not at all, and the position of the ledger.
+
+    checkpoint/state.safetensors    adapter, served adapter, tensors of optimizer, basis and controller, the release
+    checkpoint/state.json           everything else: round, controller state, ledger head, digest of the tensors
+
+One is written as soon as a release is made, before anything else can fail: it holds the release itself and the
+controller's state from before it. What follows a release (validation, the controller's update) depends on the release
+and on public data only, so a run that goes on does it again, with the validation loss of metrics.jsonl if it is there.
+
+Nothing is pickled. The folder is made beside the old one and renamed over it, so that a reader finds the old or the new
+one. The ledger's head is in it, so that a ledger restored from an older backup is noticed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from privacy.errors import CorruptRun
+from privacy.mechanism import Release
+from strategies.private_training import ServerState
+from strategies.state_files import classes_of, pack, unpack
+
+FOLDER = "checkpoint"
+FORMAT = 2
+_TENSORS, _DOCUMENT = "state.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Wall seconds that the run, and its last round up to the release, had taken; processor seconds, where counted."""
+
+    run: float = 0.0
+    round: float = 0.0
+    processor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from.
+
+    Attributes:
+        state: after the last release, before the controller heard of it; after ``begin`` if there was none.
+        update: float32 ``[d]`` of that release, None before the first.
+        answers: of that release.
+        ledger_head: of the ledger at that moment.
+        taken: time.
+    """
+
+    state: ServerState
+    update: Tensor | None
+    answers: tuple[Tensor, ...]
+    ledger_head: str
+    taken: Times = Times()
+
+    @staticmethod
+    def after(state: ServerState, release: Release | None, ledger_head: str, taken: Times) -> "Checkpoint":
+        """From a strategy's state and its last release."""
+        if release is None:
+            return Checkpoint(state, None, (), ledger_head, taken)
+        return Checkpoint(state, release.update, release.answers, ledger_head, taken)
+
+
+def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. A crash at any moment leaves the previous one or this one.
+
+    Raises:
+        TypeError: the controller's state holds something that has no place in a checkpoint.
+    """
+    target, draft, old = (run_folder / name for name in (FOLDER, f".{FOLDER}.new", f".{FOLDER}.old"))
+    tensors: dict[str, Tensor] = {}
+    known = _known(checkpoint.state)
+    state = {
+        name: pack(value, name, tensors, known)
+        for name, value in vars(checkpoint.state).items()  # flat names: "adapter", "optimizer.momentum"
+    }
+    release = {
+        "update": pack(checkpoint.update, "release.update", tensors, {}),
+        "answers": pack(checkpoint.answers, "release.answers", tensors, {}),
+    }
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    save_file(_apart(tensors), draft / _TENSORS)
+    document = {
+        "format": FORMAT,
+        "round": checkpoint.state.round,
+        "state": state,
+        "release": release,
+        "ledger_head": checkpoint.ledger_head,
+        "seconds": asdict(checkpoint.taken),
+        "tensors_sha256": _digest(draft / _TENSORS),
+    }
+    (draft / _DOCUMENT).write_text(json.dumps(document, indent=1))
+    for path in (*draft.iterdir(), draft):
+        sync(path)
+    if target.exists():  # else the only checkpoint may be the old one: a crash fell between the two renames
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    draft.rename(target)
+    sync(run_folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
+    """The last checkpoint of a run.
+
+    Args:
+        run_folder: of the run.
+        fresh: a state as at the start of the same run; it gives types and shapes, and the controller's setting.
+
+    Raises:
+        CorruptRun: there is no checkpoint, it is damaged, or it is not of this run.
+    """
+    folder = checkpoint_folder(run_folder)
+    if folder is None:
+        raise CorruptRun(f"{run_folder} has no checkpoint; restore the folder, or start a new run")
+    try:
+        document = json.loads((folder / _DOCUMENT).read_text())
+        if document["format"] != FORMAT:
+            raise ValueError(f"it has format {document['format']!r}, this code reads {FORMAT}")
+        if _digest(folder / _TENSORS) != document["tensors_sha256"]:
+            raise ValueError(f"{_TENSORS} is not the file that was written with {_DOCUMENT}")
+        tensors, classes, known = load_file(folder / _TENSORS), classes_of(fresh), _known(fresh)
+        state = ServerState(**{name: unpack(part, tensors, classes, known) for name, part in document["state"].items()})
+        update, answers = (unpack(document["release"][name], tensors, {}, {}) for name in ("update", "answers"))
+        taken = Times(**{name: float(seconds) for name, seconds in document["seconds"].items()})
+        checkpoint = Checkpoint(state, update, tuple(answers), str(document["ledger_head"]), taken)
+        _check(checkpoint, fresh)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptRun(f"{folder} is not a checkpoint of this run: {type(error).__name__}: {error}") from error
+    return checkpoint
+
+
+def checkpoint_folder(run_folder: Path) -> Path | None:
+    """Where the last checkpoint lies; None if there is none."""
+    return next((p for p in (run_folder / FOLDER, run_folder / f".{FOLDER}.old") if p.is_dir()), None)
+
+
+def ledger_head(run_folder: Path) -> str | None:
+    """The head of the ledger that the last checkpoint saw; None if there is no checkpoint.
+
+    Raises:
+        CorruptRun: it cannot be read.
+    """
+    folder = checkpoint_folder(run_folder)
+    if folder is None:
+        return None
+    try:
+        return str(json.loads((folder / _DOCUMENT).read_text())["ledger_head"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptRun(f"{folder} holds no readable checkpoint: {type(error).__name__}: {error}") from error
+
+
+def _known(state: ServerState) -> Mapping[str, Any]:
+    """The setting, which every controller's state holds and the configuration gives again."""
+    setting = getattr(state.controller, "setting", None)
+    return {} if setting is None else {"setting": setting}
+
+
+def _check(checkpoint: Checkpoint, fresh: ServerState) -> None:
+    state = checkpoint.state
+    for name, value in (("round", state.round), ("basis_round", state.basis_round)):
+        if type(value) is not int:
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+    if type(state.controller) is not type(fresh.controller):
+        raise TypeError("the controller's state is that of another controller")
+    if (found := _shapes(state)) != (expected := _shapes(fresh)):
+        raise ValueError(f"it is of another run: it holds {found}, this run has {expected}")
+
+
+def _shapes(state: ServerState) -> dict[str, str]:
+    tensors = {"adapter": state.adapter, "served": state.served}
+    shapes = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
+    return shapes | {"optimizer": str(sorted(state.optimizer))}
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, and each with memory of its own, as safetensors wants them: the served adapter may be the adapter."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        mine = tensor.detach().cpu().contiguous()
+        apart[name] = mine.clone() if mine.untyped_storage().data_ptr() in seen else mine
+        seen.add(mine.untyped_storage().data_ptr())
+    return apart
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

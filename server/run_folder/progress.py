@@ -1,0 +1,129 @@
+"""How far a federation of silos has come: one file, written whole or not at all after every round.
+
+    silos.safetensors    the adapter (residual and served average, if there are any), and in its header the round and
+                         what the silos have said
+
+The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the
+silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``run.lock``
+keeps a second process out, as the ledger does for other runs.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from privacy.errors import CorruptRun
+from server.run_folder.checkpoint import sync
+from server.run_folder.errors import CannotResume
+from strategies.adapter.layout import AdapterLayout
+from strategies.adapter.residual import check_residual
+from strategies.cross_silo import GlobalModel
+
+FILE, LOCK = "silos.safetensors", "run.lock"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a silo last said of its own commitment; see :class:`client.record_level.messages.SiloReply`."""
+
+    epsilon: float
+    population: int
+    noise_multiplier: float
+
+
+@dataclass
+class Progress:
+    """Of a federation.
+
+    Attributes:
+        model: the global one.
+        round: the last one done.
+        silos: what they said of themselves, by number.
+        steps: taken by all of them, in all rounds.
+        refusals: of those that took no step when last asked, why, by number.
+        seconds: that the run had taken.
+    """
+
+    model: GlobalModel
+    round: int = 0
+    silos: dict[int, Said] = field(default_factory=dict)
+    steps: int = 0
+    refusals: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def told(self) -> str:
+        """Rounds done, and which silos never took a step, with what they said last."""
+        idle = [f"silo {silo}: {said}" for silo, said in sorted(self.refusals.items()) if silo not in self.silos]
+        without = f"; {len(idle)} took no step: {'; '.join(idle)}" if idle else ""
+        return f"{self.round} rounds done{without}"
+
+    def ended(self, silos: int) -> str | None:
+        """Why none of so many silos takes part any more, or None."""
+        if len(self.refusals) < silos:
+            return None
+        said = "; ".join(f"silo {silo}: {reason}" for silo, reason in sorted(self.refusals.items()))
+        return f"no silo goes on: {said}"
+
+
+def save_progress(folder: Path, progress: Progress) -> None:
+    """A crash at any moment leaves the previous file or this one."""
+    told = {
+        "format": FORMAT,
+        "round": progress.round,
+        "silos": {silo: asdict(said) for silo, said in progress.silos.items()},
+        "steps": progress.steps,
+        "refusals": progress.refusals,
+        "seconds": progress.seconds,
+    }
+    draft = folder / f".{FILE}.new"
+    tensors = {name: tensor.contiguous() for name, tensor in vars(progress.model).items() if tensor is not None}
+    save_file(tensors, draft, metadata={"progress": json.dumps(told)})
+    sync(draft)
+    draft.replace(folder / FILE)
+    sync(folder)  # the new name too is on the disk before another round is asked for
+
+
+def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
+    """What :func:`save_progress` wrote.
+
+    Raises:
+        CorruptRun: the file is damaged, or of a run with another adapter.
+    """
+    try:
+        with safe_open(folder / FILE, "pt") as file:
+            told, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
+            residual, average = (
+                file.get_tensor(name) if name in file.keys() else None for name in ("residual", "average")
+            )
+        if told.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
+            raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {layout.size} values")
+        if residual is not None:
+            check_residual(residual, layout)
+        silos = {int(silo): Said(**said) for silo, said in told.pop("silos").items()}
+        refusals = {int(silo): str(reason) for silo, reason in told.pop("refusals").items()}
+        return Progress(GlobalModel(adapter, residual, average), silos=silos, refusals=refusals, **told)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptRun(f"{folder / FILE} is not of this run: {type(error).__name__}: {error}; restore it") from error
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """The folder for its one owner.
+
+    Raises:
+        CannotResume: another process trains in it.
+    """
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotResume(f"{folder} is still running: a process holds its lock; stop that one first") from None
+        yield

@@ -1,0 +1,126 @@
+"""Which code a run ran on, file by file, so that a run that goes on can say what is different.
+
+What a run ran on: versions of the libraries that decide its numbers, cores and accelerators, the commit if known.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from server.config.schema import RunConfig
+
+ROOMS = ("privacy", "client", "strategies", "server")
+LIBRARIES = ("flwr", "torch", "transformers", "peft", "numpy")
+
+
+def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
+    """Digest (SHA-256, 16 digits) of every source file that decides a run's numbers, and the versions of libraries.
+
+    The user's own methods are in it, under the names that the configuration, or `methods`, gives them.
+    """
+    root = Path(__file__).resolve().parents[2]
+    found = {
+        str(path.relative_to(root)): _digest(path) for room in ROOMS for path in sorted((root / room).rglob("*.py"))
+    }
+    strategy = config.strategy
+    for name in sorted({strategy.controller, strategy.aggregation, strategy.optimizer, *methods}):
+        module, colon, _ = name.partition(":")
+        if colon and (origin := _origin(module)):
+            found[name] = _digest(Path(origin))
+    return found | {library: text for library in LIBRARIES if (text := _package_version(library))}
+
+
+def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What was changed, added or removed, in words."""
+    words = []
+    for name in sorted(before.keys() | now.keys()):
+        if name in LIBRARIES and before.get(name) != now.get(name):
+            words.append(f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}")
+        elif name not in now:
+            words.append(f"{name} is gone")
+        elif name not in before:
+            words.append(f"{name} is new")
+        elif before[name] != now[name]:
+            words.append(f"{name} was changed")
+    return words
+
+
+def _origin(module: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None  # the configuration is refused elsewhere, with the name that was not found
+    return None if spec is None else spec.origin
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _package_version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+ENVIRONMENT_FILE = "environment.json"
+
+PACKAGES = ("lacquer", "flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "opacus", "numpy")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Python, system, cores, accelerators, package versions and the source commit; no path and no host name."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "accelerators": _accelerators(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "commit": _commit(Path(__file__).parent),
+    }
+
+
+def write_environment(run_folder: Path) -> None:
+    """Write environment.json. A resumed run overwrites it: the file tells of the last process that trained."""
+    text = json.dumps(describe_environment(), indent=2)
+    (Path(run_folder) / ENVIRONMENT_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _accelerators() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of the checkout this file lies in, "+" behind it if files differ; None outside a checkout."""
+    if not (folder.parent / ".git").exists():
+        return None
+    try:
+        head = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+        )
+        changes = subprocess.run(
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None  # no git here, or a checkout it will not read: the commit is unknown, and is said to be
+    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")

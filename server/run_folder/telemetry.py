@@ -1,0 +1,177 @@
+"""What a run tells while it runs: metrics.jsonl, TensorBoard scalars, status.json; released or public values only.
+
+What may be in a record, and why nothing else can be: :mod:`server.run_folder.round_record`.
+"""
+
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self, get_args
+
+from privacy.errors import CorruptRun
+from server.run_folder.round_record import RoundRecord
+
+METRICS_FILE = "metrics.jsonl"
+STATUS_FILE = "status.json"
+TENSORBOARD_FOLDER = "tensorboard"
+
+State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands: a state for programs, a message for people, the time it was said (seconds since 1970)."""
+
+    state: State
+    message: str
+    time: float
+
+
+class _ScalarWriter(Protocol):
+    def add_scalar(self, tag: str, data: float, step: int) -> bool: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Telemetry:
+    """Writes a run's metrics and status into its folder.
+
+    Opening it on the folder of an interrupted run continues the metrics; a last line that was cut off while it was
+    written is removed first, since its round's record was never complete.
+
+    Args:
+        run_folder: exists already.
+        tensorboard: also write TensorBoard scalars to `run_folder/tensorboard`.
+    """
+
+    def __init__(self, run_folder: Path, *, tensorboard: bool = True) -> None:
+        self._folder = Path(run_folder)
+        if not self._folder.is_dir():
+            raise ValueError(f"run_folder {self._folder} does not exist; create it before telemetry")
+        metrics = self._folder / METRICS_FILE
+        if metrics.exists():
+            text = metrics.read_bytes()
+            os.truncate(metrics, text.rfind(b"\n") + 1)
+        self._scalars: _ScalarWriter | None = None
+        if tensorboard:
+            self._open_scalars()
+
+    def round(self, record: RoundRecord) -> None:
+        """Append one record to metrics.jsonl and to TensorBoard."""
+        if not isinstance(record, RoundRecord):
+            raise TypeError(f"record must be a RoundRecord, got {type(record).__name__}")
+        line = json.dumps(record.to_json(), allow_nan=False)
+        with (self._folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._add_scalars(record)
+
+    def rewind(self, round: int) -> list[RoundRecord]:
+        """Forget what was recorded after ``round``, for a run that goes on from there; returns what is left.
+
+        TensorBoard files cannot be shortened, so they are written anew from the records that stay.
+        """
+        kept = [record for record in read_metrics(self._folder) if record.round <= round]
+        draft = self._folder / f"{METRICS_FILE}.tmp"
+        draft.write_text("".join(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in kept))
+        draft.replace(self._folder / METRICS_FILE)
+        if self._scalars is not None:
+            self.close()
+            shutil.rmtree(self._folder / TENSORBOARD_FOLDER, ignore_errors=True)
+            self._open_scalars()
+            for record in kept:
+                self._add_scalars(record)
+        return kept
+
+    def _open_scalars(self) -> None:
+        from tensorboard.summary import Writer  # half a second of imports that a run without it need not pay
+
+        self._scalars = Writer(str(self._folder / TENSORBOARD_FOLDER))
+
+    def _add_scalars(self, record: RoundRecord) -> None:
+        if self._scalars is not None:
+            for tag, value in _scalars(record).items():
+                self._scalars.add_scalar(tag, value, record.round)
+            self._scalars.flush()
+
+    def status(self, state: State, message: str) -> None:
+        """Replace status.json atomically, so that a reader never sees half of it."""
+        if state not in get_args(State):
+            raise ValueError(f"state must be one of {', '.join(get_args(State))}, got {state!r}")
+        target = self._folder / STATUS_FILE
+        draft = target.with_suffix(".json.tmp")
+        draft.write_text(json.dumps(asdict(Status(state, message, time.time()))), encoding="utf-8")
+        draft.replace(target)
+
+    def close(self) -> None:
+        """Close the TensorBoard file; calling it twice is fine."""
+        if self._scalars is not None:
+            self._scalars.close()
+            self._scalars = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _scalars(record: RoundRecord) -> dict[str, float]:
+    values = {
+        "privacy/epsilon_spent": record.epsilon_spent,
+        "privacy/noise_multiplier": record.noise_multiplier,
+        "validation/loss": record.validation_loss,
+        "validation/accuracy": record.validation_accuracy,
+        "update/clip_bound": record.clip_bound,
+        "update/released_norm": record.update_norm,
+        "update/noise_norm": record.noise_norm,
+        "update/signal_estimate": record.signal_estimate,
+        "speed/expected_clients_per_second": record.clients_per_second,
+        **{f"controller/{name}": value for name, value in record.extra.items()},
+    }
+    return {tag: value for tag, value in values.items() if value is not None}
+
+
+def read_metrics(run_folder: Path) -> list[RoundRecord]:
+    """The records of a run, in the order of rounds; empty if there are none yet.
+
+    A last line that is still being written (or was cut off by a crash) is left out. A round that a resumed run did
+    again appears once, as it was last released.
+
+    Raises:
+        CorruptRun: if a complete line is not a record, naming file and line.
+    """
+    path = Path(run_folder) / METRICS_FILE
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    records: dict[tuple[int, str], RoundRecord] = {}
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not a complete line
+        try:
+            record = RoundRecord.from_json(json.loads(line))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CorruptRun(f"{path} line {number} is not a round record: {error}") from error
+        records[record.round, record.phase] = record
+    return [records[key] for key in sorted(records)]
+
+
+def read_status(run_folder: Path) -> Status | None:
+    """What the run last said about itself; None before it said anything.
+
+    Raises:
+        CorruptRun: if status.json is not a status.
+    """
+    path = Path(run_folder) / STATUS_FILE
+    if not path.is_file():
+        return None
+    try:
+        return Status(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise CorruptRun(f"{path} is not a status: {error}") from error

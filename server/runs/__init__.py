@@ -1,0 +1,1 @@
+"""Runs of every kind, from a configuration to artefacts."""

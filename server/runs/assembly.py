@@ -1,0 +1,323 @@
+"""From a configuration to everything a run needs, checked, before any budget is spent.
+
+The data set a configuration describes, as the clients' room knows it.
+
+Secure sums of a run: the federation's list, and in a simulation the identities of everyone on it.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from client.data.local import Reading
+from client.data.prepare import prepare
+from client.data.sources import NOTES
+from client.data.spec import DataSpec, PreparedData
+from client.engine.local_training import LocalTraining
+from client.models.base import load_base, refuse_company_in_positions, refuse_longer_than_positions
+from client.models.files import fingerprint
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.secure_sum import LIST_FILE, identity_file
+from client.worker import Job
+from privacy.commitment import Commitment
+from privacy.errors import CorruptRun
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureZeroNoise, Noise
+from privacy.randomness.sampling import CohortSampler
+from privacy.secagg import keys
+from privacy.secagg.federation import Federation, load_identity, save_identity
+from server.config.load import ConfigError
+from server.config.methods import Methods, methods
+from server.config.schema import RunConfig
+from server.evaluation.rouge import refuse_without_rouge
+from server.network.grid import answers
+from server.run_folder.names import SAMPLING_SECRET
+from server.runs.commitment import commit, round_sampling
+from strategies.adapter.layout import AdapterLayout
+from strategies.adapter.trainable import Part
+from strategies.aggregations.aggregation import Adapters
+from strategies.controllers.controller import Setting
+from strategies.dispatch import RoundFailed
+from strategies.dp_fedavg import DpFedAvg
+from strategies.public_subspace import Subspace
+from strategies.secure_aggregation import SecureAggregation
+
+
+def data_spec(config: RunConfig) -> DataSpec:
+    """What :func:`client.data.prepare.prepare` needs; refuses nothing itself.
+
+    Where the nodes hold the records, what the public source has beyond the validation and the test set is not used.
+    """
+    data = config.data
+    return DataSpec(
+        tokenizer=config.model.name,
+        clients=1 if config.deployed else config.clients,
+        seed=config.seed,
+        source=data.source,
+        test_source=data.test_source,
+        text_column=data.text_column,
+        text_pair_column=data.text_pair_column,
+        label_column=data.label_column,
+        client_column=data.client_column,
+        unit_column="" if config.deployed else data.unit_column,
+        task=config.model.task,
+        least_words=0 if config.deployed and data.source == NOTES else data.least_words,
+        whole_units=config.privacy.unit == "group" and not config.alone,
+        partition="iid" if config.deployed else data.partition,
+        dirichlet_alpha=data.dirichlet_alpha,
+        validation_records=data.validation_records,
+        test_records=data.test_records,
+        test_limit=data.test_limit,
+        train_records=data.train_records,
+        records_per_client=data.records_per_client,
+        canaries=data.canaries,
+        canary_kind=data.canary_kind,
+        canary_copies=data.canary_copies,
+        sensitive=data.sensitive,
+        detector=data.detector,
+        mask=data.mask,
+        other_weight=data.other_weight,
+        max_length=config.model.max_length,
+        cache=data.cache,
+    )
+
+
+def reading(config: RunConfig, labels: Sequence[str]) -> Reading | None:
+    """How nodes read records of their own; None where the server's host holds everybody's."""
+    if not config.deployed:
+        return None
+    data, classifies = config.data, config.model.task == "classification"
+    return Reading(
+        task=config.model.task,
+        max_length=config.model.max_length,
+        text_column=data.text_column,
+        text_pair_column=data.text_pair_column,
+        label_column=data.label_column if classifies else "",
+        unit_column=data.unit_column,
+        least_words=data.least_words,
+        labels=tuple(labels) if classifies else (),
+    )
+
+
+HEADS = {"classification": ("classifier",)}
+"""What is trained beside the adapters, by task."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A run ready to start."""
+
+    config: RunConfig
+    data: PreparedData
+    methods: Methods
+    spec: LoraSpec
+    layout: AdapterLayout
+    start: Float[Tensor, " size"]
+    job: Job
+    commitment: Commitment
+    setting: Setting
+
+
+def assemble(config: RunConfig) -> Assembly:
+    """Prepare data and model, calibrate the noise, describe the job. Nothing private leaves, no budget is spent.
+
+    Raises:
+        ConfigError, ValueError: naming the setting that cannot work.
+    """
+    parts = methods(config)
+    commitment, multipliers = commit(config, parts.controller)
+    data = prepare(data_spec(config))
+    model, _ = load_base(config.model.name, config.model.task, data.num_labels)
+    adapters = Adapters(config.model.rank, config.clients, config.seed)
+    spec = lora_spec(config, model, parts.aggregation.part(adapters, 1))
+    layout = adapter_layout(model, spec)
+    job = Job(
+        model=config.model.name,
+        task=config.model.task,
+        num_labels=data.num_labels,
+        balance=config.local.balance,
+        spec=spec,
+        local=local_training(config),
+        data=str(data.folder),
+        seed=config.seed,
+        sequential=config.engine.sequential,
+        precision=config.engine.precision,
+        token_budget=config.engine.token_budget,
+        prefix_cache_mb=config.engine.prefix_cache_mb,
+        reading=reading(config, data.label_names),
+        fingerprint=fingerprint(config.model.name) if config.deployed else "",
+    )
+    layouts = tuple(parts.aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, config.rounds + 1))
+    layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
+    setting = Setting(config.rounds, layouts, round_sampling(config), multipliers, commitment.order)
+    start = initial_adapter(layout, model, config.seed)
+    return Assembly(config, data, parts, spec, layout, start, job, commitment, setting)
+
+
+def lora_spec(config: RunConfig, model: nn.Module, part: Part) -> LoraSpec:
+    """The adapters of a run; ``model.layers = n`` means the top n layers."""
+    base: Any = model.config
+    total = int(base.num_hidden_layers)
+    if config.model.layers > total:
+        raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
+    refuse_longer_than_positions(model, config.model.max_length)
+    refuse_company_in_positions(model, config.model.max_length)
+    refuse_without_rouge(config, model)
+    layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
+    targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())
+    heads = HEADS.get(config.model.task, ())
+    return LoraSpec(config.model.rank, config.model.alpha, targets, layers, part.factors, heads)
+
+
+def local_training(config: RunConfig) -> LocalTraining:
+    """The clients' local training."""
+    local = config.local
+    return LocalTraining(
+        optimizer=local.optimizer,
+        learning_rate=local.learning_rate,
+        batch_size=local.batch_size,
+        epochs=local.epochs,
+        weight_decay=local.weight_decay,
+        momentum=local.momentum,
+        max_steps=local.max_steps or None,
+    )
+
+
+def make_strategy(
+    assembly: Assembly,
+    run_folder: Path,
+    nodes: int | tuple[int, ...],
+    ledger: Ledger,
+    subspace: Subspace | None = None,
+) -> DpFedAvg:
+    """The strategy of a run, with its sampling secret in the run folder (readable by its owner only).
+
+    ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
+    """
+    config = assembly.config
+    return DpFedAvg(
+        controller=assembly.methods.controller,
+        optimizer=assembly.methods.optimizer,
+        aggregation=assembly.methods.aggregation,
+        setting=assembly.setting,
+        layout=assembly.layout,
+        ledger=ledger,
+        sampler=make_sampler(config, run_folder),
+        job=assembly.job.to_json(),
+        nodes=nodes,
+        clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
+        served_average=config.strategy.served_average,
+        work=None if config.deployed else np.asarray(assembly.data.client_tokens),
+        noise=make_noise(config),
+        subspace=subspace,
+        seed=config.seed,
+    )
+
+
+def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
+    """What draws the cohorts, with its secret in the run folder."""
+    secret = run_folder / SAMPLING_SECRET
+    if config.privacy.seeded_cohorts:
+        return CohortSampler.insecure_from_seed(config.seed)
+    if secret.exists():
+        return CohortSampler.load(secret)
+    sampler = CohortSampler.fresh()
+    sampler.save(secret)
+    return sampler
+
+
+def make_noise(config: RunConfig) -> Noise:
+    """The noise the configuration names."""
+    match config.privacy.noise:
+        case "discrete":
+            return DiscreteGaussianNoise()
+        case "insecure-zero":
+            return InsecureZeroNoise()
+        case _:
+            return GaussianNoise()
+
+
+def connected_nodes(grid: Grid, expected: int, patience: float = 600.0) -> int:
+    """Wait for ``expected`` nodes, or, if that is 0, until their number stays the same for two seconds."""
+    deadline, seen, since = time.monotonic() + patience, 0, time.monotonic()
+    while time.monotonic() < deadline:
+        now = len(list(grid.get_node_ids()))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        if (expected and seen >= expected) or (not expected and seen and time.monotonic() - since > 2.0):
+            return expected or seen
+        time.sleep(0.1)
+    raise RoundFailed(f"{seen} of {expected or 'at least 1'} nodes connected within {patience:g} s")
+
+
+IDENTITIES = "secagg"
+"""Folder of a simulated run with everybody's identity."""
+
+
+def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: Ledger) -> SecureAggregation | None:
+    """How the run's clients open their sums; None if the server adds the noise.
+
+    Raises:
+        ConfigError: the list of the federation is missing or says something else than the configuration.
+        CorruptRun: identities of a run that goes on are gone.
+    """
+    if config.noise_shares is None:
+        return None
+    given = config.privacy.secagg.federation
+    federation = (
+        listed(config, Path(given)) if given else simulated(config, run_folder / IDENTITIES, bool(ledger.events))
+    )
+
+    def ask(messages: Iterable[Message]) -> Iterable[Message]:
+        return answers(grid, messages, config.privacy.secagg.step_timeout)
+
+    return SecureAggregation(
+        federation,
+        ledger.run_id,
+        ask,
+        source="" if given else str((run_folder / IDENTITIES).resolve()),
+        insecure=config.privacy.noise == "insecure-zero",
+    )
+
+
+def listed(config: RunConfig, path: Path) -> Federation:
+    """The list that everybody has; ConfigError unless it says what the configuration does."""
+    try:
+        federation = Federation.from_text(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"privacy.secagg.federation = {str(path)!r}: {error}") from error
+    if federation.noise_shares != config.noise_shares:
+        raise ConfigError(
+            f"privacy.secagg.federation = {str(path)!r} was agreed on {federation.noise_shares}, the configuration "
+            f"says {config.noise_shares}; they must be the same"
+        )
+    return federation
+
+
+def simulated(config: RunConfig, folder: Path, goes_on: bool) -> Federation:
+    """Identities for a simulation, made once for a run: private ones readable by their owner only."""
+    assert config.noise_shares is not None
+    path = folder / LIST_FILE
+    if path.exists():
+        return Federation.from_text(path.read_text(encoding="ascii"))
+    if goes_on:
+        raise CorruptRun(f"{path} is gone; restore it, or start a new run")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    public = []
+    for number in range(config.clients):
+        private = folder / identity_file(number)
+        if not private.exists():
+            save_identity(private, keys.fresh_identity())
+        public.append(keys.public_identity(load_identity(private)))
+    least = {"least_noise_multiplier": 1e-6} if config.privacy.non_private else {}
+    federation = Federation(tuple(public), config.noise_shares, **least)
+    path.write_text(federation.to_text(), encoding="ascii")
+    return federation

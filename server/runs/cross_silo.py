@@ -1,0 +1,181 @@
+"""A federation of silos: in every round each silo that takes part does some private steps, and the server averages.
+
+The server holds no ledger: every silo has its own, in its own folder, and refuses for itself. What the run states of
+privacy is what the silos say of their commitments. A run that was broken off goes on from its last whole round; the
+steps of a lost one stay spent in the silos' ledgers.
+"""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from client.models.tasks import Metrics
+from client.record_level.messages import ACTION, SiloReply, SiloRequest
+from privacy.randomness.rng import simulation_generator
+from server.config.schema import RunConfig
+from server.evaluation.metrics import Evaluate, on_server, on_workers
+from server.evaluation.rouge import adapter_rouge
+from server.network.grid import answers, roster
+from server.run_folder.names import CONFIG_FILE
+from server.run_folder.progress import Progress, Said, load_progress, save_progress
+from server.run_folder.provenance import write_environment
+from server.run_folder.resume import Resumed, check_origin, note_resumed, write_origin
+from server.run_folder.round_record import RoundRecord
+from server.run_folder.telemetry import Telemetry
+from server.runs.assembly import connected_nodes
+from server.runs.cross_silo_artefacts import Outcome, final_adapter, write_silo_artefacts
+from server.runs.public_data import PublicTraining
+from server.runs.record_level_assembly import Federation, assemble_federation
+from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
+from strategies.dispatch import RoundFailed
+from strategies.replies import sound_replies
+
+log = logging.getLogger(__name__)
+
+STATE = "silos"
+"""In the run folder of a simulation: a folder for every silo's own ledger."""
+
+
+def run_federated_silos(
+    config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry, *, resume: bool = False, other_code: bool = False
+) -> None:
+    """One federation of silos, from configuration to artefacts.
+
+    Args:
+        resume: go on with the run in ``folder``, which the caller owns.
+        other_code: go on although the code has changed.
+    """
+    begun = time.monotonic()
+    telemetry.status("preparing", "preparing data and model")
+    ready = assemble_federation(config)
+    public = PublicTraining.on(config, ready.data, ready.described.job, ready.described.layout.dim)
+    if resume:
+        changes = check_origin(folder, config, data=ready.data.folder.name, other_code=other_code)
+        progress = load_progress(folder, ready.described.layout)
+        note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(changes)))
+    else:
+        write_origin(folder, config, ready.data.folder.name)
+        if config.public.warm_start_epochs:
+            telemetry.status("preparing", "warm start on public records")
+        progress = Progress(GlobalModel(public.warm_start(ready.described.start)))
+        save_progress(folder, progress)
+    (folder / CONFIG_FILE).write_text(config.to_toml())
+    write_environment(folder)
+    telemetry.status("preparing", "waiting for nodes")
+    nodes, evaluate = _connected(ready, folder, grid, public.used)
+    before = progress.seconds
+
+    def record(seconds: float) -> None:
+        due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
+        metrics = evaluate(progress.model.served, "validation", progress.model.residual) if due else None
+        telemetry.round(_record(ready, progress, metrics, seconds))
+
+    kept = telemetry.rewind(progress.round) if resume else []
+    if progress.round > len(kept):  # the run broke off between the two
+        record(0.0)
+    while progress.round < config.rounds and len(progress.refusals) < config.clients:
+        start = time.monotonic()
+        telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
+        _round(ready, folder, grid, nodes, progress)
+        progress.seconds = before + time.monotonic() - begun
+        save_progress(folder, progress)
+        record(time.monotonic() - start)
+    telemetry.status("running", "evaluating on the test set")
+    model, stopped = progress.model, progress.ended(config.clients)
+    validation, test = (evaluate(model.served, split, model.residual) for split in ("validation", "test"))
+    final = final_adapter(ready, model)
+    outcome = Outcome(validation, test, stopped, final, adapter_rouge(config, ready.data.test, *final, telemetry))
+    progress.seconds = before + time.monotonic() - begun
+    write_silo_artefacts(folder, ready, progress, outcome)
+    telemetry.status("stopped-budget" if stopped else "completed", stopped or progress.told())
+
+
+def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[tuple[int, ...], Evaluate]:
+    """The node of every silo, and the evaluation on public data but the first ``used`` records of validation."""
+    config, data = ready.config, ready.data
+    splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
+    if config.deployed:
+        return roster(folder, grid, config.clients), on_server(ready.described.job, data, splits)
+    each = config.simulation.clients_per_node == 1
+    count = connected_nodes(grid, config.clients if each else config.engine.workers)
+    ids = sorted(grid.get_node_ids())[:count]
+    tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}
+    job, timeout = ready.described.job.to_json(), config.engine.round_timeout
+    evaluate = on_workers(grid, min(count, 64), job, splits, timeout, tokens)
+    return tuple(ids[silo % len(ids)] for silo in range(config.clients)), evaluate
+
+
+def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress) -> None:
+    """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
+
+    Raises:
+        RoundFailed: most of those that were asked failed, or no silo ever takes part.
+    """
+    model, round = progress.model, progress.round + 1
+    adapter = model.adapter
+    config, steps = ready.config, ready.config.silo.steps
+    drawn = simulation_generator(config.seed, "silos", round).random(config.clients) < config.sampling_rate
+    sent, messages = [], []
+    for silo in np.flatnonzero(drawn).tolist():
+        request = SiloRequest(
+            round,
+            adapter.numpy(),
+            steps,
+            silo,
+            ready.silo,
+            ready.described.job.to_json(),
+            str(folder / STATE),
+            None if model.residual is None else model.residual.numpy(),
+        )
+        message = Message(content=request.to_records(), message_type=f"train.{ACTION}", dst_node_id=nodes[silo])
+        messages.append(message)
+        sent.append((message.metadata, silo))
+    found: list[SiloAnswer] = []
+
+    def take(content: Any, silo: int) -> None:
+        reply = SiloReply.from_records(content, round, len(adapter), steps)
+        if reply.steps:
+            progress.silos[silo] = Said(reply.epsilon, reply.population, reply.noise_multiplier)
+        progress.steps += reply.steps
+        progress.refusals.pop(silo, None)
+        if not reply.steps:
+            progress.refusals[silo] = reply.refused
+        update = torch.from_numpy(reply.update) if reply.steps else None
+        found.append(SiloAnswer(silo, update, reply.steps, reply.refused))
+
+    sound = sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take)
+    if 2 * sound < len(sent):
+        raise RoundFailed(
+            f"round {round}: {sound} of {len(sent)} silos answered soundly, at least half must; the run's log names "
+            "the others and the kind of failure, their own logs have the details; what a silo charged stays spent"
+        )
+    if not progress.steps and (ended := progress.ended(config.clients)):
+        raise RoundFailed(f"round {round}: {ended}; nothing was trained")
+    combine = combine_of(ready.methods.aggregation)
+    described = ready.described
+    place = Place(described.layout, described.spec.scale, config.seed, round, config.strategy.served_average)
+    progress.model = next_model(model, found, combine, place)
+    progress.round = round
+
+
+def _record(ready: Federation, progress: Progress, metrics: Metrics | None, seconds: float) -> RoundRecord:
+    config, silos = ready.config, list(progress.silos.values())
+    return RoundRecord(
+        phase="round",
+        round=progress.round,
+        rounds=config.rounds,
+        epsilon_spent=max((silo.epsilon for silo in silos), default=0.0),
+        epsilon_budget=config.privacy.epsilon,
+        noise_multiplier=min((silo.noise_multiplier for silo in silos), default=0.0),
+        expected_cohort=config.expected_cohort,
+        seconds=seconds,
+        validation_loss=None if metrics is None else metrics.loss,
+        validation_accuracy=None if metrics is None else metrics.accuracy,
+        not_private=ready.silo.not_private,
+    )

@@ -1,0 +1,136 @@
+"""A recipe's file: the tables of a run, and ``[[phases]]``.
+
+[privacy]            # unit = "record" or "group"; epsilon and delta of all private phases together
+[model]  [data]      # as in any run; data.detector is the policy of phases that name none
+
+[[phases]]
+kind = "ordinary"    # or "private"
+name = "redacted"
+text = "redacted"    # or "original", "weighted"
+...                  # the attributes of server.runs.phase_plan.Ordinary or Private, in kebab-case
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.schema import RunConfig
+from server.runs.phase_plan import Phase, Private, Recipe
+from strategies.plugins import build
+
+KINDS = {"ordinary": "server.runs.phase_plan:Ordinary", "private": "server.runs.phase_plan:Private"}
+
+_ONE_SILO = {"privacy.unit": "record", "clients": 1, "sampling-rate": 1.0}
+
+_READ = (
+    *("name", "seed", "output", "clients", "sampling-rate", "model.", "data."),
+    *("privacy.unit", "privacy.epsilon", "privacy.delta", "silo.records-per-unit", "silo.combine"),
+    *("engine.sequential", "engine.precision", "engine.token-budget", "evaluation.rouge-"),
+)
+"""Keys, and how tables and groups of keys begin, that a recipe reads; the others are for the phases to say."""
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """A recipe with the data and the model it is for."""
+
+    run: RunConfig
+    recipe: Recipe
+
+    def phase_tables(self) -> list[dict[str, Any]]:
+        """The phases as they stand in a file, with everything that was left at its default."""
+        return [
+            {
+                "kind": "private" if isinstance(phase, Private) else "ordinary",
+                **{key.replace("_", "-"): value for key, value in vars(phase).items()},
+            }
+            for phase in self.recipe.phases
+        ]
+
+    def to_toml(self) -> str:
+        """The resolved recipe as TOML text; parsing it gives an equal one."""
+        return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
+
+
+def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> RecipeConfig:
+    """Read a recipe's file, with dotted keys of the run's tables on top.
+
+    Raises:
+        ConfigError: naming what is wrong and what to do.
+    """
+    if not path.is_file():
+        raise ConfigError(f"recipe file {path} does not exist")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return parse_recipe(table, overrides)
+
+
+def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RecipeConfig:
+    """The same from a nested table."""
+    phases = table.get("phases")
+    if not isinstance(phases, list) or not phases or not all(isinstance(phase, Mapping) for phase in phases):
+        raise ConfigError("a recipe needs [[phases]], tables with kind = 'ordinary' or 'private'; there are none")
+    base = {key: value for key, value in table.items() if key != "phases"}
+    given = {**flatten(base), **(overrides or {})}
+    run = parse(unflatten({**_ONE_SILO, **given}))
+    if not run.alone:
+        raise ConfigError(
+            f"privacy.unit = {run.privacy.unit!r}, clients = {run.clients}: a recipe trains one silo, whose records "
+            "are protected; set privacy.unit to 'record' or 'group' and clients = 1"
+        )
+    _refuse_idle(given)
+    if run.data.sensitive != "none":
+        raise ConfigError("data.sensitive must be left out of a recipe; every phase says what text it reads")
+    if run.data.least_words and any(phase.get("text") == "redacted" for phase in phases):
+        raise ConfigError(
+            f"data.least-words = {run.data.least_words} must be 0 in a recipe with redacted phases: it counts the "
+            "words of the original texts, so whether a record takes part would tell of its sensitive spans"
+        )
+    made = tuple(_phase(number, phase) for number, phase in enumerate(phases, start=1))
+    try:
+        recipe = Recipe(
+            phases=made,
+            epsilon=run.privacy.epsilon,
+            delta=run.privacy.delta,
+            unit=run.unit,
+            detector=run.data.detector,
+            seed=run.seed,
+            records_per_unit=run.silo.records_per_unit,
+            combine=run.silo.combine,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return RecipeConfig(run, recipe)
+
+
+def _refuse_idle(given: Mapping[str, Any]) -> None:
+    """Nobody shall think that a setting holds which no phase reads; a default may be written down."""
+    default = flatten(parse(unflatten(_ONE_SILO)).to_table())
+    idle = [
+        f"{key} = {value!r} has no effect in a recipe, whose phases say how they train; leave it out"
+        for key, value in given.items()
+        if not key.startswith(_READ) and default.get(key) != value
+    ]
+    if idle:
+        raise ConfigError("\n".join(idle))
+
+
+def _phase(number: int, table: Mapping[str, Any]) -> Phase:
+    options = {key: value for key, value in table.items() if key != "kind"}
+    options.setdefault("name", f"phase {number}")
+    nested = {key for key in options if key in ("controller-options", "optimizer-options")}
+    for key in nested:
+        if not isinstance(options[key], Mapping):
+            raise ConfigError(f"phases[{number}].{key} must be a table of options")
+    try:
+        phase: Phase = build(f"phases[{number}].kind", KINDS, str(table.get("kind", "")), options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return phase

@@ -1,0 +1,257 @@
+"""Training in phases on one adapter, some with noise and some without, and what the whole of it promises.
+
+- redaction: ordinary training on texts without their sensitive spans (the first phase of JFT);
+- JFT, "just fine-tune twice": redaction, then DP-SGD on the original texts;
+- ATDP: any of these, and then a short phase of DP-SGD with token weights and rising noise.
+
+References: Shi, Shea, Chen, Zhang, Jia, Yu, "Just Fine-tune Twice" (EMNLP 2022, arXiv 2204.07667); Yu, Singh, Li, Cao,
+"ATDP" (2025). Guarantee: that of :class:`server.runs.guarantee.Promise`. Deviation: where an ordinary phase has read
+the private texts, the papers print the epsilon of the private phases as the pipeline's; here it is infinite at record
+level, because later noise takes nothing back.
+
+All private phases share one ledger, committed before any text is read: floor mode, every step with its own noise.
+"""
+
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from client.data.sensitive import check_detector
+from client.record_level.settings import Silo, controller_of
+from privacy import checks
+from privacy.commitment import Commitment, FloorStep, check_delta
+from privacy.events import ReleaseEvent
+from privacy.ledger.budget import FloorOdometer
+from privacy.ledger.statement import rounded_up
+from strategies.calibration import promise
+from strategies.plugins import Option
+
+TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
+"""What a phase may train on, and what :class:`client.data.sensitive.Sensitive` calls it."""
+
+
+@dataclass(frozen=True)
+class Ordinary:
+    """A phase without noise.
+
+    Attributes:
+        name: in reports.
+        text: ``"original"``, ``"weighted"`` or ``"redacted"``.
+        detector: of this phase; empty takes the recipe's.
+        epochs, batch_size, learning_rate, optimizer, weight_decay: see
+            :class:`client.engine.local_training.LocalTraining`.
+    """
+
+    name: str
+    text: str = "original"
+    detector: str = ""
+    epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.not_empty(name=self.name)
+        checks.one_of(tuple(TEXTS), text=self.text)
+        if self.detector:
+            check_detector(self.detector)
+
+
+@dataclass(frozen=True)
+class Private:
+    """A phase of DP-SGD.
+
+    Attributes:
+        name, text, detector: as in :class:`Ordinary`.
+        steps: private steps.
+        batch_size: expected units in a batch.
+        noise_multiplier: sigma_0, which the controller's schedule multiplies; 0 takes the least for which all private
+            phases together cost the recipe's epsilon.
+        controller, optimizer, schedule, warm_up: see :class:`client.record_level.settings.Silo`.
+    """
+
+    name: str
+    text: str = "original"
+    detector: str = ""
+    steps: int = 100
+    batch_size: int = 64
+    noise_multiplier: float = 0.0
+    controller: str = "fixed"
+    controller_options: dict[str, Option] = field(default_factory=dict)
+    optimizer: str = "fedadam"
+    optimizer_options: dict[str, Option] = field(default_factory=dict)
+    schedule: str = "constant"
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        checks.not_empty(name=self.name)
+        checks.one_of(tuple(TEXTS), text=self.text)
+        if self.detector:
+            check_detector(self.detector)
+        checks.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
+        checks.non_negative(noise_multiplier=self.noise_multiplier, remedy="0 calibrates it")
+
+
+Phase = Ordinary | Private
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Phases in order, and the target of the private ones.
+
+    Attributes:
+        phases: at least one.
+        epsilon, delta: what all private phases together may cost, one unit added or removed.
+        unit: see :class:`client.record_level.settings.Silo`.
+        detector: of phases that name none.
+        seed: of the public randomness.
+        records_per_unit, combine: see :class:`client.record_level.settings.Silo`.
+    """
+
+    phases: tuple[Phase, ...]
+    epsilon: float
+    delta: float
+    unit: str = "record"
+    detector: str = "regex"
+    seed: int = 0
+    records_per_unit: int = 0
+    combine: str = "mean"
+
+    def __post_init__(self) -> None:
+        checks.not_empty(phases=self.phases)
+        checks.positive(epsilon=self.epsilon, delta=self.delta)
+        check_detector(self.detector)
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) < len(names):
+            raise ValueError(f"phases must have names of their own, got {', '.join(names)}")
+        detectors = {self.detector_of(phase) for phase in self.ordinary if phase.text == "redacted"}
+        if len(detectors) > 1:
+            raise ValueError(
+                f"detector must be the same in all phases without noise, got {' and '.join(sorted(detectors))}: what "
+                "one of them misses is trained on by its phase, so only what all of them find would be protected"
+            )
+        free = [phase.name for phase in self.private if not phase.noise_multiplier]
+        if len(free) > 1:
+            raise ValueError(
+                f"noise-multiplier must be given in all private phases but one, it is missing in {' and '.join(free)}; "
+                "one phase can be calibrated to what the others leave of epsilon"
+            )
+
+    @property
+    def private(self) -> tuple[Private, ...]:
+        """The phases with noise."""
+        return tuple(phase for phase in self.phases if isinstance(phase, Private))
+
+    @property
+    def ordinary(self) -> tuple[Ordinary, ...]:
+        """The phases without."""
+        return tuple(phase for phase in self.phases if isinstance(phase, Ordinary))
+
+    def detector_of(self, phase: Phase) -> str:
+        """The detector of a phase."""
+        return phase.detector or self.detector
+
+    def silo(self, phase: Private, not_private: str | None) -> Silo:
+        """A private phase as the training of a silo."""
+        return Silo(
+            unit=self.unit,
+            steps=phase.steps,
+            batch_size=phase.batch_size,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            not_private=not_private,
+            records_per_unit=self.records_per_unit,
+            combine=self.combine,
+            controller=phase.controller,
+            controller_options=phase.controller_options,
+            optimizer=phase.optimizer,
+            optimizer_options=phase.optimizer_options,
+            schedule=phase.schedule,
+            warm_up=phase.warm_up,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The noise of the private phases, before any text is read.
+
+    Attributes:
+        floors: per private phase, its committed steps in order.
+        multipliers: per private phase, of each of its steps.
+        epsilon: what the floor costs, one unit added or removed, rounded UP to four decimals; 0 without private phases.
+    """
+
+    floors: tuple[tuple[FloorStep, ...], ...]
+    multipliers: tuple[tuple[float, ...], ...]
+    epsilon: float
+
+    @property
+    def floor(self) -> tuple[FloorStep, ...]:
+        """Every committed step, in order."""
+        return tuple(step for floor in self.floors for step in floor)
+
+    def releases(self, phases: int) -> int:
+        """How many releases the first so many private phases are committed to."""
+        return sum(step.count for floor in self.floors[:phases] for step in floor)
+
+    def commitment(self, recipe: Recipe, population: int, not_private: str | None) -> Commitment:
+        """What the ledger starts with; `not_private` says why an ordinary phase leaves no guarantee, if one does."""
+        return Commitment(
+            recipe.unit,
+            "add_remove",
+            population,
+            self.epsilon,
+            recipe.delta,
+            floor=self.floor,
+            not_private=not_private,
+        )
+
+
+def plan_noise(recipe: Recipe, population: int) -> Planned:
+    """Calibrate the one phase that asks for it, and account all of them together, as the ledger does.
+
+    Raises:
+        ValueError: delta is too large for so many units, no noise keeps the target, the given noise costs more, or
+            there are fewer units than a batch.
+    """
+    if not recipe.private:
+        return Planned((), (), 0.0)
+    check_delta(recipe.delta, population)  # before the promise is printed, not when the ledger is made
+    given = {phase.name: _given(recipe, phase, population) for phase in recipe.private if phase.noise_multiplier}
+    for phase in recipe.private:
+        if phase.name not in given:
+            others = [step for floor, _ in given.values() for step in floor]
+            silo = recipe.silo(phase, None)
+            commitment, multipliers = promise(
+                controller_of(silo),
+                silo.sampling(population),
+                phase.steps,
+                epsilon=recipe.epsilon,
+                delta=recipe.delta,
+                mode="floor",
+                extra=others,
+            )
+            given[phase.name] = commitment.floor[len(others) :], multipliers
+    floors = tuple(given[phase.name][0] for phase in recipe.private)
+    floor = tuple(step for steps in floors for step in steps)
+    cost = rounded_up(FloorOdometer(floor, recipe.delta, "add_remove").total, 4)  # as the ledger will check it
+    # rounding up must not make a refusal of what calibration has just found to fit
+    if cost > rounded_up(recipe.epsilon, 4):
+        raise ValueError(
+            f"the given noise multipliers cost epsilon {cost:g} at delta {recipe.delta:g}, more than "
+            f"{recipe.epsilon:g}; raise one of them, or the target"
+        )
+    return Planned(floors, tuple(given[phase.name][1] for phase in recipe.private), cost)
+
+
+def _given(recipe: Recipe, phase: Private, population: int) -> tuple[tuple[FloorStep, ...], tuple[float, ...]]:
+    """The steps of a phase whose sigma_0 is given."""
+    silo = recipe.silo(phase, None)
+    controller, sampling = controller_of(silo), silo.sampling(population)
+    multipliers = tuple(phase.noise_multiplier * share for share in controller.profile(phase.steps))
+    floor = [FloorStep("round", sampling, multiplier, len(list(same))) for multiplier, same in groupby(multipliers)]
+    if (initial := controller.initial(sampling)) is not None:
+        event = ReleaseEvent("histogram", 0, initial.sampling, initial.components)
+        floor.insert(0, FloorStep("histogram", initial.sampling, event.effective_noise_multiplier))
+    return tuple(floor), multipliers

@@ -1,0 +1,184 @@
+"""What the server learns from its own public records: a warm start, and the subspace in which updates are clipped.
+
+Neither touches a client, so neither costs privacy. Records used here are left out of validation: a loss measured on
+them would fall for reasons that have nothing to do with the model's worth.
+
+`[silo.span]`: public texts that the model writes, and a silo's training inside the span of their gradients.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from client.data.records import Records
+from client.data.spec import PreparedData
+from client.engine.engine import Engine
+from client.engine.local_training import LocalTraining
+from client.models.base import load_base
+from client.record_level.dp_sgd import PrivateSgd
+from client.record_level.public_subspace import PublicSpan, in_public_span
+from client.record_level.synthetic_texts import Synthesis, Synthesiser
+from client.worker import Job, local_seed, make_engine
+from server.config.load import ConfigError
+from server.config.schema import RunConfig
+from server.config.tables import Public
+from server.runs.assembly import Assembly
+from server.runs.gradient_init import aligned
+from strategies.adapter.trainable import Part
+
+
+@dataclass(frozen=True)
+class PublicTraining:
+    """The public records that are trained on, and the engine that does it.
+
+    Attributes:
+        config: what is switched on.
+        records: the first ``training-fraction`` of the public validation records; none if nothing is switched on.
+        engine: None if nothing is switched on.
+        seed: of the run.
+    """
+
+    config: Public
+    records: Records
+    engine: Engine | None
+    seed: int
+
+    @staticmethod
+    def of(assembly: Assembly) -> "PublicTraining":
+        """From an assembled run.
+
+        Raises:
+            ConfigError: the subspace is larger than the number of public training records.
+        """
+        return PublicTraining.on(assembly.config, assembly.data, assembly.job, assembly.setting.dimension(1))
+
+    @staticmethod
+    def on(run: RunConfig, data: PreparedData, job: Job, dimension: int) -> "PublicTraining":
+        """From the settings of a run that trains so many values; as :meth:`of`."""
+        config, public = run.public, data.validation
+        wanted = config.warm_start_epochs or config.subspace
+        used = round(config.training_fraction * len(public)) if wanted else 0
+        if config.subspace > (most := min(used, dimension)):
+            raise ConfigError(
+                f"public.subspace = {config.subspace}: at most {most}, the number of "
+                "public training records (public.training-fraction x data.validation-records) and of trained values"
+            )
+        engine = make_engine(job) if wanted else None
+        return PublicTraining(config, public.select(np.arange(used)), engine, run.seed)
+
+    @property
+    def used(self) -> int:
+        """How many of the first public records are not for validation."""
+        return len(self.records)
+
+    @property
+    def refresh(self) -> int:
+        """Rounds a subspace is kept."""
+        return self.config.subspace_refresh
+
+    def warm_start(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
+        """The adapter after the warm start; ``start`` itself where it is switched off.
+
+        With ``aligned``, a first warm start serves only to train the heads that
+        :func:`server.runs.gradient_init.aligned` needs.
+        """
+        if self.engine is None or not self.config.warm_start_epochs:
+            return start
+        if not self.config.aligned:
+            return self._trained(start)
+        return self._trained(aligned(start, self._trained(start), self.engine, self.records, self.seed))
+
+    def _trained(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
+        assert self.engine is not None
+        local = LocalTraining(
+            optimizer="adamw",
+            learning_rate=self.config.warm_start_learning_rate,
+            batch_size=self.config.warm_start_batch_size,
+            epochs=self.config.warm_start_epochs,
+        )
+        delta = self.engine.train_all(start, [self.records], local, [local_seed(self.seed, 0, 0)])[0]
+        layout = self.engine.layout
+        return layout.with_trainable(start, layout.trainable(start) + delta)
+
+    def basis(self, adapter: Float[Tensor, " size"], part: Part) -> Float[Tensor, "k d"]:
+        """The k leading right singular vectors of the public records' gradients at ``adapter``, as rows.
+
+        In the space of what ``part`` sends. From the eigenvectors of the Gram matrix (n x n), in float64: n public
+        records are far fewer than d values.
+        """
+        assert self.engine is not None, "public.subspace = 0"
+        self.engine.switch(part.factors)
+        layout = self.engine.layout
+        start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
+        gradients = torch.zeros(len(self.records), part.layout(layout).dim)
+        for chunk in self.engine.per_record_gradients(start, self.records):
+            gradients[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows.cpu())
+        rows = gradients.double()
+        _, vectors = torch.linalg.eigh(rows @ rows.T)
+        leading = vectors[:, -self.config.subspace :].flip(1)
+        # The QR step makes the rows orthonormal also where gradients are linearly dependent.
+        basis: Tensor = torch.linalg.qr(rows.T @ leading).Q.T.float().contiguous()
+        return basis
+
+
+@dataclass(frozen=True)
+class Spanned:
+    """What a silo's training starts from.
+
+    Attributes:
+        start: the adapter.
+        span: that its releases lie in; None for the whole space.
+    """
+
+    start: Float[Tensor, " size"]
+    span: PublicSpan | None = None
+
+    def around(self, training: PrivateSgd) -> PrivateSgd:
+        """The training, inside the span."""
+        return training if self.span is None else in_public_span(training, self.span)
+
+
+def spanned(assembly: Assembly, engine: Any) -> Spanned:
+    """The span that `[silo.span]` asks for. Nothing private is read and nothing spent.
+
+    The first texts are written by the base model, and the adapter is then trained on them: both are public and come
+    out the same again when a run goes on.
+
+    Raises:
+        ConfigError: settings that do not fit each other or the model.
+    """
+    config = assembly.config
+    span, start = config.silo.span, assembly.start
+    if not span.method:
+        return Spanned(start)
+    if config.model.task != "causal-lm" or config.silo.gradients != "stacked":
+        raise ConfigError(
+            f"silo.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
+            "silo.gradients = 'stacked'"
+        )
+    writer, tokenizer = load_base(config.model.name, "causal-lm")
+    try:
+        synthesis = Synthesis(
+            samples=span.samples,
+            longest=config.model.max_length,
+            openings=tuple(opening.strip() for opening in span.openings.split("|") if opening.strip()),
+            variants=span.variants,
+            form=span.form,
+            instruction=span.instruction,
+            rule=span.rule,
+        )
+        synthesiser = Synthesiser(writer, tokenizer, assembly.spec, synthesis, config.seed, engine.device)
+        texts = synthesiser.initial(start)
+        evolve = synthesiser.evolved if span.evolve and span.method == "coefficients" else None
+        inside = PublicSpan(engine, texts, span.method, span.directions, span.residual_bound, evolve)
+    except ValueError as error:
+        raise ConfigError(f"silo.span: {error}") from error
+    if span.warm_start_epochs:
+        local = LocalTraining("adamw", span.warm_start_learning_rate, batch_size=8, epochs=span.warm_start_epochs)
+        layout, moved = engine.layout, engine.train_all(start, [texts], local, [config.seed])[0]
+        start = layout.with_trainable(start, layout.trainable(start) + moved.to(start.dtype))
+    return Spanned(start, inside)

@@ -1,0 +1,221 @@
+"""From a configuration to everything a single silo needs, checked, before any budget is spent."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from client.data.prepare import prepare
+from client.data.spec import PreparedData
+from client.models.base import load_base
+from client.models.files import fingerprint
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.record_level.dp_sgd import refuse_votes
+from client.record_level.settings import Silo, commit, setting_of
+from client.record_level.units import UnitIndex
+from client.worker import Job
+from privacy.commitment import Commitment
+from server.config.load import ConfigError
+from server.config.methods import Methods, methods
+from server.config.schema import RunConfig
+from server.runs.assembly import Assembly, data_spec, local_training, lora_spec, reading
+from server.runs.commitment import not_private_reason
+from strategies.adapter.layout import AdapterLayout
+from strategies.aggregations.aggregation import Adapters
+from strategies.aggregations.factors import RoLora
+from strategies.aggregations.fedsvd import FedSvd
+from strategies.aggregations.individual import FedEx, FedGsa, Flora
+from strategies.aggregations.ranks import ZeroPad
+from strategies.controllers.controller import Controller, PublicSignals, Setting
+
+
+@dataclass(frozen=True)
+class SiloAssembly:
+    """A single silo ready to start: a run's assembly, whose commitment is the silo's, and the silo's units."""
+
+    assembly: Assembly
+    silo: Silo
+    index: UnitIndex
+
+
+def silo_of(config: RunConfig, steps: int) -> Silo:
+    """The silo that a configuration describes, committed for so many steps.
+
+    Raises:
+        ConfigError: settings that no silo can have.
+    """
+    strategy, privacy, silo = config.strategy, config.privacy, config.silo
+    try:
+        return Silo(
+            unit=config.unit,
+            steps=steps,
+            batch_size=silo.batch_size,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            mode=privacy.mode,
+            noise=privacy.noise,
+            seeded=privacy.seeded_cohorts,
+            not_private=not_private_reason(config),
+            records_per_unit=silo.records_per_unit,
+            combine=silo.combine,
+            controller=strategy.controller,
+            controller_options=strategy.controller_options,
+            optimizer=strategy.optimizer,
+            optimizer_options=strategy.optimizer_options,
+            aggregation=strategy.aggregation,
+            aggregation_options=strategy.aggregation_options,
+            served_average=strategy.served_average,
+            schedule=silo.schedule,
+            warm_up=silo.warm_up,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"silo: {error}") from error
+
+
+def assemble_silo(config: RunConfig) -> SiloAssembly:
+    """Prepare data and model, calibrate the noise for the silo's units. Nothing is sampled, no budget is spent.
+
+    Raises:
+        ConfigError, ValueError: naming the setting that cannot work.
+    """
+    if not config.alone:
+        raise ConfigError(
+            f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: a single silo protects its records "
+            "or groups of them; set privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
+        )
+    parts, silo = methods(config), silo_of(config, config.rounds)
+    data = prepare(data_spec(config))
+    index = UnitIndex.of(
+        data.train, grouped=config.privacy.unit == "group", most=silo.records_per_unit, seed=config.seed
+    )
+    commitment, multipliers = _committed(config, silo, len(index))
+    described = _described(config, parts, data)
+    setting = setting_of(silo, len(index), described.layout, multipliers, commitment.order)
+    assembly = Assembly(
+        config=config, data=data, methods=parts, commitment=commitment, setting=setting, **vars(described)
+    )
+    refuse_unplannable(parts.controller, setting, f"strategy.controller = {config.strategy.controller!r}")
+    return SiloAssembly(assembly, silo, index)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Silos of a federation, ready to start.
+
+    Attributes:
+        config, data, methods: of the run; the methods' aggregation is the server's.
+        silo: what every silo commits to.
+        described: the adapter and the job.
+    """
+
+    config: RunConfig
+    data: PreparedData
+    methods: Methods
+    silo: Silo
+    described: "Described"
+
+
+def assemble_federation(config: RunConfig) -> Federation:
+    """Prepare data and model and the settings of the silos, each of which calibrates for its own units.
+
+    Raises:
+        ConfigError, ValueError: naming the setting that cannot work.
+    """
+    parts = methods(config)
+    part = parts.aggregation.part(Adapters(config.model.rank, config.clients, config.seed), 1)
+    if part.ranks is not None or isinstance(parts.aggregation, RoLora | FedSvd | ZeroPad):
+        raise ConfigError(
+            f"strategy.aggregation = {config.strategy.aggregation!r} changes what is trained from round to round, "
+            "which silos with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
+        )
+    _refuse_what_silos_cannot(config, parts)
+    silo = replace(
+        silo_of(config, config.rounds * config.silo.steps),
+        served_average=0.0,
+        aggregation="ffa" if part.factors == "b" else "plain",
+        aggregation_options={},
+    )
+    data = prepare(data_spec(config))
+    return Federation(config, data, parts, silo, _described(config, parts, data))
+
+
+def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
+    """ConfigError for settings that would be of no effect in the silos of a federation."""
+    for name, wanted in (
+        ("controller", parts.controller.reads_validation),
+        ("optimizer", parts.optimizer.reads_public_loss),
+    ):
+        if wanted:
+            raise ConfigError(
+                f"strategy.{name} = {getattr(config.strategy, name)!r} reads the public loss of every step, and the "
+                "silos of a federation have no public data; take another"
+            )
+    if config.silo.span.method:
+        raise ConfigError(
+            f"silo.span.method = {config.silo.span.method!r} must be '' in a federation: its public texts are written "
+            "in one silo's own run (`lacquer silo`)"
+        )
+    if config.silo.gradients != "stacked":
+        raise ConfigError(
+            f"silo.gradients = {config.silo.gradients!r} must be 'stacked' in a federation; for adapters it does not "
+            "know set engine.sequential = true, which takes gradients one record at a time"
+        )
+    if config.strategy.served_average and isinstance(parts.aggregation, FedEx | FedGsa | Flora):
+        raise ConfigError(
+            f"strategy.served-average = {config.strategy.served_average:g} must be 0 with strategy.aggregation = "
+            f"{config.strategy.aggregation!r}, which writes the factors anew: their values of different rounds do not "
+            "mix"
+        )
+
+
+@dataclass(frozen=True)
+class Described:
+    """The adapter of a run, where it starts, and what nodes must know."""
+
+    spec: LoraSpec
+    layout: AdapterLayout
+    start: Tensor
+    job: Job
+
+
+def _described(config: RunConfig, parts: Methods, data: PreparedData) -> Described:
+    model, _ = load_base(config.model.name, config.model.task, data.num_labels)
+    spec = lora_spec(config, model, parts.aggregation.part(Adapters(config.model.rank, config.clients, config.seed), 1))
+    layout = adapter_layout(model, spec)
+    job = Job(
+        model=config.model.name,
+        task=config.model.task,
+        num_labels=data.num_labels,
+        balance="none",
+        spec=spec,
+        local=local_training(config),
+        data=str(data.folder),
+        seed=config.seed,
+        sequential=config.engine.sequential,
+        precision=config.engine.precision,
+        token_budget=config.engine.token_budget,
+        prefix_cache_mb=config.engine.prefix_cache_mb,
+        reading=reading(config, data.label_names),
+        fingerprint=fingerprint(config.model.name) if config.deployed else "",
+    )
+    return Described(spec, layout, initial_adapter(layout, model, config.seed), job)
+
+
+def _committed(config: RunConfig, silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:
+    try:
+        return commit(silo, population)
+    except ValueError as error:
+        raise ConfigError(
+            f"privacy.epsilon = {config.privacy.epsilon:g} over {silo.steps} steps of {silo.batch_size} of "
+            f"{population} units: {error}"
+        ) from error
+
+
+def refuse_unplannable(controller: Controller[Any], setting: Setting, what: str) -> None:
+    """ConfigError that begins with ``what`` unless the controller can plan its first release at the noise there is."""
+    try:
+        first = 1 if controller.initial(setting.sampling) is None else 0
+        refuse_votes(controller.plan(controller.init(setting, PublicSignals(0, None)), first))
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error

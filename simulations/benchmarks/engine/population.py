@@ -1,0 +1,165 @@
+"""`python -m simulations.benchmarks.engine.population [--quick]`: what logical clients cost the server.
+
+One round at a fixed expected cohort of 50 while the population grows from a hundred to a million: the Poisson draw, the
+split of the cohort over workers by their tokens, the messages, the sum of the replies, the ledger's write to disk, the
+noise, the server's step. It is the real server, assembled from a configuration with
+``data.partition = "repeated"``; only the workers are not there: a grid in memory answers every message with the
+mechanism's own contribution of fixed updates, outside the clock. Every population has a process of its own, the data
+were prepared by another one before, and what is told is peak memory above the size after the imports of this module:
+base model, data set and accounting included.
+"""
+
+import gc
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.supercore.task_identity import TaskIdentity
+from rich.console import Console
+
+from client.data.prepare import prepare
+from privacy.clipping.units import Units
+from privacy.contribution import contribute
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.rng import torch_generator
+from server.config.load import parse
+from server.config.schema import RunConfig
+from server.run_folder.names import LEDGER_FILE
+from server.runs.assembly import assemble, data_spec, make_strategy
+from simulations.benchmarks.harness.timing import forget_peak, one_thread, peak_memory, write
+from strategies.controllers.controller import PublicSignals
+from strategies.messages.client_update import TrainRequest, contribution_records
+
+POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
+COHORT, WORKERS, PLANNED_ROUNDS = 50, 2, 200
+
+
+class Answers:
+    """A grid of workers in memory; an update is a fixed row of noise, whoever the client is."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(1, WORKERS + 1))
+
+    def send_and_receive(self, messages: Iterable[Message]) -> list[Message]:
+        replies = []
+        for message in messages:
+            self.answered += 1
+            message.metadata.__dict__["_message_id"] = str(self.answered)
+            request = TrainRequest.from_records(message.content)
+            rows = torch.randn(len(request.clients), request.plan.clip.params, generator=torch_generator(0, "updates"))
+            total = contribute(Units(rows), request.plan)
+            replies.append(Message(contribution_records(total, request.round), reply_to=message))
+        return replies
+
+
+def configuration(population: int, cache: Path, model: str, records: int = 20) -> RunConfig:
+    """A run of the whole population on a small set of generated notes."""
+    return parse(
+        {
+            "rounds": PLANNED_ROUNDS,
+            "clients": population,
+            "sampling-rate": COHORT / population,
+            "privacy": {"delta": 0.1 / population, "non-private": True},  # clients share records
+            "strategy": {"controller": "fixed"},
+            "model": {"name": model},
+            "data": {
+                "partition": "repeated",
+                "records-per-client": records,
+                "cache": str(cache),
+                "validation-records": 40,
+                "test-records": 40,
+            },
+        }
+    )
+
+
+def rounds_of(config: RunConfig, folder: Path, rounds: int) -> tuple[list[dict[str, float]], int]:
+    """Milliseconds of every round but the first (wall, CPU, and the draw with the messages alone); expected cohort."""
+    assembly = assemble(config)
+    grid: Any = Answers()
+    measured = []
+    with Ledger.create(folder / LEDGER_FILE, assembly.commitment) as ledger:
+        strategy = make_strategy(assembly, folder, WORKERS, ledger)
+        strategy.begin(assembly.start, PublicSignals(0, 1.0))
+        for number in range(1, rounds + 1):
+            wall, cpu = time.perf_counter(), time.process_time()
+            messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+            sent, sent_cpu = time.perf_counter(), time.process_time()
+            replies = grid.send_and_receive(messages)
+            back, back_cpu = time.perf_counter(), time.process_time()
+            strategy.aggregate_train(number, replies)
+            strategy.observe(PublicSignals(number, 1.0))
+            end, end_cpu = time.perf_counter(), time.process_time()
+            measured.append(
+                {
+                    "wall": 1e3 * (sent - wall + end - back),
+                    "cpu": 1e3 * (sent_cpu - cpu + end_cpu - back_cpu),
+                    "draw_and_messages": 1e3 * (sent - wall),
+                }
+            )
+    return measured[1:], len(assembly.data.client_tokens)
+
+
+def measure(population: int, rounds: int, cache: Path, model: str, connection: Any) -> None:
+    """One population, in the process of its own."""
+    one_thread()
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower's messages ask who they are from
+    with tempfile.TemporaryDirectory() as folder:
+        gc.collect()
+        forget_peak()
+        before = peak_memory()
+        measured, clients = rounds_of(configuration(population, cache, model), Path(folder), rounds)
+    assert clients == population
+    row: dict[str, Any] = {"population": population, "cohort": COHORT, "rounds": len(measured)}
+    for name in ("wall", "cpu", "draw_and_messages"):
+        values = [times[name] for times in measured]
+        row |= {f"{name}_ms": statistics.median(values), f"highest_{name}_ms": max(values)}
+    connection.send({**row, "growth_bytes": peak_memory() - before, "peak_bytes": peak_memory()})
+
+
+def rows(populations: tuple[int, ...], rounds: int, model: str) -> list[dict[str, Any]]:
+    """One process per population."""
+    context = multiprocessing.get_context("spawn")
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        for population in populations:
+            prepare(data_spec(configuration(population, Path(cache), model)))
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=measure, args=(population, rounds, Path(cache), model, sender))
+            process.start()
+            sender.close()
+            found.append(receiver.recv())
+            process.join()
+    return found
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="two small populations: does it run at all?")] = False,
+) -> None:
+    """Measure and write the results."""
+    console = Console(width=160)
+    found = rows((100, 1_000), 3, "random:bert") if quick else rows(POPULATIONS, 21, "minilm")
+    for row in found:
+        console.print(
+            f"{row['population']:9,} clients: {row['wall_ms']:6.1f} ms a round (CPU {row['cpu_ms']:.1f}, draw and "
+            f"messages {row['draw_and_messages_ms']:.1f}), {row['growth_bytes'] / 2**20:.0f} MiB for the run, "
+            f"{row['peak_bytes'] / 2**20:.0f} MiB in all",
+            highlight=False,
+        )
+    if not quick:
+        path = write("engine-population", {"seeds": [0], "model": "MiniLM", "workers": WORKERS, "rows": found})
+        console.print(f"written to {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

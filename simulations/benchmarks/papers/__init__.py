@@ -1,0 +1,1 @@
+"""Comparisons for the claims of the papers."""

@@ -1,0 +1,201 @@
+"""WikiText-2 fine-tuned with and without redaction, noise and an ATDP phase.
+
+Run: `python -m simulations.benchmarks.papers.atdp`.
+
+Four chains of phases, of which every prefix is a row: no DP, redacted, JFT (redacted, then DP-SGD), DP-SGD; each as it
+is and with a short ATDP phase behind it. Per row: perplexity on WikiText-2 validation, mean exposure of the planted
+secrets with a 95 % confidence interval over secrets, training time, and what the row guarantees. The base model itself,
+which never saw a secret, is a row too: its exposure is the null, 1/ln 2 = 1.44 bits in expectation.
+
+Twice: with a detector that finds the secrets, and with the same one that misses them (the papers' "missed canary":
+redaction then leaves them readable). A secret planted in k records is a group of k; the epsilon beside it is that of
+one record.
+
+Appends to ``results/atdp.json``; a cell that is there already is not run again.
+"""
+
+import json
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from client.data.canaries import secrets
+from client.data.records import Records
+from client.models.base import load_base
+from client.models.lora import merged
+from privacy.randomness.rng import simulation_generator
+from server.run_folder.phase_progress import PhaseResult
+from server.run_folder.provenance import describe_environment
+from server.runs.guarantee import promise_of
+from server.runs.phase_config import RecipeConfig, load_recipe
+from server.runs.phase_plan import Recipe, plan_noise
+from server.runs.phases import RecipeRun
+from simulations.benchmarks.privacy import exposure
+from simulations.presets.load import absolute_paths, parse_setting
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results" / "atdp.json"
+
+CHAINS = {
+    ("plain", "atdp"): ("no DP", "no DP + ATDP"),
+    ("redacted", "atdp"): ("redacted", "redacted + ATDP"),
+    ("redacted", "private", "atdp"): ("", "JFT", "JFT + ATDP"),
+    ("private", "atdp"): ("DP-SGD", "DP-SGD + ATDP"),
+}
+"""Phases in order, and the row that each prefix is."""
+
+DETECTORS = {"missed": "regex:-number,-identifier", "found": "regex"}
+"""Whether the detector sees the secrets: both find names, dates, phone numbers, emails."""
+
+
+def main(
+    preset: Annotated[Path, typer.Argument(help="A recipe with the phases plain, redacted, private and atdp.")] = HERE
+    / "atdp-small.toml",
+    data: Annotated[Path, typer.Option(help="Folder of WikiText-2's parquet files.")] = Path("wikitext2"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
+    first: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
+    detector: Annotated[str, typer.Option(help="missed, found, or both.")] = "both",
+    kind: Annotated[str, typer.Option(help="Kind of canary, a record of its own.")] = "id-record",
+    test_records: Annotated[int, typer.Option(help="Paragraphs to test on, drawn by seed 0; 0 takes all.")] = 150,
+    candidates: Annotated[int, typer.Option(help="Secrets that were not planted, to rank against.")] = 4095,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")] = None,
+    out: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
+) -> None:
+    """Run what is not there yet, print and write."""
+    torch.set_num_threads(1)
+    names = tuple(DETECTORS) if detector == "both" else (detector,)
+    chosen = dict(parse_setting(setting) for setting in settings or [])
+    named = load_recipe(preset, chosen).run.data
+    sources = {
+        "data.source": placed(named.source, data.resolve(), "held-back"),
+        "data.test-source": placed(named.test_source, data.resolve(), "validation"),
+        "data.canary-kind": kind,
+    }
+    document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"benchmark": "atdp", "rows": []}
+    for seed in range(first, first + seeds):
+        for name in names:
+            overrides = {**sources, **chosen, "seed": seed, "data.detector": DETECTORS[name]}
+            config = load_recipe(preset, overrides)
+            config = RecipeConfig(absolute_paths(config.run, Path.cwd()), config.recipe)
+            cell = {"preset": preset.stem, "kind": kind, "detector": name, "seed": seed}
+            if any(cell.items() <= row.items() for row in document["rows"]):
+                continue
+            for row in cell_rows(config, test_records, candidates):
+                document["rows"].append({**cell, **row})
+                Console().print({**cell, **row})
+            document["environment"] = describe_environment()
+            out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def placed(source: str, folder: Path, part: str) -> str:
+    """The part of WikiText-2 that a preset's `source` names, in `folder`; `part` where it names none.
+
+    The noise of a preset is that of its part's size.
+    """
+    _, at, named = source.rpartition("@")
+    return f"wikitext2:{folder}@{named if at and source.startswith('wikitext2:') else part}"
+
+
+def cell_rows(config: RecipeConfig, test_records: int, candidates: int) -> list[dict[str, Any]]:
+    """All rows of one seed and one detector."""
+    phases = {phase.name: phase for phase in config.recipe.phases}
+    found: dict[str, dict[str, Any]] = {}
+    ordinary: dict[str, PhaseResult] = {}
+    for chain, rows in CHAINS.items():
+        recipe = replace(config.recipe, phases=tuple(phases[name] for name in chain))
+        run = RecipeRun(replace(config, recipe=recipe))
+        run.test = _drawn(run.test, test_records)
+        if not found:
+            found["base model"] = {
+                **_guarantee(None, 0),
+                **_quality(run, run.start, candidates),
+                "cpu_seconds": 0.0,
+                "phases": [],
+            }
+        with tempfile.TemporaryDirectory() as folder:
+            done = [ordinary[chain[0]]] if chain[0] in ordinary else []
+            result = run.train(Path(folder), done)
+        if chain[0] in ("plain", "redacted"):
+            ordinary[chain[0]] = result.phases[0]
+        for length, row in enumerate(rows, start=1):
+            if row:
+                part = replace(recipe, phases=recipe.phases[:length])
+                found[row] = {
+                    **_guarantee(part, run.population),
+                    **_quality(run, result.phases[length - 1].adapter, candidates),
+                    "cpu_seconds": sum(phase.cpu_seconds for phase in result.phases[:length]),
+                    "phases": [phase.to_json() for phase in result.phases[:length]],
+                }
+    size = {
+        "population": run.population,
+        "records": config.run.data.train_records,
+        "copies": config.run.data.canary_copies,
+        "delta": config.recipe.delta,
+        "model": _model_name(config.run.model.name),
+        "dimension": result.dimension,
+    }
+    return [{"row": row, **values, **size} for row, values in found.items()]
+
+
+def _guarantee(recipe: Recipe | None, population: int) -> dict[str, Any]:
+    """What a row promises; the base model has read no private text."""
+    if recipe is None:
+        return {"guarantee": "public", "record_epsilon": 0.0, "selective_epsilon": None, "noise_epsilon": 0.0}
+    promise = promise_of(recipe, plan_noise(recipe, population))
+    return {
+        "guarantee": promise.kind,
+        "record_epsilon": promise.to_json()["record_epsilon"],
+        "selective_epsilon": promise.selective_epsilon,
+        "noise_epsilon": promise.noise_epsilon,
+        "not_private": promise.not_private,
+    }
+
+
+def _quality(run: RecipeRun, adapter: Tensor, candidates: int) -> dict[str, Any]:
+    """Perplexity on the test paragraphs, and exposure of the planted secrets behind the canary's own prefix."""
+    metrics = run.engine.evaluate(adapter, run.test)
+    data = run.config.run.data
+    model, tokenizer = load_base(run.config.run.model.name, run.config.run.model.task)
+    plain = merged(model, run.spec, adapter)
+    planted = secrets(data.canary_kind, data.canaries, run.config.run.seed)
+    others = secrets(data.canary_kind, candidates, run.config.run.seed, "not planted")
+    others = [secret for secret in others if secret not in set(planted)]
+    each = exposure.of_planted(plain, tokenizer, data.canary_kind, planted, others)
+    mean = exposure.mean_interval(each)
+    return {
+        "perplexity": metrics.perplexity,
+        "test_tokens": metrics.count,
+        "exposure": mean.bits,
+        "exposure_low": mean.low,
+        "exposure_high": mean.high,
+        "exposure_cap": math.log2(len(others) + 1),
+        "canaries": len(planted),
+    }
+
+
+def _model_name(name: str) -> str:
+    """The name of a base model, without the place of a folder; of a checkpoint of ours, the step it is from."""
+    log = Path(name) / "training.jsonl"
+    if not log.is_file():
+        return Path(name).name if Path(name).is_dir() else name
+    return f"lacquer-small, unfinished, step {json.loads(log.read_text().splitlines()[-1])['step']}"
+
+
+def _drawn(records: Records, count: int) -> Records:
+    """So many of the test records, the same for every seed."""
+    if not 0 < count < len(records):
+        return records
+    rows = simulation_generator(0, "test paragraphs").permutation(len(records))[:count]
+    return records.select(np.sort(rows))
+
+
+if __name__ == "__main__":
+    typer.run(main)

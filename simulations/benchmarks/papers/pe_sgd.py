@@ -1,0 +1,435 @@
+"""Five ways to spend epsilon 1 on a few hundred texts.
+
+Run: `python -m simulations.benchmarks.papers.pe_sgd SETTINGS --data FOLDER`.
+
+DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD train the same adapter on the same private texts at the same epsilon, from
+the same start: an adapter tuned on the first synthetic set, which is public. Releases are charged to a real ledger.
+
+Without `--tuned` it tries the learning rates of every method, with a seed that is not reported and on texts that are
+neither private in, nor tested by, any reported cell. With `--tuned FILE`, the output of that, it runs the best rates
+with every seed. Cells that are in the output are not run again.
+
+Settings of the PE-SGD comparison: a file of numbers, read strictly.
+
+Tables of the PE-SGD comparison: losses of the five methods, the paper's order as claims, and the rates they got.
+"""
+
+import hashlib
+import json
+import shutil
+import statistics
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow.parquet
+import torch
+import typer
+
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import make_task
+from client.record_level.public_subspace import PublicSpan, in_public_span, public_bounds
+from client.record_level.settings import Silo, commit, private_training
+from client.record_level.synthetic_texts import Synthesis, Synthesiser
+from client.record_level.units import UnitIndex
+from privacy import checks
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.rng import simulation_generator
+from privacy.randomness.sampling import CohortSampler
+from server.run_folder.provenance import describe_environment
+from simulations.benchmarks.harness.markdown import markdown
+from simulations.benchmarks.harness.timing import half_width, paired_difference
+from strategies.adapter.trainable import Part
+from strategies.controllers.controller import PublicSignals
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One comparison.
+
+    Attributes:
+        model: base model, see :mod:`client.models.base`.
+        rank, alpha, targets: of the adapter.
+        longest: tokens of a text, private, synthetic or of the test.
+        private: private texts, M; each is a unit.
+        test: texts the loss is reported on.
+        samples, variants, openings, form, rule: of the synthetic texts, see
+            :class:`client.record_level.synthetic_texts.Synthesis`.
+        instruction: what asks for a variation, in the instruction form, which needs one; the other has none.
+        steps: T.
+        batch: expected private texts in a step.
+        epsilon, delta: the guarantee.
+        directions: k of PDP-SGD and GEP.
+        warm_start_epochs, warm_start_learning_rate: training on the first synthetic texts before step 1.
+        rates: learning rates that are tried.
+        evaluate_at: steps after which the test loss is noted, besides the last.
+        token_budget: tokens of a micro-batch.
+    """
+
+    model: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    longest: int
+    private: int
+    test: int
+    samples: int
+    variants: int
+    openings: tuple[str, ...]
+    form: str
+    rule: str
+    steps: int
+    batch: int
+    epsilon: float
+    delta: float
+    directions: int
+    warm_start_epochs: int
+    warm_start_learning_rate: float
+    rates: tuple[float, ...]
+    evaluate_at: tuple[int, ...]
+    token_budget: int
+    instruction: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.form == "instruction") != bool(self.instruction):
+            raise ValueError(
+                f"instruction must be set with form = 'instruction' and only there, got {self.instruction!r} with form "
+                f"= {self.form!r}"
+            )
+        _ = self.synthesis
+
+    @property
+    def synthesis(self) -> Synthesis:
+        """How the texts are made; ValueError for what cannot be."""
+        return Synthesis(
+            samples=self.samples,
+            longest=self.longest,
+            openings=self.openings,
+            variants=self.variants,
+            form=self.form,
+            rule=self.rule,
+            instruction=self.instruction or Synthesis.instruction,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, lists for tuples; without an instruction where there is none."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if name != "instruction" or value}
+
+
+def read_settings(path: Path) -> Settings:
+    """Settings from a TOML file; ValueError for a name that is missing or unknown, or a value that cannot be."""
+    table = {name.replace("-", "_"): value for name, value in tomllib.loads(path.read_text()).items()}
+    names = {item.name for item in fields(Settings)}
+    missing = {item.name for item in fields(Settings) if item.default is MISSING} - table.keys()
+    if missing or table.keys() - names:
+        raise ValueError(f"{path.name}: missing {sorted(missing)}, unknown {sorted(table.keys() - names)}")
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in table.items()}
+    try:
+        return Settings(**values)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+METHODS = {
+    "DP-SGD": None,
+    "PDP-SGD": "projection",
+    "GEP": "embedding-residual",
+    "FixSample": "coefficients",
+    "PE-SGD": "coefficients",
+}
+"""Name -> what ``PublicSpan`` calls it; FixSample is PE-SGD with texts that never change."""
+
+TUNING_SEED = 1000
+TUNING_TEXTS = 1000
+"""The first so many test texts are for tuning only: stand-ins for the private ones, and a validation set."""
+
+
+@dataclass
+class Bench:
+    """One base model at work, and one that writes."""
+
+    settings: Settings
+    model: str
+    spec: LoraSpec = field(init=False)
+    engine: CohortEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        chosen = self.settings
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.spec = LoraSpec(chosen.rank, chosen.alpha, tuple(chosen.targets))
+        self.writer, self.tokenizer = load_base(self.model, "causal-lm")
+        worker, _ = load_base(self.model, "causal-lm")
+        self.adapter = initial_adapter(adapter_layout(worker, self.spec), worker, 0)
+        self.engine = CohortEngine(
+            worker, self.spec, make_task("causal-lm"), token_budget=chosen.token_budget, device=device
+        )
+
+    def records(self, texts: list[str]) -> Records:
+        """Tokens with the end-of-text token behind, as prepared data has them."""
+        longest, end = self.settings.longest, self.tokenizer.eos_token_id
+        rows = self.tokenizer(texts, truncation=True, max_length=longest - 1, return_attention_mask=False)["input_ids"]
+        return Records.from_lists([[*row[: longest - 1], end] for row in rows])
+
+    def weights(self) -> str:
+        """A digest of the base model's weights, as they were loaded."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.writer.state_dict().items()):
+            digest.update(name.encode() + tensor.float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def synthesiser(self, seed: int) -> Synthesiser:
+        """PE-SGD's writer, whose public draws come from `seed`."""
+        synthesis = self.settings.synthesis
+        return Synthesiser(self.writer, self.tokenizer, self.spec, synthesis, seed, self.engine.device)
+
+
+@dataclass
+class Seed:
+    """What all methods of one seed share: private and test texts, the first synthetic set, the start."""
+
+    bench: Bench
+    seed: int
+    private: Records
+    test: Records
+
+    def __post_init__(self) -> None:
+        chosen, bench = self.bench.settings, self.bench
+        self.base_loss = bench.engine.evaluate(bench.adapter, self.test).loss
+        self.synthesiser = bench.synthesiser(self.seed)
+        self.texts = self.synthesiser.initial(bench.adapter)
+        local = LocalTraining("adamw", chosen.warm_start_learning_rate, batch_size=8, epochs=chosen.warm_start_epochs)
+        layout = bench.engine.layout
+        moved = bench.engine.train_all(bench.adapter, [self.texts], local, [self.seed])[0]
+        self.start = layout.with_trainable(bench.adapter, layout.trainable(bench.adapter) + moved.float())
+        self.start_loss = bench.engine.evaluate(self.start, self.test).loss
+        span = PublicSpan(bench.engine, self.texts, "projection", rank=chosen.directions)
+        self.bounds = public_bounds(span, self.start, Part())
+
+    def cell(self, method: str, rate: float) -> dict[str, Any]:
+        """Train once; what is reported of it."""
+        chosen, bench, kind = self.bench.settings, self.bench, METHODS[method]
+        whole, embedded, rest = self.bounds
+        silo = Silo(
+            unit="record",
+            steps=chosen.steps,
+            batch_size=chosen.batch,
+            epsilon=chosen.epsilon,
+            delta=chosen.delta,
+            controller_options={"clip-norm": embedded if method == "GEP" else whole},
+            optimizer="fedadamw",
+            optimizer_options={"learning-rate": rate, "bias-correction": False, "beta2": 0.999, "weight-decay": 0.01},
+            seed=self.seed,
+        )
+        index = UnitIndex.of(self.private, grouped=False)
+        commitment, multipliers = commit(silo, len(index))
+        folder, began = Path(tempfile.mkdtemp()), time.process_time()
+        losses = []
+        with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
+            training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.fresh())
+            if kind is not None:
+                evolve = self.synthesiser.evolved if method == "PE-SGD" else None
+                span = PublicSpan(bench.engine, self.texts, kind, chosen.directions, rest, evolve)
+                training = in_public_span(training, span)
+            training.begin(self.start, PublicSignals(0, None))
+            for step in range(1, chosen.steps + 1):
+                training.step()
+                training.observe(PublicSignals(step, None))
+                if step in chosen.evaluate_at or step == chosen.steps:
+                    losses.append([step, round(bench.engine.evaluate(training.state.adapter, self.test).loss, 5)])
+            spent = ledger.spent()
+        shutil.rmtree(folder)
+        return {
+            "method": method,
+            "seed": self.seed,
+            "learning_rate": rate,
+            "loss": losses[-1][1],
+            "losses": losses,
+            "start_loss": round(self.start_loss, 5),
+            "base_loss": round(self.base_loss, 5),
+            "epsilon": spent,
+            "noise_multiplier": multipliers[0],
+            "clip_norm": silo.controller_options["clip-norm"],
+            "values": bench.engine.layout.dim,
+            "cpu_seconds": round(time.process_time() - began, 1),
+        }
+
+
+def texts_of(path: Path) -> list[str]:
+    """The column `text` of a parquet file."""
+    texts: list[str] = pyarrow.parquet.read_table(path).column("text").to_pylist()
+    return texts
+
+
+def seed_of(bench: Bench, data: Path, seed: int, tuning: bool) -> Seed:
+    """Private and test texts of a seed: from the validation file and behind the tuning texts of the test file."""
+    chosen, draws = bench.settings, simulation_generator(seed, "pesgd texts")
+    others = texts_of(data / "test.parquet")
+    if tuning:
+        order = draws.permutation(TUNING_TEXTS)
+        private = [others[i] for i in order[: chosen.private]]
+        test = [others[i] for i in order[chosen.private :][: chosen.test]]
+    else:
+        pool = texts_of(data / "validation.parquet")
+        private = [pool[i] for i in draws.choice(len(pool), chosen.private, replace=False)]
+        fixed = simulation_generator(0, "pesgd test texts").choice(
+            len(others) - TUNING_TEXTS, chosen.test, replace=False
+        )
+        test = [others[TUNING_TEXTS + i] for i in np.sort(fixed)]
+    return Seed(bench, seed, bench.records(private), bench.records(test))
+
+
+def wanted(
+    settings: Settings, tuned: Path | None, seeds: list[int], methods: list[str], least: float, most: float
+) -> Iterator[tuple[int, str, float]]:
+    """Cells: all rates of every method with the tuning seed, or the best rates of `tuned` with each of `seeds`."""
+    if tuned is None:
+        rates = [rate for rate in settings.rates if least <= rate <= most]
+        yield from ((TUNING_SEED, method, rate) for method in methods for rate in rates)
+        return
+    rows = json.loads(tuned.read_text())["cells"]
+    for seed in seeds:
+        for method in methods:
+            yield seed, method, min((r["loss"], r["learning_rate"]) for r in rows if r["method"] == method)[1]
+
+
+def main(
+    settings_file: Path,
+    data: Annotated[Path, typer.Option(help="folder with validation.parquet and test.parquet")],
+    output: Annotated[Path, typer.Option(help="JSON of cells, added to")],
+    tuned: Annotated[Path | None, typer.Option(help="output of a run without this option, which tunes")] = None,
+    seeds: Annotated[str, typer.Option(help="reported seeds, with commas")] = "0,1,2",
+    model: Annotated[str, typer.Option(help="folder of the settings' model, where it is not installed")] = "",
+    methods: Annotated[str, typer.Option(help="only these, with commas")] = ",".join(METHODS),
+    rates: Annotated[tuple[float, float], typer.Option(help="least and largest rate to try")] = (0.0, 1.0),
+    threads: int = 1,
+) -> None:
+    """Run the cells that are missing and write after each."""
+    torch.set_num_threads(threads)
+    settings = read_settings(settings_file)
+    bench = Bench(settings, model or settings.model)
+    found: dict[str, Any] = {"settings": settings.to_json(), "cells": []}
+    if output.exists():
+        found = json.loads(output.read_text())
+        if found["settings"] != settings.to_json():
+            raise typer.BadParameter(f"{output} holds cells of other settings; move it away")
+    done = {(row["seed"], row["method"], row["learning_rate"]) for row in found["cells"]}
+    numbers = [int(seed) for seed in seeds.split(",")]
+    checks.not_empty(seeds=numbers)
+    prepared: dict[int, Seed] = {}
+    names = methods.split(",")
+    for name in names:
+        checks.one_of(METHODS, method=name)
+    for seed, method, rate in wanted(settings, tuned, numbers, names, *rates):
+        if (seed, method, rate) in done:
+            continue
+        if seed not in prepared:
+            prepared = {seed: seed_of(bench, data, seed, tuned is None)}
+        row = prepared[seed].cell(method, rate)
+        place = describe_environment()
+        where = {"commit": place["commit"], "date": datetime.now(UTC).date().isoformat()}
+        found["cells"].append({**row, "model": settings.model, "weights": bench.weights(), **where})
+        output.write_text(json.dumps(found, indent=1) + "\n")
+        typer.echo(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
+
+
+if __name__ == "__main__":
+    typer.run(main)
+
+
+ORDER = ("PE-SGD", "FixSample", "PDP-SGD", "DP-SGD", "GEP")
+"""The paper's, best first."""
+
+PAPER = {"DP-SGD": 2.3731, "PDP-SGD": 2.2502, "GEP": 2.4164, "FixSample": 2.2497, "PE-SGD": 2.1990}
+"""Its losses on PubMed at epsilon 1, Qwen2.5-3B (Zou et al., ICLR 2026)."""
+
+Cells = Sequence[Mapping[str, Any]]
+
+
+def losses(results: Mapping[str, Any]) -> str:
+    """One line per method: test loss over seeds, what it gained on the start, and the paper's number."""
+    cells, lines = results["cells"], []
+    for method in ORDER:
+        rows = [row for row in cells if row["method"] == method]
+        if not rows:
+            lines.append((method, "not measured yet", "", "", "", f"{PAPER[method]:.4f}"))
+            continue
+        gains = [row["start_loss"] - row["loss"] for row in rows]
+        width = half_width(gains)
+        lines.append(
+            (
+                method,
+                f"{statistics.mean(row['loss'] for row in rows):.4f}",
+                f"{statistics.mean(gains):.4f}" + ("" if width is None else f" ± {width:.4f}"),
+                f"{rows[0]['learning_rate']:g}",
+                f"{statistics.mean(row['cpu_seconds'] for row in rows):.0f} s",
+                f"{PAPER[method]:.4f}",
+            )
+        )
+    header = ("method", "test loss", "below the common start (95 %)", "learning rate", "CPU time", "paper's loss")
+    return markdown(header, lines) + _provenance(results)
+
+
+def claims(results: Mapping[str, Any]) -> str:
+    """The paper's order, neighbour by neighbour, checked seed by seed."""
+    found = {
+        method: {row["seed"]: row["loss"] for row in results["cells"] if row["method"] == method} for method in ORDER
+    }
+    lines = []
+    for better, worse in pairwise(ORDER):
+        difference = paired_difference(found[better], found[worse])
+        if difference is None:
+            lines.append((f"{better} < {worse}", "not measured yet", ""))
+            continue
+        wins = sum(found[better][seed] < found[worse][seed] for seed in difference.seeds)
+        width = difference.half_width
+        sure = width is not None and abs(difference.mean) > width
+        lines.append(
+            (
+                f"{better} < {worse}",
+                f"{difference.mean:+.4f}"
+                + ("" if width is None else f" ± {width:.4f}")
+                + f", lower on {wins} of {len(difference.seeds)} seeds",
+                ("yes" if difference.mean < 0 else "no") if sure else "open: within chance",
+            )
+        )
+    return markdown(("claim", "difference of losses (95 %)", "holds"), lines)
+
+
+def tuning(results: Mapping[str, Any]) -> str:
+    """Validation loss of every rate tried, one line per method."""
+    rates = sorted({row["learning_rate"] for row in results["cells"]})
+    found = {(row["method"], row["learning_rate"]): row["loss"] for row in results["cells"]}
+    lines = [
+        (method, *(f"{found[method, rate]:.4f}" if (method, rate) in found else "" for rate in rates))
+        for method in ORDER
+    ]
+    return markdown(("method", *(f"{rate:g}" for rate in rates)), lines)
+
+
+def _provenance(results: Mapping[str, Any]) -> str:
+    cells, settings = results["cells"], results["settings"]
+    if not cells:
+        return ""
+    seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in cells}))
+    base = statistics.mean(row["base_loss"] for row in cells)
+    start = statistics.mean(row["start_loss"] for row in cells)
+    models = ", ".join(sorted({row["model"] for row in cells}))
+    return (
+        f"\nSeeds {seeds}; model {models}, {cells[0]['values']:,} values trained; texts of at most "
+        f"{settings['longest']} tokens, loss per token on {settings['test']} texts. The base model has "
+        f"{base:.4f}; the common start, trained on the first synthetic set, {start:.4f}. ε spent: at most "
+        f"{max(row['epsilon'] for row in cells):.3f} (δ = {settings['delta']:g}, noise multiplier "
+        f"{cells[0]['noise_multiplier']:.3f}).\n"
+    )

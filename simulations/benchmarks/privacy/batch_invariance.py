@@ -1,0 +1,120 @@
+"""How far a unit moves what others contribute, because it is computed together with them.
+
+    python -m simulations.benchmarks.privacy.batch_invariance
+
+The accountant takes contributions of units as independent of each other. A product of another shape may sum in another
+order, though, and round otherwise. Measured for every arithmetic of the engine, in one thread and in two, over draws of
+64 beginnings of our notes (5 to 40 words) and one of 60 that is added: the change of everybody else's clipped sum in
+units of the clip bound C, where every gradient is brought to length C; how often another record changes its bin of
+DC-SGD's histogram of norms; and how far a record is in company from what it is alone. 0 is what the accountant takes it
+to be.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from client.data.catalog import notes
+from client.data.records import Records
+from client.engine.cohort import CohortEngine
+from client.models.base import load_base
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import make_task
+from privacy.randomness.rng import simulation_generator
+from server.run_folder.provenance import describe_environment
+from simulations.benchmarks.harness.markdown import RESULTS
+from strategies.controllers.released_norms import norm_edges
+
+RESULT = RESULTS / "company.json"
+SOME = list(range(0, 64, 8))
+"""Records that are computed alone too."""
+
+PRECISIONS = ("fp32", "bf16", "bf16-model")
+JOBS = {
+    "minilm": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=("classifier",))),
+    "lacquer-small": ("causal-lm", 0, LoraSpec(8, 16.0, ("q_proj", "v_proj"))),
+}
+
+
+def main(
+    draws: Annotated[int, typer.Option(min=1, help="Sets of records.")] = 10,
+    records: Annotated[int, typer.Option(min=64, help="In a set, before one is added.")] = 64,
+    out: Annotated[Path, typer.Option(help="Result file.")] = RESULT,
+) -> None:
+    """Measure, print and write."""
+    rows = [row for name in JOBS for threads in (1, 2) for row in measured(name, draws, records, threads)]
+    for row in rows:
+        Console().print(row)
+    document = {"benchmark": "company", "rows": rows, "environment": describe_environment()}
+    out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def measured(name: str, draws: int, records: int, threads: int) -> list[dict[str, Any]]:
+    """A row per arithmetic."""
+    torch.set_num_threads(threads)
+    task, classes, spec = JOBS[name]
+    texts, _, _ = notes.split(draws * (records + 1), 1, 1, 0)
+    rows = []
+    for precision in PRECISIONS:
+        model, tokenizer = load_base(name, task, classes or None)
+        vector = initial_adapter(adapter_layout(model, spec), model, 0)
+        vector = vector + 0.02 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1))
+        engine = CohortEngine(model, spec, make_task(task, classes), precision=precision)
+        found = []
+        for draw in range(draws):
+            some = texts[draw * (records + 1) : (draw + 1) * (records + 1)]
+            words = simulation_generator(draw, "company").integers(5, 41, len(some))
+            words[-1] = 60
+            cut = [" ".join(note.text.split()[:count]) for note, count in zip(some, words, strict=True)]
+            tokens = tokenizer(cut, truncation=True, max_length=96)["input_ids"]
+            labels = np.arange(len(some)) % classes if classes else None
+            before = gradients(engine, vector, tokens[:-1], None if labels is None else labels[:-1])
+            after = gradients(engine, vector, tokens, labels)[:-1]
+            alone = [
+                gradients(engine, vector, tokens[i : i + 1], labels if labels is None else labels[i : i + 1])
+                for i in SOME
+            ]
+            found.append((*compared(before, after), compared(torch.cat(alone), before[SOME])[2]))
+        moved, bins, _, single = (np.array(column) for column in zip(*found, strict=True))
+        rows.append(
+            {
+                "model": name,
+                "precision": precision,
+                "threads": threads,
+                "draws": draws,
+                "records": records,
+                "sum_moved_most": float(moved.max()),
+                "sum_moved_median": float(np.median(moved)),
+                "alone_moved_most": float(single.max()),
+                "draws_with_other_bins": int((bins > 0).sum()),
+            }
+        )
+    return rows
+
+
+def gradients(engine: CohortEngine, vector: Tensor, tokens: list[list[int]], labels: np.ndarray | None) -> Tensor:
+    """Float64 ``[records, dim]``."""
+    found = torch.zeros(len(tokens), engine.layout.dim, dtype=torch.float64)
+    for chunk in engine.per_record_gradients(vector, Records.from_lists(tokens, labels)):
+        found[torch.from_numpy(chunk.records)] = chunk.rows.double()
+    return found
+
+
+def compared(before: Tensor, after: Tensor) -> tuple[float, int, float]:
+    """Of the same records: change of the clipped sum, records in another bin, largest change of one clipped row."""
+    edges = torch.tensor(norm_edges(1 / 256, 64.0), dtype=torch.float64)
+    norms = before.norm(dim=1), after.norm(dim=1)
+    bins = [torch.bucketize(norm, edges) for norm in norms]
+    clipped = [rows / norm[:, None] for rows, norm in zip((before, after), norms, strict=True)]
+    moved = clipped[1] - clipped[0]
+    return float(moved.sum(0).norm()), int((bins[0] != bins[1]).sum()), float(moved.norm(dim=1).max())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""The lacquer command."""

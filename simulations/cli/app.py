@@ -1,0 +1,226 @@
+"""The ``lacquer`` command."""
+
+import enum
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server.config.load import ConfigError, load
+from server.config.schema import RunConfig
+from server.run_folder.errors import CannotResume
+from server.run_folder.names import RECIPE_FILE, new_run_folder
+from simulations.cli.calibrate import calibrate_command
+from simulations.cli.deploy import admit_command, clients_command, deploy_command, expel_command
+from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
+from simulations.cli.keys import federation_command, identity_command, keys_command
+from simulations.cli.phases import recipe_command, recipe_files, resume_recipe
+from simulations.cli.sweep import sweep_command
+from simulations.presets.load import configure, describe, preset_files
+from simulations.sweep.cells import sweep_files
+
+app = typer.Typer(
+    name="lacquer",
+    help="Differentially private federated fine-tuning of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("calibrate")(calibrate_command)
+app.command("sweep")(sweep_command)
+app.command("recipe")(recipe_command)
+app.command("keys")(keys_command)
+app.command("identity")(identity_command)
+app.command("federation")(federation_command)
+app.command("deploy")(deploy_command)
+app.command("admit")(admit_command)
+app.command("expel")(expel_command)
+app.command("clients")(clients_command)
+
+
+class EngineKind(enum.StrEnum):
+    """The engines of ``--engine``."""
+
+    flower = "flower"
+    inprocess = "inprocess"
+
+
+@app.command()
+def run(
+    preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "quickstart",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
+    ] = None,
+    engine: Annotated[EngineKind | None, typer.Option(help="Flower on Ray, or all in one process.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Worker processes; 0 takes what the host has.", show_default="0")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+) -> None:
+    """Train, under differential privacy. Ends with a summary and the path of the run folder."""
+    overrides = _engine_settings(engine, workers)
+    here = Path.cwd()
+    sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
+    with refusals():
+        from simulations.cli.preflight import check
+
+        config = configure(preset, settings or [], overrides, here)
+        if config.alone:
+            raise ConfigError(
+                f"privacy.unit = {config.privacy.unit!r} with one client: use `lacquer silo` for one silo"
+            )
+        if config.deployed:
+            raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
+        check(config)
+        folder = new_run_folder(config)
+    with interruptible():
+        _run(config, folder, here, quiet)
+
+
+@app.command()
+def silo(
+    preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "silo-quickstart",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+) -> None:
+    """Train one silo under record-level differential privacy: every record, or every patient, is protected."""
+    here = Path.cwd()
+    sys.path.append(str(here))
+    with refusals(ValueError):
+        from simulations.cli.preflight import check_silo
+        from simulations.presets.load import configure_silo
+
+        config = configure_silo(preset, settings or [], here, here if data is None else data.expanduser().resolve())
+        check_silo(config)
+        folder = new_run_folder(config)
+    with interruptible():
+        _run(config, folder, here, quiet)
+
+
+@app.command()
+def resume(
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a run that was broken off.", exists=True)],
+    engine: Annotated[EngineKind | None, typer.Option(help="Another engine than the run had.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Another number of worker processes; 0 takes what the host has.")
+    ] = None,
+    other_code: Annotated[
+        bool, typer.Option("--other-code", help="Go on although the code has changed since the run was started.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+) -> None:
+    """Go on with a run that was broken off, from its last checkpoint and within the budget it has left."""
+    here = Path.cwd()
+    sys.path.append(str(here))
+    with refusals(CannotResume):
+        from server.run_folder.resume import check_resumable
+        from server.run_folder.telemetry import Telemetry
+
+        folder = run_folder.resolve()
+        if (folder / RECIPE_FILE).is_file():
+            if engine is not None or workers is not None:
+                raise ConfigError("--engine and --workers are not for a recipe, which trains in this process")
+            resume_recipe(folder, other_code, quiet)
+            return
+        check_resumable(folder, other_code=other_code)
+        config = load(folder / "config.toml", _engine_settings(engine, workers))
+        with Telemetry(folder, tensorboard=False) as telemetry:
+            telemetry.status("preparing", "resuming")
+    with interruptible():
+        _run(config, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
+
+
+def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
+    settings: dict[str, str | int] = {}
+    if engine is not None:
+        settings["engine.kind"] = engine.value
+    if workers is not None:
+        settings["engine.workers"] = workers
+    return settings
+
+
+def _run(
+    config: RunConfig, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None
+) -> None:
+    from simulations.cli.progress import follow
+    from simulations.engines import record_level_process
+    from simulations.engines.flower import RunFailed
+    from simulations.engines.launcher import run_child, run_flower, wait_quietly
+    from simulations.report.page import write_report
+    from simulations.report.summary import print_summary
+
+    console = Console()
+    launch = run_flower if config.engine.kind == "flower" else run_child
+    if config.alone:
+        launch = functools.partial(run_child, module=record_level_process.MODULE)
+    watch = wait_quietly if quiet else lambda is_alive: follow(folder, config, is_alive, console=console)
+    try:
+        launch(config, folder, follow=watch, plugins=plugins, keys=keys)
+    except RunFailed as failure:
+        say(f"The run failed: {failure}\n\nRun folder: {folder}{_how_to_go_on(folder)}")
+        write_report(folder)
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        _say_interrupted(folder)
+        text = f"Interrupted; everything that was started is stopped.\nRun folder: {folder}{_how_to_go_on(folder)}"
+        say(text, style="yellow")
+        write_report(folder)
+        raise typer.Exit(INTERRUPTED) from None
+    write_report(folder)
+    if quiet:
+        typer.echo(folder)
+    else:
+        print_summary(folder, console)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets, the recipes and the sweeps."""
+    table, lists = Table.grid(padding=(0, 3, 0, 0)), (("Recipes", recipe_files()), ("Sweeps", sweep_files()))
+    for name, file in preset_files().items():
+        table.add_row(name, describe(file))
+    for title, files in lists:
+        table.add_row()
+        table.add_row(title, f"for `lacquer {title.lower().removesuffix('s')}`", style="bold")
+        for name, file in files.items():
+            table.add_row(name, describe(file, lines=1))
+    Console().print(table)
+
+
+@app.command()
+def report(
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)],
+) -> None:
+    """Write (again) the report of a run: one page that needs nothing else."""
+    from simulations.report.page import write_report
+    from simulations.report.read_run import NoRunFolder
+
+    try:
+        typer.echo(write_report(run_folder))
+    except NoRunFolder as error:
+        fail(str(error), MISUSED)
+
+
+def _say_interrupted(folder: Path) -> None:
+    """The processes that could have written it are gone."""
+    from server.run_folder.telemetry import Telemetry
+
+    with Telemetry(folder, tensorboard=False) as telemetry:
+        telemetry.status("failed", "interrupted")
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """Before there is a ledger nothing was spent, and starting anew loses nothing."""
+    return f"\nGo on with: lacquer resume {folder}" if (folder / "ledger.jsonl").is_file() else ""

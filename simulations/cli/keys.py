@@ -1,0 +1,153 @@
+"""``lacquer keys``: everything secret that a federation needs, in one command.
+
+authority/   ca.key ca.crt             signs certificates; needed by nobody while the federation runs
+superlink/   ca.crt server.crt server.key clients/NAME.pub
+gateway/     ca.crt server.crt server.key
+NAME/        ca.crt key key.pub        one folder for every client; goes to that client
+
+``lacquer identity`` and ``lacquer federation``: what clients need before they open sums together (docs/trust.md).
+
+Every client makes its own identity where it will be used and tells the others its public half. Somebody makes the list,
+everybody gets the same file, and compares it by its digest over a way that the server does not control.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
+from simulations.cli.exits import MISUSED, fail
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+SUPERLINK = ("superlink", "localhost", "127.0.0.1")
+RESERVED = ("authority", "superlink", "gateway")
+SERVERS = "servers"
+
+
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="Where keys are kept.")],
+    client: Annotated[list[str] | None, typer.Option(help="Name of a client. Repeatable.")] = None,
+    address: Annotated[
+        list[str] | None, typer.Option(help="A further name or address by which clients reach the gateway. Repeatable.")
+    ] = None,
+    renew: Annotated[
+        list[str] | None,
+        typer.Option(help="Make anew what exists: the name of a client, or 'servers' for both certificates."),
+    ] = None,
+    owner: Annotated[int | None, typer.Option(help="User id that the files shall belong to (needs root).")] = None,
+    own: Annotated[
+        bool,
+        typer.Option(
+            "--own", help="On a client's host: make its key in FOLDER if there is none; print the public half."
+        ),
+    ] = False,
+) -> None:
+    """Make certificates and client keys; what exists is kept."""
+    clients, again = client or [], set(renew or [])
+    for name in clients:
+        if not NAME.fullmatch(name) or name in RESERVED or name == SERVERS:
+            fail(f"--client {name}: must be small letters, digits and '-', and none of {', '.join(RESERVED)}", MISUSED)
+    if unknown := again - {SERVERS, *clients}:
+        fail(f"--renew {sorted(unknown)[0]}: must be 'servers' or one of the clients named by --client", MISUSED)
+    try:
+        made = [own_key(folder)] if own else make_keys(folder, clients, address or [], again)
+        if owner is not None:
+            for path in folder.rglob("*"):  # the folder itself may be a mount of the container
+                os.chown(path, owner, owner)
+    except OSError as error:
+        place = error.filename or folder
+        fail(f"{folder}: cannot keep keys there: {place}: {error.strerror}; name a folder that can be written", MISUSED)
+    typer.echo("\n".join(made) if made else "everything exists; nothing was made")
+
+
+def own_key(folder: Path) -> str:
+    """Make the key of the client whose host this is, if there is none; the public half, one line."""
+    from server.network.certificates import node_key
+
+    if not (folder / "key").exists():
+        node_key(folder)
+    return (folder / "key.pub").read_text(encoding="ascii").strip()
+
+
+def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set[str]) -> list[str]:
+    """Make what is missing or to be renewed; what was made, in words."""
+    from server.network.certificates import authority, certificate, node_key  # only this command needs cryptography
+
+    signer, made = folder / "authority", []
+    if authority(signer):
+        made.append("authority: a new certificate authority")
+    for server, names in (("superlink", SUPERLINK), ("gateway", ("gateway", "localhost", "127.0.0.1", *addresses))):
+        if SERVERS in renew or not (folder / server / "server.key").exists():
+            certificate(folder / server, "server", names, signer)
+            made.append(f"{server}: a certificate for {', '.join(names)}")
+    for name in clients:
+        if name not in renew and (folder / name / "key").exists():
+            continue
+        public = node_key(folder / name)
+        (folder / name / "ca.crt").write_bytes((signer / "ca.crt").read_bytes())
+        known = folder / "superlink" / "clients"
+        known.mkdir(exist_ok=True, mode=0o700)
+        (known / f"{name}.pub").write_bytes(public)
+        made.append(f"{name}: a key; its public half is {known / name}.pub")
+    return made
+
+
+def identity_command(
+    path: Annotated[Path, typer.Argument(help="The private identity; made if it does not exist.")],
+) -> None:
+    """Make a client's identity, and print its public half."""
+    from privacy.secagg import keys  # only these commands need cryptography
+    from privacy.secagg.federation import load_identity, save_identity
+
+    try:
+        if not path.exists():
+            save_identity(path, keys.fresh_identity())
+        Console().print(keys.public_identity(load_identity(path)).hex(), highlight=False, soft_wrap=True)
+    except (OSError, ValueError) as error:
+        fail(str(error), MISUSED)
+
+
+def federation_command(
+    path: Annotated[Path, typer.Argument(help="The list to write, or to show if no member is given.")],
+    member: Annotated[list[str] | None, typer.Option(help="A client's public identity. Repeatable.")] = None,
+    survivors: Annotated[int, typer.Option(help="Least number of clients left in a round; 0 is four fifths.")] = 0,
+    colluding: Annotated[int, typer.Option(help="Clients that may collude with the server.")] = 0,
+    least_noise: Annotated[
+        float, typer.Option(help="Least noise multiplier of a release that a client takes part in.")
+    ] = WEAKEST_NOISE_MULTIPLIER,
+) -> None:
+    """Write the list of a federation, or show one, with the digest that everybody compares."""
+    from privacy.secagg.federation import Federation
+    from simulations.cli.calibrate import shares_of
+
+    try:
+        if member:
+            public = tuple(_identity(one) for one in member)
+            made = Federation(public, shares_of(len(public), survivors, colluding), least_noise)
+            with path.open("x", encoding="ascii") as file:
+                file.write(made.to_text())
+        federation = Federation.from_text(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        fail(f"{path}: {error}", MISUSED)
+    shares, console = federation.noise_shares, Console()
+    console.print(
+        f"{shares.parties} clients, {shares.survivors} must hand in a vector, {shares.colluding} may collude, "
+        f"{shares.threshold} open a sum; noise multiplier at least {federation.least_noise_multiplier:g}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"digest {federation.digest.hex()}", highlight=False, soft_wrap=True)
+
+
+def _identity(member: str) -> bytes:
+    """A public identity as it was printed; ValueError naming what is none."""
+    try:
+        return bytes.fromhex(member)
+    except ValueError:
+        raise ValueError(
+            f"--member {member}: is no public identity, which is hexadecimal; give what `lacquer identity` printed"
+        ) from None

@@ -1,0 +1,141 @@
+"""Following a run in the terminal: a calm live display, or plain lines where there is no terminal to draw on.
+
+It reads what the run writes (status.json, metrics.jsonl) and nothing else, so it may start before the run, end after
+it, or be attached to a run that someone else started.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+
+from server.config.schema import RunConfig
+from server.run_folder.round_record import RoundRecord
+from server.run_folder.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
+from simulations.cli.live_display import Snapshot, display, rate_text
+from simulations.report.notation import epsilon_text, number_text
+
+PLAIN_LINES = 60
+
+
+def follow(
+    run_folder: Path,
+    config: RunConfig,
+    is_alive: Callable[[], bool],
+    *,
+    console: Console | None = None,
+    interval: float = 0.25,
+) -> None:
+    """Show a run until it ends.
+
+    A terminal gets the live display; a pipe, a log file, a dumb or an ASCII terminal gets at most about sixty plain
+    lines. `NO_COLOR` is respected. What the run wrote last is shown even if it ended between two looks.
+
+    Args:
+        run_folder: may not exist yet.
+        config: of the run, for what is planned.
+        is_alive: false once the run has ended, however it ended.
+        console: where to draw; standard output by default.
+        interval: seconds between two looks.
+    """
+    console = console or Console()
+    start = time.monotonic()
+
+    files = _Files(run_folder)
+
+    def look() -> Snapshot:
+        files.refresh()
+        return Snapshot(config, files.status, files.metrics, time.monotonic() - start)
+
+    drawable = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    if not drawable:
+        lines = PlainLines(console)
+        while is_alive():
+            lines.show(look())
+            time.sleep(interval)
+        lines.show(look())
+        return
+    spinner = Spinner("dots", style="cyan")
+    with Live(console=console, refresh_per_second=4) as live:
+        while is_alive():
+            live.update(display(look(), console.width, spinner))
+            time.sleep(interval)
+        live.update(display(look(), console.width))
+
+
+class _Files:
+    """What the run has written, read again only when a file has changed: the run needs the cores more than we do."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.status: Status | None = None
+        self.metrics: list[RoundRecord] = []
+        self._folder = run_folder
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def refresh(self) -> None:
+        if self._changed(STATUS_FILE):
+            self.status = read_status(self._folder)
+        if self._changed(METRICS_FILE):
+            self.metrics = read_metrics(self._folder)
+
+    def _changed(self, name: str) -> bool:
+        try:
+            stat = (self._folder / name).stat()
+        except FileNotFoundError:
+            return False
+        mark = (stat.st_mtime_ns, stat.st_size)
+        changed = self._seen.get(name) != mark
+        self._seen[name] = mark
+        return changed
+
+
+class PlainLines:
+    """Prints what is new since the last look: each message of the run, and at most about sixty of its rounds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._message = ""
+        self._shown = 0
+        self._stamped = False
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print the news of a snapshot."""
+        if snapshot.not_private and not self._stamped:
+            self._stamped = True
+            self._print(f"NOT PRIVATE: {snapshot.not_private}")
+        for record in snapshot.metrics:
+            if record.phase == "round" and record.round > self._shown:
+                self._shown = record.round
+                every = max(1, -(-record.rounds // PLAIN_LINES))
+                if record.round % every == 0 or record.round in (1, record.rounds):
+                    self._print(round_line(record, snapshot.config.units_text))
+        message = snapshot.status.message if snapshot.status else ""
+        if message and message != self._message and not _tells_a_round(message, snapshot):
+            self._message = message
+            self._print(message)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def round_line(record: RoundRecord, units: str = "clients") -> str:
+    """One training round on one line, in columns."""
+    told = [f"round {record.round:>{len(str(record.rounds))}}/{record.rounds}"]
+    if record.validation_accuracy is not None:
+        told.append(f"accuracy {100 * record.validation_accuracy:5.1f}%")
+    if record.validation_loss is not None:
+        told.append(f"loss {record.validation_loss:#.4g}")
+    if record.clip_bound is not None:
+        told.append(f"clip {record.clip_bound:#.4g}")
+    if record.not_private is None:
+        told.append(f"epsilon {epsilon_text(record.epsilon_spent)}/{number_text(record.epsilon_budget)}")
+    told.append(f"{rate_text(record)} {units}/s")
+    return "  ".join(told)
+
+
+def _tells_a_round(message: str, snapshot: Snapshot) -> bool:
+    """Whether a message only repeats what the round lines say."""
+    return snapshot.latest is not None and message.startswith("round ")

@@ -1,0 +1,1 @@
+"""Where a run runs: Flower on Ray, or one process."""

@@ -1,0 +1,104 @@
+"""Flower's Control API of a running SuperLink: register clients, start a run, ask how it stands, stop it.
+
+Flower's own command does the talking. It is given a configuration of its own folder, so that neither the caller's
+``~/.flwr`` nor what stands in it matters. ``flwr run`` ends with 0 when the run fails; what a run came to is what the
+SuperLink says of it afterwards.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from simulations.engines.flower import RunFailed
+
+CONNECTION = "federation"
+SUCCESS = "finished:completed"
+
+
+@dataclass(frozen=True)
+class Control:
+    """A SuperLink that is reached at ``address``.
+
+    Attributes:
+        home: empty folder for Flower's files.
+        address: HOST:PORT.
+        ca: certificate that signed the SuperLink's; None speaks without TLS (a test on one host).
+    """
+
+    home: Path
+    address: str
+    ca: Path | None
+
+    def open(self) -> "Control":
+        """Write the configuration that the command reads."""
+        trust = {"insecure": True} if self.ca is None else {"root-certificates": str(self.ca)}
+        table = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.address, **trust}}}
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
+        return self
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        """The JSON that ``flwr ARGUMENTS --format json`` answers with.
+
+        Raises:
+            RunFailed: it answers with none.
+        """
+        environment = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
+        environment |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("flwr")), *arguments, "--format", "json"],
+            cwd=self.home, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        start = done.stdout.find("{")
+        if start < 0:
+            raise RunFailed(f"flwr {arguments[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        answer: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout[start:])[0]
+        return answer
+
+    def start(self, app: Path) -> str:
+        """Hand over an app; the number of its run."""
+        answer = self.ask("run", str(app), CONNECTION)
+        if not answer.get("success"):
+            raise RunFailed(f"the SuperLink did not accept the run: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
+
+    def status(self, run: str) -> tuple[str, str]:
+        """How a run stands ("finished:completed" is the good end) and the details."""
+        answer = self.ask("ls", CONNECTION, "--run-id", run)
+        if not answer.get("runs"):
+            raise RunFailed(f"run {run} was not found: {answer.get('error-message', answer)}")
+        known = answer["runs"][0]
+        return str(known["status"]), str(known.get("status-details") or "")
+
+    def stop(self, run: str) -> None:
+        """End a run."""
+        self.ask("stop", run, CONNECTION)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The registered clients, as Flower lists them."""
+        answer = self.ask("supernode", "ls", CONNECTION)
+        if "nodes" not in answer:
+            raise RunFailed(f"the clients were not listed: {answer.get('error-message', answer)}")
+        nodes: list[dict[str, Any]] = answer["nodes"]
+        return nodes
+
+    def register(self, key: Path) -> str | None:
+        """Let the client with this public key in; None if it was in already, else what Flower says."""
+        answer = self.ask("supernode", "register", str(key), CONNECTION)
+        if answer.get("success"):
+            return str(answer.get("node-id", ""))
+        if "already" in str(answer.get("error-message", "")).lower():
+            return None
+        raise RunFailed(f"{key.name} was not registered: {answer.get('error-message', answer)}")
+
+    def unregister(self, node: str) -> None:
+        """Let a client in no longer."""
+        answer = self.ask("supernode", "unregister", node, CONNECTION)
+        if not answer.get("success"):
+            raise RunFailed(f"node {node} was not unregistered: {answer.get('error-message', answer)}")

@@ -1,0 +1,135 @@
+"""From what a person types to a configuration: a preset or a file, settings on top, paths made absolute."""
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.config.load import ConfigError, flatten, load, parse, unflatten
+from server.config.schema import RunConfig
+
+PRESETS = Path(__file__).parent
+_FILE_SOURCES = ("parquet:", "csv:", "jsonl:", "diabetes130:", "wikitext2:", "abstracts:")
+
+
+def preset_files() -> dict[str, Path]:
+    """Presets by name."""
+    return {file.stem: file for file in sorted(PRESETS.glob("*.toml"))}
+
+
+def describe(file: Path, lines: int | None = None) -> str:
+    """What a preset says of itself: the comment lines it begins with, or so many of them."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in itertools.islice(comment, lines))
+
+
+def find(name: str) -> Path:
+    """The file of a preset or of a path.
+
+    Raises:
+        ConfigError: neither, with the presets there are.
+    """
+    presets = preset_files()
+    if name in presets:
+        return presets[name]
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(f"configuration file {name} does not exist")
+    near = difflib.get_close_matches(name, presets, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(presets)}"
+    raise ConfigError(f"no preset is called {name!r}; {hint} (a file's name ends in .toml)")
+
+
+def configure(name: str, settings: Sequence[str], overrides: Mapping[str, Any], folder: Path) -> RunConfig:
+    """The configuration of preset or file ``name`` with ``settings`` ("key=value") and ``overrides`` on top.
+
+    Relative paths are those of ``folder``; the result has absolute ones, for workers run elsewhere.
+
+    Raises:
+        ConfigError: naming every wrong key.
+    """
+    chosen = dict(parse_setting(setting) for setting in settings)
+    return absolute_paths(load(find(name), {**chosen, **overrides}), folder)
+
+
+def configure_silo(name: str, settings: Sequence[str], folder: Path, data: Path) -> RunConfig:
+    """The same for one silo, whose relative data files are looked for in ``data``; ``folder`` is for all else.
+
+    Raises:
+        ConfigError: naming every wrong key, or what makes it no configuration of one silo.
+    """
+    config = configure(name, settings, {}, data)
+    if not config.alone:
+        raise ConfigError(
+            f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: `lacquer silo` trains one silo; set "
+            "privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
+        )
+    return configure(name, settings, {"output": str(folder / configure(name, settings, {}, folder).output)}, data)
+
+
+def parse_setting(setting: str) -> tuple[str, str | int | float | bool]:
+    """``"privacy.epsilon=2"`` to a key and a value of TOML's types; what is none of them is a string.
+
+    A key that holds text takes its value as it stands: ``name=2`` is the name "2".
+    """
+    key, equals, text = setting.partition("=")
+    key, text = key.strip(), text.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {setting}: must be key=value, such as --set privacy.epsilon=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = _number(text)
+    if not isinstance(value, str | int | float | bool):
+        raise ConfigError(f"--set {setting}: must be one text, number or boolean, got {type(value).__name__}")
+    if not isinstance(value, str) and _kind(key) is str:
+        value = text
+    return key, value
+
+
+def _number(text: str) -> float | str:
+    """``.5`` and ``1.`` are numbers to people, but not to TOML."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _kind(key: str) -> Any:
+    """The type of a configuration key; None for an unknown one."""
+    model: Any = RunConfig
+    for part in key.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return None
+        field = model.model_fields.get(part.replace("-", "_"))
+        if field is None:
+            return None
+        model = field.annotation
+    return model
+
+
+def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
+    """The same configuration with every path in it absolute; relative ones start at ``folder``."""
+
+    def absolute(path: str) -> str:
+        return str((folder / Path(path).expanduser()).resolve()) if path else path
+
+    def source(text: str) -> str:
+        for prefix in _FILE_SOURCES:
+            if text.startswith(prefix):
+                return prefix + absolute(text.removeprefix(prefix))
+        return text
+
+    flat = flatten(config.to_table())
+    flat["output"] = absolute(flat["output"])
+    flat["data.source"], flat["data.test-source"] = source(flat["data.source"]), source(flat["data.test-source"])
+    flat["data.cache"] = absolute(flat["data.cache"])
+    if (folder / Path(flat["model.name"]).expanduser()).is_dir():
+        flat["model.name"] = absolute(flat["model.name"])
+    return parse(unflatten(flat))

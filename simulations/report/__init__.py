@@ -1,0 +1,1 @@
+"""A run as people read it: the report page, plots, the summary in the terminal."""

@@ -1,0 +1,48 @@
+"""How numbers are written for people. Epsilon is always rounded up: a guarantee must not shrink in print."""
+
+import math
+from decimal import ROUND_CEILING, Decimal
+
+WIDEST = 88
+"""Characters of the widest line that suits the eye."""
+
+
+def epsilon_text(epsilon: float, digits: int = 2) -> str:
+    """Epsilon with `digits` decimals, rounded UP."""
+    if not math.isfinite(epsilon):
+        return "infinite"
+    return str(Decimal(repr(float(epsilon))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+
+
+def delta_text(delta: float) -> str:
+    """Delta in short scientific form: 1e-05 as "1e-5"."""
+    mantissa, exponent = f"{delta:.3e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def percent_text(share: float, digits: int = 1) -> str:
+    """0.8125 as "81.3 %" (no-break space)."""
+    return f"{100 * share:.{digits}f}\u00a0%"
+
+
+def number_text(value: float) -> str:
+    """At most four significant digits, thousands separated, no exponent between 0.0001 and a million."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if 1e-4 <= abs(value) < 1e6:
+        decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{decimals}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{value:.3g}"
+
+
+def duration_text(seconds: float) -> str:
+    """58 s, 4:05 (minutes and seconds), 1:02:03 (hours, minutes and seconds)."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

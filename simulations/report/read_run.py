@@ -1,0 +1,183 @@
+"""Everything a run has left in its folder, read once: whole or not, finished or not.
+
+A missing file is an absent value; a file that is there but cannot be read is a problem with a name, so that whoever
+shows the run can say so instead of failing or staying silent.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from privacy.errors import CorruptRun
+from privacy.ledger.ledger import Charge, Ledger
+from privacy.ledger.statement import privacy_statement
+from server.config.load import ConfigError, load
+from server.config.schema import RunConfig
+from server.run_folder.names import RECIPE_FILE
+from server.run_folder.provenance import ENVIRONMENT_FILE
+from server.run_folder.resume import RESUMES_FILE, Resumed, read_resumed
+from server.run_folder.round_record import RoundRecord
+from server.run_folder.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
+from server.runs.guarantee import TRUST, not_covered
+from simulations.report.phases import RecipeRecord, read_recipe
+
+CONFIG_FILE = "config.toml"
+GUARANTEE_FILE = "privacy.json"
+RESULTS_FILE = "results.json"
+LEDGER_FILE = "ledger.jsonl"
+ADAPTER_FOLDER = "adapter"
+STARTED_WITH = (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE, RECIPE_FILE)
+
+_T = TypeVar("_T")
+Json = dict[str, Any]
+
+
+class NoRunFolder(ValueError):
+    """A folder that no run has written to."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """A verified ledger: its charges, the statement they amount to, and the mark of its last line."""
+
+    charges: tuple[Charge, ...]
+    statement: Json
+    head: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        path: its folder.
+        config, recipe, status, results, environment: None if the file is missing or unreadable.
+        guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
+        metrics: the releases so far.
+        account: what the verified ledger says; None if there is none, or if it is damaged.
+        resumed: the times the run went on after a break.
+        problems: one sentence for every file that is there but cannot be read.
+    """
+
+    path: Path
+    config: RunConfig | None
+    recipe: RecipeRecord | None
+    status: Status | None
+    metrics: list[RoundRecord]
+    guarantee: Json | None
+    results: Json | None
+    environment: Json | None
+    account: Account | None
+    resumed: tuple[Resumed, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The configured name, or the folder's."""
+        config = self.config or (self.recipe.run if self.recipe else None)
+        return config.name if config else self.path.name
+
+    @property
+    def state(self) -> str:
+        """The state the run reported last, "unknown" if it never did. Of a recipe the results tell, its last file."""
+        if self.recipe and not self.status:
+            return "completed" if self.results else "running"
+        return self.status.state if self.status else "unknown"
+
+    @property
+    def not_private(self) -> str | None:
+        """Why the run gives no guarantee, from whichever file says so; None only if none does."""
+        reasons = [
+            self.guarantee.get("not_private") if self.guarantee else None,
+            self.account.statement["not_private"] if self.account else None,
+            *(record.not_private for record in reversed(self.metrics)),
+            "privacy.non-private is set" if self.config and self.config.privacy.non_private else None,
+        ]
+        return next((str(reason) for reason in reasons if reason), None)
+
+    @property
+    def shown_path(self) -> Path:
+        """The folder as one would type it here: relative if it lies below the current folder."""
+        here, there = Path.cwd(), self.path.resolve()
+        return there.relative_to(here) if there.is_relative_to(here) else self.path
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        """The training rounds among the releases."""
+        return [record for record in self.metrics if record.phase == "round"]
+
+    def result(self, name: str) -> float | None:
+        """A number of results.json, or None."""
+        value = (self.results or {}).get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        NoRunFolder: if it is none: it does not exist, or holds not one of the files a run starts with.
+    """
+    path = Path(path)
+    if not any((path / name).is_file() for name in STARTED_WITH):
+        raise NoRunFolder(
+            f"{path} is no run folder: it holds none of {', '.join(STARTED_WITH)}; give the folder that `lacquer "
+            "run` or `lacquer recipe` named at its end"
+        )
+    problems: list[str] = []
+
+    def attempt(name: str, read: Callable[[Path], _T]) -> _T | None:
+        if not (path / name).is_file():
+            return None
+        try:
+            return read(path / name)
+        except (ConfigError, CorruptRun, ValueError, OSError) as error:
+            problems.append(f"{name} cannot be read: {error}")
+            return None
+
+    config, recipe = attempt(CONFIG_FILE, load), attempt(RECIPE_FILE, read_recipe)
+    account = attempt(LEDGER_FILE, lambda file: _account(file, recipe.run if recipe else config))
+    guarantee = written = attempt(GUARANTEE_FILE, _json_object)
+    if account and written and _head(written) != account.head:
+        problems.append(f"{GUARANTEE_FILE} was not made from {LEDGER_FILE} as it is now; trust the ledger")
+    charged = account.statement if account else None
+    if recipe:
+        guarantee = recipe.guarantee(written, charged)
+    return Run(
+        path=path,
+        config=config,
+        recipe=recipe,
+        status=attempt(STATUS_FILE, lambda file: read_status(file.parent)),
+        metrics=attempt(METRICS_FILE, lambda file: read_metrics(file.parent)) or [],
+        guarantee=guarantee or charged,
+        results=attempt(RESULTS_FILE, _json_object),
+        environment=attempt(ENVIRONMENT_FILE, _json_object),
+        account=account,
+        resumed=attempt(RESUMES_FILE, lambda file: read_resumed(file.parent)) or (),
+        problems=tuple(problems),
+    )
+
+
+def _head(statement: Json) -> object:
+    """The mark of the ledger that a privacy.json was made from; a recipe's holds the whole statement of the ledger."""
+    ledger = statement.get("ledger")
+    if isinstance(ledger, dict) and isinstance(ledger.get("ledger"), dict):
+        ledger = ledger["ledger"]
+    return ledger.get("head") if isinstance(ledger, dict) else None
+
+
+def _json_object(file: Path) -> Json:
+    value = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _account(file: Path, config: RunConfig | None) -> Account:
+    said: Json = {}
+    if config is not None and config.alone:  # what a silo says of itself, also where it did not come to its end
+        said = {"trust_model": TRUST, "not_covered": not_covered(config, steered=False)}
+    with Ledger.open(file, read_only=True) as ledger:
+        return Account(ledger.charges, privacy_statement(ledger, **said), ledger.head)

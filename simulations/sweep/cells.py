@@ -1,0 +1,198 @@
+"""The file of a sweep: named variants, grids of them over axes and seeds, and the cells these make.
+
+    name = "controllers"
+    [settings]                        # laid over every base: dotted keys or tables
+    rounds = 100
+    [variants.fixed]                  # what makes a variant, laid over that
+    strategy.controller = "fixed"
+    [variants.floor]
+    kind = "public-only"              # no client takes part, see simulations/engines/public_only.py
+    [[grids]]
+    name = "default"
+    base = "compare-sst2"             # a preset, or a TOML file beside the sweep's file
+    variants = ["fixed", "floor"]
+    seeds = [0, 1, 2]
+    settings = { local.epochs = 2 }   # laid over the variants
+    axes = { "privacy.epsilon" = [2.0, 8.0] }
+
+A grid's cells are its variants times the values of its axes times its seeds, seed by seed, so that a sweep that is cut
+short has compared everything on fewer seeds. What is laid over later wins; an option table is laid over key by key.
+"""
+
+import difflib
+import hashlib
+import itertools
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, cast, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.schema import RunConfig
+from simulations.presets.load import absolute_paths, find
+from simulations.report.notation import number_text
+
+SWEEPS = Path(__file__).resolve().parents[1] / "presets" / "sweeps"
+Kind = Literal["run", "public-only", "silo"]
+Scalar = str | int | float | bool
+
+Dotted = Annotated[dict[str, Scalar], BeforeValidator(lambda table: flatten(table))]
+Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+
+
+class _Grid(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: Name
+    base: str
+    variants: list[str] = Field(min_length=1)
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    settings: Dotted = {}
+    axes: Annotated[dict[str, list[Scalar]], BeforeValidator(lambda table: flatten(table))] = {}
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: Name
+    settings: Dotted = {}
+    variants: dict[Name, Dotted]
+    grids: list[_Grid] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        key: its name in the sweep and its folder, ``grid/variant/axis=value/seed=n``.
+        grid, variant, axes: where it stands; axes as ``(dotted key, value)``.
+        kind: a federated run, one silo (whose settings say so), or training on the server's public records alone.
+        config: resolved, with absolute paths; its ``output`` is the caller's to set.
+        digest: of everything that decides its outcome, see :func:`digest`.
+    """
+
+    key: str
+    grid: str
+    variant: str
+    axes: tuple[tuple[str, Scalar], ...]
+    kind: Kind
+    config: RunConfig
+    digest: str = field(repr=False)
+
+
+def sweep_files() -> dict[str, Path]:
+    """The sweeps that come with Lacquer, by name."""
+    return {file.stem: file for file in sorted(SWEEPS.glob("*.toml"))}
+
+
+def find_sweep(name: str) -> Path:
+    """The file of a sweep that comes with Lacquer, or of a path.
+
+    Raises:
+        ConfigError: neither, with the sweeps there are.
+    """
+    known = sweep_files()
+    if name in known:
+        return known[name]
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    raise ConfigError(f"no sweep is called {name!r} and there is no such file; {hint}")
+
+
+def read_cells(path: Path, data: Path) -> tuple[str, list[Cell]]:
+    """Name and cells of a sweep; relative data files are looked for in `data`.
+
+    Raises:
+        ConfigError: naming what is wrong with the file or with a cell's settings.
+    """
+    try:
+        file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise ConfigError("\n".join(f"{path.name}: {line}" for line in wrong)) from None
+    cells = [cell for grid in file.grids for cell in _cells(file, grid, path, data)]
+    keys = [cell.key for cell in cells]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ConfigError(f"{path.name}: these cells occur twice, rename a grid: {', '.join(twice)}")
+    return file.name, cells
+
+
+def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
+    beside = path.parent / grid.base
+    base_path = beside if beside.is_file() else find(grid.base)
+    try:
+        base = flatten(tomllib.loads(base_path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name}: base {base_path} is not valid TOML: {error}") from None
+    problems: list[str] = []
+    values = [[(key, value) for value in options] for key, options in grid.axes.items()]
+    for seed, axes, variant in itertools.product(grid.seeds, itertools.product(*values), grid.variants):
+        if variant not in file.variants:
+            near = difflib.get_close_matches(variant, file.variants, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{path.name}: grid {grid.name} names the variant {variant!r}, which is not there{hint}")
+        own = dict(file.variants[variant])
+        if (kind := own.pop("kind", "run")) not in get_args(Kind):
+            raise ConfigError(f"{path.name}: variants.{variant}.kind = {kind!r}: must be one of {get_args(Kind)}")
+        key = "/".join([grid.name, variant, *(axis_text(*axis) for axis in axes), f"seed={seed}"])
+        layers = {**base, **file.settings, **own, **grid.settings, **dict(axes), "seed": seed}
+        layers |= {"name": f"{file.name}-{grid.name}-{variant}", "engine.kind": "inprocess", "engine.workers": 1}
+        try:
+            config = absolute_paths(parse(unflatten(layers)), data)
+        except ConfigError as error:
+            problems += [line for line in f"{grid.name}/{variant}: {error}".splitlines() if line not in problems]
+            continue
+        if kind == "run" and config.alone:
+            kind = "silo"
+        yield Cell(key, grid.name, variant, axes, cast(Kind, kind), config, digest(config, cast(Kind, kind)))
+    if problems:
+        raise ConfigError("\n".join(f"{path.name}: {line}" for line in problems))
+
+
+def axis_text(key: str, value: Scalar) -> str:
+    """``privacy.epsilon``, 2.0 as "epsilon=2"."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{key.rpartition('.')[2]}={number_text(value) if number else value}"  # type: ignore[arg-type]
+
+
+def digest(config: RunConfig, kind: Kind) -> str:
+    """SHA-256, shortened, of what decides a cell's outcome in distribution.
+
+    Names and places are left out (of a data file its last two parts stay), so that it is the same on every machine;
+    so are settings at their default, so that it stays the same when a new setting joins the schema.
+    """
+    flat = flatten(config.to_table())
+    for key in ("name", "output", "data.cache", "engine.workers", "engine.kind"):
+        flat.pop(key)
+    for key in ("data.source", "data.test-source"):
+        kind_of_file, colon, place = str(flat[key]).partition(":")
+        flat[key] = kind_of_file + colon + "/".join(Path(place).parts[-2:])
+    default = flatten(RunConfig().to_table())
+    text = repr(sorted((key, value) for key, value in {**flat, "kind": kind}.items() if value != default.get(key)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """The cells whose key one of `patterns` matches, as in a shell; a pattern also matches the beginning of a key.
+
+    Raises:
+        ConfigError: a pattern matches nothing.
+    """
+    from fnmatch import fnmatchcase
+
+    if not patterns:
+        return list(cells)
+    matched = {pattern: [c for c in cells if fnmatchcase(c.key, pattern) or fnmatchcase(c.key, f"{pattern}/*")]
+               for pattern in patterns}  # fmt: skip
+    for pattern, found in matched.items():
+        if not found:
+            raise ConfigError(f"--only {pattern}: matches no cell; keys look like {cells[0].key} (see --dry-run)")
+    wanted = {cell.key for found in matched.values() for cell in found}
+    return [cell for cell in cells if cell.key in wanted]

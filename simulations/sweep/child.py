@@ -1,0 +1,38 @@
+"""One cell of a sweep, in a process of its own: a federated run, one silo or public training, and its CPU time.
+
+Started by :func:`simulations.engines.launcher.run_child`, with the arguments of :mod:`simulations.engines.inprocess`.
+"""
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+CELL_FILE = "cell.json"
+USAGE_FILE = "usage.json"
+
+
+def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
+    """Run the cell whose folder holds ``config.toml`` and ``cell.json``."""
+    # Imported here: whoever only reads what a cell left needs none of it.
+    from server.config.load import load
+    from simulations.engines import record_level_process
+    from simulations.engines.inprocess import run_inprocess
+    from simulations.engines.processes import end_with_launcher
+    from simulations.engines.public_only import run_public_only
+
+    end_with_launcher(launcher, private)
+    sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    kind = json.loads((folder / CELL_FILE).read_text())["kind"]
+    if kind == "silo":
+        record_level_process.run(folder, {})
+    else:
+        run = run_public_only if kind == "public-only" else run_inprocess
+        run(load(folder / "config.toml"), folder)
+    (folder / USAGE_FILE).write_text(json.dumps({"cpu_seconds": time.process_time()}) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,190 @@
+"""Runs the cells of a sweep, several at a time, each in a process of its own; nothing that was spent is forgotten.
+
+A cell's folder holds one run folder per attempt. An attempt that was interrupted or failed keeps its ledger, and with
+it the account of what it released; the next one starts in a fresh folder, since a ledger is never continued by guess.
+A cell that fails is told of and leaves the others alone.
+
+The rows of a sweep as it goes on: from its results file, from completed run folders, from cells that end now.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.config.load import ConfigError
+from simulations.engines.flower import RunFailed
+from simulations.engines.launcher import run_child
+from simulations.sweep.cells import Cell
+from simulations.sweep.child import CELL_FILE
+from simulations.sweep.rows import Row, is_complete, read_results, row, write_results
+
+_CELL_MODULE = "simulations.sweep.child"
+_LOOK = 0.25
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: its row, or why there is none."""
+
+    cell: Cell
+    row: Row | None
+    error: str = ""
+
+
+class _Interrupted(Exception):
+    """The sweep is being stopped; raised in the threads that wait for cells."""
+
+
+def finished_folder(cell: Cell, output: Path) -> Path | None:
+    """The run folder of a completed attempt of exactly this cell, the newest; None if there is none."""
+    for attempt in reversed(attempts(cell, output)):
+        # What a cell was is kept beside its configuration, which code of another day may no longer be able to read.
+        file = attempt / CELL_FILE
+        if file.is_file() and json.loads(file.read_text())["digest"] == cell.digest and is_complete(attempt):
+            return attempt
+    return None
+
+
+def attempts(cell: Cell, output: Path) -> list[Path]:
+    """Run folders of the attempts at a cell, oldest first."""
+    found = (output / cell.key).glob("attempt-*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("attempt-")))
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    output: Path,
+    jobs: int,
+    plugins: Path,
+    started: Callable[[Cell, Path], None],
+    ended: Callable[[Outcome], None],
+    look: Callable[[], None],
+) -> None:
+    """Run `cells` in order, `jobs` at a time; call `look` between whiles. Every callback is called in this thread.
+
+    If it is interrupted (``KeyboardInterrupt``), everything that was started is stopped before it is raised on.
+    """
+    stop = threading.Event()
+    waiting = list(reversed(cells))
+    running: dict[Future[Outcome], Cell] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    cell = waiting.pop()
+                    folder = _fresh_folder(cell, output)
+                    started(cell, folder)
+                    running[pool.submit(_run, cell, folder, plugins, stop)] = cell
+                done, _ = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                _hand_over(done, running, ended)
+                look()
+        finally:
+            stop.set()  # the pool waits for its threads, and they for their processes to be gone
+
+
+def _hand_over(
+    done: Iterable[Future[Outcome]], running: dict[Future[Outcome], Cell], ended: Callable[[Outcome], None]
+) -> None:
+    for future in done:
+        del running[future]
+        ended(future.result())
+
+
+def _run(cell: Cell, folder: Path, plugins: Path, stop: threading.Event) -> Outcome:
+    def follow(is_alive: Callable[[], bool]) -> None:
+        while is_alive():
+            if stop.is_set():
+                raise _Interrupted
+            time.sleep(_LOOK)
+
+    try:
+        run_child(cell.config, folder, follow=follow, plugins=plugins, module=_CELL_MODULE, threads=1)
+        return Outcome(cell, row(cell, folder))
+    except RunFailed as failure:
+        return Outcome(cell, None, str(failure))
+    except _Interrupted:
+        return Outcome(cell, None, "interrupted")
+    except Exception as error:  # one cell's trouble (a full disk, say) must not end the others, and must be told
+        return Outcome(cell, None, f"{type(error).__name__}: {error}")
+
+
+def _fresh_folder(cell: Cell, output: Path) -> Path:
+    before = attempts(cell, output)
+    number = int(before[-1].name.removeprefix("attempt-")) + 1 if before else 1
+    folder = output / cell.key / f"attempt-{number}"
+    folder.mkdir(parents=True)
+    (folder / CELL_FILE).write_text(json.dumps({"cell": cell.key, "kind": cell.kind, "digest": cell.digest}) + "\n")
+    return folder
+
+
+class Store:
+    """The results file of a sweep and what is known beyond it.
+
+    A row counts for a cell if its digest is the cell's. Cells that are the same run, such as the floor of two tables,
+    share their row. Rows of cells that the sweep no longer has, or has changed, stay until something replaces them.
+
+    Args:
+        name: of the sweep.
+        folder: where its run folders are; completed ones without a row are taken in.
+        file: of the results; need not exist.
+        cells: all of the sweep.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+
+    def __init__(self, name: str, folder: Path, file: Path, cells: list[Cell]) -> None:
+        self.folder, self.file = folder, file
+        self._name, self._cells = name, cells
+        self._rows: dict[str, Row] = {}
+        self._take_file()
+        known = {entry["digest"] for entry in self._rows.values()}
+        for cell in cells:
+            if cell.digest not in known and (found := finished_folder(cell, folder)) is not None:
+                self._rows[cell.key] = row(cell, found)
+                known.add(cell.digest)
+        for entry in list(self._rows.values()):
+            self._share(entry)
+
+    @property
+    def done(self) -> set[str]:
+        """The keys of the cells that have a row of theirs."""
+        return {cell.key for cell in self._cells if self._has(cell)}
+
+    def add(self, new: Row) -> list[Row]:
+        """Keep the row of a cell that has ended; the rows that were missing until now, its own and shared ones."""
+        before = self.done
+        self._rows[new["cell"]] = new
+        self._share(new)
+        self.save()
+        return [self._rows[key] for key in sorted(self.done - before)]
+
+    def save(self) -> None:
+        """Write the file, with what another sweep may have added to it meanwhile."""
+        self._take_file()
+        if self._rows:
+            write_results(self.file, self._name, list(self._rows.values()))
+
+    def _has(self, cell: Cell) -> bool:
+        return cell.key in self._rows and self._rows[cell.key]["digest"] == cell.digest
+
+    def _take_file(self) -> None:
+        digests = {cell.key: cell.digest for cell in self._cells}
+        try:
+            rows = read_results(self.file)
+        except ValueError as error:
+            raise ConfigError(f"--results: {error}") from None
+        for entry in rows:
+            known = self._rows.get(entry["cell"])
+            if known is None or known["digest"] != digests.get(entry["cell"]):
+                self._rows[entry["cell"]] = entry
+
+    def _share(self, entry: Row) -> None:
+        for cell in self._cells:
+            if cell.digest == entry["digest"] and not self._has(cell):
+                place = {"cell": cell.key, "grid": cell.grid, "variant": cell.variant, "axes": dict(cell.axes)}
+                self._rows[cell.key] = {**entry, **place}

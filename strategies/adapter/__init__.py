@@ -1,0 +1,1 @@
+"""The adapter as one vector: where each value lies, and what of it a round trains."""

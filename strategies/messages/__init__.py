@@ -1,0 +1,1 @@
+"""Messages between server and clients, and their form as Flower records."""

@@ -1,0 +1,248 @@
+"""Typed messages between server and clients, and the only place that knows their form as Flower records.
+
+Down: the global adapter once, the plan, and the ids of the logical clients the node is to train. Up: one bounded
+integer sum per node, never a number of a single client beyond that. Whatever arrives is checked before it is used;
+what is wrong is named by :class:`BadMessage`, in words that repeat nothing of the sender's data.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from privacy.clipping.clip_map import clip_arrays
+from privacy.clipping.subspace import SubspaceClip
+from privacy.contribution import Contribution, Plan, validate
+from privacy.queries import query_from_json
+from strategies.adapter.trainable import Part
+from strategies.messages.records import (
+    BadMessage,
+    arrays_of,
+    config_of,
+    exactly,
+    model_arrays,
+    residual_of,
+    typed,
+    vector,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """Server to node: train these clients from this adapter and send their bounded sum.
+
+    Attributes:
+        round: number of the round; 0 is the initial release.
+        adapter: float32 ``[size]``, the full adapter vector (frozen factors included).
+        plan: what is clipped, asked and noised.
+        part: what of the adapter is trained and sent.
+        clients: int64 ids of logical clients.
+        basis: float32 ``[k, d]`` of the public subspace the run clips in, or None; needed to read a plan that uses it.
+        ranks: int64, for every client how many ranks it can train (what it sends is zero beyond them), or None: all.
+        job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
+    """
+
+    round: int
+    adapter: np.ndarray
+    plan: Plan
+    part: Part
+    clients: np.ndarray
+    job: str
+    basis: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+
+    def only(self, position: int) -> "TrainRequest":
+        """The same for one of its clients."""
+        one = slice(position, position + 1)
+        return replace(self, clients=self.clients[one], ranks=None if self.ranks is None else self.ranks[one])
+
+    def to_records(self) -> RecordDict:
+        arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
+        arrays |= {f"clip-{name}": Array(values.numpy()) for name, values in clip_arrays(self.plan.clip).items()}
+        if self.basis is not None:
+            arrays["basis"] = Array(self.basis.astype(np.float32).ravel())
+        if self.ranks is not None:
+            arrays["ranks"] = Array(self.ranks.astype(np.int64))
+        return RecordDict(
+            {
+                "arrays": ArrayRecord(arrays),
+                "config": ConfigRecord(
+                    {
+                        "round": self.round,
+                        "part": json.dumps(self.part.to_json()),
+                        "plan": json.dumps(self.plan.to_json()),
+                        "job": self.job,
+                        "rank": 0 if self.basis is None else len(self.basis),
+                    }
+                ),
+            }
+        )
+
+    @staticmethod
+    def from_records(records: RecordDict) -> "TrainRequest":
+        config = config_of(records)
+        clients = vector(records, "clients", "int64")
+        if not bool(np.all(np.diff(clients) > 0)):  # a client listed twice would count twice: sensitivity 2
+            raise BadMessage("clients must be listed once each, in increasing order")
+        basis = _basis(records, config)
+        ranks = vector(records, "ranks", "int64", (len(clients),)) if "ranks" in arrays_of(records) else None
+        if ranks is not None and not bool(np.all(ranks >= 1)):
+            raise BadMessage("ranks must be >= 1")
+        return TrainRequest(
+            round=typed(config, "round", int),
+            adapter=vector(records, "adapter", "float32"),
+            plan=_parsed(config, "plan", lambda values: _plan(values, basis, _clip_arrays(records))),
+            part=_parsed(config, "part", Part.from_json),
+            clients=clients,
+            job=typed(config, "job", str),
+            basis=basis,
+            ranks=ranks,
+        )
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """Server to worker: the metrics of a served adapter on records ``start..stop`` of a PUBLIC split.
+
+    ``residual``: float32, of the base's weights, see :mod:`strategies.adapter.residual`; None: none.
+    """
+
+    adapter: np.ndarray
+    split: str
+    start: int
+    stop: int
+    job: str
+    residual: np.ndarray | None = None
+
+    def to_records(self) -> RecordDict:
+        return RecordDict(
+            {
+                "arrays": ArrayRecord(model_arrays(self.adapter, self.residual)),
+                "config": ConfigRecord({"split": self.split, "start": self.start, "stop": self.stop, "job": self.job}),
+            }
+        )
+
+    @staticmethod
+    def from_records(records: RecordDict) -> "EvaluateRequest":
+        config = config_of(records)
+        return EvaluateRequest(
+            adapter=vector(records, "adapter", "float32"),
+            split=typed(config, "split", str),
+            start=typed(config, "start", int),
+            stop=typed(config, "stop", int),
+            job=typed(config, "job", str),
+            residual=residual_of(records),
+        )
+
+
+def contribution_records(contribution: Contribution, round: int) -> RecordDict:
+    """Node to server: the sum over the node's clients."""
+    arrays = {"encoded": Array(contribution.encoded.numpy())}
+    arrays |= {f"answer-{i}": Array(answer.numpy()) for i, answer in enumerate(contribution.answers)}
+    return RecordDict(
+        {"arrays": ArrayRecord(arrays), "config": ConfigRecord({"round": round, "code": code_fingerprint()})}
+    )
+
+
+def read_contribution(records: RecordDict, plan: Plan, round: int, clients: int) -> Contribution:
+    """The sum a node sent for ``clients`` clients, checked: form, round, code, and that such a sum is possible.
+
+    Memory: what arrived, and one copy of the sum's own size; every declared size is compared before it is used.
+
+    Raises:
+        BadMessage: naming what is wrong, in words that hold nothing of the sender's and no number of clients.
+    """
+    config = config_of(records)
+    if typed(config, "round", int) != round:
+        raise BadMessage(f"reply is for another round, this is round {round}")
+    if typed(config, "code", str) != code_fingerprint():
+        raise BadMessage(f"client runs other code than the server ({code_fingerprint()[:12]})")
+    shapes = [plan.clip.dim, *(query.dim for query in plan.queries)]
+    names = ["encoded", *(f"answer-{i}" for i in range(len(plan.queries)))]
+    if len(arrays_of(records)) != len(names) or set(arrays_of(records)) != set(names):
+        raise BadMessage(f"reply must hold the arrays {names} and no others")
+    encoded, *answers = (
+        torch.from_numpy(vector(records, name, "int64", (size,))) for name, size in zip(names, shapes, strict=True)
+    )
+    if len(config) != 2:
+        raise BadMessage("config must hold round and code and no others")
+    exactly(records, "arrays", "config")
+    contribution = Contribution(encoded, tuple(answers))
+    try:
+        validate(contribution, plan, clients)
+    except ValueError as error:
+        raise BadMessage(str(error)) from None
+    return contribution
+
+
+def totals_records(loss: float, accuracy: float, count: int) -> RecordDict:
+    """Worker to server: metrics of a shard of a public split."""
+    return RecordDict({"metrics": MetricRecord({"loss": loss, "accuracy": accuracy, "count": count})})
+
+
+def read_totals(records: RecordDict) -> tuple[float, float, int]:
+    """Loss, accuracy and number of records of a shard."""
+    metrics = records.metric_records.get("metrics")
+    if metrics is None or {"loss", "accuracy", "count"} != set(metrics):
+        raise BadMessage("evaluation reply must hold loss, accuracy and count")
+    loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
+    if not isinstance(loss, float) or not isinstance(accuracy, float) or not isinstance(count, int) or count < 1:
+        raise BadMessage("evaluation reply must hold two floats and a count of at least 1")
+    if not 0 <= accuracy <= 1:
+        raise BadMessage("evaluation reply must hold an accuracy in [0, 1]")
+    return loss, accuracy, count
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """SHA-256 over the sources of ``client``, ``strategies`` and ``privacy``: both sides must run the same.
+
+    Flower's actors import what their working directory offers; this tells a stale or foreign copy apart.
+    """
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parents[2]
+    for package in ("client", "strategies", "privacy"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _basis(records: RecordDict, config: ConfigRecord) -> np.ndarray | None:
+    if "basis" not in arrays_of(records):
+        return None
+    values, rank = vector(records, "basis", "float32"), typed(config, "rank", int)
+    if rank < 1 or len(values) % rank:
+        raise BadMessage(f"a basis of {len(values)} values cannot have {rank} rows")
+    return values.reshape(rank, -1)
+
+
+def _parsed(config: ConfigRecord, name: str, build: Callable[[Any], T]) -> T:
+    text = typed(config, name, str)
+    try:
+        return build(json.loads(text))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"{name} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _clip_arrays(records: RecordDict) -> dict[str, torch.Tensor]:
+    names = [name for name in arrays_of(records) if name.startswith("clip-")]
+    return {name.removeprefix("clip-"): torch.from_numpy(vector(records, name, "float32")) for name in names}
+
+
+def _plan(data: dict[str, Any], basis: np.ndarray | None, arrays: dict[str, torch.Tensor]) -> Plan:
+    if data["clip"]["kind"] != "subspace":
+        return Plan.from_json(data, arrays)
+    if basis is None:
+        raise ValueError("a plan that clips in a subspace needs its basis")
+    queries = tuple(query_from_json(query) for query in data["queries"])
+    clip = SubspaceClip(torch.from_numpy(basis.copy()), float(data["clip"]["bound"]))
+    return Plan(clip, float(data["noise_multiplier"]), queries)

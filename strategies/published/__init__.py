@@ -1,0 +1,1 @@
+"""Rules as their papers print them, which carry no guarantee: by import path only, and only in runs marked so."""
