@@ -151,7 +151,7 @@ class Failed(RuntimeError):
     """What the server is told of a failure on a node: the class of the exception."""
 
 
-class HandingOver(ClientApp):
+class ForwardingApp(ClientApp):
     """A ClientApp that lets another process do the work."""
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -189,4 +189,4 @@ def _resident() -> socket.socket | None:
     return connection
 
 
-app = HandingOver()
+app = ForwardingApp()

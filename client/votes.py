@@ -18,9 +18,9 @@ from client.data.records import Records
 from client.engine.engine import Engine
 from privacy.queries import OneHotVote
 from privacy.randomness.rng import simulation_generator
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
-WHOLE = Part()
+WHOLE = TrainedSubset()
 CANDIDATE_MEMORY = 256 * 2**20
 """Bytes of simulated updates that are held at a time."""
 
@@ -32,7 +32,7 @@ def clip_votes(
     clients: Sequence[Records],
     query: OneHotVote,
     seeds: Sequence[int],
-    part: Part = WHOLE,
+    part: TrainedSubset = WHOLE,
     ranks: int | None = None,
     basis: Float[Tensor, "k d"] | None = None,
 ) -> Int64[Tensor, " clients"]:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from client.data.local import OwnData, Reading
+from client.data.local import OwnData, ReadSettings
 from client.data.records import Records
 from client.data.spec import PreparedData
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
-from client.models.base import load_base, refuse_company_in_positions, refuse_longer_than_positions
+from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.lora import LoraSpec
 from client.models.tasks import Metrics, make_task
 from client.votes import clip_votes
@@ -62,7 +62,7 @@ class Job:
     precision: str = "auto"
     token_budget: int = 0
     prefix_cache_mb: int = 0
-    reading: Reading | None = None
+    reading: ReadSettings | None = None
     fingerprint: str = ""
 
     def to_json(self) -> str:
@@ -79,7 +79,7 @@ class Job:
                 spec[name] = None if spec[name] is None else tuple(spec[name])
             local["betas"] = tuple(local["betas"])
             if reading is not None:
-                reading = Reading(**{**reading, "labels": tuple(reading["labels"])})
+                reading = ReadSettings(**{**reading, "labels": tuple(reading["labels"])})
             return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), reading=reading, **values)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"job is not one of this version ({type(error).__name__}: {error})") from error
@@ -110,7 +110,7 @@ class Worker:
         Raises:
             Exception: of the first client, if every client's work raises.
         """
-        self.engine.switch(request.part.factors)
+        self.engine.train_factors(request.part.factors)
         if len(request.clients) == 1:
             return self._sum(request)
         try:
@@ -167,7 +167,7 @@ class Worker:
         assert isinstance(self.data, PreparedData), "a node with records of its own has no public ones"
         records = {"validation": self.data.validation, "test": self.data.test}[request.split]
         part = records.select(np.arange(request.start, request.stop))
-        self.engine.move_base(None if request.residual is None else torch.from_numpy(request.residual))
+        self.engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
 
 
@@ -185,7 +185,7 @@ def make_engine(job: Job) -> Engine:
     model, _ = load_base(job.model, job.task, job.num_labels)
     if job.reading is not None:  # the server has seen to it for its own data; a node with records takes nobody's word
         refuse_longer_than_positions(model, job.reading.max_length)
-        refuse_company_in_positions(model, job.reading.max_length)
+        refuse_batch_dependent_positions(model, job.reading.max_length)
     task = make_task(job.task, job.num_labels, job.balance)
     return build_engine(
         model,

@@ -31,7 +31,7 @@ from server.run_folder.resume import (
 from server.run_folder.telemetry import Telemetry
 from server.runs.artefacts import RunResult, write_artefacts
 from server.runs.assembly import Assembly, assemble, connected_nodes, make_strategy, secure_aggregation
-from server.runs.cross_silo import run_federated_silos
+from server.runs.cross_silo import run_cross_silo
 from server.runs.loop import go_on, run_rounds
 from server.runs.public_data import PublicTraining
 from strategies.controllers.controller import PublicSignals
@@ -55,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
         with owned(folder):
             check_silos(folder, resume=bool(resume))
             with held(folder, resume=False) as (telemetry, _):
-                run_federated_silos(config, folder, grid, telemetry, resume=bool(resume), other_code=other_code)
+                run_cross_silo(config, folder, grid, telemetry, resume=bool(resume), other_code=other_code)
         return
     with held(folder, resume=bool(resume)) as (telemetry, ledger):
         run(config, folder, grid, telemetry, ledger, other_code=other_code)

@@ -10,7 +10,7 @@ from privacy.events import NoiseShares, Poisson, ReleaseEvent
 from strategies.controllers.controller import Controller
 
 
-def promise(
+def calibrate(
     controller: Controller[Any],
     sampling: Poisson,
     rounds: int,

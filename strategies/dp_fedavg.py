@@ -32,11 +32,11 @@ from privacy.randomness.noise import Noise
 from privacy.randomness.sampling import CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
-from strategies.controllers.controller import Controller, PublicSignals, Setting
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.dispatch import RoundFailed, asked, shares
 from strategies.messages.client_update import TrainRequest
 from strategies.optimizers.optimizer import Optimizer
-from strategies.private_training import Planned, Planner, PublicLoss, Server, ServerState
+from strategies.private_training import PlannedRelease, Planner, PublicLoss, ServerState, ServerUpdate
 from strategies.public_subspace import Subspace
 from strategies.replies import summed
 from strategies.secure_aggregation import SecureAggregation
@@ -80,7 +80,7 @@ class DpFedAvg(Strategy):
         controller: Controller[Any],
         optimizer: Optimizer,
         aggregation: Aggregation,
-        setting: Setting,
+        setting: RunInfo,
         layout: AdapterLayout,
         ledger: Ledger,
         sampler: CohortSampler,
@@ -96,7 +96,7 @@ class DpFedAvg(Strategy):
         public_loss: PublicLoss | None = None,
     ) -> None:
         self.controller = controller
-        self.server = Server(optimizer, aggregation, layout, served_average, noise)
+        self.server = ServerUpdate(optimizer, aggregation, layout, served_average, noise)
         adapters = Adapters(layout.rank, setting.sampling.population, seed)
         self.planner = Planner(controller, setting, aggregation, adapters, subspace, ledger.commitment.noise_shares)
         self.ledger = ledger
@@ -113,7 +113,7 @@ class DpFedAvg(Strategy):
         self.secure: SecureAggregation | None = None
         self._sent: list[tuple[Metadata, int]] = []
         self._away = 0
-        self._next: tuple[ServerState, Planned] | None = None
+        self._next: tuple[ServerState, PlannedRelease] | None = None
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """Start from a full adapter vector; ``public`` describes the model it makes."""
@@ -137,7 +137,7 @@ class DpFedAvg(Strategy):
             before = self.planner.planned(replace(state, round=state.round - 1))
             self.release = before.reopened(update, answers, self.ledger)
 
-    def next_release(self) -> Planned:
+    def next_release(self) -> PlannedRelease:
         """The next release; planned once, so that one plan clips and sets the noise."""
         state = self._state()
         if self._next is None or self._next[0] is not state:
@@ -238,7 +238,7 @@ class DpFedAvg(Strategy):
             log.warning("public loss for the server optimizer: %s", error)
             return math.nan
 
-    def _total(self, planned: Planned, replies: Iterable[Message]) -> Contribution:
+    def _total(self, planned: PlannedRelease, replies: Iterable[Message]) -> Contribution:
         total, sound = summed(self._sent, replies, planned.plan, planned.round)
         if 2 * sound < len(self._sent) + self._away:
             self.ledger.charge(planned.event)
@@ -249,7 +249,7 @@ class DpFedAvg(Strategy):
             )
         return total
 
-    def _planned(self, server_round: int) -> Planned:
+    def _planned(self, server_round: int) -> PlannedRelease:
         planned = self.next_release()
         if planned.round != server_round:
             raise ValueError(f"server_round must be {planned.round}, the round after the state, got {server_round}")

@@ -22,9 +22,9 @@ from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.randomness.noise import InsecureZeroNoise, Noise
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation
-from strategies.controllers.controller import Controller, Setting
+from strategies.controllers.controller import Controller, RunInfo
 from strategies.optimizers.optimizer import Optimizer, ServerStep
 from strategies.public_subspace import Subspace, within
 
@@ -53,7 +53,7 @@ class ServerState:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRelease:
     """One release before it is made.
 
     Attributes:
@@ -67,7 +67,7 @@ class Planned:
     round: int
     plan: Plan
     sampling: Poisson
-    part: Part
+    part: TrainedSubset
     noise_shares: NoiseShares | None = None
 
     @property
@@ -120,7 +120,7 @@ class Planner:
     """
 
     controller: Controller[Any]
-    setting: Setting
+    setting: RunInfo
     aggregation: Aggregation
     adapters: Adapters
     subspace: Subspace | None
@@ -131,7 +131,7 @@ class Planner:
         initial = self.controller.initial(self.setting.sampling)
         return None if initial is None else initial.sampling
 
-    def part(self, round: int) -> Part:
+    def part(self, round: int) -> TrainedSubset:
         """What a round trains; the initial release trains what round 1 does."""
         return self.aggregation.part(self.adapters, max(round, 1))
 
@@ -144,21 +144,21 @@ class Planner:
             return replace(state, basis=self.subspace.basis(state.adapter, self.part(round)), basis_round=round)
         return state
 
-    def planned(self, state: ServerState) -> Planned:
+    def planned(self, state: ServerState) -> PlannedRelease:
         """The release after ``state``, whose subspace is fit. A controller may plan otherwise when asked again."""
         round = state.round + 1
         sampling = self.setting.sampling if round else self.initial()
         assert sampling is not None, "a state before the initial release, and a controller that has none"
         plan = self.controller.plan(state.controller, round)
         plan = plan if state.basis is None else within(state.basis, plan)
-        return Planned(round, plan, sampling, self.part(round), self.noise_shares)
+        return PlannedRelease(round, plan, sampling, self.part(round), self.noise_shares)
 
 
 PublicLoss = Callable[[Float[Tensor, " size"]], float]
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerUpdate:
     """The server's parts that turn a release into the next adapter.
 
     Attributes:
@@ -182,7 +182,13 @@ class Server:
         return ServerState(round, adapter, adapter, self.optimizer.init(adapter), controller)
 
     def after(
-        self, state: ServerState, release: Release, part: Part, round: int, scale: float, public_loss: PublicLoss | None
+        self,
+        state: ServerState,
+        release: Release,
+        part: TrainedSubset,
+        round: int,
+        scale: float,
+        public_loss: PublicLoss | None,
     ) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
         layout, scales = part.layout(self.layout), part.scales(self.layout)
@@ -206,7 +212,7 @@ class Server:
             served = torch.lerp(state.served, adapter, served_share(self.served_average, round))
         return self._rewritten(replace(state, adapter=adapter, served=served, optimizer=optimizer), part)
 
-    def _rewritten(self, state: ServerState, part: Part) -> ServerState:
+    def _rewritten(self, state: ServerState, part: TrainedSubset) -> ServerState:
         """The state in the coordinates the aggregation wants, if it wants others."""
         rewritten = self.aggregation.rewritten(state.adapter, self.layout)
         if rewritten is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.subspace import SubspaceClip
 from privacy.contribution import Plan
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 
 class Subspace(Protocol):
@@ -20,7 +20,7 @@ class Subspace(Protocol):
         """Rounds a basis is kept, >= 1."""
         ...
 
-    def basis(self, adapter: Float[Tensor, " size"], part: Part) -> Float[Tensor, "k d"]:
+    def basis(self, adapter: Float[Tensor, " size"], part: TrainedSubset) -> Float[Tensor, "k d"]:
         """Orthonormal rows in the space of the sent vectors, from public data and the adapter alone."""
         ...
 

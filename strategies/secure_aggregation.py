@@ -24,7 +24,7 @@ from privacy.secagg.party import SEALED_BYTES
 from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import TrainRequest
 from strategies.messages.secure_sum import STEPS, KeysRequest, StepRequest, content_digest, read_masked, read_table
-from strategies.private_training import Planned
+from strategies.private_training import PlannedRelease
 from strategies.replies import sound_replies
 
 Ask = Callable[[Iterable[Message]], Iterable[Message]]
@@ -65,7 +65,7 @@ class SecureAggregation:
         self.insecure = insecure
         self._round: _Round | None = None
 
-    def begin(self, planned: Planned, attempt: int, requests: Sequence[Seat], ledger: Ledger) -> list[Message]:
+    def begin(self, planned: PlannedRelease, attempt: int, requests: Sequence[Seat], ledger: Ledger) -> list[Message]:
         """Exchange keys and shares, charge the release, and give the messages that ask for masked vectors.
 
         Args:
@@ -133,7 +133,7 @@ class SecureAggregation:
             raise RoundFailed(f"round {this.number}: {error}; {paid}") from error
 
     def _keys(
-        self, planned: Planned, attempt: int, content: bytes, requests: Sequence[Seat], aggregator: Aggregator
+        self, planned: PlannedRelease, attempt: int, content: bytes, requests: Sequence[Seat], aggregator: Aggregator
     ) -> dict[int, Seat]:
         """Who announced keys, and where each sits: a deployed client says itself which member it is."""
         seats: dict[int, Seat] = {}

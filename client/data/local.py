@@ -29,7 +29,7 @@ KINDS = ("parquet", "csv", "jsonl")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadSettings:
     """How every node reads its own records; the same for all, and public.
 
     Attributes:
@@ -83,7 +83,7 @@ class OwnData:
         return self.records
 
 
-def open_own(source: str, reading: Reading, tokenizer: str, cache: Path) -> OwnData:
+def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) -> OwnData:
     """The records of `source`, a ``parquet:``, ``csv:`` or ``jsonl:`` file, from the cache or prepared now.
 
     Raises:

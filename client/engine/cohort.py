@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from client.data.records import Records
 from client.engine.batching import MicroBatch, Pool
-from client.engine.forward import Passes, automatic_token_budget, confirmed, hidden_size
+from client.engine.forward import Forward, automatic_token_budget, confirmed, hidden_size
 from client.engine.local_training import LocalTraining
 from client.engine.prefix import PrefixCache, prefix_of
-from client.engine.slots import Updates, Waves
+from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.models.frozen_linear import choose
@@ -86,7 +86,7 @@ class CohortEngine:
         self.spec = spec
         self.slots = slots
         self._stacked = StackedModel(model, spec, precision=self.precision, device=self.device)
-        self._passes = Passes(self._stacked, task, token_budget or automatic_token_budget(model, self.device))
+        self._passes = Forward(self._stacked, task, token_budget or automatic_token_budget(model, self.device))
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
@@ -108,13 +108,13 @@ class CohortEngine:
         """Where each adapter value lies, and which values are trained now."""
         return self._stacked.layout
 
-    def switch(self, train: str) -> None:
+    def train_factors(self, train: str) -> None:
         """Train `"both"` factors, or only `"a"` or `"b"`, from now on (RoLoRA alternates)."""
         self._stacked.layout = self.layout.training(train)
 
-    def move_base(self, residual: Float[Tensor, "values"] | None) -> None:  # noqa: F821
+    def set_residual(self, residual: Float[Tensor, "values"] | None) -> None:  # noqa: F821
         """Add a residual to the frozen weights of adapted layers from now on; None: none."""
-        self._stacked.move_base(residual)
+        self._stacked.set_residual(residual)
 
     def train(
         self,
@@ -135,7 +135,7 @@ class CohortEngine:
             yield Updates(idle, torch.zeros(len(idle), self.layout.dim, dtype=self._stacked.dtype))
         if len(idle) < len(plans):
             slots = min(len(plans) - len(idle), self._slots(pool, local))
-            waves = Waves(self._stacked, self._passes, pool, plans, self._logit_offsets(clients))
+            waves = Slots(self._stacked, self._passes, pool, plans, self._logit_offsets(clients))
             yield from waves.run(self._stacked.inward(start, full=True), local, slots)
 
     def train_all(

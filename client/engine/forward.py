@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 CPU_TOKENS_TIMES_WIDTH = 524_288
 
 
-class Passes:
+class Forward:
     """Runs rows of a pool through the model. `token_budget` halves itself when a device runs out of memory."""
 
     def __init__(self, stacked: StackedModel, task: Task, token_budget: int, prefix: Prefix | None = None) -> None:
@@ -141,11 +141,11 @@ LENGTHS = (7, 4)
 """Tokens of the two texts; both are padded, as short texts are in training."""
 
 
-def confirmed(prefix: Prefix, passes: Passes, kept: torch.dtype) -> Prefix | None:
+def confirmed(prefix: Prefix, passes: Forward, kept: torch.dtype) -> Prefix | None:
     """`prefix` if it changes nothing on `passes`, whose own prefix is None; else None, and the model as it was."""
     stacked = passes.stacked
     scratch = PrefixCache(hidden_size(stacked.model), kept, 2**24)
-    trial = Passes(stacked, passes.task, passes.token_budget, prefix)
+    trial = Forward(stacked, passes.task, passes.token_budget, prefix)
     reason = "the result is another one"
     try:
         with torch.no_grad(), prefix.keeping_in(scratch):
@@ -185,7 +185,7 @@ def _adapter(stacked: StackedModel, seed: int) -> Tensor:
     return stacked.inward(vector, full=True)
 
 
-def _outputs(passes: Passes, pool: Pool) -> Tensor:
+def _outputs(passes: Forward, pool: Pool) -> Tensor:
     """Logits, or the last hidden states, of every text; where there is one per token, of its own tokens only."""
     outputs, batch = passes.outputs(pool, np.arange(len(LENGTHS)), Rows.shared(len(LENGTHS)))
     values = outputs if isinstance(outputs, Tensor) else outputs.hidden

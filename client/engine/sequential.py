@@ -77,9 +77,9 @@ class SequentialEngine:
         self._tensors = _adapter_tensors(self.model)
         self.layout = _layout(self._tensors, spec)
         self._loaded: dict[str, Tensor] = {}
-        self.switch(spec.train)
+        self.train_factors(spec.train)
 
-    def switch(self, train: str) -> None:
+    def train_factors(self, train: str) -> None:
         """Train `"both"` factors, or only `"a"` or `"b"`, from now on."""
         self.layout = self.layout.training(train)
         self.trained = []
@@ -89,8 +89,8 @@ class SequentialEngine:
                 self.trained.append(self._tensors[entry.name])
 
     @torch.no_grad()
-    def move_base(self, residual: Tensor | None) -> None:
-        """As `CohortEngine.move_base`. ValueError if a weight holds no floats."""
+    def set_residual(self, residual: Tensor | None) -> None:
+        """As `CohortEngine.set_residual`. ValueError if a weight holds no floats."""
         for path, loaded in self._loaded.items():
             self._base_layer(path).weight.copy_(loaded)
         if residual is None:
@@ -274,11 +274,11 @@ class OpacusEngine:
         """Where each adapter value lies."""
         return self._plain.layout
 
-    def switch(self, train: str) -> None:
+    def train_factors(self, train: str) -> None:
         """Train `"both"` factors, or only `"a"` or `"b"`, from now on."""
         if self.layout != self.layout.training(train):
             self._hooks.remove_hooks()
-            self._plain.switch(train)
+            self._plain.train_factors(train)
             self._hooks = self._hooked()
 
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:

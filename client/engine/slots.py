@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from client.engine.batching import Pool
-from client.engine.forward import Passes
+from client.engine.forward import Forward
 from client.engine.local_training import LocalTraining, StackedOptimizer
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
@@ -28,7 +28,7 @@ class Updates:
     deltas: Float[Tensor, "clients dim"]
 
 
-class Waves:
+class Slots:
     """One round of local training.
 
     Args:
@@ -40,7 +40,7 @@ class Waves:
     """
 
     def __init__(
-        self, stacked: StackedModel, passes: Passes, pool: Pool, plans: list[list[np.ndarray]], offsets: Tensor | None
+        self, stacked: StackedModel, passes: Forward, pool: Pool, plans: list[list[np.ndarray]], offsets: Tensor | None
     ) -> None:
         self._stacked = stacked
         self._passes = passes

@@ -159,7 +159,7 @@ class StackedModel:
             return ((entry, entry.offset) for entry in self.layout.entries)
         return self.layout.trainable_entries()
 
-    def move_base(self, residual: Float[Tensor, " values"] | None) -> None:
+    def set_residual(self, residual: Float[Tensor, " values"] | None) -> None:
         """The frozen weights of the adapted layers as loaded, plus the residual if there is one."""
         if residual is not None:
             check_residual(residual, self.layout)

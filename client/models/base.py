@@ -168,7 +168,7 @@ def refuse_longer_than_positions(model: nn.Module, max_length: int) -> None:
             )
 
 
-def refuse_company_in_positions(model: nn.Module, max_length: int) -> None:
+def refuse_batch_dependent_positions(model: nn.Module, max_length: int) -> None:
     """ValueError for rotary positions that look at the longest row of a batch, where rows can be long enough for it.
 
     A unit would change the gradients of the others that are computed with it, which no sensitivity counts.

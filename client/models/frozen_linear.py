@@ -16,7 +16,7 @@ In one thread of a CPU, `"fp32"` and `"bf16"` give a unit bit by bit the same co
 computed with (client/engine/batching.py; docs/engine.md, "Company"), as the accountant takes it to be. Several
 threads, and a GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its size,
 bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware, and `"fp32"`
-elsewhere; bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (:func:`company_note`).
+elsewhere; bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (`batch_invariance_note`).
 
 The linear layer of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764) as transformers loads it to be trained on.
 
@@ -225,7 +225,7 @@ def choose(precision: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and torch.get_num_threads() == 1 and fast else "fp32"
 
 
-def company_note(precision: str) -> tuple[str, ...]:
+def batch_invariance_note(precision: str) -> tuple[str, ...]:
     """What a guarantee under this setting does not cover, for ``privacy.json``."""
     checks.one_of(PRECISIONS, precision=precision)
     if not precision.startswith("bf16"):

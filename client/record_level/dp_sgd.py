@@ -35,13 +35,13 @@ from privacy.mechanism import Release
 from privacy.queries import OneHotVote
 from privacy.randomness.noise import Noise
 from privacy.randomness.sampling import CohortSampler
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 log = logging.getLogger(__name__)
 
 
 class Planned(Protocol):
-    """One release before it is made; ``strategies.private_training.Planned``."""
+    """One release before it is made; ``strategies.private_training.PlannedRelease``."""
 
     @property
     def round(self) -> int: ...
@@ -50,7 +50,7 @@ class Planned(Protocol):
     @property
     def sampling(self) -> Sampling: ...
     @property
-    def part(self) -> Part: ...
+    def part(self) -> TrainedSubset: ...
     @property
     def label(self) -> str: ...
     @property
@@ -72,7 +72,7 @@ class Planner(Protocol):
 
 
 class Server(Protocol):
-    """From a release to the next adapter; ``strategies.private_training.Server``."""
+    """From a release to the next adapter; ``strategies.private_training.ServerUpdate``."""
 
     @property
     def optimizer(self) -> Any: ...
@@ -81,7 +81,7 @@ class Server(Protocol):
         self,
         state: Any,
         release: Release,
-        part: Part,
+        part: TrainedSubset,
         round: int,
         scale: float,
         public_loss: Callable[[Tensor], float] | None,

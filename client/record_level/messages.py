@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from client.record_level.settings import Silo
+from client.record_level.settings import RecordLevelSettings
 from strategies.messages.client_update import code_fingerprint
 from strategies.messages.records import (
     BadMessage,
@@ -45,7 +45,7 @@ class SiloRequest:
     adapter: np.ndarray
     steps: int
     client: int
-    silo: Silo
+    silo: RecordLevelSettings
     job: str
     state: str
     residual: np.ndarray | None = None
@@ -67,7 +67,7 @@ class SiloRequest:
         """The inverse; BadMessage for anything else."""
         config = config_of(records)
         try:
-            silo = Silo.from_json(typed(config, "silo", str))
+            silo = RecordLevelSettings.from_json(typed(config, "silo", str))
         except ValueError as error:
             raise BadMessage(f"silo cannot be read: {error}") from None
         numbers = {name: typed(config, name, int) for name in ("round", "steps", "client")}

@@ -27,7 +27,7 @@ from client.data.records import Records
 from client.engine.engine import Engine
 from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.record_level.messages import SiloReply, SiloRequest
-from client.record_level.settings import Silo, private_training
+from client.record_level.settings import RecordLevelSettings, private_training
 from client.record_level.state import OtherSilo, commit_reading, silo_state
 from client.record_level.units import UnitIndex
 from client.worker import Job, warm_worker
@@ -36,7 +36,7 @@ from strategies.messages.records import BadMessage
 
 
 @dataclass(frozen=True)
-class SiloTerms:
+class OperatorLimits:
     """The least a silo asks of a guarantee.
 
     Attributes:
@@ -52,7 +52,7 @@ class SiloTerms:
     methods: tuple[str, ...] = ()
 
     @staticmethod
-    def of(node_config: Mapping[str, Any]) -> "SiloTerms":
+    def of(node_config: Mapping[str, Any]) -> "OperatorLimits":
         """From Flower's node configuration.
 
         Raises:
@@ -70,9 +70,9 @@ class SiloTerms:
             if not limits[name] > 0:
                 raise BadMessage(f"{name} must be a number > 0, got {node_config[name]!r}")
         methods = tuple(str(node_config.get("methods", "")).split())
-        return SiloTerms(limits["epsilon-limit"], limits["delta-limit"], unit, methods)
+        return OperatorLimits(limits["epsilon-limit"], limits["delta-limit"], unit, methods)
 
-    def refusal(self, silo: Silo) -> str:
+    def refusal(self, silo: RecordLevelSettings) -> str:
         """Why this is not promised, in words for the server; empty if it is."""
         if silo.not_private:
             return f"this silo trains under a guarantee only; this has none: {silo.not_private}"
@@ -103,7 +103,7 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
     index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
     if silo.batch_size > len(index):
         return _refusal(request, f"this silo has fewer than {silo.batch_size} units")
-    engine.move_base(None if request.residual is None else torch.from_numpy(request.residual))
+    engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
     try:
         with silo_state(folder, silo, index) as state:
             training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
@@ -139,14 +139,14 @@ def answer(message: Message, context: Context) -> Message:
             worker, folder = warm_worker(request.job), Path(request.state) / str(request.client)
         else:
             folder = state_folder(context.node_config)
-            if reason := refused_unread(request, SiloTerms.of(context.node_config), folder):
+            if reason := refused_unread(request, OperatorLimits.of(context.node_config), folder):
                 return Message(_refusal(request, reason).to_records(), reply_to=message)
             worker = own_worker(request.job, node)
         reply = take_part(request, worker.data.client(request.client), worker.engine, folder)
         return Message(reply.to_records(), reply_to=message)
 
 
-def refused_unread(request: SiloRequest, terms: SiloTerms, folder: Path) -> str:
+def refused_unread(request: SiloRequest, terms: OperatorLimits, folder: Path) -> str:
     """Why a deployed silo takes no part, as far as that is known without its records; empty if it may."""
     silo, reading = request.silo, Job.from_json(request.job).reading
     if reason := terms.refusal(silo):

@@ -49,7 +49,7 @@ from privacy import checks
 from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
 from privacy.mechanism import Release
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,9 @@ class PublicSpan:
             if self.evolve is not None:
                 raise ValueError(f"evolve needs released coefficients, which method {self.method!r} has not")
 
-    def gradients(self, adapter: Float[Tensor, " size"], texts: Records, part: Part) -> Float[Tensor, "n d"]:
+    def gradients(self, adapter: Float[Tensor, " size"], texts: Records, part: TrainedSubset) -> Float[Tensor, "n d"]:
         """Of every text, as `part` sends them."""
-        self.engine.switch(part.factors)
+        self.engine.train_factors(part.factors)
         layout = self.engine.layout
         start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
         rows = torch.zeros(len(texts), part.layout(layout).dim)
@@ -160,7 +160,7 @@ class PublicSpan:
             rows[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows.cpu()).float()
         return rows
 
-    def basis(self, adapter: Float[Tensor, " size"], texts: Records, part: Part) -> Float[Tensor, "k d"]:
+    def basis(self, adapter: Float[Tensor, " size"], texts: Records, part: TrainedSubset) -> Float[Tensor, "k d"]:
         """What the step's clip map is made of: the gradients themselves, or V."""
         rows = self.gradients(adapter, texts, part).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return rows if self.method == "coefficients" else leading(rows, self.rank)
@@ -256,7 +256,9 @@ class SpanServer:
     def start(self, adapter: Tensor, controller: object, round: int) -> Any:
         return self.inner.start(adapter, controller, round)
 
-    def after(self, state: Any, release: Release, part: Part, round: int, scale: float, public_loss: Any) -> Any:
+    def after(
+        self, state: Any, release: Release, part: TrainedSubset, round: int, scale: float, public_loss: Any
+    ) -> Any:
         server = self.inner
         if self.span.method == "projection":
             server = replace(
@@ -269,7 +271,7 @@ class SpanServer:
         return replace(state, controller=Texts.of(state.controller.inner, texts))
 
 
-def public_bounds(span: PublicSpan, adapter: Float[Tensor, " size"], part: Part) -> tuple[float, float, float]:
+def public_bounds(span: PublicSpan, adapter: Float[Tensor, " size"], part: TrainedSubset) -> tuple[float, float, float]:
     """Medians over the texts, at an adapter, of ||g||, ||V g|| and ||g - V^T V g||: free thresholds C, S0 and S1.
 
     The texts' own V fits them better than records that did not make it: S1 is a low guess. 1e-12 at least.

@@ -32,10 +32,10 @@ from privacy.randomness.sampling import CohortSampler
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters
-from strategies.calibration import promise
-from strategies.controllers.controller import Controller, Setting
+from strategies.calibration import calibrate
+from strategies.controllers.controller import Controller, RunInfo
 from strategies.plugins import Option, build
-from strategies.private_training import Planner, Server
+from strategies.private_training import Planner, ServerUpdate
 
 if TYPE_CHECKING:
     from client.engine.sequential import OpacusEngine
@@ -83,7 +83,7 @@ NOISES = ("gaussian", "discrete", "insecure-zero")
 
 
 @dataclass(frozen=True)
-class Silo:
+class RecordLevelSettings:
     """Everything that decides the private training of one silo; travels as JSON.
 
     Attributes:
@@ -149,15 +149,15 @@ class Silo:
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
-    def from_json(text: str) -> "Silo":
+    def from_json(text: str) -> "RecordLevelSettings":
         """The inverse of :meth:`to_json`; ValueError for anything else."""
         try:
-            return Silo(**json.loads(text))
+            return RecordLevelSettings(**json.loads(text))
         except TypeError as error:
             raise ValueError(f"silo is not one of this version ({error})") from error
 
 
-def controller_of(silo: Silo) -> Controller[Any]:
+def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
     """The controller; ValueError naming what is wrong with its name or options."""
     controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
     raw = getattr(controller, "raw", None)  # a published rule that no guarantee covers
@@ -166,14 +166,14 @@ def controller_of(silo: Silo) -> Controller[Any]:
     return controller
 
 
-def commit(silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:
+def commit(silo: RecordLevelSettings, population: int) -> tuple[Commitment, tuple[float, ...]]:
     """Calibrate for so many units: the commitment, and the effective noise multiplier of every step.
 
     Raises:
         ValueError: no noise keeps the target, or there are fewer units than a batch expects.
     """
     controller = controller_of(silo)
-    commitment, multipliers = promise(
+    commitment, multipliers = calibrate(
         controller,
         silo.sampling(population),
         silo.steps,
@@ -189,17 +189,17 @@ def commit(silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:
 
 
 def setting_of(
-    silo: Silo, population: int, layout: AdapterLayout, multipliers: tuple[float, ...], order: int | None
-) -> Setting:
+    silo: RecordLevelSettings, population: int, layout: AdapterLayout, multipliers: tuple[float, ...], order: int | None
+) -> RunInfo:
     """What the controller is told; public."""
     aggregation, adapters = _aggregation(silo), Adapters(layout.rank, population, silo.seed)
     layouts = tuple(aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, silo.steps + 1))
     layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
-    return Setting(silo.steps, layouts, silo.sampling(population), multipliers, order)
+    return RunInfo(silo.steps, layouts, silo.sampling(population), multipliers, order)
 
 
 def private_training(
-    silo: Silo,
+    silo: RecordLevelSettings,
     engine: GradientEngine,
     index: UnitIndex,
     ledger: Ledger,
@@ -226,7 +226,7 @@ def private_training(
     return PrivateSgd(
         gradients=UnitGradients(engine, index, silo.combine),
         planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed), None),
-        server=Server(optimizer, aggregation, layout, silo.served_average, noise),
+        server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),
         ledger=ledger,
         sampler=sampler,
         noise=noise,
@@ -235,7 +235,7 @@ def private_training(
     )
 
 
-def silo_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
+def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     """The engine of a silo on a freshly loaded base model: ``"stacked"``, or ``"opacus"`` for its hooks.
 
     An adapter that cannot be stacked is trained one record at a time unless Opacus is asked for.
@@ -255,7 +255,7 @@ def silo_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     )
 
 
-def noise_of(silo: Silo) -> Noise:
+def noise_of(silo: RecordLevelSettings) -> Noise:
     """The noise the settings name."""
     match silo.noise:
         case "discrete":
@@ -266,7 +266,7 @@ def noise_of(silo: Silo) -> Noise:
             return GaussianNoise()
 
 
-def _aggregation(silo: Silo) -> Any:
+def _aggregation(silo: RecordLevelSettings) -> Any:
     aggregation = build("strategy.aggregation", AGGREGATIONS, silo.aggregation, silo.aggregation_options)
     if aggregation.individual:
         raise ValueError(

@@ -20,9 +20,9 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from client.data.local import Reading
+from client.data.local import ReadSettings
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import Silo, commit
+from client.record_level.settings import RecordLevelSettings, commit
 from client.record_level.units import UnitIndex
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
@@ -77,7 +77,7 @@ class SiloState:
 
 
 @contextmanager
-def silo_state(folder: Path, silo: Silo, index: UnitIndex) -> Iterator[SiloState]:
+def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Iterator[SiloState]:
     """The folder of a silo, held by this process; made, and its ledger committed, at the first participation.
 
     Raises:
@@ -113,7 +113,7 @@ def silo_state(folder: Path, silo: Silo, index: UnitIndex) -> Iterator[SiloState
         yield SiloState(folder, ledger, sampler, multipliers)
 
 
-def commit_reading(folder: Path, reading: Reading | None, unit: str) -> None:
+def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> None:
     """Hold on to the first way of reading that was asked for, before the records are opened.
 
     How many units there are is public, but under one reading: a server that could change columns, labels,

@@ -33,7 +33,7 @@ from privacy import checks
 from privacy.clipping.units import Units
 from privacy.randomness.rng import simulation_generator
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class GradientEngine(Protocol):
 
     @property
     def layout(self) -> AdapterLayout: ...
-    def switch(self, train: str) -> None: ...
+    def train_factors(self, train: str) -> None: ...
     def per_record_gradients(self, vector: Tensor, records: Records) -> Iterator[RecordGradients]: ...
 
 
@@ -133,13 +133,13 @@ class UnitGradients:
         checks.one_of(COMBINE, combine=self.combine)
 
     def of(
-        self, adapter: Float[Tensor, " size"], units: Int64[np.ndarray, " batch"], part: Part, step: int
+        self, adapter: Float[Tensor, " size"], units: Int64[np.ndarray, " batch"], part: TrainedSubset, step: int
     ) -> Iterator[Units]:
         """MINUS the gradient of every unit's loss, as `part` sends it, and its loss; chunk by chunk, private.
 
         The sign makes the released mean a direction of descent, as a client's update is.
         """
-        self.engine.switch(part.factors)
+        self.engine.train_factors(part.factors)
         layout = self.engine.layout
         start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
         used = [self.index.used(int(unit), step) for unit in units]
@@ -152,7 +152,7 @@ class UnitGradients:
         for low, high in _cuts([len(records) for records in used], max(1, self.memory // (4 * layout.dim))):
             yield self._together(start, used[low:high], part)
 
-    def _together(self, start: Tensor, used: list[np.ndarray], part: Part) -> Units:
+    def _together(self, start: Tensor, used: list[np.ndarray], part: TrainedSubset) -> Units:
         """One row per list of records."""
         layout, batch = self.engine.layout, self.index.records.select(np.concatenate(used))
         rows: Tensor | None = None

@@ -20,7 +20,7 @@ from privacy.events import CappedPoisson, FixedSize, Poisson, Sampling
 
 
 @dataclass(frozen=True)
-class Setting:
+class Scenario:
     """One way to run.
 
     Attributes:
@@ -102,7 +102,7 @@ class Option:
     """
 
     name: str
-    setting: Setting
+    setting: Scenario
     noise_multiplier: float
 
     @property
@@ -134,7 +134,7 @@ class Refusal:
     reason: str
 
 
-def price(name: str, setting: Setting) -> Option:
+def price(name: str, setting: Scenario) -> Option:
     """Calibrate a setting; errors as for :func:`calibration.calibrate`."""
     return Option(name, setting, setting.noise_multiplier())
 
@@ -171,7 +171,7 @@ def alternatives(now: Option) -> tuple[Option | Refusal, ...]:
 
 
 def by_accountant(
-    setting: Setting, noise_multiplier: float, names: Sequence[str] = composition.ACCOUNTANTS
+    setting: Scenario, noise_multiplier: float, names: Sequence[str] = composition.ACCOUNTANTS
 ) -> dict[str, float | str]:
     """Epsilon of the whole run by each accountant; a sentence where one cannot account it."""
     found: dict[str, float | str] = {}

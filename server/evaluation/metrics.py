@@ -36,7 +36,7 @@ def on_server(job: Job, data: PreparedData, splits: dict[str, tuple[int, int]]) 
     parts = {part: getattr(data, part).select(np.arange(*rows)) for part, rows in splits.items()}
 
     def evaluate(adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics:
-        engine.move_base(residual)
+        engine.set_residual(residual)
         return engine.evaluate(adapter, parts[split])
 
     return evaluate

@@ -72,7 +72,7 @@ _NAMED = 8
 def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables = ()) -> None:
     """Note what a run starts with: settings, prepared data set (the name of its folder is a digest), code.
 
-    ``phases`` are those of a recipe, see :meth:`server.runs.phase_config.RecipeConfig.phase_tables`.
+    ``phases`` are those of a recipe, see :meth:`server.runs.phase_config.PhasesConfig.phase_tables`.
 
     Raises:
         ConfigError: the folder has another run's secret, with which this run would draw the same cohorts.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from client.data.spec import PreparedData
-from client.models.frozen_linear import company_note
+from client.models.frozen_linear import batch_invariance_note
 from client.models.lora import save_peft
 from client.models.tasks import Metrics
 from privacy.ledger.ledger import Ledger
@@ -54,7 +54,7 @@ def write_artefacts(
     not_covered: Sequence[str] | None = None,
 ) -> None:
     """Write adapter/, privacy.json and results.json into the run folder."""
-    further = company_note(assembly.config.engine.precision)
+    further = batch_invariance_note(assembly.config.engine.precision)
     statement = privacy_statement(ledger, trust_model=trust_model, not_covered=not_covered, further=further)
     (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
     results = {

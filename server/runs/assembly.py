@@ -17,12 +17,12 @@ from flwr.serverapp import Grid
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.data.local import Reading
+from client.data.local import ReadSettings
 from client.data.prepare import prepare
 from client.data.sources import NOTES
 from client.data.spec import DataSpec, PreparedData
 from client.engine.local_training import LocalTraining
-from client.models.base import load_base, refuse_company_in_positions, refuse_longer_than_positions
+from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.secure_sum import LIST_FILE, identity_file
@@ -42,9 +42,9 @@ from server.network.grid import answers
 from server.run_folder.names import SAMPLING_SECRET
 from server.runs.commitment import commit, round_sampling
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
-from strategies.controllers.controller import Setting
+from strategies.controllers.controller import RunInfo
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.public_subspace import Subspace
@@ -90,12 +90,12 @@ def data_spec(config: RunConfig) -> DataSpec:
     )
 
 
-def reading(config: RunConfig, labels: Sequence[str]) -> Reading | None:
+def reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
     """How nodes read records of their own; None where the server's host holds everybody's."""
     if not config.deployed:
         return None
     data, classifies = config.data, config.model.task == "classification"
-    return Reading(
+    return ReadSettings(
         task=config.model.task,
         max_length=config.model.max_length,
         text_column=data.text_column,
@@ -123,7 +123,7 @@ class Assembly:
     start: Float[Tensor, " size"]
     job: Job
     commitment: Commitment
-    setting: Setting
+    setting: RunInfo
 
 
 def assemble(config: RunConfig) -> Assembly:
@@ -157,19 +157,19 @@ def assemble(config: RunConfig) -> Assembly:
     )
     layouts = tuple(parts.aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, config.rounds + 1))
     layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
-    setting = Setting(config.rounds, layouts, round_sampling(config), multipliers, commitment.order)
+    setting = RunInfo(config.rounds, layouts, round_sampling(config), multipliers, commitment.order)
     start = initial_adapter(layout, model, config.seed)
     return Assembly(config, data, parts, spec, layout, start, job, commitment, setting)
 
 
-def lora_spec(config: RunConfig, model: nn.Module, part: Part) -> LoraSpec:
+def lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraSpec:
     """The adapters of a run; ``model.layers = n`` means the top n layers."""
     base: Any = model.config
     total = int(base.num_hidden_layers)
     if config.model.layers > total:
         raise ConfigError(f"model.layers = {config.model.layers}: {config.model.name} has {total} layers; 0 takes all")
     refuse_longer_than_positions(model, config.model.max_length)
-    refuse_company_in_positions(model, config.model.max_length)
+    refuse_batch_dependent_positions(model, config.model.max_length)
     refuse_without_rouge(config, model)
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
     targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())

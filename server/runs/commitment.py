@@ -11,8 +11,8 @@ from privacy.events import Poisson
 from privacy.queries import AdapterBits, NormBit, NormHistogram
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
-from strategies.calibration import promise
-from strategies.controllers.controller import Controller, PublicSignals, Setting
+from strategies.calibration import calibrate
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.plugins import place
 
 
@@ -43,7 +43,7 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
     """
     sampling, privacy = round_sampling(config), config.privacy
     try:
-        commitment, multipliers = promise(
+        commitment, multipliers = calibrate(
             controller,
             sampling,
             config.rounds,
@@ -57,7 +57,7 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
     initial = controller.initial(sampling)
     try:  # its queries must leave the update some budget; the layout is not known yet and does not matter to that
         state = controller.init(
-            Setting(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
+            RunInfo(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
         )
         plan = controller.plan(state, 0 if initial else 1)
         _refuse_unsendable(plan)

@@ -42,7 +42,7 @@ STATE = "silos"
 """In the run folder of a simulation: a folder for every silo's own ledger."""
 
 
-def run_federated_silos(
+def run_cross_silo(
     config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry, *, resume: bool = False, other_code: bool = False
 ) -> None:
     """One federation of silos, from configuration to artefacts.

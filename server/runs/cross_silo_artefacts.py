@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from client.models.frozen_linear import company_note
+from client.models.frozen_linear import batch_invariance_note
 from client.models.lora import LoraSpec, as_one_adapter, save_peft
 from client.models.tasks import Metrics
 from privacy.ledger.statement import rounded_up
@@ -125,6 +125,6 @@ def _statement(ready: Federation, silos: Mapping[int, Said]) -> dict[str, Any]:
         "silos_asked": ready.config.clients,
         "not_covered": [
             *not_covered(ready.config, steered=ready.methods.steered),
-            *company_note(ready.config.engine.precision),
+            *batch_invariance_note(ready.config.engine.precision),
         ],
     }

@@ -48,7 +48,7 @@ def aligned(
         b.of(probe).copy_(draws / math.sqrt(b.shape[0]))
         a.of(probe).zero_()
     result = start.clone()
-    engine.switch("a")
+    engine.train_factors("a")
     moments = {a.name: torch.zeros(a.shape[1], a.shape[1]) for a, _ in _pairs(layout)}
     for rows in _gradients(engine, probe, records):
         for entry, offset in engine.layout.trainable_entries():
@@ -61,13 +61,13 @@ def aligned(
         a.of(result).copy_(vectors[:, -a.shape[0] :].flip(1).T * length)
         a.of(probe).copy_(a.of(result))
         b.of(probe).zero_()
-    engine.switch("b")
+    engine.train_factors("b")
     adapters = heads = 0.0
     for rows in _gradients(engine, probe, records):
         for entry, offset in engine.layout.trainable_entries():
             energy = float(rows[:, offset : offset + entry.size].double().square().sum())
             adapters, heads = (adapters, heads + energy) if entry.factor == "head" else (adapters + energy, heads)
-    engine.switch(factors)
+    engine.train_factors(factors)
     if adapters > 0 and heads > 0:
         for a, _ in _pairs(layout):
             a.of(result).mul_(math.sqrt(heads / adapters))

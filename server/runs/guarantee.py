@@ -19,11 +19,11 @@ from client.data.sensitive import make_detector
 from privacy.accountants import composition
 from privacy.ledger.statement import rounded_up
 from server.config.schema import RunConfig
-from server.runs.phase_plan import Planned, Recipe
+from server.runs.phase_plan import Phases, PlannedNoise
 
 
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """The guarantee of a whole recipe.
 
     Attributes:
@@ -68,21 +68,21 @@ class Promise:
         return values | {"record_epsilon": self.record_epsilon if self.kind == "record" else "infinite"}
 
 
-def promise_of(recipe: Recipe, planned: Planned) -> Promise:
+def guarantee_of(recipe: Phases, planned: PlannedNoise) -> Guarantee:
     """The guarantee of `recipe` with the noise of `planned`."""
     if not recipe.ordinary:
-        return Promise("record", recipe.delta, planned.epsilon, None, planned.epsilon, "", None)
+        return Guarantee("record", recipe.delta, planned.epsilon, None, planned.epsilon, "", None)
     readers = [phase.name for phase in recipe.ordinary if phase.text != "redacted"]
     if readers:
         reason = f"phase {' and '.join(repr(name) for name in readers)} trains on private texts without noise"
-        return Promise("none", recipe.delta, None, None, planned.epsilon, "", reason)
+        return Guarantee("none", recipe.delta, None, None, planned.epsilon, "", reason)
     policy = ", ".join(dict.fromkeys(make_detector(recipe.detector_of(phase)).name for phase in recipe.ordinary))
     names = " and ".join(repr(phase.name) for phase in recipe.ordinary)
     reason = f"phase {names} trains without noise on texts redacted by {policy}"
     selective = 0.0
     if planned.floor:
         selective, _ = composition.tightest_bound(planned.floor, recipe.delta, adjacency="replace_one")
-    return Promise("selective", recipe.delta, None, rounded_up(selective, 4), planned.epsilon, policy, reason)
+    return Guarantee("selective", recipe.delta, None, rounded_up(selective, 4), planned.epsilon, policy, reason)
 
 
 TRUST = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from client.models.frozen_linear import company_note
+from client.models.frozen_linear import batch_invariance_note
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
 from privacy.ledger.ledger import Ledger
@@ -18,9 +18,9 @@ from server.run_folder.phase_progress import PhaseResult
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import read_resumed
 from server.runs.artefacts import how_to_use, perplexities, rouge_sentence
-from server.runs.guarantee import NOT_COVERED, TRUST, Promise
-from server.runs.phase_config import RecipeConfig
-from server.runs.phase_plan import Phase, Planned, Private
+from server.runs.guarantee import NOT_COVERED, TRUST, Guarantee
+from server.runs.phase_config import PhasesConfig
+from server.runs.phase_plan import DpPhase, Phase, PlannedNoise
 from strategies.adapter.layout import AdapterLayout
 
 STAMP_FILE = "NOT-PRIVATE.txt"
@@ -28,7 +28,7 @@ STAMP_FILE = "NOT-PRIVATE.txt"
 
 
 @dataclass(frozen=True)
-class RecipeResult:
+class PhasesResult:
     """What a recipe's run ended with.
 
     Attributes:
@@ -45,8 +45,8 @@ class RecipeResult:
         rouge: what :func:`server.evaluation.rouge.adapter_rouge` found.
     """
 
-    promise: Promise
-    planned: Planned
+    promise: Guarantee
+    planned: PlannedNoise
     phases: tuple[PhaseResult, ...]
     test: Metrics
     validation: Metrics
@@ -63,15 +63,15 @@ class RecipeResult:
         return sum(phase.seconds for phase in self.phases)
 
 
-def write_recipe_artefacts(
-    folder: Path, config: RecipeConfig, result: RecipeResult, layout: AdapterLayout, ledger: Ledger | None
+def write_phases_artefacts(
+    folder: Path, config: PhasesConfig, result: PhasesResult, layout: AdapterLayout, ledger: Ledger | None
 ) -> None:
     """adapter/, privacy.json, results.json; without a record-level guarantee every one of them says so."""
     promise, run = result.promise, config.run
     statement: dict[str, Any] = {**promise.to_json(), "private": promise.kind == "record"}
     statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
     if ledger is not None:
-        further = company_note(run.engine.precision)
+        further = batch_invariance_note(run.engine.precision)
         statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED, further=further)
     _write_json(folder / PRIVACY_FILE, statement)
     results = {
@@ -100,19 +100,19 @@ def write_recipe_artefacts(
     _write_json(folder / RESULTS_FILE, results)  # last: with this file the run has ended
 
 
-def stamp(promise: Promise, *folders: Path) -> None:
+def stamp(promise: Guarantee, *folders: Path) -> None:
     """Without a record-level guarantee, every folder that holds an adapter says so."""
     if promise.not_private is not None:
         for folder in folders:
             (folder / STAMP_FILE).write_text(promise.sentence + "\n", encoding="utf-8")
 
 
-def _accuracies(result: RecipeResult) -> dict[str, float]:
+def _accuracies(result: PhasesResult) -> dict[str, float]:
     return {"test_accuracy": result.test.accuracy, "validation_accuracy": result.validation.accuracy}
 
 
-def _described(config: RecipeConfig, phase: Phase) -> dict[str, Any]:
-    kind = "private" if isinstance(phase, Private) else "ordinary"
+def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
+    kind = "private" if isinstance(phase, DpPhase) else "ordinary"
     detector = None if phase.text == "original" else config.recipe.detector_of(phase)
     return {"kind": kind, **vars(phase), "detector": detector}
 

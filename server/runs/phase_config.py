@@ -20,10 +20,10 @@ import tomli_w
 
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
-from server.runs.phase_plan import Phase, Private, Recipe
+from server.runs.phase_plan import DpPhase, Phase, Phases
 from strategies.plugins import build
 
-KINDS = {"ordinary": "server.runs.phase_plan:Ordinary", "private": "server.runs.phase_plan:Private"}
+KINDS = {"ordinary": "server.runs.phase_plan:NonPrivatePhase", "private": "server.runs.phase_plan:DpPhase"}
 
 _ONE_SILO = {"privacy.unit": "record", "clients": 1, "sampling-rate": 1.0}
 
@@ -36,17 +36,17 @@ _READ = (
 
 
 @dataclass(frozen=True)
-class RecipeConfig:
+class PhasesConfig:
     """A recipe with the data and the model it is for."""
 
     run: RunConfig
-    recipe: Recipe
+    recipe: Phases
 
     def phase_tables(self) -> list[dict[str, Any]]:
         """The phases as they stand in a file, with everything that was left at its default."""
         return [
             {
-                "kind": "private" if isinstance(phase, Private) else "ordinary",
+                "kind": "private" if isinstance(phase, DpPhase) else "ordinary",
                 **{key.replace("_", "-"): value for key, value in vars(phase).items()},
             }
             for phase in self.recipe.phases
@@ -57,7 +57,7 @@ class RecipeConfig:
         return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
 
 
-def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> RecipeConfig:
+def load_phases(path: Path, overrides: Mapping[str, Any] | None = None) -> PhasesConfig:
     """Read a recipe's file, with dotted keys of the run's tables on top.
 
     Raises:
@@ -69,10 +69,10 @@ def load_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Recip
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return parse_recipe(table, overrides)
+    return parse_phases(table, overrides)
 
 
-def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RecipeConfig:
+def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> PhasesConfig:
     """The same from a nested table."""
     phases = table.get("phases")
     if not isinstance(phases, list) or not phases or not all(isinstance(phase, Mapping) for phase in phases):
@@ -95,7 +95,7 @@ def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
         )
     made = tuple(_phase(number, phase) for number, phase in enumerate(phases, start=1))
     try:
-        recipe = Recipe(
+        recipe = Phases(
             phases=made,
             epsilon=run.privacy.epsilon,
             delta=run.privacy.delta,
@@ -107,7 +107,7 @@ def parse_recipe(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return RecipeConfig(run, recipe)
+    return PhasesConfig(run, recipe)
 
 
 def _refuse_idle(given: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@
 - ATDP: any of these, and then a short phase of DP-SGD with token weights and rising noise.
 
 References: Shi, Shea, Chen, Zhang, Jia, Yu, "Just Fine-tune Twice" (EMNLP 2022, arXiv 2204.07667); Yu, Singh, Li, Cao,
-"ATDP" (2025). Guarantee: that of :class:`server.runs.guarantee.Promise`. Deviation: where an ordinary phase has read
+"ATDP" (2025). Guarantee: that of :class:`server.runs.guarantee.Guarantee`. Deviation: where an ordinary phase has read
 the private texts, the papers print the epsilon of the private phases as the pipeline's; here it is infinite at record
 level, because later noise takes nothing back.
 
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from client.data.sensitive import check_detector
-from client.record_level.settings import Silo, controller_of
+from client.record_level.settings import RecordLevelSettings, controller_of
 from privacy import checks
 from privacy.commitment import Commitment, FloorStep, check_delta
 from privacy.events import ReleaseEvent
 from privacy.ledger.budget import FloorOdometer
 from privacy.ledger.statement import rounded_up
-from strategies.calibration import promise
+from strategies.calibration import calibrate
 from strategies.plugins import Option
 
 TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
@@ -30,7 +30,7 @@ TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
 
 
 @dataclass(frozen=True)
-class Ordinary:
+class NonPrivatePhase:
     """A phase without noise.
 
     Attributes:
@@ -58,16 +58,16 @@ class Ordinary:
 
 
 @dataclass(frozen=True)
-class Private:
+class DpPhase:
     """A phase of DP-SGD.
 
     Attributes:
-        name, text, detector: as in :class:`Ordinary`.
+        name, text, detector: as in :class:`NonPrivatePhase`.
         steps: private steps.
         batch_size: expected units in a batch.
         noise_multiplier: sigma_0, which the controller's schedule multiplies; 0 takes the least for which all private
             phases together cost the recipe's epsilon.
-        controller, optimizer, schedule, warm_up: see :class:`client.record_level.settings.Silo`.
+        controller, optimizer, schedule, warm_up: see :class:`client.record_level.settings.RecordLevelSettings`.
     """
 
     name: str
@@ -92,20 +92,20 @@ class Private:
         checks.non_negative(noise_multiplier=self.noise_multiplier, remedy="0 calibrates it")
 
 
-Phase = Ordinary | Private
+Phase = NonPrivatePhase | DpPhase
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Phases:
     """Phases in order, and the target of the private ones.
 
     Attributes:
         phases: at least one.
         epsilon, delta: what all private phases together may cost, one unit added or removed.
-        unit: see :class:`client.record_level.settings.Silo`.
+        unit: see :class:`client.record_level.settings.RecordLevelSettings`.
         detector: of phases that name none.
         seed: of the public randomness.
-        records_per_unit, combine: see :class:`client.record_level.settings.Silo`.
+        records_per_unit, combine: see :class:`client.record_level.settings.RecordLevelSettings`.
     """
 
     phases: tuple[Phase, ...]
@@ -138,22 +138,22 @@ class Recipe:
             )
 
     @property
-    def private(self) -> tuple[Private, ...]:
+    def private(self) -> tuple[DpPhase, ...]:
         """The phases with noise."""
-        return tuple(phase for phase in self.phases if isinstance(phase, Private))
+        return tuple(phase for phase in self.phases if isinstance(phase, DpPhase))
 
     @property
-    def ordinary(self) -> tuple[Ordinary, ...]:
+    def ordinary(self) -> tuple[NonPrivatePhase, ...]:
         """The phases without."""
-        return tuple(phase for phase in self.phases if isinstance(phase, Ordinary))
+        return tuple(phase for phase in self.phases if isinstance(phase, NonPrivatePhase))
 
     def detector_of(self, phase: Phase) -> str:
         """The detector of a phase."""
         return phase.detector or self.detector
 
-    def silo(self, phase: Private, not_private: str | None) -> Silo:
+    def silo(self, phase: DpPhase, not_private: str | None) -> RecordLevelSettings:
         """A private phase as the training of a silo."""
-        return Silo(
+        return RecordLevelSettings(
             unit=self.unit,
             steps=phase.steps,
             batch_size=phase.batch_size,
@@ -173,7 +173,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedNoise:
     """The noise of the private phases, before any text is read.
 
     Attributes:
@@ -195,7 +195,7 @@ class Planned:
         """How many releases the first so many private phases are committed to."""
         return sum(step.count for floor in self.floors[:phases] for step in floor)
 
-    def commitment(self, recipe: Recipe, population: int, not_private: str | None) -> Commitment:
+    def commitment(self, recipe: Phases, population: int, not_private: str | None) -> Commitment:
         """What the ledger starts with; `not_private` says why an ordinary phase leaves no guarantee, if one does."""
         return Commitment(
             recipe.unit,
@@ -208,7 +208,7 @@ class Planned:
         )
 
 
-def plan_noise(recipe: Recipe, population: int) -> Planned:
+def plan_noise(recipe: Phases, population: int) -> PlannedNoise:
     """Calibrate the one phase that asks for it, and account all of them together, as the ledger does.
 
     Raises:
@@ -216,14 +216,14 @@ def plan_noise(recipe: Recipe, population: int) -> Planned:
             there are fewer units than a batch.
     """
     if not recipe.private:
-        return Planned((), (), 0.0)
+        return PlannedNoise((), (), 0.0)
     check_delta(recipe.delta, population)  # before the promise is printed, not when the ledger is made
     given = {phase.name: _given(recipe, phase, population) for phase in recipe.private if phase.noise_multiplier}
     for phase in recipe.private:
         if phase.name not in given:
             others = [step for floor, _ in given.values() for step in floor]
             silo = recipe.silo(phase, None)
-            commitment, multipliers = promise(
+            commitment, multipliers = calibrate(
                 controller_of(silo),
                 silo.sampling(population),
                 phase.steps,
@@ -242,10 +242,10 @@ def plan_noise(recipe: Recipe, population: int) -> Planned:
             f"the given noise multipliers cost epsilon {cost:g} at delta {recipe.delta:g}, more than "
             f"{recipe.epsilon:g}; raise one of them, or the target"
         )
-    return Planned(floors, tuple(given[phase.name][1] for phase in recipe.private), cost)
+    return PlannedNoise(floors, tuple(given[phase.name][1] for phase in recipe.private), cost)
 
 
-def _given(recipe: Recipe, phase: Private, population: int) -> tuple[tuple[FloorStep, ...], tuple[float, ...]]:
+def _given(recipe: Phases, phase: DpPhase, population: int) -> tuple[tuple[FloorStep, ...], tuple[float, ...]]:
     """The steps of a phase whose sigma_0 is given."""
     silo = recipe.silo(phase, None)
     controller, sampling = controller_of(silo), silo.sampling(population)

@@ -25,26 +25,26 @@ from server.run_folder.names import LEDGER_FILE
 from server.run_folder.phase_progress import PhaseFolder, PhaseResult, Watch, reopened_ledger
 from server.run_folder.progress import owned
 from server.runs.assembly import data_spec, local_training, lora_spec
-from server.runs.guarantee import promise_of
-from server.runs.phase_artefacts import RecipeResult, stamp, write_recipe_artefacts
-from server.runs.phase_config import RecipeConfig
-from server.runs.phase_plan import TEXTS, Ordinary, Phase, Private, plan_noise
+from server.runs.guarantee import guarantee_of
+from server.runs.phase_artefacts import PhasesResult, stamp, write_phases_artefacts
+from server.runs.phase_config import PhasesConfig
+from server.runs.phase_plan import TEXTS, DpPhase, NonPrivatePhase, Phase, plan_noise
 from server.runs.record_level_assembly import refuse_unplannable
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.controllers.controller import PublicSignals
 
 log = logging.getLogger(__name__)
 
 
-class RecipeRun:
+class PhasesRun:
     """A recipe, its data in every form that a phase reads, and an engine.
 
     Raises:
         ConfigError, ValueError: whatever cannot work, before anything is trained.
     """
 
-    def __init__(self, config: RecipeConfig) -> None:
+    def __init__(self, config: PhasesConfig) -> None:
         self.config = config
         recipe, run = config.recipe, config.run
         spec = data_spec(run)
@@ -61,9 +61,9 @@ class RecipeRun:
         self.index = {key: self._indexed(data) for key, data in self.data.items()}
         self.population = len(self._indexed(self.plain))
         self.planned = plan_noise(recipe, self.population)
-        self.promise = promise_of(recipe, self.planned)
+        self.promise = guarantee_of(recipe, self.planned)
         model, _ = load_base(run.model.name, run.model.task, self.plain.num_labels)
-        self.spec = lora_spec(run, model, Part())
+        self.spec = lora_spec(run, model, TrainedSubset())
         self.layout: AdapterLayout = adapter_layout(model, self.spec)
         self.start = initial_adapter(self.layout, model, run.seed)
         for phase, multipliers in zip(recipe.private, self.planned.multipliers, strict=True):
@@ -86,7 +86,7 @@ class RecipeRun:
         )
         self.engine: Engine = make_engine(job)
 
-    def train(self, folder: Path, done: Sequence[PhaseResult] = ()) -> RecipeResult:
+    def train(self, folder: Path, done: Sequence[PhaseResult] = ()) -> PhasesResult:
         """Run all phases, or those that a run broken off in `folder` has left.
 
         The ledger of the private phases is made in `folder` and charged before any noise is drawn. Whether the folder
@@ -101,7 +101,7 @@ class RecipeRun:
             CannotResume, CorruptRun: why the run in `folder` cannot go on.
         """
         phases = self.config.recipe.phases
-        if [phase.name for phase in phases[: len(done)] if isinstance(phase, Ordinary)] != [
+        if [phase.name for phase in phases[: len(done)] if isinstance(phase, NonPrivatePhase)] != [
             result.name for result in done
         ]:
             raise ValueError(f"done must be the first phases, without noise, got {[result.name for result in done]}")
@@ -113,7 +113,7 @@ class RecipeRun:
             for number in range(len(done), len(phases)):
                 results.append(self._phase(number, results[-1].adapter if results else self.start, folder, ledger))
             adapter = results[-1].adapter
-            result = RecipeResult(
+            result = PhasesResult(
                 self.promise,
                 self.planned,
                 tuple(results),
@@ -126,7 +126,7 @@ class RecipeRun:
                 self.plain.label_names,
                 adapter_rouge(self.config.run, self.test, adapter, self.layout, self.spec),
             )
-            write_recipe_artefacts(folder, self.config, result, self.layout, ledger)
+            write_phases_artefacts(folder, self.config, result, self.layout, ledger)
         return result
 
     def _ledger(self, folder: Path) -> Ledger | None:
@@ -153,7 +153,7 @@ class RecipeRun:
             log.info("phase %s: done before", phase.name)
             return kept
         watch = Watch()
-        if isinstance(phase, Ordinary):
+        if isinstance(phase, NonPrivatePhase):
             adapter = self._ordinary(phase, adapter)
         else:
             assert ledger is not None
@@ -165,7 +165,7 @@ class RecipeRun:
         log.info("phase %s: %.0f s, validation loss %.4f", phase.name, taken.run, loss)
         return result
 
-    def _ordinary(self, phase: Ordinary, adapter: Tensor) -> Tensor:
+    def _ordinary(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
         local = LocalTraining(
             optimizer=phase.optimizer,
             learning_rate=phase.learning_rate,
@@ -173,14 +173,14 @@ class RecipeRun:
             epochs=phase.epochs,
             weight_decay=phase.weight_decay,
         )
-        self.engine.switch("both")
+        self.engine.train_factors("both")
         records = self.data[self._key(phase)].train
         (change,) = self.engine.train_all(adapter, [records], local, [self.config.recipe.seed])
         start = self.layout.trainable(adapter)
         return self.layout.with_trainable(adapter, start + change.to(start))
 
     def _private(self, number: int, adapter: Tensor, ledger: Ledger, place: PhaseFolder, watch: Watch) -> Tensor:
-        before = sum(isinstance(phase, Private) for phase in self.config.recipe.phases[:number])
+        before = sum(isinstance(phase, DpPhase) for phase in self.config.recipe.phases[:number])
         phase = self.config.recipe.private[before]
         charged = len(ledger.charges) - self.planned.releases(before)
         # every phase draws its batches under a secret of its own

@@ -28,7 +28,7 @@ from server.config.schema import RunConfig
 from server.config.tables import Public
 from server.runs.assembly import Assembly
 from server.runs.gradient_init import aligned
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ class PublicTraining:
         layout = self.engine.layout
         return layout.with_trainable(start, layout.trainable(start) + delta)
 
-    def basis(self, adapter: Float[Tensor, " size"], part: Part) -> Float[Tensor, "k d"]:
+    def basis(self, adapter: Float[Tensor, " size"], part: TrainedSubset) -> Float[Tensor, "k d"]:
         """The k leading right singular vectors of the public records' gradients at ``adapter``, as rows.
 
         In the space of what ``part`` sends. From the eigenvectors of the Gram matrix (n x n), in float64: n public
         records are far fewer than d values.
         """
         assert self.engine is not None, "public.subspace = 0"
-        self.engine.switch(part.factors)
+        self.engine.train_factors(part.factors)
         layout = self.engine.layout
         start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
         gradients = torch.zeros(len(self.records), part.layout(layout).dim)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from client.models.tasks import Metrics
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import private_training, silo_engine
+from client.record_level.settings import private_training, record_level_engine
 from privacy.ledger.ledger import Ledger
 from server.config.schema import RunConfig
 from server.evaluation.rouge import adapter_rouge
@@ -24,7 +24,7 @@ from server.runs.assembly import make_sampler
 from server.runs.guarantee import TRUST, not_covered
 from server.runs.loop import record_of
 from server.runs.public_data import PublicTraining, spanned
-from server.runs.record_level_assembly import SiloAssembly, assemble_silo
+from server.runs.record_level_assembly import RecordLevelAssembly, assemble_record_level
 from strategies.controllers.controller import PublicSignals
 
 Evaluate = Callable[[Tensor, str], Metrics]
@@ -34,7 +34,7 @@ Evaluate = Callable[[Tensor, str], Metrics]
 class _Run:
     """What the steps of a run need."""
 
-    ready: SiloAssembly
+    ready: RecordLevelAssembly
     training: PrivateSgd
     evaluate: Evaluate
     telemetry: Telemetry
@@ -53,7 +53,7 @@ class _Run:
         return self.round > 0 and (self.round % self.config.evaluation.every == 0 or self.round == self.config.rounds)
 
 
-def run_silo(
+def run_record_level(
     config: RunConfig, folder: Path, telemetry: Telemetry, ledger: Ledger | None = None, *, other_code: bool = False
 ) -> None:
     """Train one silo.
@@ -67,7 +67,7 @@ def run_silo(
     """
     started = time.monotonic()
     telemetry.status("preparing", "preparing data, model and noise")
-    ready = assemble_silo(config)
+    ready = assemble_record_level(config)
     assembly = ready.assembly
     changes = (
         []
@@ -77,7 +77,7 @@ def run_silo(
     (folder / CONFIG_FILE).write_text(config.to_toml())
     write_environment(folder)
     public = PublicTraining.of(assembly)
-    engine = silo_engine(assembly.job, config.silo.gradients)
+    engine = record_level_engine(assembly.job, config.silo.gradients)
     inside = spanned(assembly, engine)
     if ledger is None:
         write_origin(folder, config, assembly.data.folder.name)

@@ -11,7 +11,7 @@ from client.models.base import load_base
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.record_level.dp_sgd import refuse_votes
-from client.record_level.settings import Silo, commit, setting_of
+from client.record_level.settings import RecordLevelSettings, commit, setting_of
 from client.record_level.units import UnitIndex
 from client.worker import Job
 from privacy.commitment import Commitment
@@ -26,19 +26,19 @@ from strategies.aggregations.factors import RoLora
 from strategies.aggregations.fedsvd import FedSvd
 from strategies.aggregations.individual import FedEx, FedGsa, Flora
 from strategies.aggregations.ranks import ZeroPad
-from strategies.controllers.controller import Controller, PublicSignals, Setting
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 
 @dataclass(frozen=True)
-class SiloAssembly:
+class RecordLevelAssembly:
     """A single silo ready to start: a run's assembly, whose commitment is the silo's, and the silo's units."""
 
     assembly: Assembly
-    silo: Silo
+    silo: RecordLevelSettings
     index: UnitIndex
 
 
-def silo_of(config: RunConfig, steps: int) -> Silo:
+def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
     """The silo that a configuration describes, committed for so many steps.
 
     Raises:
@@ -46,7 +46,7 @@ def silo_of(config: RunConfig, steps: int) -> Silo:
     """
     strategy, privacy, silo = config.strategy, config.privacy, config.silo
     try:
-        return Silo(
+        return RecordLevelSettings(
             unit=config.unit,
             steps=steps,
             batch_size=silo.batch_size,
@@ -73,7 +73,7 @@ def silo_of(config: RunConfig, steps: int) -> Silo:
         raise ConfigError(f"silo: {error}") from error
 
 
-def assemble_silo(config: RunConfig) -> SiloAssembly:
+def assemble_record_level(config: RunConfig) -> RecordLevelAssembly:
     """Prepare data and model, calibrate the noise for the silo's units. Nothing is sampled, no budget is spent.
 
     Raises:
@@ -84,7 +84,7 @@ def assemble_silo(config: RunConfig) -> SiloAssembly:
             f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: a single silo protects its records "
             "or groups of them; set privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
         )
-    parts, silo = methods(config), silo_of(config, config.rounds)
+    parts, silo = methods(config), record_level_settings(config, config.rounds)
     data = prepare(data_spec(config))
     index = UnitIndex.of(
         data.train, grouped=config.privacy.unit == "group", most=silo.records_per_unit, seed=config.seed
@@ -96,7 +96,7 @@ def assemble_silo(config: RunConfig) -> SiloAssembly:
         config=config, data=data, methods=parts, commitment=commitment, setting=setting, **vars(described)
     )
     refuse_unplannable(parts.controller, setting, f"strategy.controller = {config.strategy.controller!r}")
-    return SiloAssembly(assembly, silo, index)
+    return RecordLevelAssembly(assembly, silo, index)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Federation:
     config: RunConfig
     data: PreparedData
     methods: Methods
-    silo: Silo
+    silo: RecordLevelSettings
     described: "Described"
 
 
@@ -131,7 +131,7 @@ def assemble_federation(config: RunConfig) -> Federation:
         )
     _refuse_what_silos_cannot(config, parts)
     silo = replace(
-        silo_of(config, config.rounds * config.silo.steps),
+        record_level_settings(config, config.rounds * config.silo.steps),
         served_average=0.0,
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
@@ -202,7 +202,7 @@ def _described(config: RunConfig, parts: Methods, data: PreparedData) -> Describ
     return Described(spec, layout, initial_adapter(layout, model, config.seed), job)
 
 
-def _committed(config: RunConfig, silo: Silo, population: int) -> tuple[Commitment, tuple[float, ...]]:
+def _committed(config: RunConfig, silo: RecordLevelSettings, population: int) -> tuple[Commitment, tuple[float, ...]]:
     try:
         return commit(silo, population)
     except ValueError as error:
@@ -212,7 +212,7 @@ def _committed(config: RunConfig, silo: Silo, population: int) -> tuple[Commitme
         ) from error
 
 
-def refuse_unplannable(controller: Controller[Any], setting: Setting, what: str) -> None:
+def refuse_unplannable(controller: Controller[Any], setting: RunInfo, what: str) -> None:
     """ConfigError that begins with ``what`` unless the controller can plan its first release at the noise there is."""
     try:
         first = 1 if controller.initial(setting.sampling) is None else 0

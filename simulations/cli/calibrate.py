@@ -20,7 +20,7 @@ from simulations.report.notation import delta_text, epsilon_text, number_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privacy.accountants.scenarios import Option, Refusal, Setting
+    from privacy.accountants.scenarios import Option, Refusal, Scenario
 from privacy.accountants.calibration import calibrate, filter_commitment
 from privacy.events import NoiseShares, Poisson
 from server.config.load import parse
@@ -104,11 +104,11 @@ def calibrate_command(
                 page = controller_page(config, dimension)
             console.print(page)
             return
-        from privacy.accountants.scenarios import Setting, price
+        from privacy.accountants.scenarios import Scenario, price
 
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always", UserWarning)
-            setting = Setting(
+            setting = Scenario(
                 epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency, sampling, cap
             )
         with console.status("Calibrating"):
@@ -165,7 +165,7 @@ _LEGEND = (
 )
 
 
-def _headline(setting: "Setting") -> str:
+def _headline(setting: "Scenario") -> str:
     sampling = {"poisson": "Poisson", "fixed-size": "fixed-size", "capped-poisson": f"Poisson (at most {setting.cap})"}
     return (
         f"Epsilon {number_text(setting.epsilon)} at delta {delta_text(setting.delta)}, {setting.adjacency}: "

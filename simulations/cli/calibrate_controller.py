@@ -24,7 +24,7 @@ from server.config.schema import RunConfig
 from server.runs.commitment import commit, round_sampling
 from simulations.presets.load import parse_setting
 from simulations.report.notation import delta_text, epsilon_text, number_text
-from strategies.controllers.controller import Controller, PublicSignals, Setting
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
     """What is promised, what every kind of round releases, and epsilon of all of it by each accountant."""
     controller = methods(config).controller
     commitment, multipliers = commit(config, controller)
-    setting = Setting(config.rounds, ((dimension or 1,),), round_sampling(config), multipliers, commitment.order)
+    setting = RunInfo(config.rounds, ((dimension or 1,),), round_sampling(config), multipliers, commitment.order)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("Release", "part", "sensitivity", "noise on the sum", "noise multiplier"):
         table.add_column(column, justify="left" if column in ("Release", "part") else "right")
@@ -87,7 +87,7 @@ def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
     )
 
 
-def rehearsal(controller: Controller[Any], setting: Setting) -> list[Rehearsed]:
+def rehearsal(controller: Controller[Any], setting: RunInfo) -> list[Rehearsed]:
     """The initial release if there is one, rounds 1 and 2, and the last one."""
     found: list[Rehearsed] = []
     state = controller.init(setting, PublicSignals(0, 1.0))

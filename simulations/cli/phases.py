@@ -19,8 +19,8 @@ from simulations.presets.load import absolute_paths, parse_setting
 from simulations.report.notation import duration_text, epsilon_text, number_text
 
 if TYPE_CHECKING:
-    from server.runs.phase_config import RecipeConfig
-    from server.runs.phases import RecipeRun
+    from server.runs.phase_config import PhasesConfig
+    from server.runs.phases import PhasesRun
 
 RECIPES = Path(__file__).resolve().parents[1] / "presets" / "phases"
 
@@ -45,9 +45,9 @@ def recipe_command(
         config = configured(recipe, settings or [], here)
         from server.run_folder.names import new_run_folder
         from server.run_folder.resume import write_origin
-        from server.runs.phases import RecipeRun
+        from server.runs.phases import PhasesRun
 
-        run = RecipeRun(config)
+        run = PhasesRun(config)
         folder = new_run_folder(config.run)
         (folder / RECIPE_FILE).write_text(config.to_toml(), encoding="utf-8")
         write_origin(folder, config.run, run.plain.folder.name, config.phase_tables())
@@ -63,15 +63,15 @@ def resume_recipe(folder: Path, other_code: bool, quiet: bool) -> None:
     from privacy.ledger.ledger import Charge, Ledger
     from server.run_folder.names import LEDGER_FILE, RESULTS_FILE
     from server.run_folder.resume import Resumed, check_origin, note_resumed
-    from server.runs.phase_config import load_recipe
-    from server.runs.phases import RecipeRun
+    from server.runs.phase_config import load_phases
+    from server.runs.phases import PhasesRun
 
     if (folder / RESULTS_FILE).is_file():
         raise CannotResume(f"{folder} has ended; there is nothing to go on with")
-    config = load_recipe(folder / RECIPE_FILE)
+    config = load_phases(folder / RECIPE_FILE)
     phases = config.phase_tables()
     check_origin(folder, config.run, other_code=other_code, phases=phases)
-    run = RecipeRun(config)
+    run = PhasesRun(config)
     data = run.plain.folder.name
     changes = check_origin(folder, config.run, data=data, other_code=other_code, phases=phases)
     charges: tuple[Charge, ...] = ()
@@ -83,7 +83,7 @@ def resume_recipe(folder: Path, other_code: bool, quiet: bool) -> None:
     _train(run, folder, quiet)
 
 
-def _train(run: "RecipeRun", folder: Path, quiet: bool) -> None:
+def _train(run: "PhasesRun", folder: Path, quiet: bool) -> None:
     from simulations.report.page import write_report  # with matplotlib, which `lacquer --help` does not need
 
     console = Console()
@@ -114,17 +114,17 @@ def _train(run: "RecipeRun", folder: Path, quiet: bool) -> None:
     console.print(f"Run folder: {folder}\nReport: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
-def configured(recipe: str, settings: list[str], folder: Path) -> "RecipeConfig":
+def configured(recipe: str, settings: list[str], folder: Path) -> "PhasesConfig":
     """The recipe of that name or file with ``settings`` on top and absolute paths.
 
     Raises:
         ConfigError: naming what is wrong.
     """
-    from server.runs.phase_config import RecipeConfig, load_recipe  # with torch, which `lacquer --help` does not need
+    from server.runs.phase_config import PhasesConfig, load_phases  # with torch, which `lacquer --help` does not need
 
     overrides = dict(parse_setting(setting) for setting in settings)
-    config = load_recipe(find(recipe), overrides)
-    return RecipeConfig(absolute_paths(config.run, folder), config.recipe)
+    config = load_phases(find(recipe), overrides)
+    return PhasesConfig(absolute_paths(config.run, folder), config.recipe)
 
 
 def find(recipe: str) -> Path:

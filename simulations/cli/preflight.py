@@ -140,9 +140,9 @@ def check_silo(config: RunConfig) -> tuple[float, ...]:
         ConfigError, ValueError: naming the setting.
     """
     from client.models.files import locate
-    from server.runs.record_level_assembly import assemble_silo
+    from server.runs.record_level_assembly import assemble_record_level
 
     if not config.model.name.startswith("random:"):
         locate(config.model.name)
     check_adapter(config)
-    return assemble_silo(config).assembly.setting.noise_multipliers
+    return assemble_record_level(config).assembly.setting.noise_multipliers

@@ -13,11 +13,11 @@ def run(folder: Path, keys: Mapping[str, str | bool]) -> None:
     """Run what ``folder/config.toml`` describes, or, with ``resume`` in ``keys``, go on with it."""
     from server.app import held
     from server.config.load import load
-    from server.runs.record_level import run_silo
+    from server.runs.record_level import run_record_level
 
     config = load(folder / "config.toml")
     with held(folder, resume=bool(keys.get("resume"))) as (telemetry, ledger):
-        run_silo(config, folder, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
+        run_record_level(config, folder, telemetry, ledger, other_code=bool(keys.get("other-code", False)))
 
 
 def main(launcher: int, private: Path, folder: Path, plugins: str, keys: Mapping[str, str | bool]) -> None:

@@ -17,7 +17,7 @@ from strategies.adapter.layout import AdapterLayout
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainedSubset:
     """What a round trains; heads are always trained.
 
     Attributes:
@@ -75,6 +75,6 @@ class Part:
         return asdict(self)
 
     @staticmethod
-    def from_json(values: dict[str, Any]) -> "Part":
+    def from_json(values: dict[str, Any]) -> "TrainedSubset":
         """The inverse of :meth:`to_json`; ValueError or TypeError for anything else."""
-        return Part(**values)
+        return TrainedSubset(**values)

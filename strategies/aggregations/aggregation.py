@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Aggregation(Protocol):
         """Whether it needs every client's own factors, which client-level privacy never releases."""
         ...
 
-    def part(self, adapters: Adapters, round: int) -> Part:
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         """What ``round`` (1..T) trains; the initial release before it trains what round 1 does."""
         ...
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Rewritten
 
 
@@ -48,8 +48,8 @@ class Plain:
     def __post_init__(self) -> None:
         checks.positive(scale_a=self.scale_a, scale_b=self.scale_b)
 
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("both", scale_a=self.scale_a, scale_b=self.scale_b)
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
+        return TrainedSubset("both", scale_a=self.scale_a, scale_b=self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None
@@ -72,8 +72,8 @@ class Ffa:
     def __post_init__(self) -> None:
         checks.positive(scale_b=self.scale_b)
 
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("b", scale_b=self.scale_b)
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
+        return TrainedSubset("b", scale_b=self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None
@@ -97,8 +97,8 @@ class RoLora:
     def __post_init__(self) -> None:
         checks.positive(scale_a=self.scale_a, scale_b=self.scale_b)
 
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("b" if round % 2 else "a", scale_a=self.scale_a, scale_b=self.scale_b)
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
+        return TrainedSubset("b" if round % 2 else "a", scale_a=self.scale_a, scale_b=self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None

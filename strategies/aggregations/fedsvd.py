@@ -28,7 +28,7 @@ from torch import Tensor
 
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Rewritten
 
 
@@ -46,8 +46,8 @@ class FedSvd:
     def __post_init__(self) -> None:
         checks.positive(scale_b=self.scale_b)
 
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("b", scale_b=self.scale_b)
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
+        return TrainedSubset("b", scale_b=self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None

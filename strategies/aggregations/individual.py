@@ -25,7 +25,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Rewritten
 
 Pair = tuple[Float[Tensor, "out _"], Float[Tensor, "_ in"]]
@@ -77,8 +77,8 @@ class _OfEachClient:
 
     individual: ClassVar[bool] = True
 
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("both")
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
+        return TrainedSubset("both")
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None
@@ -101,5 +101,5 @@ class FedEx(_OfEachClient):
 class FedGsa(_OfEachClient):
     """FedGSA, see :func:`shared_subspace`."""
 
-    def part(self, adapters: Adapters, round: int) -> Part:
-        return Part("b")
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
+        return TrainedSubset("b")

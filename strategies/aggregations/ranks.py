@@ -28,7 +28,7 @@ from torch import Tensor
 from privacy import checks
 from privacy.randomness.rng import simulation_generator
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Rewritten
 
 
@@ -56,13 +56,13 @@ class DyLora:
         checks.integer_at_least(0, most_rank=self.most_rank, remedy="0 takes model.rank")
         checks.one_of(("both", "b"), factors=self.factors)
 
-    def part(self, adapters: Adapters, round: int) -> Part:
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         """ValueError if the ranks do not fit the adapters."""
         most = self.most_rank or adapters.rank
         checks.within(1, adapters.rank, most_rank=most, remedy="the upper limit is model.rank")
         checks.within(1, most, least_rank=self.least_rank, remedy="the upper limit is most-rank")
         drawn = simulation_generator(adapters.seed, "dylora rank", round).integers(self.least_rank, most + 1)
-        return Part(self.factors, int(drawn), self.scale_a, self.scale_b)
+        return TrainedSubset(self.factors, int(drawn), self.scale_a, self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         return None
@@ -94,10 +94,10 @@ class ZeroPad:
         for rank in self._choices():
             checks.integer_at_least(1, ranks=rank)
 
-    def part(self, adapters: Adapters, round: int) -> Part:
+    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         """ValueError if the ranks do not fit the adapters."""
         checks.within(1, adapters.rank, ranks=max(self._choices()), remedy="the upper limit is model.rank")
-        return Part(self.factors, None, self.scale_a, self.scale_b)
+        return TrainedSubset(self.factors, None, self.scale_a, self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
         """The same for a client in every round: one stream for the population, read at the client's id."""

@@ -9,7 +9,7 @@ from privacy.clipping.units import Units
 from privacy.contribution import Plan, contribute, validate
 from privacy.randomness.rng import simulation_generator
 from strategies.adapter.layout import AdapterLayout, Entry
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
 from strategies.conformance.purity import Subject, broken, rule
 
@@ -53,8 +53,8 @@ def check_aggregation(aggregation: Aggregation, *, seed: int = 0) -> None:
         ranks = _check_ranks(subject, adapters)
         for round in range(1, ROUNDS + 1):
             part = subject.call("part", adapters, round, form=lambda part: part.to_json())
-            if not isinstance(part, Part):
-                broken("part", f"round {round} trains {part!r}", "return a strategies.adapter.trainable.Part")
+            if not isinstance(part, TrainedSubset):
+                broken("part", f"round {round} trains {part!r}", "return a strategies.adapter.trainable.TrainedSubset")
             with rule("part", f"what round {round} trains does not fit adapters of rank {RANK}", "mend part()"):
                 part.layout(_LAYOUT)
             _check_sensitivity(part, ranks, round, seed)
@@ -86,7 +86,7 @@ def _check_ranks(subject: Subject, adapters: Adapters) -> np.ndarray | None:
     return ranks
 
 
-def _check_sensitivity(part: Part, ranks: np.ndarray | None, round: int, seed: int) -> None:
+def _check_sensitivity(part: TrainedSubset, ranks: np.ndarray | None, round: int, seed: int) -> None:
     """Sent vectors of wild clients, clipped and summed by the real mechanism, with and without one of them."""
     remedy = "let part() alone decide what is sent; it is clipped whole"
     engine = _LAYOUT.training(part.factors)

@@ -25,7 +25,7 @@ from privacy.queries import OneHotVote, query_from_json
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import simulation_generator
 from strategies.conformance.purity import Subject, broken, rule, survived
-from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, Setting
+from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, RunInfo
 from strategies.state_files import same_bits
 
 SAMPLING = Poisson(0.1, 1000)
@@ -40,7 +40,7 @@ class Account:
     In filter mode it pays for what the setting's multipliers cost, and for the initial release.
     """
 
-    setting: Setting
+    setting: RunInfo
     initial: InitialRelease | None
     not_private: str | None = "made-up clients"
     rho_spent: float = 0.0
@@ -83,14 +83,14 @@ class Account:
         """Nothing is kept."""
 
 
-def settings(controller_profile: tuple[float, ...], rounds: int) -> dict[str, Setting]:
+def settings(controller_profile: tuple[float, ...], rounds: int) -> dict[str, RunInfo]:
     """Runs to rehearse: constant layout, layouts that change between rounds, and a ledger that filters."""
     multipliers = tuple(2.0 * share for share in controller_profile)
     other = tuple(size + 2 for size in BLOCKS)
     return {
-        "floor mode": Setting(rounds, (BLOCKS,), SAMPLING, multipliers),
-        "floor mode, layouts that change": Setting(rounds, (BLOCKS, other) * (rounds // 2), SAMPLING, multipliers),
-        "filter mode": Setting(rounds, (BLOCKS,), SAMPLING, multipliers, order=8),
+        "floor mode": RunInfo(rounds, (BLOCKS,), SAMPLING, multipliers),
+        "floor mode, layouts that change": RunInfo(rounds, (BLOCKS, other) * (rounds // 2), SAMPLING, multipliers),
+        "filter mode": RunInfo(rounds, (BLOCKS,), SAMPLING, multipliers, order=8),
     }
 
 
@@ -118,7 +118,7 @@ def made_up_units(plan: Plan, round: int, seed: int) -> Units:
 ROUNDS = 8
 
 
-def check_controller(controller: Controller[Any], *, setting: Setting | None = None, seed: int = 0) -> None:
+def check_controller(controller: Controller[Any], *, setting: RunInfo | None = None, seed: int = 0) -> None:
     """Raise ConformanceError unless ``controller`` keeps its promises in rehearsed runs.
 
     Checked, under the names of the rules: the protocol is there ("protocol"); every answer is a function of the
@@ -149,7 +149,7 @@ def check_controller(controller: Controller[Any], *, setting: Setting | None = N
         _rehearse(subject, run, controller.reads_validation, seed)
 
 
-def _rehearse(subject: Subject, setting: Setting, reads_validation: bool, seed: int) -> None:
+def _rehearse(subject: Subject, setting: RunInfo, reads_validation: bool, seed: int) -> None:
     initial: InitialRelease | None = subject.call("initial", setting.sampling, form=repr)
     account = Account(setting, initial)
     state = start = subject.call("init", setting, PublicSignals(0, 1.0 if reads_validation else None))
@@ -176,7 +176,7 @@ def _sent(plan: Plan) -> tuple[Any, ...]:
     return plan.to_json(), clip_arrays(plan.clip)
 
 
-def _check_plan(plan: Plan, round: int, setting: Setting, initial: InitialRelease | None) -> None:
+def _check_plan(plan: Plan, round: int, setting: RunInfo, initial: InitialRelease | None) -> None:
     if round == 0:
         assert initial is not None
         if plan.components() != initial.components:

@@ -33,7 +33,7 @@ from privacy.clipping.whitening import AdaClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
 
 POOLS = ("coordinates", "blocks")
 
@@ -50,7 +50,7 @@ class Moments:
 class AdaclipState:
     """Statistics by the block sizes of the rounds they are of."""
 
-    setting: Setting
+    setting: RunInfo
     moments: dict[str, Moments]
 
 
@@ -87,7 +87,7 @@ class Adaclip:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> AdaclipState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> AdaclipState:
         blocks = setting.blocks(1)
         return AdaclipState(setting, {_key(blocks): self._fresh(blocks)})
 

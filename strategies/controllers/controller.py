@@ -27,7 +27,7 @@ from privacy.queries import Query
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunInfo:
     """What a run tells its controller; public.
 
     Attributes:
@@ -102,7 +102,7 @@ class Controller(Protocol[S]):
         """Noise multipliers of the rounds relative to each other, before calibration; all 1 for constant noise."""
         ...
 
-    def init(self, setting: Setting, public: PublicSignals) -> S:
+    def init(self, setting: RunInfo, public: PublicSignals) -> S:
         """State before anything was released; ``public`` describes the initial model."""
         ...
 
@@ -145,6 +145,6 @@ def update_multiplier(effective: float, queries: Sequence[Query]) -> float:
     return effective / math.sqrt(1.0 - (effective * spent) ** 2)
 
 
-def check_queries(setting: Setting, queries: Sequence[Query]) -> None:
+def check_queries(setting: RunInfo, queries: Sequence[Query]) -> None:
     """ValueError unless every round of ``setting`` leaves its update some budget beside ``queries``."""
     update_multiplier(max(setting.noise_multipliers), queries)

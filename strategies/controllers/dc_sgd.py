@@ -29,7 +29,7 @@ from strategies.controllers import released_norms
 from strategies.controllers.controller import (
     InitialRelease,
     PublicSignals,
-    Setting,
+    RunInfo,
     check_queries,
     constant_profile,
     update_multiplier,
@@ -40,7 +40,7 @@ from strategies.controllers.controller import (
 class DcSgdState:
     """Threshold of the next round, the averaged histogram (empty before the first) and how many went into it."""
 
-    setting: Setting
+    setting: RunInfo
     bound: float
     history: tuple[float, ...] = ()
     histograms: int = 0
@@ -77,7 +77,7 @@ class DcSgdP:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> DcSgdState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> DcSgdState:
         return _initial(self, setting)
 
     def plan(self, state: DcSgdState, round: int) -> Plan:
@@ -124,7 +124,7 @@ class DcSgdE:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> DcSgdState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> DcSgdState:
         return _initial(self, setting)
 
     def plan(self, state: DcSgdState, round: int) -> Plan:
@@ -173,12 +173,12 @@ def _edges(controller: DcSgdP | DcSgdE) -> tuple[float, ...]:
     return released_norms.norm_edges(controller.lowest, controller.highest)
 
 
-def _query(controller: DcSgdP | DcSgdE, setting: Setting) -> NormHistogram:
+def _query(controller: DcSgdP | DcSgdE, setting: RunInfo) -> NormHistogram:
     noise_std = controller.histogram_noise or released_norms.DEFAULT_SHARE * setting.sampling.expected_units
     return NormHistogram(_edges(controller), noise_std)
 
 
-def _initial(controller: DcSgdP | DcSgdE, setting: Setting) -> DcSgdState:
+def _initial(controller: DcSgdP | DcSgdE, setting: RunInfo) -> DcSgdState:
     check_queries(setting, (_query(controller, setting),))
     return DcSgdState(setting, controller.clip_norm)
 

@@ -29,7 +29,7 @@ from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import BoundedMean, LossHistogram
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
 from strategies.controllers.loss_following import elected, followed, vote_plan, vote_release
 
 LOSS_EDGES = tuple(2.0 ** (j / 2) for j in range(-8, 9))
@@ -43,7 +43,7 @@ class ClacState:
     ``loss_bound`` is 0 until the histogram of losses was released, ``mean_loss`` (v_t) -1 until a loss was.
     """
 
-    setting: Setting
+    setting: RunInfo
     bound: float
     first_bound: float
     loss: float
@@ -93,7 +93,7 @@ class DpClac:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> ClacState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> ClacState:
         return ClacState(setting, self.clip_norm, self.clip_norm, math.nan, math.nan)
 
     def plan(self, state: ClacState, round: int) -> Plan:

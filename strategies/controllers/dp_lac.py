@@ -28,7 +28,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
 from strategies.controllers.loss_following import elected, followed, usable, vote_plan, vote_release
 
 
@@ -36,7 +36,7 @@ from strategies.controllers.loss_following import elected, followed, usable, vot
 class LacState:
     """Threshold of the next round, the first one, and what is remembered of the validation loss."""
 
-    setting: Setting
+    setting: RunInfo
     bound: float
     first_bound: float
     loss: float
@@ -76,7 +76,7 @@ class DpLac:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> LacState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> LacState:
         loss = public.validation_loss if usable(public.validation_loss) else math.nan
         return LacState(setting, self.clip_norm, self.clip_norm, loss, loss)
 

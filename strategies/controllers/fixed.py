@@ -15,14 +15,14 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
 
 
 @dataclass(frozen=True)
 class FixedState:
     """Nothing changes but where the run stands."""
 
-    setting: Setting
+    setting: RunInfo
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Fixed:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> FixedState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> FixedState:
         return FixedState(setting)
 
     def plan(self, state: FixedState, round: int) -> Plan:

@@ -33,7 +33,7 @@ from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.rng import torch_generator
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Shape:
 class GeoclipState:
     """Statistics by the block sizes of the rounds they are of."""
 
-    setting: Setting
+    setting: RunInfo
     shapes: dict[str, Shape]
 
 
@@ -114,7 +114,7 @@ class Geoclip:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> GeoclipState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> GeoclipState:
         blocks = self._sizes(setting, 1)
         return GeoclipState(setting, {_key(blocks): self._fresh(blocks)})
 
@@ -149,7 +149,7 @@ class Geoclip:
         # Noise in all values together as flat clipping would have it, whose threshold that makes.
         return {"clip-bound": float(clip.spread().norm()) / len(clip.centre) ** 0.5}
 
-    def _sizes(self, setting: Setting, round: int) -> tuple[int, ...]:
+    def _sizes(self, setting: RunInfo, round: int) -> tuple[int, ...]:
         return setting.blocks(round) if self.blocks else (setting.dimension(round),)
 
     def _fresh(self, sizes: tuple[int, ...]) -> Shape:
@@ -190,7 +190,7 @@ class Geoclip:
         own = own.maximum(rest) if rank < size and self.rest else own
         return prior + expected * torch.cat([own.clamp_min(0.0), rest])
 
-    def _map(self, shape: Shape, sizes: tuple[int, ...], setting: Setting) -> GeoClip:
+    def _map(self, shape: Shape, sizes: tuple[int, ...], setting: RunInfo) -> GeoClip:
         expected, unit = setting.sampling.expected_units, self.clip_norm**2 / len(shape.centre)
         prior, least, most = self.history**shape.rounds * unit, self.lowest**2 * unit, self.highest**2 * unit
         values = [self._eigenvalues(block, prior, expected).clamp(least, most) for block in shape.blocks]

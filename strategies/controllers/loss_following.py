@@ -16,7 +16,7 @@ from privacy.contribution import Plan
 from privacy.events import Component, Poisson
 from privacy.mechanism import Release
 from privacy.queries import OneHotVote
-from strategies.controllers.controller import InitialRelease, Setting
+from strategies.controllers.controller import InitialRelease, RunInfo
 
 GRID = tuple(2.0 ** (j / 2) for j in range(-12, 13))
 SMOOTHING = 0.9
@@ -30,7 +30,7 @@ class FollowingState(Protocol):
     """
 
     @property
-    def setting(self) -> Setting: ...
+    def setting(self) -> RunInfo: ...
     @property
     def bound(self) -> float: ...
     @property
@@ -69,7 +69,7 @@ def vote_release(sampling: Poisson, rate: float, noise_std: float) -> InitialRel
     return InitialRelease(replace(sampling, rate=rate or sampling.rate), (component,))
 
 
-def vote_plan(setting: Setting, noise_std: float, update_multiplier: float) -> Plan:
+def vote_plan(setting: RunInfo, noise_std: float, update_multiplier: float) -> Plan:
     """The plan of that release; clients simulate the noise that an update of that multiplier will carry."""
     simulated = update_multiplier / setting.sampling.expected_units
     vote = OneHotVote(GRID, noise_std, simulated_noise_std_per_bound=simulated)

@@ -28,7 +28,7 @@ from privacy.clipping.norms import AutomaticClip, PsacClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting, constant_profile
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
 from strategies.controllers.fixed import FixedState
 
 
@@ -55,7 +55,7 @@ class Automatic:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> FixedState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> FixedState:
         return FixedState(setting)
 
     def plan(self, state: FixedState, round: int) -> Plan:
@@ -95,7 +95,7 @@ class Psac:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> FixedState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> FixedState:
         return FixedState(setting)
 
     def plan(self, state: FixedState, round: int) -> Plan:

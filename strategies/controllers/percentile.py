@@ -31,7 +31,7 @@ from strategies.controllers import released_norms
 from strategies.controllers.controller import (
     InitialRelease,
     PublicSignals,
-    Setting,
+    RunInfo,
     check_queries,
     constant_profile,
     update_multiplier,
@@ -45,7 +45,7 @@ SOURCES = ("bit", "histogram")
 class PercentileState:
     """Threshold and step factor of the next round, the last clip rate (-1: none yet), the averaged histogram."""
 
-    setting: Setting
+    setting: RunInfo
     bound: float
     scale: float = 1.0
     clip_rate: float = -1.0
@@ -111,7 +111,7 @@ class Percentile:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> PercentileState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> PercentileState:
         state = PercentileState(setting, self.clip_norm)
         check_queries(setting, (self._query(state),))
         return state

@@ -25,7 +25,7 @@ from privacy.queries import NormBit
 from strategies.controllers.controller import (
     InitialRelease,
     PublicSignals,
-    Setting,
+    RunInfo,
     check_queries,
     constant_profile,
     update_multiplier,
@@ -37,7 +37,7 @@ from strategies.controllers.released_norms import followed, norm_bit, unclipped_
 class QuantileState:
     """Threshold of the next round, and the last noisy share of unclipped clients (-1 before there is one)."""
 
-    setting: Setting
+    setting: RunInfo
     bound: float
     unclipped: float = -1.0
 
@@ -70,7 +70,7 @@ class Quantile:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> QuantileState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> QuantileState:
         state = QuantileState(setting, self.clip_norm)
         check_queries(setting, (self._bit(state),))
         return state

@@ -36,7 +36,7 @@ from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.rng import simulation_generator
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
 
 LEAST_RATIO = 0.01
 
@@ -45,7 +45,7 @@ LEAST_RATIO = 0.01
 class DynamicState:
     """Where the run stands: rounds done."""
 
-    setting: Setting
+    setting: RunInfo
     rounds_done: int = 0
 
 
@@ -74,7 +74,7 @@ class Dynamic:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return tuple(self.noise_ratio ** (round / rounds) for round in range(1, rounds + 1))
 
-    def init(self, setting: Setting, public: PublicSignals) -> DynamicState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> DynamicState:
         return DynamicState(setting)
 
     def plan(self, state: DynamicState, round: int) -> Plan:
@@ -94,7 +94,7 @@ class Dynamic:
             "noise-multiplier": state.setting.noise_multiplier(coming),
         }
 
-    def _bound(self, setting: Setting, round: int) -> float:
+    def _bound(self, setting: RunInfo, round: int) -> float:
         return float(self.clip_norm * self.clip_ratio ** (round / setting.rounds))
 
 
@@ -102,7 +102,7 @@ class Dynamic:
 class RiseResetState:
     """Where the run stands: rounds done."""
 
-    setting: Setting
+    setting: RunInfo
     rounds_done: int = 0
 
 
@@ -151,7 +151,7 @@ class RiseReset:
             shares.append(sigma)
         return tuple(shares)
 
-    def init(self, setting: Setting, public: PublicSignals) -> RiseResetState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> RiseResetState:
         return RiseResetState(setting)
 
     def plan(self, state: RiseResetState, round: int) -> Plan:

@@ -21,7 +21,7 @@ from privacy.clipping.clip_map import clip_arrays
 from privacy.clipping.subspace import SubspaceClip
 from privacy.contribution import Contribution, Plan, validate
 from privacy.queries import query_from_json
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.messages.records import (
     BadMessage,
     arrays_of,
@@ -54,7 +54,7 @@ class TrainRequest:
     round: int
     adapter: np.ndarray
     plan: Plan
-    part: Part
+    part: TrainedSubset
     clients: np.ndarray
     job: str
     basis: np.ndarray | None = None
@@ -101,7 +101,7 @@ class TrainRequest:
             round=typed(config, "round", int),
             adapter=vector(records, "adapter", "float32"),
             plan=_parsed(config, "plan", lambda values: _plan(values, basis, _clip_arrays(records))),
-            part=_parsed(config, "part", Part.from_json),
+            part=_parsed(config, "part", TrainedSubset.from_json),
             clients=clients,
             job=typed(config, "job", str),
             basis=basis,

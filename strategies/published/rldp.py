@@ -34,7 +34,7 @@ from privacy.clipping.norms import PerAdapterClip
 from privacy.clipping.units import Units
 from privacy.contribution import Plan
 from privacy.mechanism import Release
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.rl import sac, spending
 from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import RlState, begin, decide
@@ -79,7 +79,7 @@ class PublishedRldp(Rl):
         super().__post_init__()
         checks.one_of(("scratch",), policy=self.policy)  # the shipped policy has learnt to read another state
 
-    def init(self, setting: Setting, public: PublicSignals) -> RawState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> RawState:
         weights = sac.fresh_weights(self.seed, OF_PAIR + 1, OF_RUN + 1)
         agent = sac.new_agent(weights, len(setting.blocks(1)), setting.rounds // self._interval(setting))
         state, size = begin(setting, agent, math.nan), len(setting.blocks(1)) * OF_PAIR + OF_RUN

@@ -12,7 +12,7 @@ from torch import Tensor
 from client.data.records import Records
 from client.engine.cohort import CohortEngine
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import Silo, commit, private_training
+from client.record_level.settings import RecordLevelSettings, commit, private_training
 from client.record_level.units import UnitIndex
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
@@ -63,7 +63,7 @@ def silo_training(
     **settings: Any,
 ) -> PrivateSgd:
     """A silo that has begun, with its ledger in `folder`."""
-    silo = Silo(**settings)
+    silo = RecordLevelSettings(**settings)
     index = UnitIndex.of(data, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
     commitment, multipliers = _commit(silo.to_json(), len(index))
     ledger = Ledger.create(folder / "ledger.jsonl", commitment)
@@ -75,7 +75,7 @@ def silo_training(
 @functools.cache
 def _commit(silo: str, population: int) -> tuple[Commitment, tuple[float, ...]]:
     """Calibrating takes longer than training."""
-    return commit(Silo.from_json(silo), population)
+    return commit(RecordLevelSettings.from_json(silo), population)
 
 
 def run(training: PrivateSgd, steps: int) -> Tensor:

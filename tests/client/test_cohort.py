@@ -177,7 +177,7 @@ def test_alternating_factors_on_one_engine():
     vector, cohort, local = start(model, spec), clients(SIZES), OPTIMIZERS["sgd"]
     engine = CohortEngine(fresh(model), spec, task, precision="fp64")
     for train in ("a", "b", "both"):
-        engine.switch(train)
+        engine.train_factors(train)
         oracle = SequentialEngine(fresh(model), replace(spec, train=train), task, precision="fp64")
         found = engine.train_all(vector, cohort, local, SEEDS)
         assert distance(found, oracle.train_all(vector, cohort, local, SEEDS)) < 1e-10

@@ -68,7 +68,7 @@ def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int]:
     vector = vector + 0.02 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1))
     engine = CohortEngine(model, spec, make_task(task, classes), precision=precision, prefix_memory=prefix)
     if job.endswith("moved"):
-        engine.move_base(0.01 * torch.randn(residual_size(layout), generator=torch.Generator().manual_seed(2)))
+        engine.set_residual(0.01 * torch.randn(residual_size(layout), generator=torch.Generator().manual_seed(2)))
     return engine, vector, classes
 
 

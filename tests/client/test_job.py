@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from client.data.local import Reading
+from client.data.local import ReadSettings
 from client.engine.local_training import LocalTraining
 from client.models.lora import LoraSpec
 from client.worker import Job
@@ -23,7 +23,7 @@ JOB = Job(
     precision="fp32",
     token_budget=64,
     prefix_cache_mb=1,
-    reading=Reading("classification", 48, "note", "", "kind", "patient", 3, ("a", "b", "c")),
+    reading=ReadSettings("classification", 48, "note", "", "kind", "patient", 3, ("a", "b", "c")),
     fingerprint="0f",
 )
 

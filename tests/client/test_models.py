@@ -11,7 +11,7 @@ from client.models.base import (
     SequenceClassifier,
     load_base,
     load_tokenizer,
-    refuse_company_in_positions,
+    refuse_batch_dependent_positions,
     refuse_longer_than_positions,
     token_types,
 )
@@ -212,8 +212,8 @@ def test_positions_that_look_at_the_longest_record_of_a_batch_are_refused(scalin
     sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     config = LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64, rope_scaling=scaling)
     model = AutoModelForCausalLM.from_config(config)
-    refuse_company_in_positions(model, limit)
+    refuse_batch_dependent_positions(model, limit)
     with pytest.raises(ValueError, match=f"max-length must be at most {limit} for this model, got {limit + 1}"):
-        refuse_company_in_positions(model, limit + 1)
+        refuse_batch_dependent_positions(model, limit + 1)
     plain = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64))
-    refuse_company_in_positions(plain, 4096)
+    refuse_batch_dependent_positions(plain, 4096)

@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 
 import client.data.local
 from client.app import app
-from client.data.local import Reading, label_ids, open_own
+from client.data.local import ReadSettings, label_ids, open_own
 from client.models.base import load_tokenizer
 from client.models.files import fingerprint, locate, minilm_folder
 from client.node import Node, NodeFailed, OtherModel, own_worker
@@ -137,7 +137,7 @@ def test_a_node_prepares_its_records_once(
 
 def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
     records = [{**row, "patient": f"p{i // 2}"} for i, row in enumerate(rows(1, 6))]
-    reading = Reading(
+    reading = ReadSettings(
         "classification", 32, label_column="label", unit_column="patient", least_words=3, labels=("calm", "urgent")
     )
     path = write(tmp_path / "mine.jsonl", [*records, {"text": "too short", "label": "calm", "patient": "p9"}])
@@ -148,7 +148,7 @@ def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
 
 def test_records_of_nobody_are_not_one_unit(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label,patient\none,calm,p1\ntwo,urgent,\nthree,calm, \n")
-    reading = Reading("classification", 32, label_column="label", unit_column="patient", labels=("calm", "urgent"))
+    reading = ReadSettings("classification", 32, label_column="label", unit_column="patient", labels=("calm", "urgent"))
     with pytest.raises(ValueError, match="2 rows have no unit in column 'patient'"):
         open_own(f"csv:{tmp_path / 'mine.csv'}", reading, "random:bert", tmp_path / "own")
 

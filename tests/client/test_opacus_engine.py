@@ -28,7 +28,7 @@ def test_both_ways_give_the_same_gradients(name):
     hooks = OpacusEngine(fresh(model), spec, task, precision="fp64", token_budget=100)
     for factors in ("both", "b"):
         for engine in (stacked, hooks):
-            engine.switch(factors)
+            engine.train_factors(factors)
         expected = rows(stacked, adapter, data)
         assert distance(rows(hooks, adapter, data), expected) < 1e-10
         assert bool((expected.norm(dim=1) > 0).all())

@@ -11,19 +11,19 @@ from client.engine.local_training import LocalTraining
 from client.engine.sequential import SequentialEngine
 from client.models.lora import LoraSpec, adapter_layout
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from tests.client.cohort_cases import build, clients, distance, fresh, start
 
 PARTS = [
-    Part(),
-    Part("a"),
-    Part("b"),
-    Part("both", 1),
-    Part("a", 3),
-    Part("b", 2),
-    Part("both", 4),
-    Part("both", 2, 0.25, 8.0),
-    Part("b", None, 1.0, 0.5),
+    TrainedSubset(),
+    TrainedSubset("a"),
+    TrainedSubset("b"),
+    TrainedSubset("both", 1),
+    TrainedSubset("a", 3),
+    TrainedSubset("b", 2),
+    TrainedSubset("both", 4),
+    TrainedSubset("both", 2, 0.25, 8.0),
+    TrainedSubset("b", None, 1.0, 0.5),
 ]
 
 
@@ -53,7 +53,7 @@ def test_all_ranks_by_number_is_all_ranks() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_values_go_out_and_come_back(part: Part) -> None:
+def test_values_go_out_and_come_back(part: TrainedSubset) -> None:
     layout = layout_of()
     few = part.layout(layout)
     full = 1 + torch.rand(3, layout.size)  # none of them 0
@@ -66,19 +66,19 @@ def test_values_go_out_and_come_back(part: Part) -> None:
     assert received.shape == (3, engine.dim)
     torch.testing.assert_close(part.sent(engine, received), sent)
     assert int((received != 0).sum()) == 3 * few.dim
-    assert Part.from_json(json.loads(json.dumps(part.to_json()))) == part
+    assert TrainedSubset.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
 def test_scales_are_on_their_factors_only() -> None:
     layout = layout_of()
-    scales = Part("both", 2, 0.25, 8.0).scales(layout)
+    scales = TrainedSubset("both", 2, 0.25, 8.0).scales(layout)
     assert scales is not None
     few = layout.training("both", 2)
     for entry, offset in few.trainable_entries():
         expected = {"A": 0.25, "B": 8.0, "head": 1.0}[entry.factor]
         assert (scales[offset : offset + entry.trained_size] == expected).all()
     assert len(scales) == few.dim
-    assert Part("both", 2).scales(layout) is None
+    assert TrainedSubset("both", 2).scales(layout) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_scales_are_on_their_factors_only() -> None:
 )
 def test_a_part_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Part(**wrong)  # type: ignore[arg-type]
+        TrainedSubset(**wrong)  # type: ignore[arg-type]
 
 
 LOCALS = {
@@ -106,7 +106,7 @@ def test_training_a_truncated_adapter_is_plain_peft_of_that_rank(name, factors, 
     whole, cohort, seeds = start(model, spec), clients((5, 9, 1)), (1, 2, 3)
     small = replace(spec, rank=ranks, alpha=spec.alpha * ranks / spec.rank)
     oracle = SequentialEngine(fresh(model), small, task, precision="fp64")
-    part, layout = Part(factors, ranks), adapter_layout(model, spec)
+    part, layout = TrainedSubset(factors, ranks), adapter_layout(model, spec)
     first = layout.training("both", ranks).trainable(whole)
     expected = oracle.train_all(first, cohort, LOCALS[optimizer], seeds)
 

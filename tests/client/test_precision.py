@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from client.engine.attention import LONGEST, short_attention
 from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
-from client.models.frozen_linear import BF16Weight, OneDnnWeight, PlainWeight, choose, company_note
+from client.models.frozen_linear import BF16Weight, OneDnnWeight, PlainWeight, batch_invariance_note, choose
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import SequenceClassification
 from tests.client.cohort_cases import WORDS, build, clients, distance, fresh, start, threads
@@ -63,11 +63,11 @@ def test_bfloat16_is_told_of_where_somebody_asks_for_it():
     with threads(2):
         assert choose("auto", torch.device("cpu")) == "fp32"
     for precision in ("auto", "fp32", "fp64"):
-        assert company_note(precision) == ()
+        assert batch_invariance_note(precision) == ()
     for precision in ("bf16", "bf16-model"):
-        assert f"engine.precision = {precision!r}" in company_note(precision)[0]
+        assert f"engine.precision = {precision!r}" in batch_invariance_note(precision)[0]
     with pytest.raises(ValueError, match="precision must be one of"):
-        company_note("fp16")
+        batch_invariance_note("fp16")
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16, 40, LONGEST + 1])

@@ -21,7 +21,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
 from privacy.contribution import Contribution
 from privacy.randomness.rng import torch_generator
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.controllers.controller import PublicSignals
 from strategies.optimizers.fedavg import FedAvg
 from strategies.optimizers.optimizer import ServerStep
@@ -157,7 +157,9 @@ def test_texts_evolve_by_the_released_coefficients_and_survive_a_break(tmp_path:
 
 def test_public_thresholds_are_medians_of_the_texts_gradients() -> None:
     made = engine()
-    whole, embedded, rest = public_bounds(PublicSpan(made, TEXTS, "embedding-residual", rank=2), vector(), Part())
+    whole, embedded, rest = public_bounds(
+        PublicSpan(made, TEXTS, "embedding-residual", rank=2), vector(), TrainedSubset()
+    )
     g = gradient(vector(), TEXTS)
     assert whole == pytest.approx(float(g.norm(dim=1).median()), rel=1e-4)
     assert 0 < rest < whole

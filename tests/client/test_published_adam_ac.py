@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from client.record_level.settings import Silo, commit
+from client.record_level.settings import RecordLevelSettings, commit
 from privacy.clipping.units import Units
 from strategies.published.adam_ac import PublishedAdamAc
 from tests.client.silo_cases import PRIVATE, records, run, silo_training
@@ -18,7 +18,7 @@ def _units(*norms):
 
 def test_it_is_refused_without_the_flag():
     with pytest.raises(ValueError, match=r"raw norms .* privacy.non-private"):
-        commit(Silo(**SETTINGS), 12)
+        commit(RecordLevelSettings(**SETTINGS), 12)
 
 
 def test_it_runs_under_the_flag_with_its_own_noise_and_stamps_the_ledger(tmp_path):

@@ -57,13 +57,13 @@ def test_engines_compute_as_if_the_weights_had_moved(name):
     ):
         before = engine.evaluate(vector, people[0]).loss
         for _ in range(2):  # adding it again does not add it twice
-            engine.move_base(residual)
+            engine.set_residual(residual)
         loss = oracle.evaluate(vector, people[0]).loss
         assert engine.evaluate(vector, people[0]).loss == pytest.approx(loss, rel=1e-6)
         assert abs(loss - before) > 1e-3
         expected = oracle.train_all(vector, people, LOCAL, [1, 2])
         torch.testing.assert_close(engine.train_all(vector, people, LOCAL, [1, 2]), expected, atol=1e-6, rtol=1e-4)
-        engine.move_base(None)
+        engine.set_residual(None)
         assert engine.evaluate(vector, people[0]).loss == before
 
 
@@ -74,8 +74,8 @@ def test_a_ternary_weight_takes_one_in_the_stacked_engine_alone():
     layout, vector = adapter_layout(model, spec), start(model, spec)
     sequential = SequentialEngine(fresh(model), spec, task)
     with pytest.raises(ValueError, match="takes no residual"):
-        sequential.move_base(drawn(layout))
-    sequential.move_base(None)  # as every evaluation does
+        sequential.set_residual(drawn(layout))
+    sequential.set_residual(None)  # as every evaluation does
     assert not sequential._loaded
     engine = CohortEngine(fresh(model), spec, task, precision="fp32")
     # a residual of s B' A' and the adapter without it are the adapter with twice B
@@ -86,7 +86,7 @@ def test_a_ternary_weight_takes_one_in_the_stacked_engine_alone():
     for pair in pairs(layout):
         pair.b.of(doubled).mul_(2)
     expected = engine.evaluate(doubled, people[0]).loss
-    engine.move_base(residual)
+    engine.set_residual(residual)
     assert engine.evaluate(vector, people[0]).loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_peft_computes_the_same_from_one_adapter(name, rank, tmp_path):
     layout, vector, records = adapter_layout(model, spec), start(model, spec), clients((5,))[0]
     residual = drawn(layout, rank)
     engine = CohortEngine(fresh(model), spec, task, precision="fp32")
-    engine.move_base(residual)
+    engine.set_residual(residual)
     one, wider, its = as_one_adapter(vector, residual, layout, spec)
     if rank:
         assert its.rank == rank + spec.rank
@@ -119,7 +119,7 @@ def test_one_of_another_size_is_refused():
     wrong = torch.zeros(residual_size(layout) - 1)
     for engine in (CohortEngine(fresh(model), spec, task), SequentialEngine(fresh(model), spec, task)):
         with pytest.raises(ValueError, match=f"must have {residual_size(layout)} values"):
-            engine.move_base(wrong)
+            engine.set_residual(wrong)
     with pytest.raises(ValueError, match="residual must have"):
         as_one_adapter(vector, wrong, layout, spec)
 

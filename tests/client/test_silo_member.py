@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client.data.local import Reading
+from client.data.local import ReadSettings
 from client.engine.local_training import LocalTraining
 from client.models.lora import LoraSpec
 from client.node import refuse_unless_for
 from client.record_level.messages import SiloReply, SiloRequest
-from client.record_level.participant import SiloTerms, refused_unread, state_folder, take_part
-from client.record_level.settings import Silo
+from client.record_level.participant import OperatorLimits, refused_unread, state_folder, take_part
+from client.record_level.settings import RecordLevelSettings
 from client.record_level.state import LEDGER, READING
 from client.worker import Job
 from privacy.ledger.ledger import Ledger
@@ -21,10 +21,10 @@ from strategies.messages.records import BadMessage
 from tests.client.silo_cases import PRIVATE, engine, records, vector
 
 JOB = Job("random:bert", "classification", 2, "none", LoraSpec(2, 2.0, ("query",)), LocalTraining(), "", 0)
-SILO = Silo(**PRIVATE | {"controller": "percentile", "controller_options": {"query-noise": 8.0}})
+SILO = RecordLevelSettings(**PRIVATE | {"controller": "percentile", "controller_options": {"query-noise": 8.0}})
 
 
-def request(steps: int, round: int = 1, silo: Silo = SILO) -> SiloRequest:
+def request(steps: int, round: int = 1, silo: RecordLevelSettings = SILO) -> SiloRequest:
     made = SiloRequest(round, vector().float().numpy(), steps, 0, silo, "{}", "")
     return SiloRequest.from_records(made.to_records())
 
@@ -90,14 +90,18 @@ def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, rea
 def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
     void = replace(SILO, noise="insecure-zero", not_private="test")
     for silo, terms, reason in (
-        (SILO, SiloTerms(epsilon=3.0), "an epsilon of at most 3"),
-        (SILO, SiloTerms(delta=1e-9), "a delta of at most 1e-09"),
-        (SILO, SiloTerms(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
-        (replace(SILO, unit="group:visit"), SiloTerms(unit="group:patient_nbr"), "not group:visit"),
-        (replace(SILO, unit="group:visit"), SiloTerms(), "for group:visit is asked for, but .* grouped by ''"),
-        (replace(SILO, controller="subprocess:Popen"), SiloTerms(methods=("my:Own",)), "if its operator names them"),
-        (void, SiloTerms(epsilon=100.0), "has none: test"),
-        (void, SiloTerms(), "has none"),
+        (SILO, OperatorLimits(epsilon=3.0), "an epsilon of at most 3"),
+        (SILO, OperatorLimits(delta=1e-9), "a delta of at most 1e-09"),
+        (SILO, OperatorLimits(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
+        (replace(SILO, unit="group:visit"), OperatorLimits(unit="group:patient_nbr"), "not group:visit"),
+        (replace(SILO, unit="group:visit"), OperatorLimits(), "for group:visit is asked for, but .* grouped by ''"),
+        (
+            replace(SILO, controller="subprocess:Popen"),
+            OperatorLimits(methods=("my:Own",)),
+            "if its operator names them",
+        ),
+        (void, OperatorLimits(epsilon=100.0), "has none: test"),
+        (void, OperatorLimits(), "has none"),
     ):
         asked = replace(request(1, silo=silo), job=JOB.to_json())
         assert re.search(reason, refused_unread(asked, terms, tmp_path / "silo"))
@@ -111,21 +115,24 @@ def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp
 
 def test_the_server_cannot_change_how_records_are_read(tmp_path):
     def asked(**changes):
-        reading = replace(Reading("classification", 8, labels=("a", "b")), **changes)
+        reading = replace(ReadSettings("classification", 8, labels=("a", "b")), **changes)
         return replace(request(1), job=replace(JOB, reading=reading).to_json())
 
-    assert refused_unread(asked(), SiloTerms(), tmp_path / "silo") == ""
-    assert refused_unread(asked(), SiloTerms(), tmp_path / "silo") == ""
-    said = refused_unread(asked(least_words=5, text_column="diagnosis"), SiloTerms(), tmp_path / "silo")
+    assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
+    assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
+    said = refused_unread(asked(least_words=5, text_column="diagnosis"), OperatorLimits(), tmp_path / "silo")
     assert "least_words, text_column changed" in said
     grouped = asked(unit_column="patient")
     (tmp_path / "silo" / READING).unlink()
     assert (
-        refused_unread(replace(grouped, silo=replace(SILO, unit="group:patient")), SiloTerms(), tmp_path / "silo") == ""
+        refused_unread(replace(grouped, silo=replace(SILO, unit="group:patient")), OperatorLimits(), tmp_path / "silo")
+        == ""
     )
-    assert "for first; unit changed" in refused_unread(grouped, SiloTerms(), tmp_path / "silo")  # of single records
+    assert "for first; unit changed" in refused_unread(
+        grouped, OperatorLimits(), tmp_path / "silo"
+    )  # of single records
     (tmp_path / "silo" / READING).unlink()  # its operator's to do
-    assert refused_unread(asked(least_words=5), SiloTerms(), tmp_path / "silo") == ""
+    assert refused_unread(asked(least_words=5), OperatorLimits(), tmp_path / "silo") == ""
 
 
 @pytest.mark.parametrize(
@@ -148,14 +155,14 @@ def test_a_node_answers_what_its_operator_set_it_up_for(settings, answered):
 
 
 def test_terms_come_from_the_nodes_settings():
-    assert SiloTerms.of({"data": "jsonl:x"}) == SiloTerms(math.inf, 1.0, "")
+    assert OperatorLimits.of({"data": "jsonl:x"}) == OperatorLimits(math.inf, 1.0, "")
     said = {"epsilon-limit": 2, "delta-limit": 1e-6, "privacy-unit": "group:patient_nbr"}
-    assert SiloTerms.of(said) == SiloTerms(2.0, 1e-6, "group:patient_nbr")
-    assert SiloTerms.of(said).refusal(replace(SILO, epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
+    assert OperatorLimits.of(said) == OperatorLimits(2.0, 1e-6, "group:patient_nbr")
+    assert OperatorLimits.of(said).refusal(replace(SILO, epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
     limits = ({"epsilon-limit": "two"}, {"epsilon-limit": 0.0}, {"delta-limit": math.nan})
     for wrong in (*limits, {"privacy-unit": "group:"}, {"privacy-unit": "patient_nbr"}):
         with pytest.raises(BadMessage, match=next(iter(wrong))):
-            SiloTerms.of(wrong)
+            OperatorLimits.of(wrong)
 
 
 def test_a_reply_is_checked():

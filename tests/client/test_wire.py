@@ -23,7 +23,7 @@ from privacy.clipping.units import Units
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.queries import NormBit, OneHotVote
 from privacy.randomness.rng import torch_generator
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.messages import client_update
 from strategies.messages.client_update import (
     EvaluateRequest,
@@ -36,7 +36,7 @@ from strategies.messages.client_update import (
 )
 from strategies.messages.records import BadMessage
 
-PART = Part("b", 2, scale_b=0.5)
+PART = TrainedSubset("b", 2, scale_b=0.5)
 ROUND, CLIENTS, GRID = 4, 3, 2**40
 PLAN = Plan(FlatClip(0.5, 6), 1.5, (NormBit(0.5, 5.0),))
 VOTES = Plan(NoUpdate(), 1.0, (OneHotVote((0.5, 1.0, 2.0), 2.0, simulated_noise_std_per_bound=0.1),))
@@ -102,7 +102,7 @@ def test_a_train_request_arrives_as_it_was_sent(plan: Plan) -> None:
 
 
 def test_a_train_request_without_clients_is_one() -> None:
-    sent = TrainRequest(0, np.zeros(2), PLAN, Part(), np.empty(0, dtype=np.int64), "{}")
+    sent = TrainRequest(0, np.zeros(2), PLAN, TrainedSubset(), np.empty(0, dtype=np.int64), "{}")
     got = TrainRequest.from_records(transported(sent.to_records()))
     assert got.clients.shape == (0,)
     assert got.adapter.dtype == np.float32
@@ -316,7 +316,7 @@ def test_a_mutated_reply_is_read_as_a_possible_sum_or_refused(changes: list[tupl
 
 # --- requests and totals -----------------------------------------------------------------------------------------
 
-REQUEST = TrainRequest(ROUND, np.zeros(4), PLAN, Part(), np.array([2, 3]), "{}")
+REQUEST = TrainRequest(ROUND, np.zeros(4), PLAN, TrainedSubset(), np.array([2, 3]), "{}")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from privacy.clipping.units import Units
 from privacy.contribution import GRID, Plan, contribute
 from server.config.load import parse
 from server.runs.assembly import Assembly, assemble
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest
 
@@ -194,7 +194,7 @@ def test_every_round_trains_what_the_setting_says(assembly: Assembly) -> None:
     adapters = Adapters(RANK, N, assembly.config.seed)
     seen = set()
     for round in range(1, 7):
-        part: Part = assembly.methods.aggregation.part(adapters, round)
+        part: TrainedSubset = assembly.methods.aggregation.part(adapters, round)
         assert assembly.setting.blocks(round) == part.layout(assembly.layout).blocks()
         seen.add(assembly.setting.dimension(round))
     assert len(seen) > 1 if assembly.config.strategy.aggregation == "dp-dylora" else len(seen) == 1

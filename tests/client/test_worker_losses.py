@@ -13,7 +13,7 @@ from privacy.queries import BoundedMean, LossHistogram
 from privacy.randomness.rng import torch_generator
 from server.config.load import parse
 from server.runs.assembly import Assembly, assemble
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.messages.client_update import TrainRequest
 
 CLIENTS = np.arange(2, 10)
@@ -49,7 +49,7 @@ def test_the_mean_is_that_of_the_broadcast_models_losses(assembly: Assembly, seq
     edges = (float(losses.min()), bound)
     queries = (BoundedMean(bound, 1.0), LossHistogram(edges, 1.0))
     plan = Plan(FlatClip(0.1, assembly.setting.dimension(1)), 1.0, queries)
-    request = TrainRequest(1, start.numpy(), plan, Part(), CLIENTS, worker.job.to_json())
+    request = TrainRequest(1, start.numpy(), plan, TrainedSubset(), CLIENTS, worker.job.to_json())
     mean, histogram = worker.contribution(request).answers
     assert float(mean) * bound / GRID == pytest.approx(float(losses.clamp(0, bound).sum()), rel=1e-6)
     assert int(histogram.sum()) == len(CLIENTS) * GRID

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from privacy.accountants.calibration import calibrate
-from privacy.accountants.scenarios import Option, Refusal, Setting, alternatives, by_accountant, price
+from privacy.accountants.scenarios import Option, Refusal, Scenario, alternatives, by_accountant, price
 from privacy.events import CappedPoisson, FixedSize, Poisson
 
-SETTING = Setting(2.0, 1e-5, 1000, 0.1, 20, histogram=10.0, queries=(20.0,))
+SETTING = Scenario(2.0, 1e-5, 1000, 0.1, 20, histogram=10.0, queries=(20.0,))
 
 
 def test_a_price_is_a_calibration() -> None:
@@ -39,7 +39,7 @@ def test_what_a_change_buys() -> None:
 def test_impossible_changes_are_said_to_be() -> None:
     """Four times the clients make delta too large; half the rounds need no noise worth the name."""
     with pytest.warns(UserWarning, match="smaller is the custom"):
-        setting = Setting(25.0, 6e-4, 1000, 1.0, 3)
+        setting = Scenario(25.0, 6e-4, 1000, 1.0, 3)
     found = {option.name: option for option in alternatives(price("now", setting))}
     assert isinstance(found["4 x clients"], Refusal)
     assert "delta must be < 1/population" in found["4 x clients"].reason
@@ -48,19 +48,21 @@ def test_impossible_changes_are_said_to_be() -> None:
 
 
 def test_a_change_that_changes_nothing_is_left_out() -> None:
-    assert "2 x rate" not in {option.name for option in alternatives(price("now", Setting(2.0, 1e-5, 100, 1.0, 2)))}
+    assert "2 x rate" not in {option.name for option in alternatives(price("now", Scenario(2.0, 1e-5, 100, 1.0, 2)))}
 
 
 def test_every_accountant_speaks() -> None:
     found = by_accountant(SETTING, 2.0, ("pld", "rdp", "gdp-approx"))
     assert all(isinstance(value, float) for value in found.values())
-    capped = Setting(4.0, 1e-5, 1000, 0.1, 20, sampling="capped-poisson", cap=150)
+    capped = Scenario(4.0, 1e-5, 1000, 0.1, 20, sampling="capped-poisson", cap=150)
     assert "no bound for CappedPoisson" in str(by_accountant(capped, 2.0, ("rdp",))["rdp"])
 
 
 def test_cohorts() -> None:
-    assert Setting(4.0, 1e-5, 1000, 0.1, 20, sampling="fixed-size").cohort == FixedSize(100, 1000)
-    assert Setting(4.0, 1e-5, 1000, 0.1, 20, sampling="capped-poisson", cap=150).cohort == CappedPoisson(0.1, 1000, 150)
+    assert Scenario(4.0, 1e-5, 1000, 0.1, 20, sampling="fixed-size").cohort == FixedSize(100, 1000)
+    assert Scenario(4.0, 1e-5, 1000, 0.1, 20, sampling="capped-poisson", cap=150).cohort == CappedPoisson(
+        0.1, 1000, 150
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,4 +83,4 @@ def test_cohorts() -> None:
 def test_bad_settings_are_refused(change: dict[str, object], message: str) -> None:
     usual: dict[str, object] = {"epsilon": 4.0, "delta": 1e-5, "clients": 1000, "rate": 0.1, "rounds": 20}
     with pytest.raises(ValueError, match=message):
-        Setting(**{**usual, **change})  # type: ignore[arg-type]
+        Scenario(**{**usual, **change})  # type: ignore[arg-type]

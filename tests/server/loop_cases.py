@@ -26,7 +26,7 @@ from server.runs.loop import go_on, run_rounds
 from simulations.engines.inprocess import InProcessGrid
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.aggregations.factors import Plain
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest, contribution_records
 from strategies.optimizers.fedavg import FedAvgM
@@ -98,7 +98,7 @@ class Run:
             controller=self.controller,
             optimizer=FedAvgM(momentum=0.5),
             aggregation=Plain(),
-            setting=Setting(self.config.rounds, (LAYOUT.blocks(),), sampling, multipliers),
+            setting=RunInfo(self.config.rounds, (LAYOUT.blocks(),), sampling, multipliers),
             layout=LAYOUT,
             ledger=ledger,
             sampler=self.sampler or CohortSampler.insecure_from_seed(3),

@@ -16,7 +16,7 @@ from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, parse
 from server.config.schema import RunConfig
 from server.runs.commitment import commit, not_private_reason, round_sampling
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.dc_sgd import DcSgdE
 from strategies.controllers.dp_clac import DpClac
 from strategies.controllers.dp_lac import DpLac
@@ -90,7 +90,7 @@ def test_noise_follows_the_controllers_profile() -> None:
 def test_the_ledger_pays_for_what_the_controller_plans_and_for_no_more(mode: str, tmp_path: Path) -> None:
     config, controller = small(mode=mode), DpLac()
     commitment, multipliers = committed(controller) if mode == "floor" else commit(config, controller)
-    setting = Setting(3, ((4,),), round_sampling(config), multipliers)
+    setting = RunInfo(3, ((4,),), round_sampling(config), multipliers)
     initial = controller.initial(setting.sampling)
     assert isinstance(initial, InitialRelease)
     state = controller.init(setting, PublicSignals(0, 1.0))

@@ -17,13 +17,13 @@ from privacy.events import Poisson
 from privacy.randomness.rng import torch_generator
 from server.run_folder import checkpoint
 from server.run_folder.checkpoint import Checkpoint, Times, ledger_head, load_checkpoint, save_checkpoint
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
 from strategies.private_training import ServerState
 from strategies.state_files import same_bits
 
-SETTING = Setting(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)
+SETTING = RunInfo(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)
 HEAD = "12:abcdef"
 
 
@@ -99,7 +99,7 @@ class Seen:
 class Remembering:
     """A controller's state with all that may be in one."""
 
-    setting: Setting
+    setting: RunInfo
     losses: tuple[float, ...]
     networks: dict[str, torch.Tensor]
     last: Seen | None = None
@@ -123,7 +123,7 @@ def test_nested_states_come_back_with_their_types(tmp_path: Path) -> None:
 def test_a_state_that_has_no_place_in_a_checkpoint_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Secretive:
-        setting: Setting
+        setting: RunInfo
         values: set[int]
 
     with pytest.raises(TypeError, match=r"controller\.values cannot be kept in a checkpoint, it is a set"):

@@ -8,7 +8,7 @@ import torch
 
 import client.app
 from client.engine.batching import MicroBatch, padded_lengths
-from client.engine.forward import Passes
+from client.engine.forward import Forward
 from client.worker import make_engine
 from server.config.load import parse
 from server.evaluation.metrics import on_workers
@@ -42,14 +42,14 @@ def test_metrics_do_not_depend_on_the_number_of_workers(
     records = assembly.data.validation
     whole = make_engine(assembly.job).evaluate(adapter, records.select(np.arange(5, 37)))
     longest: list[list[int]] = []
-    cut = Passes.micro_batches
+    cut = Forward.micro_batches
 
-    def watched(self: Passes, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
+    def watched(self: Forward, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
         pieces = cut(self, lengths, owner)
         longest.append([int(padded_lengths(lengths[piece.rows], self.longest).max()) for piece in pieces])
         return pieces
 
-    monkeypatch.setattr(Passes, "micro_batches", watched)
+    monkeypatch.setattr(Forward, "micro_batches", watched)
     with _identity(SERVER_NODE):
         evaluate = on_workers(
             InProcessGrid(client.app.app, workers), workers, assembly.job.to_json(), {"validation": (5, 37)}, 60.0

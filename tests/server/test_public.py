@@ -10,7 +10,7 @@ from server.config.load import ConfigError, parse
 from server.runs.assembly import Assembly, assemble
 from server.runs.gradient_init import aligned
 from server.runs.public_data import PublicTraining
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 
 
 def assembly(cache: Path, **public: object) -> Assembly:
@@ -96,7 +96,7 @@ def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
     made = assembly(cache, subspace=8, **{"warm-start-epochs": 1})
     public = PublicTraining.of(made)
     start = public.warm_start(made.start)
-    basis = public.basis(start, Part("b")).double()
+    basis = public.basis(start, TrainedSubset("b")).double()
     assert basis.shape == (8, made.setting.dimension(1))
     assert torch.allclose(basis @ basis.T, torch.eye(8, dtype=torch.float64), atol=1e-5)
     assert public.engine is not None
@@ -110,12 +110,12 @@ def test_the_basis_is_the_leading_span_of_public_gradients(cache: Path) -> None:
 def test_a_basis_is_of_what_a_round_sends(cache: Path) -> None:
     """Other factors, one rank of two, a scale: gradients of the truncated adapter, cut and scaled as updates are."""
     made = assembly(cache, subspace=4)
-    public, part = PublicTraining.of(made), Part("both", 1, scale_a=3.0)
+    public, part = PublicTraining.of(made), TrainedSubset("both", 1, scale_a=3.0)
     start = made.start + 0.1
     basis = public.basis(start, part).double()
     engine = public.engine
     assert engine is not None
-    engine.switch("both")
+    engine.train_factors("both")
     rows = torch.zeros(public.used, engine.layout.dim)
     for chunk in engine.per_record_gradients(engine.layout.truncated(start, 1), public.records):
         rows[torch.from_numpy(np.asarray(chunk.records))] = chunk.rows

@@ -13,7 +13,7 @@ from server.app import held
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.checkpoint import load_checkpoint
-from server.runs.record_level import run_silo
+from server.runs.record_level import run_record_level
 
 SPAN = {"samples": 6, "directions": 3, "openings": "Notes: |A patient", "warm-start-epochs": 1}
 
@@ -45,7 +45,7 @@ def config(cache: Path, method: str, **settings: Any) -> RunConfig:
 def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     folder.mkdir(exist_ok=True)
     with held(folder, resume=resume) as (telemetry, ledger):
-        run_silo(settings, folder, telemetry, ledger)
+        run_record_level(settings, folder, telemetry, ledger)
 
 
 @pytest.mark.parametrize(

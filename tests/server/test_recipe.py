@@ -17,30 +17,30 @@ from client.models.lora import adapter_layout, load_peft
 from privacy.accountants import composition
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
-from server.runs.guarantee import promise_of
+from server.runs.guarantee import guarantee_of
 from server.runs.phase_artefacts import STAMP_FILE
-from server.runs.phase_config import load_recipe, parse_recipe
-from server.runs.phase_plan import Ordinary, Planned, Private, Recipe, plan_noise
-from server.runs.phases import RecipeRun
+from server.runs.phase_config import load_phases, parse_phases
+from server.runs.phase_plan import DpPhase, NonPrivatePhase, Phases, PlannedNoise, plan_noise
+from server.runs.phases import PhasesRun
 
 POPULATION = 400
-PLAIN = Ordinary("plain")
-REDACTED = Ordinary("redacted", text="redacted")
-DP = Private("dp", steps=8, batch_size=40)
-ATDP = Private("atdp", text="weighted", steps=3, batch_size=40, noise_multiplier=4.0, controller="rise-reset")
+PLAIN = NonPrivatePhase("plain")
+REDACTED = NonPrivatePhase("redacted", text="redacted")
+DP = DpPhase("dp", steps=8, batch_size=40)
+ATDP = DpPhase("atdp", text="weighted", steps=3, batch_size=40, noise_multiplier=4.0, controller="rise-reset")
 
 
-def recipe(*phases: Ordinary | Private, epsilon: float = 1.0) -> Recipe:
-    return Recipe(phases, epsilon, 1e-4)
+def recipe(*phases: NonPrivatePhase | DpPhase, epsilon: float = 1.0) -> Phases:
+    return Phases(phases, epsilon, 1e-4)
 
 
 @functools.cache
-def _noise_of(names: tuple[str, ...]) -> Planned:
+def _noise_of(names: tuple[str, ...]) -> PlannedNoise:
     phases = [phase for phase in (DP, ATDP) if phase.name in names] or [PLAIN]
     return plan_noise(recipe(*phases), POPULATION)
 
 
-def noise_of(phases: tuple[Private, ...]) -> Planned:
+def noise_of(phases: tuple[DpPhase, ...]) -> PlannedNoise:
     """Calibrating takes seconds; ordinary phases change nothing of it."""
     return _noise_of(tuple(phase.name for phase in phases))
 
@@ -54,7 +54,7 @@ CASES = {
     "JFT, ATDP": ((REDACTED, DP, ATDP), "selective"),
     "DP-SGD": ((DP,), "record"),
     "DP-SGD, ATDP": ((DP, ATDP), "record"),
-    "weights without noise": ((Ordinary("weighted", text="weighted"),), "none"),
+    "weights without noise": ((NonPrivatePhase("weighted", text="weighted"),), "none"),
 }
 
 
@@ -63,7 +63,7 @@ def test_only_recipes_whose_every_phase_is_private_print_a_record_level_epsilon(
     phases, kind = CASES[name]
     made = recipe(*phases)
     planned = noise_of(made.private)
-    found = promise_of(made, planned)
+    found = guarantee_of(made, planned)
     assert found.kind == kind
     assert (found.record_epsilon is not None) == (found.not_private is None) == (kind == "record")
     assert found.to_json()["record_epsilon"] == (planned.epsilon if kind == "record" else "infinite")
@@ -96,7 +96,7 @@ def test_the_private_phases_compose_and_the_calibrated_one_leaves_room_for_the_o
 def test_phases_of_different_batch_sizes_are_a_sampling_rate_that_varies() -> None:
     """DP-Adam-AC's q_t = B_t / N: what such phases cost is what dp_accounting makes of the two events."""
     options = {"source": "histogram"}
-    small = Private(
+    small = DpPhase(
         "small", steps=4, batch_size=40, noise_multiplier=2.0, controller="percentile", controller_options=options
     )
     large = replace(small, name="large", steps=3, batch_size=80, noise_multiplier=0.0)
@@ -121,7 +121,7 @@ def test_given_noise_is_reported_as_what_it_costs() -> None:
 
 def test_what_cannot_be_a_recipe_is_refused() -> None:
     with pytest.raises(ValueError, match="missing in dp and other"):
-        recipe(DP, Private("other", steps=2))
+        recipe(DP, DpPhase("other", steps=2))
     with pytest.raises(ValueError, match="names of their own"):
         recipe(PLAIN, PLAIN)
     with pytest.raises(ValueError, match="phases must be non-empty"):
@@ -129,8 +129,8 @@ def test_what_cannot_be_a_recipe_is_refused() -> None:
     with pytest.raises(ValueError, match="only what all of them find would be protected"):
         recipe(REDACTED, replace(REDACTED, name="again", detector="regex:-number"))
     with pytest.raises(ValueError, match="text must be one of"):
-        Ordinary("x", text="masked")
-    for phase in (Ordinary, Private):  # a phase that reads the original texts as well
+        NonPrivatePhase("x", text="masked")
+    for phase in (NonPrivatePhase, DpPhase):  # a phase that reads the original texts as well
         with pytest.raises(ValueError, match="detector = 'high-entitty': unknown; there are regex"):
             phase("x", detector="high-entitty")
     with pytest.raises(ValueError, match="regex has no pattern 'names'"):
@@ -176,7 +176,7 @@ def test_jft_with_atdp_runs_on_one_ledger_and_every_artefact_says_it_is_not_priv
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    run = RecipeRun(parse_recipe(table))
+    run = PhasesRun(parse_phases(table))
     result = run.train(folder)
     assert [phase.name for phase in result.phases] == ["redacted", "dp", "atdp"]
     with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
@@ -209,7 +209,7 @@ def test_a_phase_whose_controller_cannot_plan_is_refused_before_anything_is_char
         "controller": "percentile", "controller-options": {"source": "histogram"},
     }  # fmt: skip
     with pytest.raises(ConfigError, match="phase 'few', controller = 'percentile': "):
-        RecipeRun(parse_recipe({**table, "phases": [phase]}))
+        PhasesRun(parse_phases({**table, "phases": [phase]}))
 
 
 def test_a_recipe_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
@@ -217,7 +217,7 @@ def test_a_recipe_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    result = RecipeRun(parse_recipe({**table, "phases": table["phases"][1:]})).train(folder)
+    result = PhasesRun(parse_phases({**table, "phases": table["phases"][1:]})).train(folder)
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["private"] is True
     assert statement["record_epsilon"] == result.promise.record_epsilon == result.planned.epsilon <= 6.0
@@ -244,9 +244,9 @@ def test_wrong_files_are_refused_in_words(table: dict[str, Any], tmp_path: Path)
         "privacy.epsilonn": {**table, "privacy": {"epsilonn": 1.0}},
     }.items():
         with pytest.raises(ConfigError, match=message):
-            parse_recipe(wrong)
+            parse_phases(wrong)
     with pytest.raises(ConfigError, match="does not exist"):
-        load_recipe(tmp_path / "none.toml")
+        load_phases(tmp_path / "none.toml")
     (tmp_path / "broken.toml").write_text("[[phases")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        load_recipe(tmp_path / "broken.toml")
+        load_phases(tmp_path / "broken.toml")

@@ -20,8 +20,8 @@ from server.run_folder.progress import owned
 from server.run_folder.resume import check_origin, write_origin
 from server.runs import phases
 from server.runs.phase_artefacts import STAMP_FILE
-from server.runs.phase_config import RecipeConfig, parse_recipe
-from server.runs.phases import RecipeRun
+from server.runs.phase_config import PhasesConfig, parse_phases
+from server.runs.phases import PhasesRun
 
 PHASES: list[dict[str, Any]] = [
     {"kind": "ordinary", "name": "redacted", "text": "redacted", "batch-size": 8, "learning-rate": 0.01},
@@ -52,11 +52,11 @@ def on_call(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RecipeConfig:
+def config(tmp_path: Path) -> PhasesConfig:
     rows = [{"text": f"the nurse saw Ann Smith on ward {1000 + i} at {i % 12} o'clock"} for i in range(60)]
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     data = {"partition": "iid", "validation-records": 8, "test-records": 8, "cache": str(tmp_path / "cache")}
-    return parse_recipe(
+    return parse_phases(
         {
             "name": "small",
             "privacy": {"epsilon": 6.0, "delta": 1e-3},
@@ -74,11 +74,11 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def break_off(config: RecipeConfig, folder: Path, owner: Any, name: str, number: int) -> None:
+def break_off(config: PhasesConfig, folder: Path, owner: Any, name: str, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, on_call(number, getattr(owner, name)))
         with pytest.raises(BrokenOff):
-            RecipeRun(config).train(folder)
+            PhasesRun(config).train(folder)
 
 
 PLACES: dict[str, tuple[Any, str, int, list[int]]] = {
@@ -96,7 +96,7 @@ PLACES: dict[str, tuple[Any, str, int, list[int]]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_it_goes_on_from_where_it_was_broken_off_and_spends_nothing_twice(
-    config: RecipeConfig, folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    config: PhasesConfig, folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name, number, left = PLACES[place]
     break_off(config, folder, owner, name, number)
@@ -111,8 +111,8 @@ def test_it_goes_on_from_where_it_was_broken_off_and_spends_nothing_twice(
 
     monkeypatch.setattr(PrivateSgd, "step", counted)
     if before:  # what has ended is not trained again
-        monkeypatch.setattr(RecipeRun, "_ordinary", on_call(1, RecipeRun._ordinary))
-    result = RecipeRun(config).train(folder)
+        monkeypatch.setattr(PhasesRun, "_ordinary", on_call(1, PhasesRun._ordinary))
+    result = PhasesRun(config).train(folder)
     assert steps == left
     assert [phase.name for phase in result.phases] == ["redacted", "dp", "atdp"]
     assert {path: path.read_bytes() for path in before} == before
@@ -125,51 +125,51 @@ def test_it_goes_on_from_where_it_was_broken_off_and_spends_nothing_twice(
 
 
 def test_the_same_run_broken_off_behind_noise_free_phases_gives_the_same_adapter(
-    config: RecipeConfig, folder: Path, tmp_path: Path
+    config: PhasesConfig, folder: Path, tmp_path: Path
 ) -> None:
     second = replace(config.recipe.ordinary[0], name="again", text="original")
-    config = RecipeConfig(config.run, replace(config.recipe, phases=(config.recipe.ordinary[0], second)))
+    config = PhasesConfig(config.run, replace(config.recipe, phases=(config.recipe.ordinary[0], second)))
     break_off(config, folder, PhaseFolder, "finish", 2)
     other = tmp_path / "other"
     other.mkdir()
-    gone_on, at_once = RecipeRun(config).train(folder), RecipeRun(config).train(other)
+    gone_on, at_once = PhasesRun(config).train(folder), PhasesRun(config).train(other)
     assert torch.equal(gone_on.adapter, at_once.adapter)
 
 
-def test_what_must_not_go_on_is_refused(config: RecipeConfig, folder: Path) -> None:
+def test_what_must_not_go_on_is_refused(config: PhasesConfig, folder: Path) -> None:
     break_off(config, folder, phase_progress, "save_checkpoint", 2)
     with owned(folder), pytest.raises(CannotResume, match="still running"):
-        RecipeRun(config).train(folder)
+        PhasesRun(config).train(folder)
     ledger, secret = folder / "ledger.jsonl", folder / "phases" / "2" / SAMPLING_SECRET
     whole, kept = ledger.read_text(), secret.read_bytes()
     ledger.write_text("".join(whole.splitlines(keepends=True)[:2]))
     with pytest.raises(CorruptRun):  # rolled back: the same budget would be spent again
-        RecipeRun(config).train(folder)
+        PhasesRun(config).train(folder)
     ledger.unlink()
     with pytest.raises(CorruptRun, match="would be spent again"):
-        RecipeRun(config).train(folder)
+        PhasesRun(config).train(folder)
     ledger.write_text(whole)
     secret.unlink()
     with pytest.raises(CorruptRun, match="other batches would be drawn"):
-        RecipeRun(config).train(folder)
+        PhasesRun(config).train(folder)
     secret.write_bytes(kept)
     secret.chmod(0o600)
     done = folder / "phases" / "1" / "done.safetensors"
     content = done.read_bytes()
     done.write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptRun, match="is not of this run"):
-        RecipeRun(config).train(folder)
+        PhasesRun(config).train(folder)
     done.write_bytes(content)
     last = replace(config.recipe.private[-1], noise_multiplier=7.0)
     other = replace(config.recipe, phases=(*config.recipe.phases[:-1], last))
     with pytest.raises(CannotResume, match="committed to other releases"):
-        RecipeRun(RecipeConfig(config.run, other)).train(folder)
-    assert len(RecipeRun(config).train(folder).phases) == 3
+        PhasesRun(PhasesConfig(config.run, other)).train(folder)
+    assert len(PhasesRun(config).train(folder).phases) == 3
 
 
-def test_other_settings_or_phases_than_at_the_start_are_refused(config: RecipeConfig, folder: Path) -> None:
+def test_other_settings_or_phases_than_at_the_start_are_refused(config: PhasesConfig, folder: Path) -> None:
     tables = config.phase_tables()
-    assert parse_recipe({**config.run.to_table(), "phases": tables}) == config
+    assert parse_phases({**config.run.to_table(), "phases": tables}) == config
     write_origin(folder, config.run, "digest", tables)
     assert check_origin(folder, config.run, data="digest", phases=tables) == []
     with pytest.raises(CannotResume, match="the phases are not the same"):

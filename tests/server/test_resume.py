@@ -30,7 +30,7 @@ from server.run_folder.resume import (
 )
 from server.run_folder.telemetry import State, Telemetry
 from server.runs.commitment import round_sampling
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.private_training import ServerState
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 def state() -> ServerState:
     import torch
 
-    controller = Fixed(0.5).init(Setting(3, ((4,),), SAMPLING, (1.5,)), PublicSignals(0, 1.0))
+    controller = Fixed(0.5).init(RunInfo(3, ((4,),), SAMPLING, (1.5,)), PublicSignals(0, 1.0))
     return ServerState(1, torch.zeros(4), torch.zeros(4), {}, controller)
 
 

@@ -23,10 +23,10 @@ from server.evaluation.rouge import SCORES, adapter_rouge
 from server.run_folder.resume import check_resumable
 from server.runs.assembly import data_spec
 from server.runs.cross_silo_artefacts import final_adapter
-from server.runs.phase_config import parse_recipe
-from server.runs.phases import RecipeRun
-from server.runs.record_level import run_silo
-from server.runs.record_level_assembly import assemble_federation, assemble_silo
+from server.runs.phase_config import parse_phases
+from server.runs.phases import PhasesRun
+from server.runs.record_level import run_record_level
+from server.runs.record_level_assembly import assemble_federation, assemble_record_level
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
 from simulations.report.page import loading_code, write_report
@@ -86,7 +86,7 @@ def config(place: Path, **settings: Any) -> RunConfig:
 def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     folder.mkdir(exist_ok=True)
     with held(folder, resume=resume) as (telemetry, ledger):
-        run_silo(settings, folder, telemetry, ledger)
+        run_record_level(settings, folder, telemetry, ledger)
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -236,9 +236,9 @@ def test_a_recipe_ends_with_them(place, tmp_path):
         "batch-size": 6,
         "learning-rate": 0.01,
     }
-    settings = parse_recipe({**kept, "phases": [phase]})
+    settings = parse_phases({**kept, "phases": [phase]})
     (tmp_path / "run").mkdir()
-    RecipeRun(settings).train(tmp_path / "run")
+    PhasesRun(settings).train(tmp_path / "run")
     results, expected = results_of(tmp_path / "run"), independent(settings.run, tmp_path / "run")
     assert expected["rougeL"] > 0.2
     assert results["test_rougeL"] == pytest.approx(expected["rougeL"], abs=1e-6)
@@ -255,7 +255,7 @@ def test_none_are_written_where_none_are_asked_for(place, tmp_path, change):
 
 def test_longer_summaries_than_records_hold_are_refused(place):
     with pytest.raises(ConfigError, match=r"evaluation.rouge-tokens = 31 must be at most 30, half of model.max-length"):
-        assemble_silo(config(place, **{"evaluation.rouge-tokens": 31}))
+        assemble_record_level(config(place, **{"evaluation.rouge-tokens": 31}))
 
 
 def test_a_missing_package_is_told_before_anything_starts(place, tmp_path, monkeypatch):

@@ -9,15 +9,15 @@ from peft import PeftModel
 
 from client.models.base import load_base
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import Silo
+from client.record_level.settings import RecordLevelSettings
 from privacy.ledger.ledger import Ledger
 from server.app import held
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
-from server.runs.record_level import run_silo
-from server.runs.record_level_assembly import assemble_silo
+from server.runs.record_level import run_record_level
+from server.runs.record_level_assembly import assemble_record_level
 from simulations.report.page import loading_code
 from simulations.report.read_run import read_run
 
@@ -53,7 +53,7 @@ def config(cache: Path, **settings: Any) -> RunConfig:
 def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     folder.mkdir(exist_ok=True)
     with held(folder, resume=resume) as (telemetry, ledger):
-        run_silo(settings, folder, telemetry, ledger)
+        run_record_level(settings, folder, telemetry, ledger)
 
 
 def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
@@ -171,7 +171,7 @@ def test_settings_that_no_silo_can_have(cache, settings, reason):
 
 def test_no_noise_needs_the_flag_and_is_stamped(cache, tmp_path):
     with pytest.raises(ValueError, match="not_private"):
-        Silo(unit="record", steps=1, batch_size=1, epsilon=1.0, delta=1e-5, noise="insecure-zero")
+        RecordLevelSettings(unit="record", steps=1, batch_size=1, epsilon=1.0, delta=1e-5, noise="insecure-zero")
     folder = tmp_path / "run"
     run(
         config(
@@ -196,7 +196,7 @@ def test_records_of_a_language_model(cache, tmp_path):
             "silo.gradients": "opacus",
         },
     )  # fmt: skip
-    assert len(assemble_silo(settings).index) == 40
+    assert len(assemble_record_level(settings).index) == 40
     run(settings, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert 1 < results["test_perplexity"] < 400

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.runs.phase_config import parse_recipe
+from server.runs.phase_config import parse_phases
 from simulations.benchmarks.papers import atdp
 from simulations.benchmarks.papers.atdp_tables import ORDER, comparison
 
@@ -28,7 +28,7 @@ def test_every_row_is_measured_and_says_what_it_guarantees(tmp_path: Path) -> No
     }  # fmt: skip
     for phase in table["phases"]:
         phase |= {"epochs": 1} if phase["kind"] == "ordinary" else {"steps": 2, "batch-size": 16}
-    rows = atdp.cell_rows(parse_recipe(table), test_records=8, candidates=31)
+    rows = atdp.cell_rows(parse_phases(table), test_records=8, candidates=31)
     assert {row["row"]: row["guarantee"] for row in rows} == KINDS
     found = {row["row"]: row for row in rows}
     for row in rows:

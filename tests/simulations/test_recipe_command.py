@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from server.config.load import ConfigError
 from server.run_folder.phase_progress import PhaseFolder, PhaseResult
-from server.runs.guarantee import promise_of
+from server.runs.guarantee import guarantee_of
 from server.runs.phase_artefacts import STAMP_FILE
-from server.runs.phase_config import load_recipe
+from server.runs.phase_config import load_phases
 from server.runs.phase_plan import plan_noise
 from simulations.benchmarks.papers import atdp
 from simulations.benchmarks.papers.atdp_tables import NULL, ORDER, comparison
@@ -66,7 +66,7 @@ def test_a_recipe_runs_from_its_file_and_says_what_it_is_worth(tmp_path: Path, m
     assert "selective-DP (policy regex, detector assumed perfect)" in said
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / STAMP_FILE).is_file()
-    assert load_recipe(folder / "recipe.toml").run.seed == 1  # all settings, those of the command line too
+    assert load_phases(folder / "recipe.toml").run.seed == 1  # all settings, those of the command line too
     assert json.loads((folder / "results.json").read_text())["test_perplexity"] > 1
     # a mistake is said in a line, and nothing is left behind
     wrong = CliRunner().invoke(app, ["recipe", "small.toml", "--set", "privacy.epsilon=0.001"])
@@ -182,7 +182,7 @@ def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> No
 def test_the_recipes_that_come_with_lacquer_promise_what_their_comments_say() -> None:
     kinds = {}
     for name, file in recipe_files().items():
-        config = load_recipe(file, {})
+        config = load_phases(file, {})
         given = [phase for phase in config.recipe.private if phase.noise_multiplier]
         assert len(given) == len(config.recipe.private) - 1
         kinds[name] = "record" if not config.recipe.ordinary else "selective"
@@ -194,7 +194,7 @@ def test_the_recipes_that_come_with_lacquer_promise_what_their_comments_say() ->
 
 @pytest.mark.parametrize("preset", ["atdp-small", "atdp-paper"])
 def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) -> None:
-    config = load_recipe(atdp.HERE / f"{preset}.toml", {})
+    config = load_phases(atdp.HERE / f"{preset}.toml", {})
     assert {phase.name for phase in config.recipe.phases} == {name for chain in atdp.CHAINS for name in chain}
     assert {row for rows in atdp.CHAINS.values() for row in rows if row} | {"base model"} == set(ORDER)
     assert config.run.data.canaries >= 100
@@ -203,11 +203,11 @@ def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) 
     population = {"atdp-small": 300 + 128 * 2, "atdp-paper": 15_261 - 500 + 128 * 10}[preset]
     for chain in atdp.CHAINS:
         recipe = replace(config.recipe, phases=tuple(phases[name] for name in chain))
-        assert (promise_of(recipe, plan_noise(recipe, population)).kind == "record") == (chain[0] == "private")
+        assert (guarantee_of(recipe, plan_noise(recipe, population)).kind == "record") == (chain[0] == "private")
     private = replace(config.recipe, phases=(phases["private"], phases["atdp"]))
     if preset == "atdp-small":  # also among few records
         few = replace(private, delta=1e-4)
-        assert promise_of(few, plan_noise(few, 400)).kind == "record"
+        assert guarantee_of(few, plan_noise(few, 400)).kind == "record"
     else:  # and not in the part of the small one
         with pytest.raises(ValueError, match=r"more than 3\.5"):
             plan_noise(private, 4_886 - 500 + 128 * 10)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from client.record_level.settings import commit
 from server.config.load import flatten
-from server.runs.record_level_assembly import silo_of
+from server.runs.record_level_assembly import record_level_settings
 from simulations.benchmarks.papers.diabetes import NAMES
 from simulations.cli.app import app
 from simulations.engines import record_level_process
@@ -131,7 +131,7 @@ def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> N
     assert len(distinct) == len(NAMES) + 3 * 3
     expected = {0.5: 0.7648, 2.0: 0.5805, 4.0: 0.4924, 8.0: 0.4085}
     for (_, epsilon), config in distinct.items():
-        least = min(commit(silo_of(config, config.rounds), 73_171)[1])
+        least = min(commit(record_level_settings(config, config.rounds), 73_171)[1])
         assert least == pytest.approx(expected[epsilon], abs=2e-4)
 
 

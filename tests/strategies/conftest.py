@@ -28,7 +28,7 @@ from privacy.randomness.rng import torch_generator
 from privacy.randomness.sampling import CohortSampler
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.aggregations.factors import Plain
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest, contribution_records
@@ -227,7 +227,7 @@ class Federation:
             "controller": Fixed(BOUND),
             "optimizer": FedAvg(),
             "aggregation": Plain(),
-            "setting": Setting(ROUNDS, (LAYOUT.blocks(),), SAMPLING, (1.5,) * ROUNDS),
+            "setting": RunInfo(ROUNDS, (LAYOUT.blocks(),), SAMPLING, (1.5,) * ROUNDS),
             "layout": LAYOUT,
             "ledger": ledger,
             "sampler": CohortSampler.insecure_from_seed(3),

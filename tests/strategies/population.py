@@ -20,7 +20,7 @@ from privacy.mechanism import Release, charged_release
 from privacy.randomness.noise import InsecureSeededNoise, Noise
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 
 DIM = 4
 
@@ -73,7 +73,7 @@ class Population:
             total, plan, label=label, round=round, sampling=sampling, ledger=self.ledger, noise=self.noise
         )
 
-    def follow(self, controller: Any, setting: Setting, rounds: int | None = None, state: Any = None) -> list[Any]:
+    def follow(self, controller: Any, setting: RunInfo, rounds: int | None = None, state: Any = None) -> list[Any]:
         """States before round 1 (or ``state``) and after each of ``rounds`` rounds (all by default)."""
         first = 1
         if state is None:
@@ -91,6 +91,6 @@ class Population:
         return states
 
 
-def setting_of(rounds: int, noise_multiplier: float = 1.76, sampling: Poisson | None = None) -> Setting:
+def setting_of(rounds: int, noise_multiplier: float = 1.76, sampling: Poisson | None = None) -> RunInfo:
     """Constant noise, updates of ``DIM`` values."""
-    return Setting(rounds, ((DIM - 1, 1),), sampling or Poisson(0.1, 1000), (noise_multiplier,) * rounds)
+    return RunInfo(rounds, ((DIM - 1, 1),), sampling or Poisson(0.1, 1000), (noise_multiplier,) * rounds)

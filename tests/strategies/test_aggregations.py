@@ -11,7 +11,7 @@ from privacy.randomness.rng import torch_generator
 from server.config.load import ConfigError, parse
 from server.config.methods import methods
 from strategies import AGGREGATIONS
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import Ffa, Plain, RoLora
 from strategies.aggregations.fedsvd import FedSvd
@@ -21,18 +21,18 @@ from strategies.aggregations.ranks import DyLora, ZeroPad
 ADAPTERS = Adapters(rank=8, clients=3000, seed=5)
 
 
-def parts(aggregation, rounds: int = 4, adapters: Adapters = ADAPTERS) -> list[Part]:
+def parts(aggregation, rounds: int = 4, adapters: Adapters = ADAPTERS) -> list[TrainedSubset]:
     return [aggregation.part(adapters, round) for round in range(1, rounds + 1)]
 
 
 def test_factors_by_round() -> None:
-    assert parts(Plain()) == [Part("both")] * 4
-    assert parts(Plain(0.5, 2.0)) == [Part("both", None, 0.5, 2.0)] * 4
-    assert parts(Ffa()) == parts(FedSvd()) == [Part("b")] * 4
+    assert parts(Plain()) == [TrainedSubset("both")] * 4
+    assert parts(Plain(0.5, 2.0)) == [TrainedSubset("both", None, 0.5, 2.0)] * 4
+    assert parts(Ffa()) == parts(FedSvd()) == [TrainedSubset("b")] * 4
     assert [part.factors for part in parts(RoLora())] == ["b", "a", "b", "a"]
-    assert parts(Ffa(2.0))[0] == parts(FedSvd(2.0))[0] == Part("b", scale_b=2.0)
-    assert parts(ZeroPad("2", scale_a=0.5))[0] == Part("both", None, 0.5, 1.0)
-    assert parts(RoLora(3.0, 2.0))[1] == Part("a", None, 3.0, 2.0)
+    assert parts(Ffa(2.0))[0] == parts(FedSvd(2.0))[0] == TrainedSubset("b", scale_b=2.0)
+    assert parts(ZeroPad("2", scale_a=0.5))[0] == TrainedSubset("both", None, 0.5, 1.0)
+    assert parts(RoLora(3.0, 2.0))[1] == TrainedSubset("a", None, 3.0, 2.0)
     for aggregation in (Plain(), Ffa(), FedSvd(), RoLora(), DyLora()):
         assert aggregation.client_ranks(ADAPTERS, np.arange(3)) is None
 
@@ -57,7 +57,7 @@ def test_zero_pad_gives_each_client_a_rank_for_good() -> None:
     assert (abs(shares - [0.25, 0.5, 0.25]) < 0.04).all()
     some = np.array([7, 1999, 2999])
     assert aggregation.client_ranks(ADAPTERS, some).tolist() == ranks[some].tolist()
-    assert parts(aggregation) == [Part("both")] * 4
+    assert parts(aggregation) == [TrainedSubset("both")] * 4
     other = aggregation.client_ranks(Adapters(8, 3000, 6), everybody)
     assert (other != ranks).any()
 

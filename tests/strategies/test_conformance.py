@@ -17,7 +17,7 @@ from privacy.events import Component, Poisson
 from privacy.mechanism import Release
 from privacy.queries import NormBit
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Rewritten
 from strategies.aggregations.factors import Plain
 from strategies.aggregations.fedsvd import FedSvd
@@ -26,14 +26,14 @@ from strategies.conformance.aggregations import check_aggregation
 from strategies.conformance.controllers import check_controller
 from strategies.conformance.optimizers import check_optimizer
 from strategies.conformance.purity import ConformanceError
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.rl.controller import Rl
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
 from strategies.optimizers.optimizer import ServerStep
 from strategies.plugins import build
 
-SETTING = Setting(6, ((4, 3),), Poisson(0.1, 1000), (1.5,) * 6)
+SETTING = RunInfo(6, ((4, 3),), Poisson(0.1, 1000), (1.5,) * 6)
 INDIVIDUAL = {"flora", "fedex", "fedgsa"}
 
 
@@ -68,7 +68,7 @@ def test_every_aggregation_conforms_or_is_not_for_sums(name: str) -> None:
 class Counting:
     """A state with something in it."""
 
-    setting: Setting
+    setting: RunInfo
     rounds: int = 0
     note: Any = None
 
@@ -77,7 +77,7 @@ class Counting:
 class Sound(Fixed):
     """A controller that counts; the planted ones below break one promise each."""
 
-    def init(self, setting: Setting, public: PublicSignals) -> Any:
+    def init(self, setting: RunInfo, public: PublicSignals) -> Any:
         return Counting(setting)
 
     def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
@@ -208,12 +208,12 @@ class KeepsTheRelease(Sound):
 class Forgetful:
     """Compares equal, but a part is not stored."""
 
-    setting: Setting
+    setting: RunInfo
     bound: float = field(init=False, default=0.0)
 
 
 class Rebuilt(Sound):
-    def init(self, setting: Setting, public: PublicSignals) -> Any:
+    def init(self, setting: RunInfo, public: PublicSignals) -> Any:
         return Forgetful(setting)
 
     def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
@@ -383,17 +383,17 @@ def test_a_planted_optimizer_is_found(planted: type[Any], rule: str) -> None:
 
 
 class RandomPart(Plain):
-    def part(self, adapters: Any, round: int) -> Part:
-        return Part("both", int(np.random.default_rng().integers(1, 5)))
+    def part(self, adapters: Any, round: int) -> TrainedSubset:
+        return TrainedSubset("both", int(np.random.default_rng().integers(1, 5)))
 
 
 class TooManyRanks(Plain):
-    def part(self, adapters: Any, round: int) -> Part:
-        return Part("both", adapters.rank + 1)
+    def part(self, adapters: Any, round: int) -> TrainedSubset:
+        return TrainedSubset("both", adapters.rank + 1)
 
 
 @dataclass(frozen=True)
-class ScalesAfterwards(Part):
+class ScalesAfterwards(TrainedSubset):
     """Sends what it says, but multiplies what one client adds."""
 
     def sent(self, engine: Any, updates: Tensor) -> Tensor:
@@ -401,7 +401,7 @@ class ScalesAfterwards(Part):
 
 
 class DataDependentScale(Plain):
-    def part(self, adapters: Any, round: int) -> Part:
+    def part(self, adapters: Any, round: int) -> TrainedSubset:
         return ScalesAfterwards("both")
 
 

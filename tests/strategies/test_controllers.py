@@ -16,13 +16,13 @@ from privacy.mechanism import Release
 from privacy.queries import OneHotVote
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import simulation_generator
-from strategies.controllers.controller import InitialRelease, PublicSignals, Setting
+from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.loss_following import GRID
 
 SAMPLING = Poisson(0.05, 1000)
-SETTING = Setting(rounds=200, layouts=((3, 2),), sampling=SAMPLING, noise_multipliers=(1.5,) * 200)
+SETTING = RunInfo(rounds=200, layouts=((3, 2),), sampling=SAMPLING, noise_multipliers=(1.5,) * 200)
 
 
 @pytest.fixture
@@ -207,8 +207,8 @@ def test_fixed_clipping_never_changes(any_release: Release) -> None:
 
 
 def test_a_setting_says_the_noise_of_every_round() -> None:
-    setting = Setting(3, ((4, 6),), SAMPLING, (1.0, 2.0, 3.0))
+    setting = RunInfo(3, ((4, 6),), SAMPLING, (1.0, 2.0, 3.0))
     assert setting.dimension(0) == setting.dimension(3) == 10
-    alternating = Setting(3, ((4, 6), (1, 2), (4, 6)), SAMPLING, (1.0, 2.0, 3.0))
+    alternating = RunInfo(3, ((4, 6), (1, 2), (4, 6)), SAMPLING, (1.0, 2.0, 3.0))
     assert [alternating.dimension(round) for round in range(4)] == [10, 10, 3, 10]
     assert [setting.noise_multiplier(round) for round in range(4)] == [1.0, 1.0, 2.0, 3.0]

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from privacy.clipping.norms import FlatClip
 from privacy.events import Poisson
 from privacy.randomness.noise import InsecureZeroNoise
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dc_sgd import DcSgdE, DcSgdP, DcSgdState, least_error
 from strategies.controllers.released_norms import norm_edges
 from tests.strategies.population import DIM, Population, lognormal, setting_of
@@ -45,8 +45,8 @@ def test_c_stays_as_it_was_until_something_significant_was_seen(quick_ledger_for
 def test_e_finds_the_least_expected_error(dimension: int, quick_ledger_for) -> None:
     """Against the integral over the true law of norms, within the width of a bin."""
 
-    def controller_setting(rounds: int) -> Setting:
-        return Setting(rounds, ((dimension,),), SAMPLING, (1.76,) * rounds)
+    def controller_setting(rounds: int) -> RunInfo:
+        return RunInfo(rounds, ((dimension,),), SAMPLING, (1.76,) * rounds)
 
     population = Population(quick_ledger_for(SAMPLING, 30), norms=lognormal(1.25, 0.5))
     controller = DcSgdE(clip_norm=8.0)

@@ -10,9 +10,9 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.factors import Ffa
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.loss_following import GRID
 from strategies.optimizers.fedavg import FedAvgM
@@ -70,7 +70,7 @@ def test_requests_carry_the_whole_adapter_the_plan_and_the_factors(fed) -> None:
     assert not np.array_equal(last.adapter, fed.START.numpy())
     assert (first.plan, first.part, first.round, first.job) == (
         Plan(FlatClip(fed.BOUND, fed.DIM), 1.5),
-        Part("both"),
+        TrainedSubset("both"),
         1,
         '{"a": 1}',
     )
@@ -78,10 +78,10 @@ def test_requests_carry_the_whole_adapter_the_plan_and_the_factors(fed) -> None:
 
 
 def test_ffa_releases_and_moves_b_and_the_head_only(fed) -> None:
-    setting = Setting(fed.ROUNDS, (fed.LAYOUT.training("b").blocks(),), fed.SAMPLING, (1.5,) * fed.ROUNDS)
+    setting = RunInfo(fed.ROUNDS, (fed.LAYOUT.training("b").blocks(),), fed.SAMPLING, (1.5,) * fed.ROUNDS)
     strategy, nodes = fed.make(aggregation=Ffa(), setting=setting, optimizer=FedAvgM()), fed.Nodes()
     release = fed.hold(strategy, nodes)
-    assert {request.part for _, request in nodes.requests} == {Part("b")}
+    assert {request.part for _, request in nodes.requests} == {TrainedSubset("b")}
     assert len(release.update) == 8
     adapter = fed.state_of(strategy).adapter
     assert torch.equal(adapter[:6], fed.START[:6])
@@ -140,7 +140,7 @@ class Restless:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return (1.0,) * rounds
 
-    def init(self, setting: Setting, public: PublicSignals) -> None:
+    def init(self, setting: RunInfo, public: PublicSignals) -> None:
         return None
 
     def plan(self, state: None, round: int) -> Plan:

@@ -19,7 +19,7 @@ from server.config.schema import RunConfig
 from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from server.runs.commitment import commit, round_sampling
 from strategies import CONTROLLERS
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.optimizers.fedavg import FedAvg
 from strategies.private_training import ServerState
 from strategies.state_files import same_bits
@@ -48,13 +48,13 @@ def configured(name: str, options: dict[str, Any], mode: str) -> RunConfig:
 
 
 @functools.cache
-def committed(name: str, mode: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Setting, Commitment]:
+def committed(name: str, mode: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, RunInfo, Commitment]:
     """Controller, setting and commitment of a run; controllers without a release of their own share a calibration."""
     config = configured(name, dict(options), mode)
     made = methods(config)
     assert made.optimizer == FedAvg(decay=0.98)  # a decaying server learning rate goes with any controller
     commitment, multipliers = commit(config, made.controller)
-    setting = Setting(ROUNDS, LAYOUTS, round_sampling(config), multipliers, commitment.order)
+    setting = RunInfo(ROUNDS, LAYOUTS, round_sampling(config), multipliers, commitment.order)
     return made.controller, setting, commitment
 
 

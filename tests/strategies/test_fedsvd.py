@@ -14,12 +14,12 @@ from privacy.mechanism import Release
 from privacy.randomness.noise import InsecureZeroNoise
 from privacy.randomness.rng import torch_generator
 from strategies.adapter.layout import AdapterLayout, Entry
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.factors import Ffa
 from strategies.aggregations.fedsvd import FedSvd, by_singular_values
 from strategies.optimizers.fedadam import FedAdam
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
-from strategies.private_training import Server, ServerState, turned
+from strategies.private_training import ServerState, ServerUpdate, turned
 
 OUT, RANK, IN, ROUNDS = 12, 3, 8, 6
 LAYOUT = AdapterLayout(
@@ -101,7 +101,7 @@ def release_of(update: Tensor, released) -> Release:
 def descend(aggregation, optimizer, released, rounds: int = ROUNDS) -> ServerState:
     """A run whose clients take one gradient step on ||B A - M||^2 in the coordinates they are given."""
     targets = [random(OUT, IN, name="goal").double(), random(IN, IN, name="goal").double()]
-    server = Server(optimizer, aggregation, LAYOUT, 0.6)
+    server = ServerUpdate(optimizer, aggregation, LAYOUT, 0.6)
     first = FedSvd().rewritten(start(), LAYOUT)
     assert first is not None
     state = server.start(first.adapter, None, 0)
@@ -112,7 +112,7 @@ def descend(aggregation, optimizer, released, rounds: int = ROUNDS) -> ServerSta
             b.of(gradient).copy_((b.of(full) @ a.of(full) - target) @ a.of(full).T)
         gradient[-2:] = 0.1 * round
         update = -0.1 * LAYOUT.training("b").trainable(gradient).float()
-        state = server.after(state, release_of(update, released), Part("b"), round, 1.0, None)
+        state = server.after(state, release_of(update, released), TrainedSubset("b"), round, 1.0, None)
     return state
 
 
@@ -151,11 +151,11 @@ def test_isotropic_second_moments_and_counts_survive_the_turn(released) -> None:
 def test_a_basis_turns_with_the_coordinates(released) -> None:
     """A direction of the subspace keeps its meaning: what it does to B A."""
     trained = LAYOUT.training("b")
-    server = Server(FedAvg(), FedSvd(), LAYOUT, 0.0)
+    server = ServerUpdate(FedAvg(), FedSvd(), LAYOUT, 0.0)
     state = server.start(start("full"), None, 0)
     basis = torch.linalg.qr(random(trained.dim, 4)).Q.T.contiguous()
     state = ServerState(0, state.adapter, state.served, {}, None, basis, 1)
-    after = server.after(state, release_of(0.3 * random(trained.dim), released), Part("b"), 1, 1.0, None)
+    after = server.after(state, release_of(0.3 * random(trained.dim), released), TrainedSubset("b"), 1, 1.0, None)
     assert after.basis is not None
     torch.testing.assert_close(after.basis @ after.basis.T, torch.eye(4), rtol=0, atol=1e-5)
     for before, now in zip(basis, after.basis, strict=True):

@@ -49,10 +49,10 @@ def test_the_example_is_short_and_conforms(folder: Path) -> None:
 def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type: ignore[no-untyped-def]
     from privacy.contribution import Contribution
     from privacy.events import Poisson
-    from strategies.controllers.controller import PublicSignals, Setting
+    from strategies.controllers.controller import PublicSignals, RunInfo
 
     controller = importlib.import_module(NAME).HalveWhenQuiet(clip_norm=0.8, patience=2)
-    setting = Setting(4, ((5,),), Poisson(0.1, 100), (1.5,) * 4)
+    setting = RunInfo(4, ((5,),), Poisson(0.1, 100), (1.5,) * 4)
     state, bounds = controller.init(setting, PublicSignals(0, None)), []
     for round in range(1, 5):  # nobody comes and no noise is added: the signal is below what the noise would be
         plan = controller.plan(state, round)

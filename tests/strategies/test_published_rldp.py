@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from client.record_level.settings import Silo, commit
+from client.record_level.settings import RecordLevelSettings, commit
 from privacy.clipping.units import Units
 from server.config.load import parse
 from server.config.methods import methods
@@ -21,7 +21,7 @@ FLAG = {"not_private": "privacy.non-private = true"}
 
 def test_it_is_refused_without_the_flag_and_where_nobody_has_raw_gradients():
     with pytest.raises(ValueError, match=r"raw norms.* privacy.non-private"):
-        commit(Silo(**SETTINGS), 12)
+        commit(RecordLevelSettings(**SETTINGS), 12)
     with pytest.raises(ValueError, match=r"inside a silo only \(privacy.unit"):
         methods(parse({"privacy": {"non-private": True}, "strategy": {"controller": NAME}}))
 

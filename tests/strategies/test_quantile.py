@@ -12,7 +12,7 @@ from privacy.mechanism import Release
 from privacy.randomness.noise import InsecureZeroNoise
 from server.config.load import ConfigError, parse
 from server.runs.commitment import commit
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.quantile import Quantile, QuantileState
 from tests.strategies.population import Population, setting_of
 
@@ -86,7 +86,7 @@ def test_the_update_pays_for_the_bit(z: float, expected: float) -> None:
 
 
 def test_a_bit_that_leaves_no_budget_is_refused_before_anything_is_spent() -> None:
-    setting = Setting(2, ((4,),), SAMPLING, (1.0, 2.0))
+    setting = RunInfo(2, ((4,),), SAMPLING, (1.0, 2.0))
     with pytest.raises(ValueError, match=r"must be < 2, which 'norm-bit' alone has, got 2: no budget is left"):
         Quantile(bit_noise=1.0).init(setting, PublicSignals(0, None))
     config = parse({"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 1.0, "delta": 1e-3}})

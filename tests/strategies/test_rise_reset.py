@@ -14,7 +14,7 @@ from server.config.load import parse
 from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from server.runs.commitment import commit, round_sampling
 from strategies.conformance.controllers import check_controller
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.schedules import RiseReset
 from strategies.private_training import ServerState
 from tests.strategies.population import Population
@@ -52,7 +52,7 @@ def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None
     if mode == "floor":  # known before the run: every step stands in the commitment
         committed = [step.noise_multiplier for step in commitment.floor for _ in range(step.count)]
         assert committed == pytest.approx(list(multipliers))
-    setting = Setting(ROUNDS, ((4,),), round_sampling(config), multipliers, commitment.order)
+    setting = RunInfo(ROUNDS, ((4,),), round_sampling(config), multipliers, commitment.order)
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         population = Population(ledger, sampling=setting.sampling, noise=GaussianNoise())
         states = population.follow(controller, setting)
@@ -69,7 +69,7 @@ def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None
 def test_it_conforms_and_comes_back_from_a_checkpoint(tmp_path) -> None:
     check_controller(RiseReset(seed=5))
     controller = RiseReset()
-    setting = Setting(ROUNDS, ((3, 1),), Population.__dataclass_fields__["sampling"].default_factory(), (1.5,) * ROUNDS)
+    setting = RunInfo(ROUNDS, ((3, 1),), Population.__dataclass_fields__["sampling"].default_factory(), (1.5,) * ROUNDS)
     state = controller.init(setting, PublicSignals(0, None))
     state = controller.update(state, None, PublicSignals(4, None))
     save_checkpoint(tmp_path, Checkpoint(ServerState(4, torch.zeros(4), torch.zeros(4), {}, state), None, (), "1:head"))

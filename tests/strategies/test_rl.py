@@ -26,11 +26,11 @@ from privacy.queries import AdapterBits
 from privacy.randomness.noise import InsecureSeededNoise, InsecureZeroNoise
 from privacy.randomness.rng import simulation_generator, torch_generator
 from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.rl import spending
 from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observation, reward
-from strategies.controllers.rl.features import hear, nothing
+from strategies.controllers.rl.features import add, empty
 from strategies.controllers.rl.sac import FILE, fresh_weights, pretrained_weights
 from strategies.private_training import ServerState
 
@@ -40,7 +40,7 @@ SAMPLING = Poisson(0.1, 300)
 ROUNDS = 24
 EPSILON, DELTA = 4.0, 1e-4
 COMMITMENT, Z = filter_commitment(EPSILON, DELTA, SAMPLING, ROUNDS)
-FILTER = Setting(ROUNDS, (SIZES,), SAMPLING, (Z,) * ROUNDS, COMMITMENT.order)
+FILTER = RunInfo(ROUNDS, (SIZES,), SAMPLING, (Z,) * ROUNDS, COMMITMENT.order)
 FLOOR = replace(FILTER, order=None)
 SCRATCH = Rl(policy="scratch", interval=2, warm_up=3, batch=8, clip_norm=2.0)
 
@@ -64,7 +64,7 @@ def filtered(tmp_path: Path) -> Ledger:
     return Ledger.create(tmp_path / "ledger.jsonl", replace(COMMITMENT, not_private="a test"))
 
 
-def follow(controller: Rl, setting: Setting, ledger: Ledger, rounds: int = ROUNDS) -> list[RlState]:
+def follow(controller: Rl, setting: RunInfo, ledger: Ledger, rounds: int = ROUNDS) -> list[RlState]:
     """The states before rounds 1..rounds and after the last."""
     states = [controller.init(setting, PublicSignals(0, loss_after(0)))]
     for round in range(1, rounds + 1):
@@ -81,7 +81,7 @@ def test_it_sees_releases_and_public_values_only() -> None:
     """By types, and by what its modules import: a Release is made by the mechanism alone."""
     hints = get_type_hints(Rl.update)
     assert hints == {"state": RlState, "released": Release, "public": PublicSignals, "return": RlState}
-    assert get_type_hints(hear)["released"] is Release
+    assert get_type_hints(add)["released"] is Release
     folder = Path(strategies.controllers.rl.__file__).parent
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -177,7 +177,7 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
     controller = Rl(clip_norm=1.5, bit_share=0.3)
     plan = controller.plan(controller.init(FLOOR, PublicSignals(0, 0.7)), 1)
     units = Units(rows(1))
-    heard = hear(nothing(3), released(plan, contribute(units, plan), SAMPLING))
+    heard = add(empty(3), released(plan, contribute(units, plan), SAMPLING))
     m, (bits,) = SAMPLING.expected_units, plan.queries
     assert isinstance(bits, AdapterBits)
     assert isinstance(plan.clip, PerAdapterClip)
@@ -194,7 +194,7 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
         assert heard.excess[k] == pytest.approx((float(clipped.square().sum()) - noise) / bound**2, rel=1e-4)
         start += size
     noisy = [
-        hear(nothing(3), released(plan, contribute(units, plan), SAMPLING, InsecureSeededNoise(s))).excess
+        add(empty(3), released(plan, contribute(units, plan), SAMPLING, InsecureSeededNoise(s))).excess
         for s in range(60)
     ]
     spread = np.std(noisy, axis=0) / math.sqrt(len(noisy))
@@ -204,7 +204,7 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
 
 def test_the_reward_is_the_gain_or_the_gain_per_budget_spent() -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.8))
-    state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(nothing(3), rounds=2))
+    state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(empty(3), rounds=2))
     for per_spent, factor in ((False, 4.0), (True, 4.0 * 2 / 3)):  # three rounds' worth was spent on two
         assert reward(state, per_spent) == pytest.approx(factor * math.log(0.8 / 0.72))
         assert reward(replace(state, loss=0.88), per_spent) == pytest.approx(factor * math.log(0.8 / 0.88))
@@ -233,7 +233,7 @@ def test_it_acts_every_k_rounds_and_hears_all_of_them(filtered: Ledger) -> None:
 def test_features_are_finite_whatever_happens() -> None:
     state = SCRATCH.init(FILTER, PublicSignals(0, 0.7))
     wild = replace(
-        state, heard=replace(nothing(3), rounds=1, excess=(1e12, -1e12, 0.0), energy=(0.0, 1e-12, 1e12)), loss=math.inf
+        state, heard=replace(empty(3), rounds=1, excess=(1e12, -1e12, 0.0), energy=(0.0, 1e-12, 1e12)), loss=math.inf
     )
     local, whole = observation(wild, SCRATCH.acting, 5)
     assert bool(local.isfinite().all())

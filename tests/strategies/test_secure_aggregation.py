@@ -24,7 +24,7 @@ from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, save_identity
 from simulations.engines.inprocess import InProcessGrid
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.quantile import Quantile
 from strategies.dispatch import RoundFailed
@@ -69,7 +69,7 @@ class Lab:
             clients_per_node=1,
             sampler=CohortSampler.fresh(),
             controller=controller or Fixed(fed.BOUND),
-            setting=Setting(3, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * 3, commitment.order),
+            setting=RunInfo(3, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * 3, commitment.order),
         )
         self.strategy.secure = SecureAggregation(
             self.federation, self.ledger.run_id, self.ask, source=str(folder), insecure=insecure

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from privacy.contribution import Contribution
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import Plain, RoLora
 from strategies.aggregations.fedsvd import FedSvd
 from strategies.aggregations.ranks import DyLora, ZeroPad
-from strategies.controllers.controller import Setting
+from strategies.controllers.controller import RunInfo
 from strategies.controllers.fixed import Fixed, FixedState
 from strategies.dp_fedavg import DpFedAvg
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
@@ -24,7 +24,7 @@ from strategies.optimizers.optimizer import ServerStep
 def make(fed, aggregation: Any, **parts: Any) -> DpFedAvg:
     adapters, rounds = Adapters(2, fed.N, 0), range(1, fed.ROUNDS + 1)
     layouts = tuple(aggregation.part(adapters, round).layout(fed.LAYOUT).blocks() for round in rounds)
-    setting = Setting(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS)
+    setting = RunInfo(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS)
     return fed.make(aggregation=aggregation, setting=setting, **parts)
 
 
@@ -37,7 +37,7 @@ def test_rolora_moves_b_then_a_and_each_keeps_its_momentum(fed) -> None:
     for round in range(1, 5):
         release = fed.hold(strategy, nodes)
         place = trained["b" if round % 2 else "a"]
-        assert nodes.requests[-1][1].part == Part("b" if round % 2 else "a")
+        assert nodes.requests[-1][1].part == TrainedSubset("b" if round % 2 else "a")
         assert len(release.update) == 8
         momentum[place] = beta * momentum[place] + release.update
         expected[place] += momentum[place]
@@ -127,10 +127,10 @@ def test_the_controllers_factor_is_on_the_servers_step(fed) -> None:
 class Spans:
     """Public subspaces that remember for what they were made."""
 
-    made: list[Part]
+    made: list[TrainedSubset]
     refresh: int = 3
 
-    def basis(self, adapter: Tensor, part: Part) -> Tensor:
+    def basis(self, adapter: Tensor, part: TrainedSubset) -> Tensor:
         self.made.append(part)
         return torch.eye({"b": 8, "a": 8, "both": 14}[part.factors])[:2]
 

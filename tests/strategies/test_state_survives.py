@@ -13,7 +13,7 @@ from server.config.methods import methods
 from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, save_checkpoint
 from strategies import AGGREGATIONS, OPTIMIZERS
 from strategies.aggregations.aggregation import Adapters
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.optimizers.line_search import PublicLineSearch
@@ -37,7 +37,7 @@ def make(fed, aggregation: str, optimizer: str, **parts: Any) -> DpFedAvg:
     return fed.make(
         aggregation=made.aggregation,
         optimizer=made.optimizer,
-        setting=Setting(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS),
+        setting=RunInfo(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS),
         served_average=0.5,
         seed=7,
         public_loss=public_loss,

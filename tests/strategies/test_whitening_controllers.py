@@ -18,7 +18,7 @@ from privacy.randomness.rng import torch_generator
 from privacy.randomness.sampling import CohortSampler
 from strategies.conformance.controllers import check_controller
 from strategies.controllers.adaclip import Adaclip
-from strategies.controllers.controller import Controller, PublicSignals, Setting
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.geoclip import Geoclip
 from strategies.state_files import same_bits
@@ -49,7 +49,7 @@ class Rows:
 
     def follow(self, controller: Controller[Any], rounds: int) -> tuple[Plan, list[Tensor]]:
         """The plan after so many rounds, and the released updates."""
-        setting = Setting(rounds + 1, ((4, 16),), SAMPLING, (self.noise,) * (rounds + 1))
+        setting = RunInfo(rounds + 1, ((4, 16),), SAMPLING, (self.noise,) * (rounds + 1))
         state, updates = controller.init(setting, PublicSignals(0, None)), []
         for round in range(1, rounds + 1):
             released = self.release(controller.plan(state, round), round)
@@ -150,7 +150,7 @@ def test_the_published_low_rank_form_keeps_its_first_subspace(rows: Callable[...
 
 def test_statistics_of_rounds_with_other_layouts_are_kept_apart(rows: Callable[..., Rows]) -> None:
     for controller in (Adaclip(), Geoclip(rank=2)):
-        setting = Setting(4, ((4, 16), (2, 3)) * 2, SAMPLING, (Z,) * 4)
+        setting = RunInfo(4, ((4, 16), (2, 3)) * 2, SAMPLING, (Z,) * 4)
         state = controller.init(setting, PublicSignals(0, None))
         released = rows().release(controller.plan(state, 1), 1)
         after = controller.update(state, released, PublicSignals(1, None))

@@ -28,7 +28,7 @@ from client.engine.local_training import LocalTraining
 from client.engine.sequential import OpacusEngine
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import CausalLM, Task
-from client.record_level.settings import Silo, commit, private_training
+from client.record_level.settings import RecordLevelSettings, commit, private_training
 from client.record_level.units import UnitIndex
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
@@ -79,7 +79,9 @@ def build(name: str, variant: str, folder: Path) -> Step:
     if variant == ENGINE:
         local = LocalTraining("sgd", learning_rate=0.01, batch_size=len(records))
         return lambda: engine.train_all(start, [records], local, [0])
-    silo = Silo("record", 200, len(records), 100.0, 1e-5, controller_options={"clip-norm": 0.1}, optimizer="fedadam")
+    silo = RecordLevelSettings(
+        "record", 200, len(records), 100.0, 1e-5, controller_options={"clip-norm": 0.1}, optimizer="fedadam"
+    )
     index = UnitIndex.of(records, grouped=False)
     commitment, multipliers = commit(silo, len(index))
     ledger = Ledger.create(folder / "ledger.jsonl", commitment)

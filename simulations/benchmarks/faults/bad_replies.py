@@ -46,7 +46,7 @@ from privacy.randomness.sampling import CohortSampler
 from server.run_folder.provenance import describe_environment
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.aggregations.factors import Plain
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest, contribution_records
@@ -361,7 +361,7 @@ def _hold_rounds(folder: Path, count: int, rng: random.Random, tally: Tally, lis
     with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
         strategy = DpFedAvg(
             controller=DpLac(), optimizer=FedAvg(), aggregation=Plain(), ledger=ledger, layout=LAYOUT, job="{}",
-            setting=Setting(rounds, (LAYOUT.blocks(),), sampling, (1.5,) * rounds), nodes=CLIENTS, clients_per_node=1,
+            setting=RunInfo(rounds, (LAYOUT.blocks(),), sampling, (1.5,) * rounds), nodes=CLIENTS, clients_per_node=1,
             sampler=CohortSampler.insecure_from_seed(0), noise=InsecureZeroNoise(),
         )  # fmt: skip
         strategy.begin(torch.zeros(LAYOUT.size), PublicSignals(0, 1.0))

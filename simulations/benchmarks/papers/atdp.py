@@ -34,10 +34,10 @@ from client.models.lora import merged
 from privacy.randomness.rng import simulation_generator
 from server.run_folder.phase_progress import PhaseResult
 from server.run_folder.provenance import describe_environment
-from server.runs.guarantee import promise_of
-from server.runs.phase_config import RecipeConfig, load_recipe
-from server.runs.phase_plan import Recipe, plan_noise
-from server.runs.phases import RecipeRun
+from server.runs.guarantee import guarantee_of
+from server.runs.phase_config import PhasesConfig, load_phases
+from server.runs.phase_plan import Phases, plan_noise
+from server.runs.phases import PhasesRun
 from simulations.benchmarks.privacy import exposure
 from simulations.presets.load import absolute_paths, parse_setting
 
@@ -73,7 +73,7 @@ def main(
     torch.set_num_threads(1)
     names = tuple(DETECTORS) if detector == "both" else (detector,)
     chosen = dict(parse_setting(setting) for setting in settings or [])
-    named = load_recipe(preset, chosen).run.data
+    named = load_phases(preset, chosen).run.data
     sources = {
         "data.source": placed(named.source, data.resolve(), "held-back"),
         "data.test-source": placed(named.test_source, data.resolve(), "validation"),
@@ -83,8 +83,8 @@ def main(
     for seed in range(first, first + seeds):
         for name in names:
             overrides = {**sources, **chosen, "seed": seed, "data.detector": DETECTORS[name]}
-            config = load_recipe(preset, overrides)
-            config = RecipeConfig(absolute_paths(config.run, Path.cwd()), config.recipe)
+            config = load_phases(preset, overrides)
+            config = PhasesConfig(absolute_paths(config.run, Path.cwd()), config.recipe)
             cell = {"preset": preset.stem, "kind": kind, "detector": name, "seed": seed}
             if any(cell.items() <= row.items() for row in document["rows"]):
                 continue
@@ -104,14 +104,14 @@ def placed(source: str, folder: Path, part: str) -> str:
     return f"wikitext2:{folder}@{named if at and source.startswith('wikitext2:') else part}"
 
 
-def cell_rows(config: RecipeConfig, test_records: int, candidates: int) -> list[dict[str, Any]]:
+def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[dict[str, Any]]:
     """All rows of one seed and one detector."""
     phases = {phase.name: phase for phase in config.recipe.phases}
     found: dict[str, dict[str, Any]] = {}
     ordinary: dict[str, PhaseResult] = {}
     for chain, rows in CHAINS.items():
         recipe = replace(config.recipe, phases=tuple(phases[name] for name in chain))
-        run = RecipeRun(replace(config, recipe=recipe))
+        run = PhasesRun(replace(config, recipe=recipe))
         run.test = _drawn(run.test, test_records)
         if not found:
             found["base model"] = {
@@ -145,11 +145,11 @@ def cell_rows(config: RecipeConfig, test_records: int, candidates: int) -> list[
     return [{"row": row, **values, **size} for row, values in found.items()]
 
 
-def _guarantee(recipe: Recipe | None, population: int) -> dict[str, Any]:
+def _guarantee(recipe: Phases | None, population: int) -> dict[str, Any]:
     """What a row promises; the base model has read no private text."""
     if recipe is None:
         return {"guarantee": "public", "record_epsilon": 0.0, "selective_epsilon": None, "noise_epsilon": 0.0}
-    promise = promise_of(recipe, plan_noise(recipe, population))
+    promise = guarantee_of(recipe, plan_noise(recipe, population))
     return {
         "guarantee": promise.kind,
         "record_epsilon": promise.to_json()["record_epsilon"],
@@ -159,7 +159,7 @@ def _guarantee(recipe: Recipe | None, population: int) -> dict[str, Any]:
     }
 
 
-def _quality(run: RecipeRun, adapter: Tensor, candidates: int) -> dict[str, Any]:
+def _quality(run: PhasesRun, adapter: Tensor, candidates: int) -> dict[str, Any]:
     """Perplexity on the test paragraphs, and exposure of the planted secrets behind the canary's own prefix."""
     metrics = run.engine.evaluate(adapter, run.test)
     data = run.config.run.data

@@ -40,7 +40,7 @@ from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from client.record_level.public_subspace import PublicSpan, in_public_span, public_bounds
-from client.record_level.settings import Silo, commit, private_training
+from client.record_level.settings import RecordLevelSettings, commit, private_training
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from client.record_level.units import UnitIndex
 from privacy import checks
@@ -50,7 +50,7 @@ from privacy.randomness.sampling import CohortSampler
 from server.run_folder.provenance import describe_environment
 from simulations.benchmarks.harness.markdown import markdown
 from simulations.benchmarks.harness.timing import half_width, paired_difference
-from strategies.adapter.trainable import Part
+from strategies.adapter.trainable import TrainedSubset
 from strategies.controllers.controller import PublicSignals
 
 
@@ -215,13 +215,13 @@ class Seed:
         self.start = layout.with_trainable(bench.adapter, layout.trainable(bench.adapter) + moved.float())
         self.start_loss = bench.engine.evaluate(self.start, self.test).loss
         span = PublicSpan(bench.engine, self.texts, "projection", rank=chosen.directions)
-        self.bounds = public_bounds(span, self.start, Part())
+        self.bounds = public_bounds(span, self.start, TrainedSubset())
 
     def cell(self, method: str, rate: float) -> dict[str, Any]:
         """Train once; what is reported of it."""
         chosen, bench, kind = self.bench.settings, self.bench, METHODS[method]
         whole, embedded, rest = self.bounds
-        silo = Silo(
+        silo = RecordLevelSettings(
             unit="record",
             steps=chosen.steps,
             batch_size=chosen.batch,

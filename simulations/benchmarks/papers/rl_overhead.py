@@ -28,7 +28,7 @@ from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import torch_generator
 from server.run_folder.provenance import describe_environment
 from simulations.benchmarks.papers.synthetic_federation import Account
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.rl.controller import Rl
 
@@ -48,7 +48,7 @@ def main() -> None:
     commitment, z = filter_commitment(4.0, 1e-5, SAMPLING, ROUNDS)
     rows = []
     for adapter, sizes in ADAPTERS.items():
-        setting = Setting(ROUNDS, (sizes,), SAMPLING, (z,) * ROUNDS, commitment.order)
+        setting = RunInfo(ROUNDS, (sizes,), SAMPLING, (z,) * ROUNDS, commitment.order)
         updates = torch.randn(COHORT, sum(sizes), generator=torch_generator(0, "updates"))
         for name, controller in CONTROLLERS.items():
             quiet, acting, plan = _server(controller, setting, Account(commitment))
@@ -60,7 +60,7 @@ def main() -> None:
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _server(controller: Any, setting: Setting, account: Account) -> tuple[float, float, Plan]:
+def _server(controller: Any, setting: RunInfo, account: Account) -> tuple[float, float, Plan]:
     """Median seconds of plan and update in other rounds and in every fifth, and the last plan."""
     state, noise = controller.init(setting, PublicSignals(0, 0.7)), InsecureSeededNoise(0)
     seconds: dict[bool, list[float]] = {True: [], False: []}

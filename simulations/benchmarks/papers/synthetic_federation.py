@@ -31,7 +31,7 @@ from privacy.ledger.budget import FilterBudget, Price, budget_of
 from privacy.mechanism import charged_release
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import simulation_generator
-from strategies.controllers.controller import PublicSignals, Setting
+from strategies.controllers.controller import PublicSignals, RunInfo
 
 BLOCKS = 8
 BUDGETS = ((2.0, 0.04, 1000), (4.0, 0.03, 1000), (8.0, 0.02, 1000), (4.0, 0.01, 3000))
@@ -59,7 +59,7 @@ class Problem:
     sizes: tuple[int, ...]
     rows: Rows
     loss: Callable[[Tensor], float]
-    setting: Setting
+    setting: RunInfo
     commitment: Commitment
     clip_norm: float
     bit_share: float
@@ -104,7 +104,7 @@ def draw_problem(seed: int, rounds: int | None = None) -> Problem:
     epsilon, rate, population = BUDGETS[g.integers(len(BUDGETS))]
     commitment, z = committed(epsilon, rate, population, rounds)
     order = commitment.order if g.uniform() < 0.5 else None  # a ledger that filters, or a floor of the same noise
-    setting = Setting(rounds, (sizes,), Poisson(rate, population), (z,) * rounds, order)
+    setting = RunInfo(rounds, (sizes,), Poisson(rate, population), (z,) * rounds, order)
     make = _quadratic if g.uniform() < 0.6 else _logistic
     start, rows, loss = make(sizes, g)
     typical = float(rows(start, 200, g).double().norm(dim=1).median())

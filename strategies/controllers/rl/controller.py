@@ -45,13 +45,13 @@ from privacy.queries import AdapterBits
 from strategies.controllers.controller import (
     InitialRelease,
     PublicSignals,
-    Setting,
+    RunInfo,
     constant_profile,
     update_multiplier,
 )
 from strategies.controllers.rl import sac, spending
 from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward
-from strategies.controllers.rl.features import hear
+from strategies.controllers.rl.features import add
 from strategies.controllers.rl.sac import Learning, pretrained_weights
 
 
@@ -120,7 +120,7 @@ class Rl:
             random_until=self.warm_up if scratch else 0, warm_up=self.warm_up, updates=self.updates,
         )  # fmt: skip
 
-    def _interval(self, setting: Setting) -> int:
+    def _interval(self, setting: RunInfo) -> int:
         return self.interval or max(2, setting.rounds // 40)
 
     def initial(self, sampling: Poisson) -> InitialRelease | None:
@@ -129,7 +129,7 @@ class Rl:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return constant_profile(rounds)
 
-    def init(self, setting: Setting, public: PublicSignals) -> RlState:
+    def init(self, setting: RunInfo, public: PublicSignals) -> RlState:
         adapters = len(setting.blocks(1))
         for layout in setting.layouts:
             if len(layout) != adapters:
@@ -156,7 +156,7 @@ class Rl:
         loss = public.validation_loss
         state = replace(
             state,
-            heard=hear(state.heard, released),
+            heard=add(state.heard, released),
             spent=spending.after(state.setting, state.spent, released.plan, public.rho_spent),
             first_loss=loss if math.isnan(state.first_loss) else state.first_loss,
             loss_before=loss if math.isnan(state.loss_before) else state.loss_before,
@@ -167,7 +167,7 @@ class Rl:
         local, whole = observation(state, self.acting, public.round)
         return decide(state, self.acting, public.round, local, whole, reward(state, self.acting.per_spent))
 
-    def _acts_after(self, round: int, setting: Setting) -> bool:
+    def _acts_after(self, round: int, setting: RunInfo) -> bool:
         """Whether an interval ends with ``round``."""
         return round % self._interval(setting) == 0 or round == setting.rounds
 

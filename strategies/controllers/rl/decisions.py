@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from strategies.controllers.controller import Setting
+from strategies.controllers.controller import RunInfo
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.features import Heard, global_features, local_features, nothing
+from strategies.controllers.rl.features import IntervalStats, empty, global_features, local_features
 from strategies.controllers.rl.sac import Agent, Learning, features
 
 FREEZE = 0.9
@@ -36,10 +36,10 @@ class RlState:
         agent: the learner.
     """
 
-    setting: Setting
+    setting: RunInfo
     scales: tuple[float, ...]
     offset: float
-    heard: Heard
+    heard: IntervalStats
     spent: float
     spent_before: float
     first_loss: float
@@ -69,13 +69,13 @@ class Acting:
     updates: int
 
 
-def begin(setting: Setting, agent: Agent, loss: float) -> RlState:
+def begin(setting: RunInfo, agent: Agent, loss: float) -> RlState:
     """The state before round 1."""
     adapters = len(setting.blocks(1))
     local, whole = features(agent.weights)
     last = {"local": torch.zeros(adapters, local), "whole": torch.zeros(whole), "action": torch.zeros(adapters + 1)}
     scales = (0.0,) * adapters
-    return RlState(setting, scales, 0.0, nothing(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
+    return RlState(setting, scales, 0.0, empty(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
 
 
 def decide(
@@ -98,7 +98,7 @@ def decide(
         if agent.stored >= acting.warm_up:
             for _ in range(acting.updates):
                 agent = sac.learn(agent, acting.learning)
-    state = replace(state, agent=agent, heard=nothing(len(local)), spent_before=state.spent, loss_before=state.loss)
+    state = replace(state, agent=agent, heard=empty(len(local)), spent_before=state.spent, loss_before=state.loss)
     return state if ends else _acted(state, acting, local, whole)
 
 

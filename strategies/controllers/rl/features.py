@@ -1,6 +1,6 @@
 """What the policy sees: features of releases, public losses and the budget, and of nothing else.
 
-``hear`` adds one :class:`~privacy.mechanism.Release` to the sums of an interval; only the mechanism makes a Release, so
+``add`` adds one :class:`~privacy.mechanism.Release` to the sums of an interval; only the mechanism makes a Release, so
 no raw norm, loss or count can get here. Per adapter k, averaged over the interval of rounds:
 
     u_k   noisy share of clients left unclipped, shrunk towards 1/2 by how noisy it is
@@ -23,7 +23,7 @@ _PRIOR = 1 / 12
 
 
 @dataclass(frozen=True)
-class Heard:
+class IntervalStats:
     """Sums over the rounds of one interval.
 
     Attributes:
@@ -39,12 +39,12 @@ class Heard:
     energy: tuple[float, ...]
 
 
-def nothing(adapters: int) -> Heard:
+def empty(adapters: int) -> IntervalStats:
     """Before the first round of an interval."""
-    return Heard(0, *((0.0,) * adapters,) * 3)
+    return IntervalStats(0, *((0.0,) * adapters,) * 3)
 
 
-def hear(heard: Heard, released: Release) -> Heard:
+def add(heard: IntervalStats, released: Release) -> IntervalStats:
     """The sums with one more release of a plan of this controller."""
     plan, m = released.plan, released.expected_units
     (bits,) = (query for query in plan.queries if isinstance(query, AdapterBits))
@@ -68,7 +68,7 @@ def hear(heard: Heard, released: Release) -> Heard:
 
 
 def local_features(
-    heard: Heard, scales: tuple[float, ...], reach: float, sizes: tuple[int, ...]
+    heard: IntervalStats, scales: tuple[float, ...], reach: float, sizes: tuple[int, ...]
 ) -> Float[Tensor, "n l"]:
     """Five features per adapter: share, alignment, signal to noise, position of its threshold, size."""
     n, rows = max(heard.rounds, 1), []

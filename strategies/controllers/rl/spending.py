@@ -17,13 +17,13 @@ from scipy.optimize import brentq
 from privacy.accountants import renyi
 from privacy.contribution import Plan
 from privacy.events import Poisson
-from strategies.controllers.controller import Setting
+from strategies.controllers.controller import RunInfo
 
 _LEAST, _MOST = math.log(1e-2), math.log(2.0**15)
 _ROUNDING = 1e-9
 
 
-def budget(setting: Setting) -> float:
+def budget(setting: RunInfo) -> float:
     """R, the Rényi divergence of the whole run; the number of rounds where the ledger does not filter."""
     if setting.order is None:
         return float(setting.rounds)
@@ -35,17 +35,17 @@ def _budget(sampling: Poisson, multipliers: tuple[float, ...], order: int) -> fl
     return math.fsum(count * renyi.rho_of(sampling, z, order) for z, count in Counter(multipliers).items())
 
 
-def after(setting: Setting, spent: float, plan: Plan, told: float) -> float:
+def after(setting: RunInfo, spent: float, plan: Plan, told: float) -> float:
     """What is spent after a release: as counted here, or as the ledger tells, which charges failed rounds too."""
     return max(spent + cost(setting, plan.effective_noise_multiplier), told)
 
 
-def cost(setting: Setting, noise_multiplier: float) -> float:
+def cost(setting: RunInfo, noise_multiplier: float) -> float:
     """What a round of that effective multiplier takes from the budget."""
     return 1.0 if setting.order is None else _rho(setting, noise_multiplier)
 
 
-def multiplier(setting: Setting, spent: float, round: int, offset: float, widest: float) -> float:
+def multiplier(setting: RunInfo, spent: float, round: int, offset: float, widest: float) -> float:
     """Effective noise multiplier of ``round`` after ``spent`` of the budget.
 
     Args:
@@ -70,12 +70,12 @@ def multiplier(setting: Setting, spent: float, round: int, offset: float, widest
     return wished if _rho(setting, wished) <= reserve else _inverse(setting, reserve)
 
 
-def _rho(setting: Setting, noise_multiplier: float) -> float:
+def _rho(setting: RunInfo, noise_multiplier: float) -> float:
     assert setting.order is not None
     return renyi.rho_of(setting.sampling, noise_multiplier, setting.order)
 
 
-def _inverse(setting: Setting, rho: float) -> float:
+def _inverse(setting: RunInfo, rho: float) -> float:
     """The multiplier whose divergence is ``rho``, rounded up; none outside what a plan may hold."""
 
     def excess(log_z: float) -> float:
