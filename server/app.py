@@ -20,14 +20,7 @@ from server.run_folder.checkpoint import Checkpoint, Times, checkpoint_folder, l
 from server.run_folder.names import CONFIG_FILE, LEDGER_FILE
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
-from server.run_folder.resume import (
-    Resumed,
-    check_same_run,
-    check_silos,
-    claim,
-    note_resumed,
-    write_origin,
-)
+from server.run_folder.resume import Resumed, check_same_run, check_silos, claim, note_resumed, write_origin
 from server.run_folder.telemetry import Telemetry
 from server.runs.artefacts import RunResult, write_artefacts
 from server.runs.assembly import Assembly, assemble, connected_nodes, make_strategy, secure_aggregation

@@ -40,7 +40,6 @@ def prepare(spec: DataSpec) -> PreparedData:
     """
     spec.check()
     # reading and partitioning import datasets and pyarrow, which takes seconds; processes that only open never pay
-    from client.data.prepare import build
 
     return build(spec)
 

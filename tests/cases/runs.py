@@ -1,0 +1,43 @@
+"""Runs of the server's loop, and Flower's idea of who is asking."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from privacy.commitment import Commitment, FloorStep
+from privacy.ledger.ledger import Ledger
+from server.config.schema import RunConfig
+from server.runs.commitment import round_sampling
+from tests.cases.loop import N, Run
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+MakeRun = Callable[..., tuple[Run, Ledger]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[MakeRun]:
+    """A run and its ledger, which pays for anything (NOT PRIVATE) or for what is given as ``floor``."""
+    ledgers: list[Ledger] = []
+
+    def make(name: str, config: RunConfig, controller: Any, **parts: Any) -> tuple[Run, Ledger]:
+        run = Run(tmp_path / name, config, controller, **parts)
+        sampling = round_sampling(config)
+        steps = (FloorStep("histogram", sampling, 0.0), FloorStep("round", sampling, 0.0, config.rounds))
+        commitment = run.floor or Commitment(
+            "client", "add_remove", N, 3.0, 1e-3, floor=steps, not_private="a test without a budget"
+        )
+        ledgers.append(Ledger.create(run.folder / "ledger.jsonl", commitment))
+        return run, ledgers[-1]
+
+    yield make
+    for ledger in ledgers:
+        ledger.close()

@@ -1,0 +1,206 @@
+"""The private loop: plain SGD without noise and clipping, one bounded row per unit, charged before it is released."""
+
+import numpy as np
+import pytest
+import torch
+
+from client.engine.cohort import CohortEngine
+from client.record_level.units import UnitGradients, UnitIndex
+from privacy.clipping.norms import FlatClip
+from privacy.contribution import GRID, Contribution, Plan, contribute
+from privacy.errors import BudgetExceeded
+from tests.cases.cohorts import build, distance, fresh
+from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_without_noise_and_clipping_it_is_plain_sgd(tmp_path, name):
+    data = records()
+    found = run(silo_training(tmp_path, data, name=name, **EXACT), 3)
+    layout, expected = engine(name).layout, vector(name).double()
+    for _ in range(3):
+        mean = gradient(expected.float(), data, name).mean(dim=0)
+        expected = layout.with_trainable(expected, layout.trainable(expected) - 0.5 * mean).float().double()
+    moved = expected - vector(name)
+    assert distance(found - vector(name), moved) < 1e-5
+    assert moved.norm() > 1e-2
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_group_brings_the_mean_of_its_records(tmp_path, most):
+    units = [0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 4]
+    data = records(units=units)
+    made = UnitGradients(engine(), UnitIndex.of(data, grouped=True, most=most), memory=1)
+    (plan,) = (Plan(FlatClip(1e3, made.engine.layout.dim), 1.0),)
+    single = gradient(vector(), data)
+    part = silo_training(tmp_path, data, **EXACT | {"unit": "group:patient", "batch_size": 5}).next_release().part
+    rows = torch.cat([chunk.rows for chunk in made.of(vector(), np.arange(5), part, step=1)])
+    expected = torch.stack([-single[made.index.used(unit, 1)].mean(dim=0) for unit in range(5)])
+    assert distance(rows, expected) < 1e-10
+    assert plan.clip.params == rows.shape[1]
+
+
+def test_adam_takes_off_no_noise_where_there_is_none(tmp_path):
+    """At a threshold this large it would hold every gradient for noise and not move."""
+    settings = EXACT | {"optimizer": "fedadam", "optimizer_options": {"learning-rate": 0.01}}
+    moved = run(silo_training(tmp_path, records(), **settings), 1) - vector()
+    clear = gradient(vector(), records()).mean(dim=0).abs() > 1e-3
+    assert clear.double().mean() > 0.3
+    torch.testing.assert_close(moved[clear].abs(), torch.full_like(moved[clear], 0.01), rtol=0.01, atol=0)
+
+
+def test_the_sample_of_a_large_unit_is_its_own_affair():
+    data = records(units=[0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2])
+    index = UnitIndex.of(data, grouped=True, most=2, seed=3)
+    samples = [tuple(index.used(1, step)) for step in range(20)]
+    assert len(set(samples)) > 3
+    assert all(len(sample) == 2 and set(sample) <= {4, 5, 6, 7, 8} for sample in samples)
+    # The same unit in other company, in another order and under another number: the same records by content.
+    mixed = np.array([8, 6, 4, 5, 7, 11, 9])
+    alone = UnitIndex.of(data.select(mixed), grouped=True, most=2, seed=3)
+    for step in range(20):
+        assert {int(mixed[record]) for record in alone.used(0, step)} == set(index.used(1, step).tolist())
+
+
+def test_how_the_work_is_cut_changes_no_bit_of_a_sum(tmp_path):
+    """Sums are integers: chunks of any size add up to the same, row by row or all at once."""
+    data = records()
+    training = silo_training(tmp_path, data, **PRIVATE | {"batch_size": 12})
+    planned = training.next_release()
+    chunks = list(training.gradients.of(training.state.adapter, np.arange(12), planned.part, 1))
+    rows = torch.cat([chunk.rows for chunk in chunks])
+    whole = sum((contribute(chunk, planned.plan) for chunk in chunks), Contribution.zero(planned.plan))
+    for size in (1, 5, 12):
+        total = Contribution.zero(planned.plan)
+        for piece in rows.split(size):
+            total = total + contribute(type(chunks[0])(piece), planned.plan)
+        assert torch.equal(total.encoded, whole.encoded)
+
+
+@pytest.mark.parametrize("token_budget", [1, 4096])
+def test_token_budgets_agree_up_to_the_rounding_of_a_gradient(tmp_path, token_budget):
+    data = records()
+    totals = []
+    for folder, budget in ((tmp_path / "a", token_budget), (tmp_path / "b", 200)):
+        folder.mkdir()
+        training = silo_training(folder, data, made=engine(token_budget=budget), **PRIVATE | {"batch_size": 12})
+        totals.append(training.total(training.next_release()).encoded)
+    assert (totals[0] - totals[1]).abs().max() <= 12  # grid steps of 2^-40: a rounding per unit
+
+
+def test_one_unit_moves_the_sum_by_at_most_one(tmp_path):
+    units = [0, 0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5]
+    settings = PRIVATE | {"unit": "group:patient", "batch_size": 6, "combine": "sum"}
+    with_it = silo_training(tmp_path, records(units=units), **settings)
+    planned = with_it.next_release()
+    sums = []
+    for present in (np.arange(6), np.arange(5)):
+        total = Contribution.zero(planned.plan)
+        for chunk in with_it.gradients.of(vector() * 50, present, planned.part, 1):
+            total = total + contribute(chunk, planned.plan)
+        sums.append(total.encoded.double() / GRID)
+    assert 0.5 < (sums[0] - sums[1]).norm() <= 1.0
+
+
+def test_every_step_is_charged_and_the_budget_ends_the_run(tmp_path):
+    training = silo_training(tmp_path, records(), **PRIVATE)
+    adapter = run(training, 4)
+    assert [charge.event.round for charge in training.ledger.charges] == [1, 2, 3, 4]
+    assert all(charge.released_at is not None for charge in training.ledger.charges)
+    assert training.ledger.commitment.unit == "record"
+    assert 0 < training.ledger.spent() <= 4.0
+    assert "all 4 planned steps" in training.refusal()
+    with pytest.raises(BudgetExceeded):
+        training.step()
+    assert torch.equal(training.state.adapter, adapter)
+    assert len(training.ledger.charges) == 4
+
+
+def test_an_empty_batch_is_released_and_charged(tmp_path, monkeypatch):
+    training = silo_training(tmp_path, records(), **PRIVATE)
+    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: np.empty(0, np.int64))
+    release = training.step()
+    bound, z = release.plan.clip.bound, release.plan.noise_multiplier
+    assert len(training.ledger.charges) == 1
+    assert float(release.update.std()) == pytest.approx(bound * z / 4, rel=0.2)
+
+
+def test_what_fails_before_the_charge_costs_nothing_and_draws_the_same_batch(tmp_path, monkeypatch):
+    training = silo_training(tmp_path, records(), **PRIVATE)
+    drawn = []
+
+    def broken(self, adapter, units, part, step):
+        drawn.append(units.tolist())
+        raise MemoryError
+
+    monkeypatch.setattr(UnitGradients, "of", broken)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            training.step()
+    half = len(drawn) // 2  # the batch, and then each of its units
+    assert drawn[:half] == drawn[half:]
+    assert half == 1 + len(drawn[0]) > 2
+    assert not training.ledger.charges
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, grouped):
+    units = [0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5] if grouped else None
+    data, made = records(units=units), engine()
+    settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
+    training = silo_training(tmp_path, data, made=made, **settings)
+    planned, everyone = training.next_release(), np.arange(6 if grouped else 12)
+    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone)
+    broken, gradients = data.select([3]).tokens.tolist(), made.per_record_gradients
+
+    def raising(adapter, batch):
+        if any(batch.select([row]).tokens.tolist() == broken for row in range(len(batch))):
+            raise IndexError(f"secret {broken}")
+        yield from gradients(adapter, batch)
+
+    monkeypatch.setattr(made, "per_record_gradients", raising)
+    found = training.total(planned).encoded
+    others = np.delete(everyone, 1 if grouped else 3)
+    expected = sum((contribute(chunk, planned.plan) for chunk in training._chunks(others, planned)), _zero(planned))
+    assert torch.equal(found, expected.encoded)
+    assert "a unit contributes zero: its work raised IndexError" in caplog.text
+    assert "secret" not in caplog.text
+    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone[[1 if grouped else 3]])
+    with pytest.raises(IndexError):  # nothing else was in the batch
+        training.total(planned)
+
+
+def _zero(planned):
+    return Contribution.zero(planned.plan)
+
+
+def test_a_vote_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="clip-norm"):
+        silo_training(tmp_path, records(), **PRIVATE | {"controller": "dp-lac", "controller_options": {}})
+
+
+@pytest.mark.parametrize(
+    ("controller", "options", "mode"),
+    [
+        ("percentile", {"query-noise": 8.0}, "floor"),
+        ("dc-sgd-e", {"histogram-noise": 8.0}, "floor"),
+        ("dp-clac", {"clip-norm": 0.1}, "floor"),
+        ("rl", {}, "filter"),
+    ],
+)
+def test_controllers_of_the_server_plan_steps_of_a_silo(tmp_path, controller, options, mode):
+    settings = PRIVATE | {"controller": controller, "controller_options": options, "mode": mode}
+    training = silo_training(tmp_path, records(), **settings)
+    before = 1 if training.state.round < 0 else 0
+    run(training, 2 + before)
+    assert training.state.round == 2
+    assert bool(training.state.adapter.isfinite().all())
+
+
+def test_single_precision_trains_too(tmp_path):
+    model, spec, task = build("llama")
+    training = silo_training(tmp_path, records(), made=CohortEngine(fresh(model), spec, task), **EXACT)
+    double = tmp_path / "double"
+    double.mkdir()
+    moved = run(silo_training(double, records(), **EXACT), 2) - vector()
+    assert distance(run(training, 2) - vector(), moved) < 1e-4

@@ -1,0 +1,167 @@
+"""Kernels of the frozen weights, and attention of short sequences."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import BertConfig, BertForSequenceClassification
+
+from client.engine.attention import LONGEST, short_attention
+from client.engine.cohort import CohortEngine
+from client.engine.local_training import LocalTraining
+from client.models.frozen_linear import BF16Weight, OneDnnWeight, PlainWeight, batch_invariance_note, choose
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.tasks import SequenceClassification
+from tests.cases.cohorts import WORDS, build, clients, distance, fresh, start, threads
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(PlainWeight, 1e-6), (OneDnnWeight, 1e-6), (BF16Weight, 5e-3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_both_products_of_a_frozen_weight(kind, tolerance, bias):
+    torch.manual_seed(0)
+    w, x, dy = torch.randn(40, 24), torch.randn(3, 7, 24), torch.randn(3, 7, 40)
+    b = torch.randn(40) if bias else None
+    weight = kind(w, b)
+    assert distance(weight.forward(x), F.linear(x.double(), w.double(), None if b is None else b.double())) < tolerance
+    assert distance(weight.backward(dy), dy.double() @ w.double()) < tolerance
+    assert weight.forward(x).dtype == torch.float32
+
+
+def test_narrow_result_is_the_wide_one_rounded_once():
+    w, x = torch.randn(8, 16), torch.randn(5, 16)
+    wide, narrow = BF16Weight(w, None), BF16Weight(w, None, narrow=True)
+    assert narrow.forward(x).dtype == torch.bfloat16
+    assert torch.equal(narrow.forward(x).float(), wide.forward(x))
+
+
+@pytest.mark.parametrize("targets", [("query", "value"), ("intermediate.dense", "output.dense")])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-model"])
+def test_bfloat16_updates_are_close_to_float32(precision, targets):
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        config = BertConfig(
+            vocab_size=WORDS,
+            hidden_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=512,
+            max_position_embeddings=64,
+            num_labels=3,
+        )
+        model = BertForSequenceClassification(config).eval()
+    spec, task = LoraSpec(4, 8.0, targets, heads=("classifier",)), SequenceClassification(3)
+    vector = initial_adapter(adapter_layout(model, spec), model, 0)
+    cohort, local = clients((4, 6)), LocalTraining("sgd", learning_rate=0.1, batch_size=4)
+    exact = CohortEngine(fresh(model), spec, task, precision="fp32").train_all(vector, cohort, local, (1, 2))
+    rough = CohortEngine(fresh(model), spec, task, precision=precision).train_all(vector, cohort, local, (1, 2))
+    assert rough.dtype == torch.float32
+    assert 1e-5 < distance(rough, exact) < 0.03
+
+
+def test_bfloat16_is_told_of_where_somebody_asks_for_it():
+    assert choose("auto", torch.device("cuda")) == "fp32"
+    assert choose("fp64", torch.device("cpu")) == "fp64"
+    with threads(2):
+        assert choose("auto", torch.device("cpu")) == "fp32"
+    for precision in ("auto", "fp32", "fp64"):
+        assert batch_invariance_note(precision) == ()
+    for precision in ("bf16", "bf16-model"):
+        assert f"engine.precision = {precision!r}" in batch_invariance_note(precision)[0]
+    with pytest.raises(ValueError, match="precision must be one of"):
+        batch_invariance_note("fp16")
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 40, LONGEST + 1])
+@pytest.mark.parametrize("mask", ["none", "keys", "causal", "both"])
+def test_short_attention_equals_the_fused_kernel(tokens, mask):
+    torch.manual_seed(1)
+    shape = (3, 2, tokens, 8)
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    allowed = None
+    if mask in ("keys", "both"):
+        lengths = torch.tensor([tokens, max(1, tokens - 2), 1])
+        allowed = (torch.arange(tokens) < lengths[:, None])[:, None, None].expand(3, 1, tokens, tokens)
+        if mask == "both":
+            allowed = allowed & torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    causal = mask == "causal"
+    expected = F.scaled_dot_product_attention(*inputs, attn_mask=allowed, is_causal=causal).transpose(1, 2)
+    weights = torch.randn(expected.shape)
+    reference = torch.autograd.grad((expected * weights).sum(), inputs)
+    found, _ = short_attention(torch.nn.Module(), *inputs, allowed, is_causal=causal)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((found * weights).sum(), inputs)
+    for gradient, truth in zip(gradients, reference, strict=True):
+        torch.testing.assert_close(gradient, truth, rtol=1e-4, atol=1e-5)
+
+
+def test_short_attention_is_what_the_engine_uses(monkeypatch):
+    model, spec, task = build("bert")
+    vector, records = start(model, spec), clients((5,))[0]
+    engine = CohortEngine(model, spec, task, precision="fp32")
+    reference = engine.evaluate(vector, records).loss
+    import client.engine.attention as attention
+
+    calls = []
+    original = attention._ShortAttention.apply
+    monkeypatch.setattr(attention._ShortAttention, "apply", lambda *a: calls.append(1) or original(*a))
+    assert engine.evaluate(vector, records).loss == reference
+    assert len(calls) >= 3
+
+
+def on_a_small_device(engine, tokens, monkeypatch):
+    """Let every micro-batch of more tokens than that run out of memory."""
+    run = engine._passes.outputs
+
+    def logits(pool, rows, placement):
+        result = run(pool, rows, placement)
+        if result[1].input_ids.numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        return result
+
+    monkeypatch.setattr(engine._passes, "outputs", logits)
+    return engine
+
+
+def test_running_out_of_memory_halves_the_token_budget_and_changes_nothing(monkeypatch):
+    model, spec, task = build("bert")
+    vector, cohort = start(model, spec), clients((5, 9, 3))
+    local = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
+    engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
+    expected = engine.train_all(vector, cohort, local, (1, 2, 3))
+    small = on_a_small_device(
+        CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256), 70, monkeypatch
+    )
+    assert distance(small.train_all(vector, cohort, local, (1, 2, 3)), expected) < 1e-10
+    assert small.token_budget == 64
+    on_a_small_device(small, 0, monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        small.train_all(vector, cohort, local, (1, 2, 3))
+
+
+def record_rows(engine, vector, cohort):
+    rows = {}
+    for chunk in engine.cohort_record_gradients(vector, cohort):
+        for client, record, row in zip(chunk.clients, chunk.records, chunk.rows, strict=True):
+            assert (int(client), int(record)) not in rows
+            rows[int(client), int(record)] = row
+    return torch.stack([rows[key] for key in sorted(rows)])
+
+
+def metrics(engine, vector, cohort):
+    found = engine.evaluate(vector, cohort[1])
+    return torch.tensor([found.loss, found.accuracy, found.count])
+
+
+WHAT = {"losses": CohortEngine.losses, "metrics": metrics, "record gradients": record_rows}
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_running_out_of_memory_elsewhere_changes_nothing_either(what, monkeypatch):
+    model, spec, task = build("bert")
+    vector, cohort = start(model, spec), clients((5, 9, 3))
+    engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
+    small = on_a_small_device(
+        CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256), 70, monkeypatch
+    )
+    assert distance(WHAT[what](small, vector, cohort), WHAT[what](engine, vector, cohort)) < 1e-6
+    assert small.token_budget == 64
+    assert engine.token_budget == 256

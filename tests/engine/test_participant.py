@@ -1,0 +1,177 @@
+"""A silo in a federation: its own ledger over the rounds, its own refusals, and what it sends is checked."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from client.data.local import ReadSettings
+from client.engine.local_training import LocalTraining
+from client.models.lora import LoraSpec
+from client.node import refuse_unless_for
+from client.record_level.messages import SiloReply, SiloRequest
+from client.record_level.participant import OperatorLimits, refused_unread, state_folder, take_part
+from client.record_level.settings import RecordLevelSettings
+from client.record_level.state import LEDGER, READING
+from client.worker import Job
+from privacy.ledger.ledger import Ledger
+from strategies.messages.records import BadMessage
+from tests.cases.record_level import PRIVATE, engine, records, vector
+
+JOB = Job("random:bert", "classification", 2, "none", LoraSpec(2, 2.0, ("query",)), LocalTraining(), "", 0)
+SILO = RecordLevelSettings(**PRIVATE | {"controller": "percentile", "controller_options": {"query-noise": 8.0}})
+
+
+def request(steps: int, round: int = 1, silo: RecordLevelSettings = SILO) -> SiloRequest:
+    made = SiloRequest(round, vector().float().numpy(), steps, 0, silo, "{}", "")
+    return SiloRequest.from_records(made.to_records())
+
+
+@pytest.fixture(scope="module")
+def made():
+    return engine()
+
+
+def test_the_ledger_lives_across_rounds_and_ends_participation(tmp_path, made):
+    data = records()
+    replies = [take_part(request(3, round), data, made, tmp_path / "silo") for round in (1, 2, 3)]
+    assert [reply.steps for reply in replies] == [3, 1, 0]  # four steps were committed
+    assert replies[0].refused == ""
+    assert "budget is spent" in replies[1].refused
+    assert "budget is spent" in replies[2].refused
+    assert len(replies[2].update) == 0
+    assert np.linalg.norm(replies[0].update) > 0
+    ledger = Ledger.open(tmp_path / "silo" / LEDGER, read_only=True)
+    assert [event.round for event in ledger.events] == [1, 2, 3, 4]
+    assert replies[0].epsilon == ledger.guaranteed() <= 4.0
+    assert replies[0].population == 12
+
+
+def test_the_controller_goes_on_where_the_last_round_left_it(tmp_path, made):
+    data, thresholds = records(), []
+    for round in (1, 2):
+        take_part(request(2, round), data, made, tmp_path / "silo")
+        thresholds.append((tmp_path / "silo" / "silo.json").read_text())
+    assert '"clip_rate": -1.0' not in thresholds[0]
+    assert thresholds[0] != thresholds[1]
+
+
+RISING = replace(SILO, controller="rise-reset", controller_options={"clip-norm": 0.1})
+
+
+@pytest.mark.parametrize("silo", [SILO, RISING], ids=["constant noise", "rising noise"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_process_that_died_in_a_round_has_spent_its_steps(tmp_path, made, monkeypatch, silo, before):
+    from client.record_level.state import SiloState
+
+    if before:
+        assert take_part(request(before, silo=silo), records(), made, tmp_path / "silo").steps == before
+    monkeypatch.setattr(SiloState, "take_from", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        take_part(request(2, silo=silo), records(), made, tmp_path / "silo")
+    monkeypatch.undo()
+    after = take_part(request(4, silo=silo), records(), made, tmp_path / "silo")
+    assert after.steps == 4 - 2 - before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"epsilon": 8.0}, "epsilon"), ({"steps": 40}, "steps"), ({"batch_size": 6}, "batch_size")],
+)
+def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, reason):
+    take_part(request(1), records(), made, tmp_path / "silo")
+    reply = take_part(request(1, silo=replace(SILO, **change)), records(), made, tmp_path / "silo")
+    assert reply.steps == 0
+    assert f"other settings ({reason})" in reply.refused
+
+
+def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
+    void = replace(SILO, noise="insecure-zero", not_private="test")
+    for silo, terms, reason in (
+        (SILO, OperatorLimits(epsilon=3.0), "an epsilon of at most 3"),
+        (SILO, OperatorLimits(delta=1e-9), "a delta of at most 1e-09"),
+        (SILO, OperatorLimits(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
+        (replace(SILO, unit="group:visit"), OperatorLimits(unit="group:patient_nbr"), "not group:visit"),
+        (replace(SILO, unit="group:visit"), OperatorLimits(), "for group:visit is asked for, but .* grouped by ''"),
+        (
+            replace(SILO, controller="subprocess:Popen"),
+            OperatorLimits(methods=("my:Own",)),
+            "if its operator names them",
+        ),
+        (void, OperatorLimits(epsilon=100.0), "has none: test"),
+        (void, OperatorLimits(), "has none"),
+    ):
+        asked = replace(request(1, silo=silo), job=JOB.to_json())
+        assert re.search(reason, refused_unread(asked, terms, tmp_path / "silo"))
+    few = take_part(request(1), records(3), made, tmp_path / "silo")
+    assert "fewer than 4 units" in few.refused
+    assert few.population == 0
+    assert not (tmp_path / "silo").exists()
+    with pytest.raises(BadMessage, match="silo-state"):
+        state_folder({"data": "jsonl:x"})
+
+
+def test_the_server_cannot_change_how_records_are_read(tmp_path):
+    def asked(**changes):
+        reading = replace(ReadSettings("classification", 8, labels=("a", "b")), **changes)
+        return replace(request(1), job=replace(JOB, reading=reading).to_json())
+
+    assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
+    assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
+    said = refused_unread(asked(least_words=5, text_column="diagnosis"), OperatorLimits(), tmp_path / "silo")
+    assert "least_words, text_column changed" in said
+    grouped = asked(unit_column="patient")
+    (tmp_path / "silo" / READING).unlink()
+    assert (
+        refused_unread(replace(grouped, silo=replace(SILO, unit="group:patient")), OperatorLimits(), tmp_path / "silo")
+        == ""
+    )
+    assert "for first; unit changed" in refused_unread(
+        grouped, OperatorLimits(), tmp_path / "silo"
+    )  # of single records
+    (tmp_path / "silo" / READING).unlink()  # its operator's to do
+    assert refused_unread(asked(least_words=5), OperatorLimits(), tmp_path / "silo") == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "answered"),
+    [
+        ({}, {"sum", "silo"}),
+        ({"epsilon-limit": 2.0, "silo-state": "x"}, {"silo"}),
+        ({"privacy-unit": "record"}, {"silo"}),
+        ({"identity": "x", "federation": "y", "silo-state": "x"}, {"secure"}),
+        ({"identity": "x", "delta-limit": 1e-6}, set()),
+    ],
+)
+def test_a_node_answers_what_its_operator_set_it_up_for(settings, answered):
+    for kind in ("sum", "silo", "secure"):
+        if kind in answered or not settings:
+            refuse_unless_for(kind, settings)
+        else:
+            with pytest.raises(BadMessage, match="this node answers requests for"):
+                refuse_unless_for(kind, settings)
+
+
+def test_terms_come_from_the_nodes_settings():
+    assert OperatorLimits.of({"data": "jsonl:x"}) == OperatorLimits(math.inf, 1.0, "")
+    said = {"epsilon-limit": 2, "delta-limit": 1e-6, "privacy-unit": "group:patient_nbr"}
+    assert OperatorLimits.of(said) == OperatorLimits(2.0, 1e-6, "group:patient_nbr")
+    assert OperatorLimits.of(said).refusal(replace(SILO, epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
+    limits = ({"epsilon-limit": "two"}, {"epsilon-limit": 0.0}, {"delta-limit": math.nan})
+    for wrong in (*limits, {"privacy-unit": "group:"}, {"privacy-unit": "patient_nbr"}):
+        with pytest.raises(BadMessage, match=next(iter(wrong))):
+            OperatorLimits.of(wrong)
+
+
+def test_a_reply_is_checked():
+    good = SiloReply(2, np.ones(5, np.float32), 3, "", 1.0, 10, 0.9)
+    read = SiloReply.from_records(good.to_records(), 2, 5, 3)
+    assert (read.steps, read.population, read.noise_multiplier) == (3, 10, 0.9)
+    for bad, size in (
+        (replace(good, round=1), 5), (good, 6), (replace(good, steps=4), 5), (replace(good, steps=0), 5),
+        (replace(good, update=np.full(5, math.nan, np.float32)), 5), (replace(good, refused="x" * 2000), 5),
+    ):  # fmt: skip
+        with pytest.raises(BadMessage):
+            SiloReply.from_records(bad.to_records(), 2, size, 3)

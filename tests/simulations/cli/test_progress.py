@@ -1,0 +1,182 @@
+"""The terminal display: what it prints from recorded runs, on terminals and elsewhere."""
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.spinner import Spinner
+
+from server.config.schema import RunConfig
+from server.run_folder.telemetry import Status, Telemetry
+from simulations.cli.live_display import Snapshot, display, sparkline
+from simulations.cli.progress import follow, round_line
+from simulations.report.summary import print_summary
+
+from tests.cases.recorded_runs import recorded_metrics
+
+
+def plain(width: int = 80) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, force_terminal=False, width=width), stream
+
+
+def terminal(width: int = 80, **options: object) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, force_terminal=True, width=width, **options), stream  # type: ignore[arg-type]
+
+
+def shown(snapshot: Snapshot, width: int = 80) -> str:
+    console, stream = plain(width)
+    console.print(display(snapshot, width))
+    return stream.getvalue()
+
+
+def test_a_recorded_run_becomes_plain_lines(record_run: Callable[..., Path], run_config: RunConfig) -> None:
+    console, stream = plain()
+    follow(record_run(ledger=False), run_config, lambda: False, console=console)
+    assert stream.getvalue().splitlines() == [
+        "round 1/5  accuracy  51.0%  loss 1.000  clip 0.5000  epsilon 0.21/2  20.0 clients/s",
+        "round 2/5  accuracy  52.0%  loss 0.5000  clip 0.2500  epsilon 0.41/2  20.0 clients/s",
+        "round 3/5  accuracy  53.0%  loss 0.3333  clip 0.1667  epsilon 0.61/2  20.0 clients/s",
+        "round 4/5  accuracy  54.0%  loss 0.2500  clip 0.1250  epsilon 0.81/2  20.0 clients/s",
+        "round 5/5  accuracy  55.0%  loss 0.2000  clip 0.1000  epsilon 1.01/2  20.0 clients/s",
+        "all done",
+    ]
+
+
+def test_following_a_run_that_grows_prints_every_line_once(tmp_path: Path, run_config: RunConfig) -> None:
+    telemetry = Telemetry(tmp_path, tensorboard=False)
+    pending = recorded_metrics(5, 5)
+
+    def is_alive() -> bool:
+        if len(pending) == 6:
+            telemetry.status("preparing", "starting Ray")
+        elif len(pending) == 4:
+            telemetry.status("running", "round 3: training")
+        telemetry.round(pending.pop(0))
+        return bool(pending)
+
+    console, stream = plain()
+    follow(tmp_path, run_config, is_alive, console=console, interval=0.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "starting Ray"
+    assert [line.split("  ")[0] for line in lines[1:]] == [f"round {number}/5" for number in range(1, 6)]
+
+
+def test_a_long_run_prints_few_plain_lines_the_first_and_the_last_among_them(
+    tmp_path: Path, run_config: RunConfig
+) -> None:
+    telemetry = Telemetry(tmp_path, tensorboard=False)
+    for item in recorded_metrics(45, 1000):
+        telemetry.round(item)
+    console, stream = plain()
+    follow(tmp_path, run_config, lambda: False, console=console)
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1/1000", "17/1000", "34/1000"]
+
+
+def test_a_run_without_a_guarantee_says_so_first_and_shows_no_epsilon(
+    record_run: Callable[..., Path], run_config: RunConfig
+) -> None:
+    console, stream = plain()
+    follow(record_run(not_private="noise is off", ledger=False), run_config, lambda: False, console=console)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "NOT PRIVATE: noise is off"
+    assert "epsilon" not in stream.getvalue()
+
+
+def test_a_round_that_was_not_evaluated_leaves_its_columns_out() -> None:
+    record = recorded_metrics(1, 5)[1]
+    changed = type(record)(**{**vars(record), "validation_loss": None, "validation_accuracy": None})
+    assert round_line(changed) == "round 1/5  clip 0.5000  epsilon 0.21/2  20.0 clients/s"
+    zero = type(record)(**{**vars(record), "validation_accuracy": 0.0})
+    assert "accuracy   0.0%" in round_line(zero)
+
+
+def test_the_display_shows_round_epsilon_accuracy_clip_speed_and_time_left(run_config: RunConfig) -> None:
+    text = shown(Snapshot(run_config, Status("running", "round 4: training", 0.0), recorded_metrics(3, 5), 11.0))
+    for expected in ("3 of 5", "0.61 of 2, delta 1e-5", "53.0\u00a0%", "0.1667", "20.0 clients/s", "11 s, 5 s left"):
+        assert expected in text
+    assert "round 4: training" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("done", [0, 1, 5])
+def test_the_display_never_leaves_the_terminal(run_config: RunConfig, width: int, done: int) -> None:
+    message = "a very long message " * 12
+    metrics = recorded_metrics(done, 5) if done else []
+    snapshot = Snapshot(run_config, Status("running", message, 0.0), metrics, 4000.0)
+    console, stream = plain(width)
+    console.print(display(snapshot, width, Spinner("dots")))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= min(width, 88)
+    assert len(lines) <= 16
+
+
+def test_a_terminal_gets_the_live_display_without_colour_if_asked(
+    record_run: Callable[..., Path], run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    console, stream = terminal()
+    looks = iter([True, True, False])
+    follow(record_run(ledger=False), run_config, lambda: next(looks), console=console, interval=0.0)
+    text = stream.getvalue()
+    assert "5 of 5" in text
+    assert "━" in text
+    colors = re.findall(r"\x1b\[(?:[0-9]+;)*(?:3[0-9]|4[0-9])(?:;[0-9]+)*m", text)
+    assert colors == []
+
+
+def test_a_dumb_terminal_gets_plain_lines(
+    record_run: Callable[..., Path], run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console, stream = terminal()
+    follow(record_run(ledger=False), run_config, lambda: False, console=console)
+    assert stream.getvalue().startswith("round 1/5  accuracy")
+
+
+@pytest.mark.parametrize(
+    ("values", "cells", "text"),
+    [
+        ([0.0, 1.0], 2, "▁▇"),
+        ([3.0, 3.0, 3.0], 3, "▄▄▄"),
+        ([0.0, 0.0, 1.0, 1.0], 2, "▁▇"),
+        ([0.0, float("nan"), 1.0], 2, "▁▇"),
+        ([0.0, 1.0], 4, "▁▁▇▇"),
+        ([float("inf")], 3, ""),
+    ],
+)
+def test_sparkline(values: list[float], cells: int, text: str) -> None:
+    assert sparkline(values, cells) == text
+
+
+def test_the_summary_states_quality_privacy_time_folder_and_next_steps(complete_run: Path) -> None:
+    for make in (plain, terminal):
+        console, stream = make(100)
+        print_summary(complete_run, console)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+        for expected in ("81.2\u00a0%", "epsilon at most 0.", "at delta 1e-5", "5 of 5", "2:05", "report.html"):
+            assert expected in text
+        assert "adding or removing one client" in text
+    assert 'load_base("minilm", "classification", num_labels=7)' in text  # of the terminal, the last one
+
+
+def test_the_summary_of_a_failed_run_says_why_and_what_is_spent(record_run: Callable[..., Path]) -> None:
+    console, stream = terminal(100)
+    print_summary(record_run(done=2, state="failed"), console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert "small failed" in text
+    assert "worker 2 did not answer" in text
+    assert re.search(r"epsilon at most [0-9.]+ at delta 1e-5, [0-9.]+ spent", text)
+    assert "PeftModel" not in text
+
+
+def test_the_summary_of_a_run_without_a_guarantee_hides_every_epsilon(record_run: Callable[..., Path]) -> None:
+    console, stream = plain()
+    print_summary(record_run(not_private="noise is off"), console)
+    assert "privacy: none" in stream.getvalue()
+    assert "epsilon" not in stream.getvalue()
