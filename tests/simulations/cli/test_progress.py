@@ -14,7 +14,6 @@ from server.run_folder.telemetry import Status, Telemetry
 from simulations.cli.live_display import Snapshot, display, sparkline
 from simulations.cli.progress import follow, round_line
 from simulations.report.summary import print_summary
-
 from tests.cases.recorded_runs import recorded_metrics
 
 

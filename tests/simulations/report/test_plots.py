@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from server.run_folder.round_record import RoundRecord
 from simulations.report import plots
 from simulations.report.plots import DARK, LIGHT
-
 from tests.cases.recorded_runs import recorded_metrics
 
 
