@@ -10,7 +10,6 @@ spent them, and goes on behind them. The optimizer starts fresh in every round, 
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from client.data.local import ReadSettings
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.settings import RecordLevelSettings, commit
 from client.record_level.units import UnitIndex
+from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
@@ -71,7 +71,8 @@ class SiloState:
         setting = getattr(controller, "setting", None)
         packed = pack(controller, "controller", tensors, {} if setting is None else {"setting": setting})
         if tensors:
-            save_file(tensors, self.folder / TENSORS)
+            with durable.replacing(self.folder / TENSORS) as draft:
+                save_file(tensors, draft)
         document = json.loads((self.folder / STATE).read_text())
         _write(self.folder / STATE, document | {"controller": packed})
 
@@ -138,9 +139,4 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(document) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    durable.write(path, json.dumps(document) + "\n")

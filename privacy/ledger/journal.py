@@ -27,9 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from privacy import durable
 from privacy.errors import CorruptRun
 
 _BEFORE_FIRST = "0" * 64
+_HELD = "{} is held by another process; two runs must not spend from one ledger"
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,8 @@ class Journal:
         """Start an empty journal; FileExistsError if there is one (a ledger is never overwritten)."""
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            _hold(descriptor, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            durable.lock(descriptor, _HELD.format(path))
+            durable.sync(path.parent)
         except BaseException:
             os.close(descriptor)
             raise
@@ -92,7 +90,7 @@ class Journal:
         descriptor = os.open(path, flags | os.O_CLOEXEC)
         try:
             if not read_only:
-                _hold(descriptor, path)
+                durable.lock(descriptor, _HELD.format(path))
             content = path.read_bytes()
             complete, newline, tail = content.rpartition(b"\n")
             entries: list[Entry] = []
@@ -199,15 +197,6 @@ def _verified(text: bytes, before: list[Entry], path: Path) -> Entry:
 
 def _digest(unsigned: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(unsigned).encode("ascii")).hexdigest()
-
-
-def _hold(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BlockingIOError(
-            error.errno, f"{path} is held by another process; two runs must not spend from one ledger"
-        ) from error
 
 
 def _flush_to_disk(descriptor: int) -> None:

@@ -14,7 +14,6 @@ a million words take milliseconds.
 import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 import stat
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from jaxtyping import Int64
 
-from privacy import checks
+from privacy import checks, durable
 from privacy.errors import CorruptRun
 from privacy.events import CappedPoisson, FixedSize, Poisson, Sampling
 
@@ -90,23 +89,7 @@ class CohortSampler:
         """Write the secret to ``path``, readable by its owner only; atomic, and on the disk when this returns."""
         if self.insecure:
             raise ValueError("insecure samplers must not be saved as secrets, got one made from a seed; keep the seed")
-        path = Path(path)
-        scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(f"{_HEADER}\n{self._secret.hex()}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, path)
-        except BaseException:
-            scratch.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.write(Path(path), f"{_HEADER}\n{self._secret.hex()}\n", mode=0o600)
 
     def draw(
         self, sampling: Sampling, round: int, attempt: int = 0, *, label: str = "round"

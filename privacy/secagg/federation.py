@@ -6,14 +6,13 @@ another way than through the server.
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from privacy import checks
+from privacy import checks, durable
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
 from privacy.events import NoiseShares
 from privacy.secagg import keys
@@ -83,12 +82,8 @@ class Federation:
 
 
 def save_identity(path: Path, identity: bytes) -> None:
-    """Write a private identity to a new file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(identity.hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a private identity to a new file that only its owner can read; FileExistsError if there is one."""
+    durable.write(path, identity.hex() + "\n", mode=0o600, new=True)
 
 
 def load_identity(path: Path) -> bytes:

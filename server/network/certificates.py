@@ -8,7 +8,6 @@ name. Files that hold private keys are readable by their owner only.
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from privacy import durable
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
@@ -117,12 +118,4 @@ def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
     """Whole or not at all, and never readable by others in between."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    if not secret:
-        draft.chmod(0o644)
-    draft.replace(path)
+    durable.write(path, content, mode=0o600 if secret else 0o644)

@@ -14,7 +14,6 @@ takes part in the next run. Flower knows a node by its key, so it has the same n
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
 from strategies.dispatch import RoundFailed
@@ -108,12 +108,7 @@ def roster(
         if time.monotonic() > deadline:
             raise RoundFailed(f"{len(nodes)} of {clients} nodes connected within {patience:g} s")
         time.sleep(min(0.5, settle or 0.1))
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({"nodes": nodes}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    durable.write(path, json.dumps({"nodes": nodes}) + "\n")
     return tuple(nodes)
 
 

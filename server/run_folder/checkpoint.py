@@ -13,7 +13,6 @@ one. The ledger's head is in it, so that a ledger restored from an older backup 
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from privacy.durable import sync
 from privacy.errors import CorruptRun
 from privacy.mechanism import Release
 from strategies.private_training import ServerState
@@ -196,12 +196,3 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _digest(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from client.record_level.dp_sgd import PrivateSgd
+from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
@@ -32,7 +33,6 @@ from server.run_folder.checkpoint import (
     ledger_head,
     load_checkpoint,
     save_checkpoint,
-    sync,
 )
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, SAMPLING_SECRET
@@ -112,12 +112,9 @@ class PhaseFolder:
 
     def finish(self, result: PhaseResult) -> None:
         """Keep how the phase ended, whole or not at all."""
-        draft = self.path / f".{_DONE}.new"
         told = {"phase": json.dumps(result.to_json())}
-        save_file({"adapter": result.adapter.detach().cpu().contiguous()}, draft, metadata=told)
-        sync(draft)
-        draft.replace(self.path / _DONE)
-        sync(self.path)
+        with durable.replacing(self.path / _DONE) as draft:
+            save_file({"adapter": result.adapter.detach().cpu().contiguous()}, draft, metadata=told)
 
     def sampler(self, charged: int) -> CohortSampler:
         """What draws the phase's batches, `charged` of which were paid for.

@@ -8,7 +8,6 @@ silo's own ledger, which goes on behind it, so such a run may end that many step
 keeps a second process out, as the ledger does for other runs.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from privacy import durable
 from privacy.errors import CorruptRun
-from server.run_folder.checkpoint import sync
 from server.run_folder.errors import CannotResume
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.residual import check_residual
@@ -83,12 +82,9 @@ def save_progress(folder: Path, progress: Progress) -> None:
         "refusals": progress.refusals,
         "seconds": progress.seconds,
     }
-    draft = folder / f".{FILE}.new"
     tensors = {name: tensor.contiguous() for name, tensor in vars(progress.model).items() if tensor is not None}
-    save_file(tensors, draft, metadata={"progress": json.dumps(told)})
-    sync(draft)
-    draft.replace(folder / FILE)
-    sync(folder)  # the new name too is on the disk before another round is asked for
+    with durable.replacing(folder / FILE) as draft:
+        save_file(tensors, draft, metadata={"progress": json.dumps(told)})
 
 
 def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
@@ -123,7 +119,7 @@ def owned(folder: Path) -> Iterator[None]:
     """
     with (folder / LOCK).open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CannotResume(f"{folder} is still running: a process holds its lock; stop that one first") from None
+            durable.lock(file.fileno(), f"{folder} is still running: a process holds its lock; stop that one first")
+        except BlockingIOError as error:
+            raise CannotResume(error.strerror) from None
         yield

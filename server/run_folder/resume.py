@@ -13,12 +13,12 @@ The times a run went on after a break: a line each in ``resumed.jsonl``, for the
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
@@ -84,17 +84,8 @@ def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables 
         )
     code = code_version(config, _methods(phases))
     origin = {"format": 2, "config": config.to_table(), "code": code, "phases": list(phases)}
-    _write(run_folder / DATA_FILE, data, 0o600)
-    _write(run_folder / ORIGIN_FILE, json.dumps(origin, indent=1), 0o644)
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    draft = path.with_name(f"{path.name}.tmp")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    durable.write(run_folder / DATA_FILE, data + "\n", mode=0o600)
+    durable.write(run_folder / ORIGIN_FILE, json.dumps(origin, indent=1) + "\n")
 
 
 def check_origin(

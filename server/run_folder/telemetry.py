@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, get_args
 
+from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder.round_record import RoundRecord
 
@@ -77,9 +78,8 @@ class Telemetry:
         TensorBoard files cannot be shortened, so they are written anew from the records that stay.
         """
         kept = [record for record in read_metrics(self._folder) if record.round <= round]
-        draft = self._folder / f"{METRICS_FILE}.tmp"
-        draft.write_text("".join(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in kept))
-        draft.replace(self._folder / METRICS_FILE)
+        lines = "".join(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in kept)
+        durable.write(self._folder / METRICS_FILE, lines)
         if self._scalars is not None:
             self.close()
             shutil.rmtree(self._folder / TENSORBOARD_FOLDER, ignore_errors=True)
@@ -103,10 +103,7 @@ class Telemetry:
         """Replace status.json atomically, so that a reader never sees half of it."""
         if state not in get_args(State):
             raise ValueError(f"state must be one of {', '.join(get_args(State))}, got {state!r}")
-        target = self._folder / STATUS_FILE
-        draft = target.with_suffix(".json.tmp")
-        draft.write_text(json.dumps(asdict(Status(state, message, time.time()))), encoding="utf-8")
-        draft.replace(target)
+        durable.write(self._folder / STATUS_FILE, json.dumps(asdict(Status(state, message, time.time()))))
 
     def close(self) -> None:
         """Close the TensorBoard file; calling it twice is fine."""

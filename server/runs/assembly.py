@@ -27,6 +27,7 @@ from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.secure_sum import LIST_FILE, identity_file
 from client.worker import Job
+from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
@@ -319,5 +320,5 @@ def simulated(config: RunConfig, folder: Path, goes_on: bool) -> Federation:
         public.append(keys.public_identity(load_identity(private)))
     least = {"least_noise_multiplier": 1e-6} if config.privacy.non_private else {}
     federation = Federation(tuple(public), config.noise_shares, **least)
-    path.write_text(federation.to_text(), encoding="ascii")
+    durable.write(path, federation.to_text())
     return federation

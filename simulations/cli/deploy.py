@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from privacy import durable
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
@@ -103,9 +104,7 @@ def _note(node: str, name: str) -> None:
     """Keep a name; without a folder for it the client is in all the same, and `clients` shows its number alone."""
     path = Path(CLIENT_NAMES)
     if path.parent.is_dir():
-        draft = path.with_name(f".{path.name}.new")
-        draft.write_text(json.dumps(_names() | {node: name}, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        durable.write(path, json.dumps(_names() | {node: name}, indent=1) + "\n")
 
 
 def deploy_command(

@@ -18,6 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from privacy import durable
 from privacy.ledger.ledger import Charge
 from server.config.load import flatten
 from server.config.schema import RunConfig
@@ -205,9 +206,7 @@ def write_report(run_folder: Path) -> Path:
     """
     run = read_run(run_folder)
     target = run.path / REPORT_FILE
-    draft = target.with_suffix(".html.tmp")
-    draft.write_text(render(run), encoding="utf-8")
-    draft.replace(target)
+    durable.write(target, render(run))
     return target
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from privacy import durable
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import RESULTS_FILE, read_run
 from simulations.sweep.cells import Cell
@@ -95,9 +96,7 @@ def write_results(file: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> N
     """Replace a results file atomically; rows are ordered by cell, so that a diff shows what is new."""
     file.parent.mkdir(parents=True, exist_ok=True)
     ordered = sorted(rows, key=lambda entry: str(entry["cell"]))
-    draft = file.with_suffix(".json.tmp")
-    draft.write_text(json.dumps({"sweep": name, "cells": ordered}, indent=1) + "\n", encoding="utf-8")
-    draft.replace(file)
+    durable.write(file, json.dumps({"sweep": name, "cells": ordered}, indent=1) + "\n")
 
 
 def is_complete(folder: Path) -> bool:

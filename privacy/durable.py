@@ -1,0 +1,70 @@
+"""Files that are written whole or not at all: a crash at any moment leaves the old content or the new.
+
+A draft is written in the same folder (a rename is atomic within one file system only), brought to the disk, renamed
+over the file, and then the folder is brought to the disk, so that the new name too outlives a loss of power.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write(path: Path, content: str | bytes, *, mode: int | None = None, new: bool = False) -> None:
+    """Write a file, text as UTF-8.
+
+    Args:
+        path: what is replaced; its folder exists.
+        content: of the whole file.
+        mode: exact permissions, held by the draft too: 0o600 for a secret. None gives what ``open`` would give.
+        new: refuse to replace a file.
+
+    Raises:
+        FileExistsError: ``new``, and there is one.
+        OSError: the disk is full or refuses; ``path`` is as it was.
+    """
+    with replacing(path, mode=mode, new=new) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int | None = None, new: bool = False) -> Iterator[Path]:
+    """An empty file to be written under its own name; it takes the place of ``path`` where the block ends.
+
+    Arguments and errors are those of :func:`write`. A block that raises changes nothing.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600))
+    try:
+        yield draft
+        if mode is not None:
+            draft.chmod(mode)
+        sync(draft)
+        if new:
+            os.link(draft, path)
+            draft.unlink()
+        else:
+            os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring the content of a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int, refusal: str) -> None:
+    """Hold an open file for this process until it is closed; BlockingIOError, with ``refusal``, if another holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BlockingIOError(error.errno, refusal) from error

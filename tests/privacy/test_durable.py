@@ -1,0 +1,101 @@
+"""A file is the old one or the new one, whatever happens; what was written is on the disk, and secrets are closed."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from privacy import durable
+
+OLD, NEW = "old\n", "new, and longer than the old\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    target = tmp_path / "state.json"
+    target.write_text(OLD)
+    return target
+
+
+def killed_in(step: str, work: Callable[[], None]) -> None:
+    """Run ``work`` in a child process that ends at its first call of ``os.<step>``, without any cleaning up."""
+    child = os.fork()
+    if child == 0:
+        setattr(os, step, lambda *_: os._exit(9))
+        try:
+            work()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, f"nothing called os.{step}"
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_process_killed_before_the_rename_leaves_the_old_file(path: Path, step: str) -> None:
+    killed_in(step, lambda: durable.write(path, NEW))
+    assert path.read_text() == OLD
+    durable.write(path, NEW)  # what the dead process left behind is in nobody's way
+    assert path.read_text() == NEW
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_nothing_beside_it(path: Path) -> None:
+    with pytest.raises(TypeError), durable.replacing(path) as draft:
+        draft.write_text(b"")  # type: ignore[arg-type]
+    assert path.read_text() == OLD
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_content_then_name_then_folder_reach_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        where = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        steps.append(("synced", "folder" if where.is_dir() else where.read_text()))
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        steps.append(("renamed", target.name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    durable.write(path, NEW)
+    assert steps == [("synced", NEW), ("renamed", path.name), ("synced", "folder")]
+
+
+@pytest.mark.parametrize("content", ["über\n", b"\x00\xff"])
+def test_text_and_bytes(path: Path, content: str | bytes) -> None:
+    durable.write(path, content)
+    assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+
+
+@pytest.mark.parametrize(
+    ("mode", "umask", "expected"), [(0o600, 0, 0o600), (0o644, 0o077, 0o644), (None, 0o027, 0o640)]
+)
+def test_permissions(path: Path, mode: int | None, umask: int, expected: int) -> None:
+    before = os.umask(umask)
+    try:
+        with durable.replacing(path, mode=mode) as draft:
+            assert not stat.S_IMODE(draft.stat().st_mode) & ~expected, "nor may the draft be more open than the file"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == expected
+
+
+def test_a_new_file_replaces_none(path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        durable.write(path, NEW, new=True)
+    assert path.read_text() == OLD
+    durable.write(path.with_name("other"), NEW, new=True)
+    assert sorted(os.listdir(path.parent)) == ["other", path.name]
+
+
+def test_a_lock_keeps_others_out_until_the_file_is_closed(path: Path) -> None:
+    with path.open() as mine, path.open() as other:
+        durable.lock(mine.fileno(), "state.json is taken")
+        with pytest.raises(BlockingIOError, match=r"state\.json is taken"):
+            durable.lock(other.fileno(), "state.json is taken")
+    with path.open() as next_one:
+        durable.lock(next_one.fileno(), "state.json is taken")
