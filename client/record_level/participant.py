@@ -27,8 +27,9 @@ from client.data.records import Records
 from client.engine.engine import Engine
 from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.record_level.messages import SiloReply, SiloRequest
-from client.record_level.settings import RecordLevelSettings, private_training
+from client.record_level.settings import RecordLevelSettings
 from client.record_level.state import OtherSilo, commit_reading, silo_state
+from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from client.worker import Job, warm_worker
 from strategies.controllers.controller import PublicSignals

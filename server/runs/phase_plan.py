@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from client.data.sensitive import check_detector
-from client.record_level.settings import RecordLevelSettings, controller_of
+from client.record_level.settings import RecordLevelSettings
+from client.record_level.training import controller_of
 from privacy import checks
 from privacy.commitment import Commitment, FloorStep, check_delta
 from privacy.events import ReleaseEvent

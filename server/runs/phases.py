@@ -14,7 +14,7 @@ from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
 from client.models.lora import adapter_layout, initial_adapter
-from client.record_level.settings import controller_of, private_training, setting_of
+from client.record_level.training import controller_of, private_training, setting_of
 from client.record_level.units import UnitIndex
 from client.worker import Job, make_engine
 from privacy.ledger.ledger import Ledger

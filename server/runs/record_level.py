@@ -10,7 +10,7 @@ from torch import Tensor
 
 from client.models.tasks import Metrics
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import private_training, record_level_engine
+from client.record_level.training import private_training, record_level_engine
 from privacy.ledger.ledger import Ledger
 from server.config.schema import RunConfig
 from server.evaluation.rouge import adapter_rouge

@@ -11,7 +11,8 @@ from client.models.base import load_base
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.record_level.dp_sgd import refuse_votes
-from client.record_level.settings import RecordLevelSettings, commit, setting_of
+from client.record_level.settings import RecordLevelSettings
+from client.record_level.training import commit, setting_of
 from client.record_level.units import UnitIndex
 from client.worker import Job
 from privacy.commitment import Commitment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.record_level.settings import commit
+from client.record_level.training import commit
 from server.config.load import flatten
 from server.runs.record_level_assembly import record_level_settings
 from simulations.benchmarks.papers.diabetes import NAMES
