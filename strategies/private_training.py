@@ -1,30 +1,34 @@
-"""What the next release is: its plan, its cohort's sampling, and what of the adapter it trains.
+"""Private training, release by release: plan, draw a cohort, release its bounded sum, step, tell the controller.
 
-What the server carries from round to round.
+    x_{t+1} = step( x_t, ( sum_{i in cohort} clip(u_i) + N(0, z^2 C^2 I) ) / (q n) )
 
-From a release to the next adapter: the optimizer on what the round trained, the average, the aggregation.
-
-Everything here is post-processing of the release. It is done in the coordinates of the sent vector without its scales,
-so an optimizer sees updates of adapter values and the noise that is on them.
+The same for a server over clients (``dp_fedavg.py``) and for a client over its own records
+(``client/record_level/dp_sgd.py``); they differ in where the bounded sum comes from. Everything behind the release is
+post-processing of it, in the coordinates of the sent vector without its scales, so an optimizer sees updates of adapter
+values and the noise that is on them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from privacy.contribution import Contribution, Plan
+from privacy.errors import BudgetExceeded
 from privacy.events import NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.randomness.noise import InsecureZeroNoise, Noise
+from privacy.randomness.sampling import CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation
-from strategies.controllers.controller import Controller, RunInfo
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.optimizers.optimizer import Optimizer, ServerStep
 from strategies.public_subspace import Subspace, within
 
@@ -253,3 +257,153 @@ def turned(
         if entry.factor == "B":
             entry.of(result).copy_(entry.of(vector) @ turns[entry.pair] ** moment)
     return result
+
+
+class PrivateTraining(ABC):
+    """One private training of an adapter; a subclass says how a planned release comes about (:meth:`released`).
+
+    Args:
+        planner: plans every release with the run's controller.
+        server: optimizer, aggregation and moving average.
+        ledger: pays for every release.
+        sampler: draws the cohorts.
+        noise: of the mechanism; None is the default.
+        schedule: public factor on the server's step of every t = 1, 2, ...
+        public_loss: mean loss of a full adapter on public data, for an optimizer that reads it; may be set until
+            :meth:`begin`.
+
+    Attributes:
+        release: the last one; None before.
+    """
+
+    drawn: ClassVar[str] = "cohorts"
+    counted: ClassVar[str] = "rounds"
+
+    def __init__(
+        self,
+        *,
+        planner: Planner,
+        server: ServerUpdate,
+        ledger: Ledger,
+        sampler: CohortSampler,
+        noise: Noise | None = None,
+        schedule: Callable[[int], float] = lambda round: 1.0,
+        public_loss: PublicLoss | None = None,
+    ) -> None:
+        self.planner = planner
+        self.server = server
+        self.ledger = ledger
+        self.sampler = sampler
+        self.noise = noise
+        self.schedule = schedule
+        self.public_loss = public_loss
+        self.release: Release | None = None
+        self._state: ServerState | None = None
+        self._next: tuple[ServerState, PlannedRelease] | None = None
+
+    @property
+    def controller(self) -> Controller[Any]:
+        """What plans every release."""
+        return self.planner.controller
+
+    @property
+    def state(self) -> ServerState:
+        """After the last release, whole as soon as :meth:`step` returns; ValueError before :meth:`begin`."""
+        if self._state is None:
+            raise ValueError("there is no state; call begin() or restore a checkpoint first")
+        return self._state
+
+    @state.setter
+    def state(self, state: ServerState | None) -> None:
+        self._state = state
+
+    def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
+        """Start from a full adapter vector; ``public`` describes the model it makes.
+
+        Raises:
+            ValueError: the optimizer reads a public loss and there is none.
+        """
+        if self.server.optimizer.reads_public_loss and self.public_loss is None:
+            raise ValueError(f"{type(self.server.optimizer).__name__} reads the public loss; set public_loss first")
+        first = 0 if self.planner.initial() is None else -1
+        self.state = self.server.start(adapter, self.controller.init(self.planner.setting, public), first)
+
+    def restore(self, state: ServerState, update: Tensor | None = None, answers: tuple[Tensor, ...] = ()) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            state: as it was after the last release (or after :meth:`begin`), before the controller heard of that.
+            update, answers: of that release; None if there was none yet. :meth:`observe` is the next call then.
+
+        Raises:
+            CorruptRun: the ledger knows of no such release.
+        """
+        self.state, self.release = state, None
+        if update is not None:
+            before = self.planner.planned(replace(state, round=state.round - 1))
+            self.release = before.reopened(update, answers, self.ledger)
+
+    def next_release(self) -> PlannedRelease:
+        """The next release; planned once, so that one plan clips and sets the noise."""
+        state = self.state
+        if self._next is None or self._next[0] is not state:
+            self.state = state = self.planner.based(state)
+            self._next = state, self.planner.planned(state)
+        return self._next[1]
+
+    def refusal(self) -> str | None:
+        """Why there is no next release, or None: all planned ones are made, or the ledger does not pay.
+
+        Asked before anyone is sampled.
+        """
+        if self.state.round >= (planned := self.planner.setting.rounds):
+            return f"all {planned} planned {self.counted} are done"
+        return self.ledger.would_exceed(self.next_release().event)
+
+    def step(self) -> Release:
+        """One release and the server's step on it. What fails before the charge leaves the same cohort to be drawn.
+
+        Raises:
+            BudgetExceeded: the ledger does not pay, or the planned releases are made; nobody was sampled.
+        """
+        planned = self._paid()
+        self._take(planned, release := self.released(planned))
+        return release
+
+    @abstractmethod
+    def released(self, planned: PlannedRelease) -> Release:
+        """Draw the cohort, charge the ledger, release the bounded sum over it."""
+
+    def observe(self, public: PublicSignals) -> None:
+        """Tell the controller of the last release and of what everyone may know after it."""
+        if self.release is None:
+            raise ValueError("observe needs a release; call it after a step")
+        controller = self.controller.update(self.state.controller, self.release, public)
+        self.state = replace(self.state, controller=controller)
+
+    def draw(self, planned: PlannedRelease) -> tuple[int, Int64[np.ndarray, " cohort"]]:
+        """How often the release was charged before, and its cohort: another one each time. A seeded draw is stamped."""
+        if self.sampler.insecure and self.ledger.not_private is None:
+            self.ledger.stamp_not_private(f"{self.drawn} are drawn from a seed")
+        round, label = planned.round, planned.label
+        attempt = sum(event.round == round and event.label == label for event in self.ledger.events)
+        return attempt, self.sampler.draw(planned.sampling, round, attempt, label=label)
+
+    def _paid(self) -> PlannedRelease:
+        """The next release; BudgetExceeded where there is none."""
+        if (refusal := self.refusal()) is not None:
+            raise BudgetExceeded(refusal)
+        return self.next_release()
+
+    def _take(self, planned: PlannedRelease, release: Release) -> None:
+        """The server's step after a release."""
+        state = self.state
+        if planned.round > 0:
+            scale = self.controller.step_scale(state.controller) * self.schedule(planned.round)
+            loss = self._public_loss if self.server.optimizer.reads_public_loss else None
+            state = self.server.after(state, release, planned.part, planned.round, scale, loss)
+        self.state, self.release = replace(state, round=planned.round), release
+
+    def _public_loss(self, adapter: Float[Tensor, " size"]) -> float:
+        assert self.public_loss is not None
+        return self.public_loss(adapter)

@@ -43,13 +43,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from client.data.records import Records
-from client.record_level.dp_sgd import Planned, Planner, PrivateSgd, Server
+from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.units import GradientEngine
 from privacy import checks
 from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
 from privacy.mechanism import Release
 from strategies.adapter.trainable import TrainedSubset
+from strategies.private_training import PlannedRelease
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,8 @@ class SpanPlanner:
         basis = self.span.basis(state.adapter, state.controller.records, self.inner.part(step))
         return replace(state, basis=basis, basis_round=step)
 
-    def planned(self, state: Any) -> Planned:
-        planned: Planned = self.inner.planned(replace(state, controller=state.controller.inner, basis=None))
+    def planned(self, state: Any) -> PlannedRelease:
+        planned: PlannedRelease = self.inner.planned(replace(state, controller=state.controller.inner, basis=None))
         return self.span.clipped(planned, state.basis) if planned.round > 0 else planned
 
 
@@ -286,8 +287,8 @@ def public_bounds(span: PublicSpan, adapter: Float[Tensor, " size"], part: Train
 
 def in_public_span(training: PrivateSgd, span: PublicSpan) -> PrivateSgd:
     """The same training, before it begins, with its releases made in the public span."""
-    planner: Planner = SpanPlanner(training.planner, span)
-    server: Server = SpanServer(training.server, span)
+    planner: Any = SpanPlanner(training.planner, span)
+    server: Any = SpanServer(training.server, span)
     return PrivateSgd(
         gradients=training.gradients,
         planner=planner,

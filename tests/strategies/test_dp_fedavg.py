@@ -164,3 +164,18 @@ def test_the_plan_that_clipped_is_the_plan_that_noises(fed) -> None:
         release = fed.hold(strategy, nodes)
         assert nodes.requests[-1][1].plan == release.plan
     assert len({request.plan for _, request in nodes.requests}) == 3
+
+
+def test_a_step_over_an_exchange_is_the_round_that_flower_drives(fed) -> None:
+    driven, stepped = fed.make(), fed.make()
+    with pytest.raises(ValueError, match="needs a grid and an exchange"):
+        stepped.step()
+    assert stepped.ledger.events == ()
+    for _ in range(2):
+        release = fed.hold(driven, fed.Nodes())
+        nodes = fed.Nodes()
+        stepped.grid, stepped.exchange = nodes, nodes.send_and_receive  # type: ignore[assignment]
+        assert torch.equal(stepped.step().update, release.update)
+        stepped.observe(PublicSignals(stepped.state.round, None))
+        assert torch.equal(stepped.state.adapter, driven.state.adapter)
+    assert [event.round for event in stepped.ledger.events] == [1, 2]
