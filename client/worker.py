@@ -6,6 +6,7 @@ What a node must know to train, constant over the run: sent as canonical JSON, r
 import functools
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -111,23 +112,9 @@ class Worker:
             Exception: of the first client, if every client's work raises.
         """
         self.engine.train_factors(request.part.factors)
-        if len(request.clients) == 1:
-            return self._sum(request)
-        try:
-            return self._sum(request)
-        except Exception as error:  # whatever one client's records make the model raise; its text may quote them
-            log.warning("clients trained together failed (%s); each is tried by itself", type(error).__name__)
-        total, failed = Contribution.zero(request.plan), []
-        for position in range(len(request.clients)):
-            try:
-                total = total + self._sum(request.only(position))
-            except Exception as error:
-                failed.append(error)
-        if len(failed) == len(request.clients):
-            raise failed[0]
-        for reason in failed:
-            log.warning("a client contributes zero: its work raised %s", type(reason).__name__)
-        return total
+        return together_or_alone(
+            lambda: self._sum(request), lambda i: self._sum(request.only(i)), len(request.clients), "client"
+        )
 
     def _sum(self, request: TrainRequest) -> Contribution:
         total = Contribution.zero(request.plan)
@@ -169,6 +156,39 @@ class Worker:
         part = records.select(np.arange(request.start, request.stop))
         self.engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
+
+
+def together_or_alone(
+    together: Callable[[], Contribution], alone: Callable[[int], Contribution], count: int, what: str
+) -> Contribution:
+    """The sum over some units; where that raises, the sum over those whose work alone does not.
+
+    Args:
+        together: the sum over all of them at once.
+        alone: the sum over one of them, by its position.
+        count: how many they are.
+        what: a unit, for the log, which names the kind of an error only: its text may quote records.
+
+    Raises:
+        Exception: of the first unit, if every unit's work raises.
+    """
+    try:
+        return together()
+    except Exception as error:  # whatever one unit's records make the model raise
+        if count < 2:
+            raise
+        log.warning("%ss computed together failed (%s); each is tried by itself", what, type(error).__name__)
+    sums, failed = list[Contribution](), list[Exception]()
+    for position in range(count):
+        try:
+            sums.append(alone(position))
+        except Exception as error:
+            failed.append(error)
+    if not sums:
+        raise failed[0]
+    for reason in failed:
+        log.warning("a %s contributes zero: its work raised %s", what, type(reason).__name__)
+    return sum(sums[1:], sums[0])
 
 
 def _by_rank(request: TrainRequest) -> list[tuple[int | None, np.ndarray]]:

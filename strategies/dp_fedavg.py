@@ -166,7 +166,7 @@ class DpFedAvg(PrivateTraining, Strategy):
     def _messages(self, planned: PlannedRelease, grid: Grid) -> list[Message]:
         """What the nodes of the cohort are sent; with secure sums, once they have agreed and the ledger has paid."""
         nodes, away = asked(grid, self.nodes, self.patience)
-        attempt, cohort = self.draw(planned)
+        attempt, cohort = self.cohort(planned)
         state = self.state
         adapter, basis = state.adapter.numpy(), None if state.basis is None else state.basis.numpy()
         self._sent, self._away, messages = [], 0, []

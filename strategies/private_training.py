@@ -381,7 +381,7 @@ class PrivateTraining(ABC):
         controller = self.controller.update(self.state.controller, self.release, public)
         self.state = replace(self.state, controller=controller)
 
-    def draw(self, planned: PlannedRelease) -> tuple[int, Int64[np.ndarray, " cohort"]]:
+    def cohort(self, planned: PlannedRelease) -> tuple[int, Int64[np.ndarray, " cohort"]]:
         """How often the release was charged before, and its cohort: another one each time. A seeded draw is stamped."""
         if self.sampler.insecure and self.ledger.not_private is None:
             self.ledger.stamp_not_private(f"{self.drawn} are drawn from a seed")

@@ -15,9 +15,7 @@ released and charged as any other.
 contributions are integers.
 """
 
-import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,14 +23,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.record_level.units import UnitGradients
+from client.worker import together_or_alone
 from privacy.clipping.units import Units
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.mechanism import Release
 from privacy.queries import OneHotVote
 from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PlannedRelease, PrivateTraining
-
-log = logging.getLogger(__name__)
 
 
 class PrivateSgd(PrivateTraining):
@@ -49,7 +46,6 @@ class PrivateSgd(PrivateTraining):
     def __init__(self, *, gradients: UnitGradients, **parts: Any) -> None:
         super().__init__(**parts)
         self.gradients = gradients
-        self._raw: list[Units] | None = None  # kept for a rule that voids the guarantee and for nothing else
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """As :meth:`PrivateTraining.begin`; ValueError too where the controller asks for votes."""
@@ -68,50 +64,17 @@ class PrivateSgd(PrivateTraining):
         Raises:
             Exception: of the first unit, if every unit's work raises.
         """
-        _, batch = self.draw(planned)
-        try:
-            return self._sum(batch, planned)
-        except Exception as error:  # whatever one unit's records make the model raise; its text may quote them
-            if len(batch) < 2:
-                raise
-            log.warning("units computed together failed (%s); each is tried by itself", type(error).__name__)
-        total, failed = Contribution.zero(planned.plan), []
-        for position in range(len(batch)):
-            try:
-                total = total + self._sum(batch[position : position + 1], planned)
-            except Exception as error:
-                failed.append(error)
-        if len(failed) == len(batch):
-            raise failed[0]
-        for reason in failed:
-            log.warning("a unit contributes zero: its work raised %s", type(reason).__name__)
-        return total
+        _, batch = self.cohort(planned)
 
-    def _sum(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Contribution:
-        total = Contribution.zero(planned.plan)
-        for units in self._chunks(batch, planned):
-            total = total + contribute(units, planned.plan)
-        return total
+        def summed(units: Int64[np.ndarray, " units"]) -> Contribution:
+            chunks = self.rows(units, planned)
+            return sum((contribute(rows, planned.plan) for rows in chunks), Contribution.zero(planned.plan))
 
-    def _chunks(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Iterable[Units]:
-        """The rows of a batch; regrouped and kept only for a rule that has voided the guarantee."""
-        chunks = self.gradients.of(self.state.adapter, batch, planned.part, planned.round)
-        controller: Any = self.controller
-        if not hasattr(controller, "see_raw"):
-            return chunks
-        if self.ledger.commitment.not_private is None:
-            raise ValueError(f"{controller.raw}; set privacy.non-private = true")
-        self.ledger.stamp_not_private(controller.raw)
-        self._raw = controller.regrouped(list(chunks))
-        return self._raw
+        return together_or_alone(lambda: summed(batch), lambda i: summed(batch[i : i + 1]), len(batch), "unit")
 
-    def observe(self, public: PublicSignals) -> None:
-        """As :meth:`PrivateTraining.observe`."""
-        super().observe(public)
-        if self._raw is not None:
-            rule: Any = self.controller
-            self.state = replace(self.state, controller=rule.see_raw(self.state.controller, self._raw))
-            self._raw = None
+    def rows(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Iterable[Units]:
+        """What the units of a batch bring, chunk by chunk; private."""
+        return self.gradients.of(self.state.adapter, batch, planned.part, planned.round)
 
 
 def refuse_votes(plan: Plan) -> None:

@@ -30,6 +30,7 @@ from strategies.calibration import calibrate
 from strategies.controllers.controller import Controller, RunInfo
 from strategies.plugins import build
 from strategies.private_training import Planner, ServerUpdate
+from strategies.published.raw_rows import RawRule, ShownRaw
 
 if TYPE_CHECKING:
     from client.engine.sequential import OpacusEngine
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
 def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
     """The controller; ValueError naming what is wrong with its name or options."""
     controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
-    raw = getattr(controller, "raw", None)  # a published rule that no guarantee covers
-    if raw is not None and silo.not_private is None:
-        raise ValueError(f"strategy.controller = {silo.controller!r}: {raw}; set privacy.non-private = true")
+    if isinstance(controller, RawRule) and silo.not_private is None:
+        raise ValueError(f"strategy.controller = {silo.controller!r}: {controller.refusal()}")
     return controller
 
 
@@ -59,11 +59,13 @@ def commit(silo: RecordLevelSettings, population: int) -> tuple[Commitment, tupl
         delta=silo.delta,
         mode=silo.mode,
     )
-    share = getattr(controller, "noise_share", 1.0)
-    floor = tuple(replace(step, noise_multiplier=step.noise_multiplier * share) for step in commitment.floor)
-    if share == 1.0 or silo.not_private is None:
-        return replace(commitment, not_private=silo.not_private), multipliers
-    return replace(commitment, not_private=silo.not_private, floor=floor), multipliers
+    if isinstance(controller, RawRule):
+        commitment = controller.committed(commitment)
+    return replace(commitment, not_private=silo.not_private), multipliers
+
+
+class UnsoundSgd(ShownRaw, PrivateSgd):
+    """The training of a published rule that is shown raw rows."""
 
 
 def setting_of(
@@ -101,7 +103,8 @@ def private_training(
     setting = setting_of(silo, population, layout, multipliers, ledger.commitment.order)
     optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
     noise = noise_of(silo)
-    return PrivateSgd(
+    kind = UnsoundSgd if isinstance(controller, RawRule) else PrivateSgd
+    return kind(
         gradients=UnitGradients(engine, index, silo.combine),
         planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed), None),
         server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),

@@ -11,6 +11,7 @@ from strategies.aggregations.aggregation import Aggregation
 from strategies.controllers.controller import Controller
 from strategies.optimizers.optimizer import Optimizer
 from strategies.plugins import Option, build
+from strategies.published.raw_rows import RawRule
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def methods(config: RunConfig) -> Methods:
             "record-level noise before it sends its factors (privacy.unit = 'record' or 'group'); for client-level "
             f"privacy take one of {of_sums}"
         )
-    if hasattr(controller, "see_raw") and config.privacy.unit == "client":
+    if isinstance(controller, RawRule) and config.privacy.unit == "client":
         wrong.append(
             f"strategy.controller = {chosen.controller!r}: reads raw gradients of records, and clients send none; it "
             "runs inside a silo only (privacy.unit = 'record' or 'group')"

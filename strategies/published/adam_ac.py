@@ -29,6 +29,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
 from privacy.contribution import Plan
 from privacy.mechanism import Release
+from strategies.published.raw_rows import RawRule
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class AdamAcState:
 
 
 @dataclass(frozen=True)
-class PublishedAdamAc:
-    """The paper's rule; a controller that is shown what no controller may see (:meth:`see_raw`)."""
+class PublishedAdamAc(RawRule):
+    """The paper's rule; a controller that is shown what no controller may see (:meth:`see`)."""
 
-    raw: ClassVar[str] = "DP-Adam-AC's published rule reads raw norms and clips micro-batches, not records"
+    unsound: ClassVar[str] = "DP-Adam-AC's published rule reads raw norms and clips micro-batches, not records"
     reads_validation: ClassVar[bool] = False
     clip_norm: float = 3.0
     micro_batch: int = 4
@@ -93,7 +94,7 @@ class PublishedAdamAc:
         rows = torch.cat([chunk.rows for chunk in chunks])
         return [Units(torch.stack([part.sum(dim=0) for part in torch.split(rows, self.micro_batch)]))]
 
-    def see_raw(self, state: AdamAcState, batch: list[Units]) -> AdamAcState:
+    def see(self, state: AdamAcState, batch: list[Units]) -> AdamAcState:
         """The state after a step with these micro-batches."""
         each = [norm / self.micro_batch for units in batch for norm in units.norms.tolist()]
         if not each:

@@ -38,6 +38,7 @@ from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.rl import sac, spending
 from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import RlState, begin, decide
+from strategies.published.raw_rows import RawRule
 
 OF_PAIR, OF_RUN = 2, 9
 """Statistics of a batch: of one pair, of all."""
@@ -68,10 +69,10 @@ class RawState(RlState):
 
 
 @dataclass(frozen=True)
-class PublishedRldp(Rl):
-    """The paper's rule; a controller that is shown what no controller may see (:meth:`see_raw`)."""
+class PublishedRldp(RawRule, Rl):
+    """The paper's rule; a controller that is shown what no controller may see (:meth:`see`)."""
 
-    raw: ClassVar[str] = "RLDP's published state reads raw norms, losses and Fisher moments"
+    unsound: ClassVar[str] = "RLDP's published state reads raw norms, losses and Fisher moments"
     reads_validation: ClassVar[bool] = False
     policy: str = "scratch"
 
@@ -107,11 +108,7 @@ class PublishedRldp(Rl):
         spent = spending.after(state.setting, state.spent, released.plan, public.rho_spent)
         return replace(state, spent=spent, round=public.round)
 
-    def regrouped(self, chunks: list[Units]) -> list[Units]:
-        """Records are clipped one by one."""
-        return chunks
-
-    def see_raw(self, state: RawState, batch: list[Units]) -> RawState:
+    def see(self, state: RawState, batch: list[Units]) -> RawState:
         """The state after a step on this batch."""
         if batch:
             found = statistics(batch, state.setting.blocks(state.round))

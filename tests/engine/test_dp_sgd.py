@@ -9,6 +9,7 @@ from client.record_level.units import UnitGradients, UnitIndex
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import GRID, Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
+from privacy.randomness.sampling import CohortSampler
 from tests.cases.cohorts import build, distance, fresh
 from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
 
@@ -127,6 +128,7 @@ def test_an_empty_batch_is_released_and_charged(tmp_path, monkeypatch):
 
 def test_what_fails_before_the_charge_costs_nothing_and_draws_the_same_batch(tmp_path, monkeypatch):
     training = silo_training(tmp_path, records(), **PRIVATE)
+    training.sampler = CohortSampler(bytes(32), insecure=False)  # its first batch has more than one unit
     drawn = []
 
     def broken(self, adapter, units, part, step):
@@ -161,7 +163,7 @@ def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, 
     monkeypatch.setattr(made, "per_record_gradients", raising)
     found = training.total(planned).encoded
     others = np.delete(everyone, 1 if grouped else 3)
-    expected = sum((contribute(chunk, planned.plan) for chunk in training._chunks(others, planned)), _zero(planned))
+    expected = sum((contribute(chunk, planned.plan) for chunk in training.rows(others, planned)), _zero(planned))
     assert torch.equal(found, expected.encoded)
     assert "a unit contributes zero: its work raised IndexError" in caplog.text
     assert "secret" not in caplog.text

@@ -71,7 +71,7 @@ def test_its_state_survives_a_checkpoint_and_a_step_without_records_changes_noth
     training = silo_training(tmp_path, records(), **SETTINGS | FLAG)
     run(training, 3)
     state = training.state.controller
-    assert training.planner.controller.see_raw(state, []) is state
+    assert training.planner.controller.see(state, []) is state
     assert state.sums.shape == (len(state.setting.blocks(1)) * OF_PAIR + OF_RUN,)
     tensors = {}
     document = pack(state, "state", tensors, {})

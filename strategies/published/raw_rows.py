@@ -1,0 +1,74 @@
+"""What a rule without a guarantee is shown: the raw rows of every batch. In runs marked so, and nowhere else.
+
+A controller sees releases (:mod:`strategies.controllers.controller`). The rules of this package, as their papers print
+them, see norms, losses and gradients of single records; a run of one is refused unless it is marked
+(``privacy.non-private``), and its ledger, results and metrics say that it has no guarantee.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from privacy.clipping.units import Units
+from privacy.commitment import Commitment
+from strategies.controllers.controller import PublicSignals
+from strategies.private_training import PlannedRelease, PrivateTraining
+
+
+class RawRule:
+    """What such a rule adds to a controller."""
+
+    unsound: ClassVar[str]
+    """Why there is no guarantee, in words."""
+
+    @property
+    def noise_share(self) -> float:
+        """Of the calibrated noise multiplier, what a release of the rule really gets."""
+        return 1.0
+
+    def regrouped(self, chunks: list[Units]) -> list[Units]:
+        """The rows that are clipped one by one; those of the records unless the rule makes others of them."""
+        return chunks
+
+    def see(self, state: Any, batch: list[Units]) -> Any:
+        """The controller's state after a step on this batch."""
+        raise NotImplementedError
+
+    def refusal(self) -> str:
+        """What an unmarked run is told."""
+        return f"{self.unsound}; set privacy.non-private = true"
+
+    def committed(self, commitment: Commitment) -> Commitment:
+        """The commitment with the noise that the rule really plans."""
+        floor = tuple(
+            replace(step, noise_multiplier=step.noise_multiplier * self.noise_share) for step in commitment.floor
+        )
+        return replace(commitment, floor=floor)
+
+
+class ShownRaw(PrivateTraining):
+    """Mixed into a training over records whose controller is a :class:`RawRule`."""
+
+    _seen: list[Units] | None = None
+
+    def rows(self, batch: Any, planned: PlannedRelease) -> Iterable[Units]:
+        """Those of the training, regrouped by the rule and kept for it until :meth:`observe`.
+
+        Raises:
+            ValueError: the run is not marked.
+        """
+        rule: Any = self.controller
+        if self.ledger.commitment.not_private is None:
+            raise ValueError(rule.refusal())
+        self.ledger.stamp_not_private(rule.unsound)
+        over: Any = super()
+        self._seen = rule.regrouped(list(over.rows(batch, planned)))
+        return self._seen
+
+    def observe(self, public: PublicSignals) -> None:
+        """As :meth:`PrivateTraining.observe`; the rule is shown the rows of the step too."""
+        super().observe(public)
+        if self._seen is not None:
+            rule: Any = self.controller
+            self.state = replace(self.state, controller=rule.see(self.state.controller, self._seen))
+            self._seen = None
