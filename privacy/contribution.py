@@ -26,8 +26,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from privacy import checks
+from privacy.clipping import clip_from_json
 from privacy.clipping.clip_map import ClipMap
-from privacy.clipping.norms import clip_from_json
 from privacy.clipping.units import Units, slabs, squared_norms
 from privacy.events import Component
 from privacy.queries import Query, query_from_json
@@ -86,7 +86,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], arrays: Mapping[str, Tensor] = MappingProxyType({})) -> "Plan":
-        """The plan of :meth:`to_json`; ``arrays`` are those of its clip map (``clip_map.clip_arrays``)."""
+        """The plan of :meth:`to_json`; ``arrays`` are the ``clip.arrays()`` of the plan."""
         return cls(
             clip_from_json(data["clip"], arrays),
             float(data["noise_multiplier"]),

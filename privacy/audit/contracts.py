@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64, Real
 from torch import Tensor
 
-from privacy.clipping.clip_map import ClipMap, clip_arrays
+from privacy.clipping.clip_map import ClipMap
 from privacy.clipping.norms import NoUpdate
 from privacy.clipping.units import Units, squared_norms
 from privacy.contribution import GRID, Contribution, Plan, contribute, validate
@@ -46,7 +46,7 @@ def check_clip_map(
 ) -> None:
     """Assert that ``clip`` keeps its promise on these rows; ``rebuild`` is its from-JSON function, if it has one.
 
-    ``rebuild(json)`` makes a map of numbers alone, ``rebuild(json, arrays)`` one that has arrays (``clip_arrays``).
+    ``rebuild(json)`` makes a map of numbers alone, ``rebuild(json, arrays)`` one that has arrays.
 
     Checked: finite float64 rows of norm <= 1; rows that are not finite become 0; each row is encoded by itself (the
     sensitivity of a sum needs it); inputs stay unchanged; the exact integer norm on the grid is at most GRID; decoding
@@ -78,7 +78,7 @@ def check_clip_map(
     _same(total, kept, "decode changed its input")
     _same(clip.decode(total, 7.0), decoded, "decode is not repeatable")
     if rebuild is not None:
-        arrays = clip_arrays(clip)
+        arrays = clip.arrays()
         sent = json.loads(json.dumps(clip.to_json()))
         assert all(_sendable(array) for array in arrays.values()), "arrays must be finite float32 vectors"
         assert (rebuild(sent, arrays) if arrays else rebuild(sent)) == clip, "JSON does not give back the same map"

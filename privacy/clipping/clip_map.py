@@ -1,12 +1,27 @@
-"""What a clip map is: every unit's row into the unit ball, and the noisy sum back into parameters.
+r"""What a clip map is: every unit's row into the unit ball, and the noisy sum back into parameters.
 
 ``encode`` sends each row x into the unit ball of R^k, so that the sum over units has L2 sensitivity 1 under adding or
 removing one unit, whatever the rows are. ``decode`` turns the noisy sum into the mean update: it divides by the
 EXPECTED number of units, a public constant, and never sees how many there were. One isotropic Gaussian of standard
 deviation z in encoded space is therefore a Gaussian mechanism of noise multiplier z.
 
-A row that holds a NaN or an infinity, or whose norm overflows float64, becomes zero BEFORE clipping: min(1, C/NaN) is 1
-in Python, so such a row would pass unclipped.
+What happens at the edges (``test_norms.py`` holds every map against this table):
+
+==================================  ==================================================================================
+edge                                every map
+==================================  ==================================================================================
+row with a NaN or an infinity       0, BEFORE clipping: min(1, C/NaN) is 1 in Python, so such a row would pass unclipped
+row whose norm overflows float64    0, for the same reason (values beyond about 1e154)
+row of zeros                        0; AdaClip and GeoClip: the clipped M(0 - a), for such a row lies off the centre a
+encoded row that is not finite      0 (a basis or a whitening of absurd size)
+row of any length                   norm at most 1 up to rounding; ``contribute`` enforces it exactly once more
+no rows                             ``[0, k]``; the decoded update is then noise alone (plus a centre)
+rows of another width or kind       ValueError
+bound outside [1e-30, 1e30]         ValueError when the map is made: 0, negative, infinite and NaN bounds among them
+scale outside [1e-18, 1e18]         ValueError when the map is made
+basis or gradients not finite       ValueError when the map is made
+map of no parameters                ValueError, but for NoUpdate: k = 0, rows of any width, nothing is released
+==================================  ==================================================================================
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -50,20 +65,10 @@ class ClipMap(Protocol):
         """
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which :func:`clip_from_json` rebuilds the map, with its arrays if it is an ArrayMap."""
-
-
-@runtime_checkable
-class ArrayMap(Protocol):
-    """What a clip map has besides that holds more numbers than JSON should."""
+        """Plain values; :func:`privacy.clipping.clip_from_json` rebuilds the map from them and :meth:`arrays`."""
 
     def arrays(self) -> dict[str, Tensor]:
-        """Float32 vectors by name; they travel beside the JSON and are given back to :func:`clip_from_json`."""
-
-
-def clip_arrays(clip: ClipMap) -> dict[str, Tensor]:
-    """The arrays that go with the JSON of a clip map; empty for those that need none."""
-    return clip.arrays() if isinstance(clip, ArrayMap) else {}
+        """What is too large for JSON and travels beside it: float32 vectors by name, {} for most maps."""
 
 
 def finite_rows(
@@ -98,9 +103,9 @@ def in_unit_ball(encoded: Float64[Tensor, "units k"]) -> Float64[Tensor, "units 
 
 def same_arrays(one: ClipMap, other: object) -> bool:
     """Whether two maps are of one class and have equal JSON and equal arrays."""
-    if type(other) is not type(one) or not isinstance(other, ArrayMap) or not isinstance(other, ClipMap):
+    if type(other) is not type(one) or not isinstance(other, ClipMap):
         return False
-    mine, theirs = clip_arrays(one), clip_arrays(other)
+    mine, theirs = one.arrays(), other.arrays()
     return one.to_json() == other.to_json() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 

@@ -1,32 +1,27 @@
-r"""The clip maps of the project; ``clip_map.py`` says what a clip map is.
+r"""Clip maps that look at norms only.
 
-=================  ===============================================================  ================================
-map                encode(x)                                                        source
-=================  ===============================================================  ================================
-FlatClip           x / max(||x||, C)                                                Abadi et al. 2016 (1607.00133v2)
-PerAdapterClip     block k: w_k x_k min(1, C_k/||x_k||), with sum (w_k C_k)^2 = 1   this project, see the class
-AutomaticClip      x / (||x|| + gamma C)                                            Bu et al. 2023, AUTO-S
-PsacClip           (x/C) / (n + r/(n + r)), n = ||x||/C                             Xia et al. 2023, DP-PSAC
-NoUpdate           nothing                                                          a release of queries only
-AdaClip, GeoClip   in coordinates that whiten                                       ``whitening.py``
-SubspaceClip, ...  in the span of public gradients                                  ``subspace.py``
-=================  ===============================================================  ================================
+==============  ===============================================================  =================================
+map             encode(x)                                                        source
+==============  ===============================================================  =================================
+FlatClip        x / max(||x||, C)                                                Abadi et al. 2016 (1607.00133v2)
+PerAdapterClip  block k: w_k x_k min(1, C_k/||x_k||), with sum (w_k C_k)^2 = 1   this project, see the class
+AutomaticClip   x / (||x|| + gamma C)                                            Bu et al. 2023, AUTO-S
+PsacClip        (x/C) / (n + r/(n + r)), n = ||x||/C                             Xia et al. 2023, DP-PSAC
+NoUpdate        nothing                                                          a release of queries only
+==============  ===============================================================  =================================
 
 Guarantee of all: a Plan with noise multiplier z is a Gaussian mechanism of sensitivity 1 and noise z, add/remove one.
 
-Clip maps that rescale every row instead of only the long ones: AUTO-S and PSAC.
-
-With n = ||x||/C, both replace min(1, 1/n) by a smooth weight that stays below 1/n, so an encoded row is shorter than 1
-and the guarantee is that of flat clipping with the same noise multiplier. Neither leaves any row as it is, so
-decode(encode(x)) differs from x: bias in exchange for a threshold that no longer has to be tuned.
+AUTO-S and PSAC rescale every row instead of only the long ones. With n = ||x||/C, both replace min(1, 1/n) by a smooth
+weight that stays below 1/n, so an encoded row is shorter than 1 and the guarantee is that of flat clipping with the
+same noise multiplier. Neither leaves any row as it is, so decode(encode(x)) differs from x: bias in exchange for a
+threshold that no longer has to be tuned.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,41 +29,29 @@ from jaxtyping import Float64, Real
 from torch import Tensor
 
 from privacy import checks
-from privacy.clipping.clip_map import ClipMap, check_bound, finite_rows
-from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, span_from_json
+from privacy.clipping.clip_map import check_bound, finite_rows
 from privacy.clipping.units import squared_norms
-from privacy.clipping.whitening import AdaClip, GeoClip, whitening_from_json
 
 
 @dataclass(frozen=True)
-class AutomaticClip:
-    """AUTO-S of Bu et al. 2023 (arXiv 2206.07136v3): every row is normalised, C x / (||x|| + gamma C).
-
-    The stability constant is relative to the bound here (their gamma = 0.01 is absolute, which is meaningless for
-    updates of unknown scale). No row is ever left unscaled, so small updates keep a direction and little more.
+class _OneBound:
+    """What the maps with one threshold for the whole row share: encoded space is in units of it.
 
     Attributes:
-        bound: C, the length an update is given.
+        bound: C, the largest L2 norm one unit's update keeps or is given.
         params: number of parameters of a row.
-        gamma: stability constant, in units of ``bound``; 0 would send rows to the sphere and has no limit at 0.
     """
 
     bound: float
     params: int
-    gamma: float = 0.01
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
         checks.integer_at_least(1, params=self.params)
-        checks.within(1e-12, 1e12, gamma=self.gamma, remedy="0.01 is the paper's value")
 
     @property
     def dim(self) -> int:
         return self.params
-
-    def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
-        copy, norms = finite_rows(rows, self.params)
-        return copy.mul_(norms.add_(self.gamma * self.bound).reciprocal_().unsqueeze(1))
 
     def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
         return total * (self.bound / expected_units)
@@ -76,12 +59,49 @@ class AutomaticClip:
     def spread(self) -> Float64[Tensor, ""]:
         return torch.tensor(self.bound, dtype=torch.float64)
 
+    def arrays(self) -> dict[str, Tensor]:
+        return {}
+
+
+@dataclass(frozen=True)
+class FlatClip(_OneBound):
+    """One threshold on the norm of the whole row: x min(1, C/||x||), in units of C."""
+
+    def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
+        copy, norms = finite_rows(rows, self.params)
+        return copy.mul_(norms.clamp_(min=self.bound).reciprocal_().unsqueeze(1))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "flat", "bound": self.bound, "params": self.params}
+
+
+@dataclass(frozen=True)
+class AutomaticClip(_OneBound):
+    """AUTO-S of Bu et al. 2023 (arXiv 2206.07136v3): every row is normalised, C x / (||x|| + gamma C).
+
+    The stability constant is relative to the bound here (their gamma = 0.01 is absolute, which is meaningless for
+    updates of unknown scale). No row is ever left unscaled, so small updates keep a direction and little more.
+
+    Attributes:
+        gamma: stability constant, in units of ``bound``; 0 would send rows to the sphere and has no limit at 0.
+    """
+
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.within(1e-12, 1e12, gamma=self.gamma, remedy="0.01 is the paper's value")
+
+    def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
+        copy, norms = finite_rows(rows, self.params)
+        return copy.mul_(norms.add_(self.gamma * self.bound).reciprocal_().unsqueeze(1))
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "automatic", "bound": self.bound, "params": self.params, "gamma": self.gamma}
 
 
 @dataclass(frozen=True)
-class PsacClip:
+class PsacClip(_OneBound):
     """PSAC of Xia et al. 2023 (DP-PSAC, arXiv 2212.00328): C x' / (n + r/(n + r)) with x' = x/C, n = ||x'||.
 
     A non-monotone weight: rows shorter than about C are stretched by less than AUTO-S stretches them, so that tiny
@@ -89,23 +109,14 @@ class PsacClip:
     bound. n / (n + r/(n + r)) < 1, so an encoded row is shorter than 1.
 
     Attributes:
-        bound: C, the largest length an update can get.
-        params: number of parameters of a row.
         r: regularity constant, in units of ``bound``.
     """
 
-    bound: float
-    params: int
     r: float = 0.1
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
-        checks.integer_at_least(1, params=self.params)
+        super().__post_init__()
         checks.within(1e-12, 1.0, r=self.r, remedy="0.1 and 0.01 are the paper's values")
-
-    @property
-    def dim(self) -> int:
-        return self.params
 
     def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
         copy, norms = finite_rows(rows, self.params)
@@ -113,48 +124,8 @@ class PsacClip:
         weight = 1.0 / (self.bound * (relative + self.r / (relative + self.r)))
         return copy.mul_(weight.unsqueeze(1))
 
-    def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
-        return total * (self.bound / expected_units)
-
-    def spread(self) -> Float64[Tensor, ""]:
-        return torch.tensor(self.bound, dtype=torch.float64)
-
     def to_json(self) -> dict[str, Any]:
         return {"kind": "psac", "bound": self.bound, "params": self.params, "r": self.r}
-
-
-@dataclass(frozen=True)
-class FlatClip:
-    """One threshold on the norm of the whole row: x min(1, C/||x||), in units of C.
-
-    Attributes:
-        bound: C, the largest L2 norm one unit's update keeps.
-        params: number of parameters of a row.
-    """
-
-    bound: float
-    params: int
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
-        checks.integer_at_least(1, params=self.params)
-
-    @property
-    def dim(self) -> int:
-        return self.params
-
-    def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
-        copy, norms = finite_rows(rows, self.params)
-        return copy.mul_(norms.clamp_(min=self.bound).reciprocal_().unsqueeze(1))
-
-    def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
-        return total * (self.bound / expected_units)
-
-    def spread(self) -> Float64[Tensor, ""]:
-        return torch.tensor(self.bound, dtype=torch.float64)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "flat", "bound": self.bound, "params": self.params}
 
 
 @dataclass(frozen=True)
@@ -225,6 +196,9 @@ class PerAdapterClip:
         sizes = torch.tensor(self.sizes)
         return torch.tensor(self.weights, dtype=torch.float64).reciprocal_().repeat_interleave(sizes)
 
+    def arrays(self) -> dict[str, Tensor]:
+        return {}
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "per-adapter", "bounds": list(self.bounds), "sizes": list(self.sizes)}
 
@@ -250,48 +224,8 @@ class NoUpdate:
     def spread(self) -> Float64[Tensor, " 0"]:
         return torch.zeros(0, dtype=torch.float64)
 
+    def arrays(self) -> dict[str, Tensor]:
+        return {}
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "none"}
-
-
-def clip_from_json(data: Mapping[str, Any], arrays: Mapping[str, Tensor] = MappingProxyType({})) -> ClipMap:
-    """Rebuild a clip map from ``to_json`` and, where it has some, its arrays (``clip_map.clip_arrays``).
-
-    Raises:
-        ValueError: an unknown kind or impossible values.
-        KeyError: a value or an array is missing.
-    """
-    match data["kind"]:
-        case "flat":
-            return FlatClip(float(data["bound"]), int(data["params"]))
-        case "per-adapter":
-            return PerAdapterClip(tuple(map(float, data["bounds"])), tuple(map(int, data["sizes"])))
-        case "automatic":
-            return AutomaticClip(float(data["bound"]), int(data["params"]), float(data["gamma"]))
-        case "psac":
-            return PsacClip(float(data["bound"]), int(data["params"]), float(data["r"]))
-        case "none":
-            return NoUpdate()
-        case "adaclip" | "geoclip":
-            return whitening_from_json(data, arrays)
-        case "coefficients" | "embedding-residual":
-            return span_from_json(data, arrays)
-        case other:
-            raise ValueError(
-                "kind of clip map must be flat, per-adapter, automatic, psac, none, adaclip, geoclip, coefficients or "
-                f"embedding-residual, got {other!r}; server and client must run the same version"
-            )
-
-
-# Every clip map that is made of numbers alone or comes with arrays, for the property tests that prove them all alike.
-CLIP_MAPS: tuple[type[ClipMap], ...] = (
-    FlatClip,
-    PerAdapterClip,
-    AutomaticClip,
-    PsacClip,
-    NoUpdate,
-    AdaClip,
-    GeoClip,
-    CoefficientClip,
-    EmbeddingResidualClip,
-)

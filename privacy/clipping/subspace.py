@@ -1,38 +1,30 @@
-r"""Clipping inside a subspace known to everyone: less noise, because fewer directions carry it.
-
-    encode:  e(x) = clip_1( V x / C ),  V [k, d] with orthonormal rows        decode:  x = C V^T (noisy sum) / (q N)
-
-The rows of V span gradients of PUBLIC records at the current adapter, so V is a function of public data and of earlier
-releases. Projection comes before clipping: what a client's update holds outside the subspace, mostly noise of its few
-records, neither eats its norm nor is released, and the Gaussian has k coordinates instead of d.
-References: the subspace of public gradients is that of PDP-SGD (Zhou, Wu, Banerjee 2021, arXiv 2007.03813), which
-projects the noisy sum, and of GEP (Yu, Zhang, Chen, Liu 2021, arXiv 2102.12677), whose embedding is clipped as here
-(the form that drops the residual, B-GEP), per record; ours is per client.
-Guarantee: L2 sensitivity 1 in encoded space whatever V is, because clipping is the last step of ``encode``.
-
-Clip maps over the span of public gradients: PE-SGD's coefficients, and GEP's embedding with its residual.
+r"""Clip maps over the span of public gradients: noise where the signal is, because fewer directions carry it.
 
 =====================  ===========================================================  ===============================
 map                    encode(x)                                                    source
 =====================  ===========================================================  ===============================
-CoefficientClip        Z / (||Z|| + 1e-8),  Z = (G^T G + eta I)^-1 G^T x            PE-SGD, Zou et al. ICLR 2026
+SubspaceClip           clip(V x / C)                                                GEP without residual (B-GEP)
 EmbeddingResidualClip  sqrt(p) clip(V x / S0), sqrt(1-p) clip((x - V^T V x) / S1)   GEP, Yu et al. 2021, 2102.12677
+CoefficientClip        Z / (||Z|| + 1e-8),  Z = (G^T G + eta I)^-1 G^T x            PE-SGD, Zou et al. ICLR 2026
 =====================  ===========================================================  ===============================
 
-G holds gradients of public (synthetic) records as columns, V an orthonormal basis of public gradients. They are made of
-public data, of earlier releases and of the current adapter, which itself is one.
-Guarantee: every column is normalised, or clipped, by itself and last, so encoded space has L2 sensitivity 1 whatever G
-or V is: one Gaussian of multiplier z. Decoding multiplies by G or V: post-processing.
+V [k, d] is an orthonormal basis of public gradients, G holds gradients of public (synthetic) records as columns. They
+are made of public data, of earlier releases and of the current adapter, which itself is one. decode multiplies by V^T
+or G and divides by the expected units: post-processing.
 
-PE-SGD: noise falls on N coefficients instead of on d gradient values. Deviations from its published code: eta is
-relative to the mean diagonal of G^T G (their 1e-6 is absolute, and gradients of adapters have squared norms of that
-size); the divisor is the expected batch, never the realised one; a column that is not finite is zero.
+Guarantee: every column is normalised, or clipped, by itself and last, so encoded space has L2 sensitivity 1 whatever G
+or V is: one Gaussian of multiplier z.
+
+Projection comes before clipping: what a row holds outside the subspace, mostly noise of few records, neither eats its
+norm nor is released, and the Gaussian has k coordinates instead of d. (PDP-SGD, Zhou, Wu, Banerjee 2021, arXiv
+2007.03813, projects the noisy sum.)
 GEP: two vectors of one batch are ONE joint event. With p = 1/2 each part has noise multiplier sqrt(2) z inside the one
 subsampled Gaussian of multiplier z; the published accountant instead doubles the subsampled RDP of each.
-The form without residual, B-GEP, is ``SubspaceClip``.
+PE-SGD, deviations from its published code: eta is relative to the mean diagonal of G^T G (their 1e-6 is absolute, and
+gradients of adapters have squared norms of that size); the divisor is the expected batch, never the realised one; a
+column that is not finite is zero.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -59,14 +51,9 @@ class SubspaceClip:
     bound: float
 
     def __post_init__(self) -> None:
+        _check_matrix("basis", self.basis)
         check_bound(self.bound)
-        if self.basis.dim() != 2 or not 0 < self.basis.shape[0] <= self.basis.shape[1]:
-            raise ValueError(
-                f"basis must be a matrix [k, d] with 1 <= k <= d, got shape {tuple(self.basis.shape)}; "
-                "ask for a smaller subspace"
-            )
-        if not bool(self.basis.isfinite().all()):
-            raise ValueError("basis must be finite, it is not; the public gradients overflowed")
+        checks.within(1, self.params, rank=self.dim, remedy="ask for a smaller subspace")
 
     @property
     def params(self) -> int:
@@ -85,24 +72,23 @@ class SubspaceClip:
         encoded = finite.new_zeros(len(finite), self.dim)
         for row, out in zip(finite, encoded, strict=True):
             out.copy_(torch.mv(basis, row.clone()))
-        encoded.div_(self.bound)
-        norms = squared_norms(encoded).sqrt_()
-        lost = ~norms.isfinite()
-        encoded[lost] = 0.0
-        norms[lost] = 0.0
-        return encoded.div_(norms.clamp_min(1.0).unsqueeze(1))
+        return in_unit_ball(encoded.div_(self.bound))
 
     def decode(self, total: Float64[Tensor, " k"], expected_units: float) -> Float64[Tensor, " params"]:
         """The noisy sum as a mean update, back in parameter space."""
         return (total * (self.bound / expected_units)) @ self.basis.to(total.device, torch.float64)
 
     def spread(self) -> Float64[Tensor, " params"]:
-        lengths: Tensor = torch.linalg.vector_norm(self.basis.double(), dim=0)
-        return lengths * self.bound
+        return _column_lengths(self.basis) * self.bound
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"basis": self.basis.flatten()}
 
     def to_json(self) -> dict[str, Any]:
-        """Threshold and sizes; the basis travels beside it as an array (``strategies.messages.client_update``)."""
         return {"kind": "subspace", "bound": self.bound, "rank": self.dim, "params": self.params}
+
+    def __eq__(self, other: object) -> bool:
+        return same_arrays(self, other)
 
     def __repr__(self) -> str:
         return f"SubspaceClip(bound {self.bound:g}, {self.dim} of {self.params} directions)"
@@ -169,7 +155,6 @@ class CoefficientClip:
         return _column_lengths(self.gradients)
 
     def arrays(self) -> dict[str, Tensor]:
-        """What travels beside the JSON, as a float32 vector."""
         return {"gradients": self.gradients.flatten()}
 
     def to_json(self) -> dict[str, Any]:
@@ -240,7 +225,6 @@ class EmbeddingResidualClip:
         return torch.hypot(embedding, embedding.new_tensor(self.residual_bound / (1 - self.share) ** 0.5))
 
     def arrays(self) -> dict[str, Tensor]:
-        """What travels beside the JSON, as a float32 vector."""
         return {"basis": self.basis.flatten()}
 
     def to_json(self) -> dict[str, Any]:
@@ -252,20 +236,6 @@ class EmbeddingResidualClip:
 
     def __repr__(self) -> str:
         return f"EmbeddingResidualClip({self.basis.shape[0]} of {self.params} directions and the rest)"
-
-
-def span_from_json(data: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> CoefficientClip | EmbeddingResidualClip:
-    """Rebuild a map from ``to_json`` and ``arrays``; KeyError, ValueError or RuntimeError where they do not fit."""
-    form = int(data["rank"]), int(data["params"])
-    checks.integer_at_least(1, rank=form[0], params=form[1])
-    name = "gradients" if data["kind"] == "coefficients" else "basis"
-    if len(arrays[name]) != form[0] * form[1]:
-        raise ValueError(f"{name} must have {form[0]} x {form[1]} values, got {len(arrays[name])}")
-    matrix = arrays[name].reshape(form)
-    if data["kind"] == "coefficients":
-        return CoefficientClip(matrix, float(data["ridge"]))
-    bounds = float(data["embedding_bound"]), float(data["residual_bound"])
-    return EmbeddingResidualClip(matrix, *bounds, share=float(data["share"]))
 
 
 def _column_lengths(matrix: Float32[Tensor, "k d"]) -> Float64[Tensor, " d"]:

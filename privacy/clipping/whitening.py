@@ -18,15 +18,11 @@ and M must be public or made of earlier releases. With n units the released mean
 unbiased under Poisson sampling, and the realised n divides nothing.
 (What Opacus calls AdaClip is quantile clipping, Andrew et al. 2021.)
 
-GeoClip's map: whitening along eigenvectors, in blocks; ``whitening.py`` says what whitening is for.
-
-Reference: Gilani et al. 2025, "GeoClip: Geometry-Aware Clipping for Differentially Private SGD" (arXiv 2506.06549).
-Guarantee: that of ``whitening.py``; clipping is the last step of ``encode``.
-Deviations: beside the paper's full and low-rank forms, one in which what is outside the leading directions shares one
-weight instead of being lost; blocks, so that the (A, B) pairs of a LoRA adapter have eigenvectors of their own.
+Deviations of GeoClip: beside the paper's full and low-rank forms, one in which what is outside the leading directions
+shares one weight instead of being lost; blocks, so that the (A, B) pairs of a LoRA adapter have eigenvectors of their
+own.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -37,6 +33,60 @@ from torch import Tensor
 
 from privacy import checks
 from privacy.clipping.clip_map import check_length, check_scales, check_vector, finite_rows, in_unit_ball, same_arrays
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AdaClip:
+    """AdaCliP: one centre and one scale per coordinate.
+
+    Attributes:
+        centre: m, float32 ``[d]``.
+        scale: b > 0, float32 ``[d]``; a row is clipped where sum_i ((x_i - m_i) / b_i)^2 > 1.
+    """
+
+    centre: Float32[Tensor, " d"]
+    scale: Float32[Tensor, " d"]
+
+    def __post_init__(self) -> None:
+        checks.not_empty(scale=self.scale)
+        check_vector("centre", self.centre)
+        check_scales("scale", self.scale)
+        check_length("centre", self.centre, len(self.scale))
+
+    @property
+    def params(self) -> int:
+        return len(self.scale)
+
+    @property
+    def dim(self) -> int:
+        return len(self.scale)
+
+    def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
+        """Centre, rescale, clip to the unit ball; a row that is not finite becomes 0."""
+        copy, norms = finite_rows(rows, self.params)
+        lost = (norms == 0) & (rows != 0).any(dim=1)
+        copy.sub_(self.centre.to(copy)).div_(self.scale.to(copy))
+        copy[lost] = 0.0
+        return in_unit_ball(copy)
+
+    def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
+        """The noisy sum as a mean update."""
+        return self.centre.to(total) + total * self.scale.to(total) / expected_units
+
+    def spread(self) -> Float64[Tensor, " params"]:
+        return self.scale.double()
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"centre": self.centre, "scale": self.scale}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "adaclip", "params": self.params}
+
+    def __eq__(self, other: object) -> bool:
+        return same_arrays(self, other)
+
+    def __repr__(self) -> str:
+        return f"AdaClip({self.params} scales)"
 
 
 def whitening_weights(
@@ -81,6 +131,7 @@ class GeoClip:
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        checks.not_empty(sizes=self.sizes)
         checks.same_length(sizes=self.sizes, ranks=self.ranks)
         check_length("rest", self.rest, len(self.sizes))
         check_vector("centre", self.centre)
@@ -144,7 +195,6 @@ class GeoClip:
         return torch.cat(parts).clamp_min(0).sqrt()
 
     def arrays(self) -> dict[str, Tensor]:
-        """What travels beside the JSON, as float32 vectors."""
         return {name: getattr(self, name) for name in ("centre", "directions", "weights", "rest")}
 
     def to_json(self) -> dict[str, Any]:
@@ -174,74 +224,3 @@ def _whitened(y: Tensor, v: Tensor, c: Tensor, r: Tensor) -> Tensor:
     if not bool(r):
         return c * inside
     return r * y + torch.mv(v.T, (c - r) * inside)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AdaClip:
-    """AdaCliP: one centre and one scale per coordinate.
-
-    Attributes:
-        centre: m, float32 ``[d]``.
-        scale: b > 0, float32 ``[d]``; a row is clipped where sum_i ((x_i - m_i) / b_i)^2 > 1.
-    """
-
-    centre: Float32[Tensor, " d"]
-    scale: Float32[Tensor, " d"]
-
-    def __post_init__(self) -> None:
-        check_vector("centre", self.centre)
-        check_scales("scale", self.scale)
-        check_length("centre", self.centre, len(self.scale))
-
-    @property
-    def params(self) -> int:
-        return len(self.scale)
-
-    @property
-    def dim(self) -> int:
-        return len(self.scale)
-
-    def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units params"]:
-        """Centre, rescale, clip to the unit ball; a row that is not finite becomes 0."""
-        copy, norms = finite_rows(rows, self.params)
-        lost = (norms == 0) & (rows != 0).any(dim=1)
-        copy.sub_(self.centre.to(copy)).div_(self.scale.to(copy))
-        copy[lost] = 0.0
-        return in_unit_ball(copy)
-
-    def decode(self, total: Float64[Tensor, " params"], expected_units: float) -> Float64[Tensor, " params"]:
-        """The noisy sum as a mean update."""
-        return self.centre.to(total) + total * self.scale.to(total) / expected_units
-
-    def spread(self) -> Float64[Tensor, " params"]:
-        return self.scale.double()
-
-    def arrays(self) -> dict[str, Tensor]:
-        """What travels beside the JSON, as float32 vectors."""
-        return {"centre": self.centre, "scale": self.scale}
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "adaclip", "params": self.params}
-
-    def __eq__(self, other: object) -> bool:
-        return same_arrays(self, other)
-
-    def __repr__(self) -> str:
-        return f"AdaClip({self.params} scales)"
-
-
-def whitening_from_json(data: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> AdaClip | GeoClip:
-    """Rebuild a map from ``to_json`` and ``arrays``; KeyError or ValueError where they do not fit."""
-    if data["kind"] == "adaclip":
-        clip = AdaClip(arrays["centre"], arrays["scale"])
-        if clip.params != data["params"]:
-            raise ValueError(f"scale must have {data['params']} values, got {clip.params}")
-        return clip
-    return GeoClip(
-        arrays["centre"],
-        arrays["directions"],
-        arrays["weights"],
-        arrays["rest"],
-        tuple(map(int, data["sizes"])),
-        tuple(map(int, data["ranks"])),
-    )

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from privacy.clipping.clip_map import clip_arrays
 from privacy.commitment import Commitment
 from privacy.contribution import Plan
 from privacy.events import Poisson
@@ -79,7 +78,7 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
 def _refuse_unsendable(plan: Plan) -> None:
     """ValueError if nodes, which are sent a plan as JSON, could not rebuild it: every reply would fail, charged."""
     try:
-        Plan.from_json(json.loads(json.dumps(plan.to_json())), clip_arrays(plan.clip))
+        Plan.from_json(json.loads(json.dumps(plan.to_json())), plan.clip.arrays())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"its plan cannot be sent to the nodes: {type(error).__name__}: {error}; plan with the clip maps of "

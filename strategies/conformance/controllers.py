@@ -12,8 +12,8 @@ import torch
 
 from privacy.accountants import renyi
 from privacy.audit.contracts import adversarial_rows, check_clip_map, check_query
-from privacy.clipping.clip_map import clip_arrays
-from privacy.clipping.norms import NoUpdate, clip_from_json
+from privacy.clipping import clip_from_json
+from privacy.clipping.norms import NoUpdate
 from privacy.clipping.units import Units
 from privacy.commitment import ROUNDING, Commitment
 from privacy.contribution import Contribution, Plan, contribute
@@ -173,7 +173,7 @@ def _rehearse(subject: Subject, setting: RunInfo, reads_validation: bool, seed: 
 
 def _sent(plan: Plan) -> tuple[Any, ...]:
     """All of a plan that nodes are given."""
-    return plan.to_json(), clip_arrays(plan.clip)
+    return plan.to_json(), plan.clip.arrays()
 
 
 def _check_plan(plan: Plan, round: int, setting: RunInfo, initial: InitialRelease | None) -> None:

@@ -17,10 +17,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from privacy.clipping.clip_map import clip_arrays
-from privacy.clipping.subspace import SubspaceClip
 from privacy.contribution import Contribution, Plan, validate
-from privacy.queries import query_from_json
 from strategies.adapter.trainable import TrainedSubset
 from strategies.messages.records import (
     BadMessage,
@@ -46,7 +43,7 @@ class TrainRequest:
         plan: what is clipped, asked and noised.
         part: what of the adapter is trained and sent.
         clients: int64 ids of logical clients.
-        basis: float32 ``[k, d]`` of the public subspace the run clips in, or None; needed to read a plan that uses it.
+        basis: float32 ``[k, d]`` of the public subspace the run clips in, or None; votes look along it.
         ranks: int64, for every client how many ranks it can train (what it sends is zero beyond them), or None: all.
         job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
     """
@@ -67,7 +64,7 @@ class TrainRequest:
 
     def to_records(self) -> RecordDict:
         arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
-        arrays |= {f"clip-{name}": Array(values.numpy()) for name, values in clip_arrays(self.plan.clip).items()}
+        arrays |= {f"clip-{name}": Array(values.numpy()) for name, values in self.plan.clip.arrays().items()}
         if self.basis is not None:
             arrays["basis"] = Array(self.basis.astype(np.float32).ravel())
         if self.ranks is not None:
@@ -100,7 +97,7 @@ class TrainRequest:
         return TrainRequest(
             round=typed(config, "round", int),
             adapter=vector(records, "adapter", "float32"),
-            plan=_parsed(config, "plan", lambda values: _plan(values, basis, _clip_arrays(records))),
+            plan=_parsed(config, "plan", lambda values: Plan.from_json(values, _clip_arrays(records))),
             part=_parsed(config, "part", TrainedSubset.from_json),
             clients=clients,
             job=typed(config, "job", str),
@@ -236,13 +233,3 @@ def _parsed(config: ConfigRecord, name: str, build: Callable[[Any], T]) -> T:
 def _clip_arrays(records: RecordDict) -> dict[str, torch.Tensor]:
     names = [name for name in arrays_of(records) if name.startswith("clip-")]
     return {name.removeprefix("clip-"): torch.from_numpy(vector(records, name, "float32")) for name in names}
-
-
-def _plan(data: dict[str, Any], basis: np.ndarray | None, arrays: dict[str, torch.Tensor]) -> Plan:
-    if data["clip"]["kind"] != "subspace":
-        return Plan.from_json(data, arrays)
-    if basis is None:
-        raise ValueError("a plan that clips in a subspace needs its basis")
-    queries = tuple(query_from_json(query) for query in data["queries"])
-    clip = SubspaceClip(torch.from_numpy(basis.copy()), float(data["clip"]["bound"]))
-    return Plan(clip, float(data["noise_multiplier"]), queries)

@@ -66,7 +66,7 @@ class Stumbling(Fixed):
 def test_what_a_users_controller_raises_is_told_with_its_place() -> None:
     mine = small().model_copy(update={"strategy": small().strategy.model_copy(update={"controller": "my:Stumbling"})})
     with pytest.raises(
-        ConfigError, match=r"'my:Stumbling': AttributeError: .*no_such_thing.* \(.*test_budget.py, line"
+        ConfigError, match=r"'my:Stumbling': AttributeError: .*no_such_thing.* \(.*test_commitment.py, line"
     ):
         commit(mine, Stumbling())
     with pytest.raises(AttributeError):  # in one of the package's it is our fault

@@ -9,15 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.audit.contracts import adversarial_rows, check_clip_map
-from privacy.clipping.norms import (
-    CLIP_MAPS,
-    AutomaticClip,
-    FlatClip,
-    NoUpdate,
-    PerAdapterClip,
-    PsacClip,
-    clip_from_json,
-)
+from privacy.clipping import CLIP_MAPS, clip_from_json
+from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
 from privacy.clipping.whitening import AdaClip, GeoClip
 from privacy.contribution import Plan
@@ -50,6 +43,9 @@ MAPS = [
     GeoClip(
         seeded(PARAMS), orthonormal(2, 8).flatten(), torch.tensor([3.0, 0.1]), torch.tensor([0.5, 2.0]), (8, 4), (2, 0)
     ),
+    SubspaceClip(orthonormal(3, PARAMS), 0.4),
+    SubspaceClip(orthonormal(PARAMS, PARAMS), 1e4),
+    SubspaceClip(orthonormal(1, PARAMS), 1e-3),
     CoefficientClip(seeded(5 * PARAMS).view(5, PARAMS)),
     EmbeddingResidualClip(orthonormal(3, PARAMS), 0.7, 0.2),
 ]
@@ -59,6 +55,8 @@ EXTREME = [
         seeded(PARAMS), orthonormal(3, PARAMS).flatten(), torch.tensor([1e18, 1, 1e-18]), torch.zeros(1), (12,), (3,)
     ),
     GeoClip(seeded(PARAMS), 1e15 * seeded(24), torch.ones(2), torch.ones(1), (PARAMS,), (2,)),
+    SubspaceClip(1e3 * seeded(3 * PARAMS).view(3, PARAMS), 0.5),  # not orthonormal
+    SubspaceClip(torch.full((2, PARAMS), 1e38), 1e-30),
     CoefficientClip(seeded(2 * PARAMS).view(2, PARAMS).repeat(10, 1), ridge=1e-12),
     CoefficientClip(torch.zeros(3, PARAMS)),
     CoefficientClip(torch.full((3, PARAMS), 1e38)),
@@ -94,6 +92,23 @@ def test_statistics_of_any_size_cost_utility_never_sensitivity(clip):
 def test_any_row_stays_in_the_ball(clip, numbers, power):
     rows = torch.tensor(numbers, dtype=torch.float64).reshape(-1, PARAMS) * 2.0**power
     check_clip_map(clip, rows, clip_from_json)
+
+
+@pytest.mark.parametrize("clip", MAPS, ids=repr)
+def test_edges_are_those_of_the_table(clip):
+    """The table of ``privacy/clipping/clip_map.py``, row by row; what it says of refusals is tested below."""
+    ones = torch.ones(1, PARAMS, dtype=torch.float64)
+    for lost in (torch.nan, torch.inf, -torch.inf):
+        assert not clip.encode(torch.cat([ones[:, 1:], torch.full((1, 1), lost)], dim=1)).any()
+    assert not clip.encode(1e200 * ones).any(), "the norm of finite values may overflow too"
+    centred = isinstance(clip, AdaClip | GeoClip)
+    assert bool(clip.encode(0 * ones).any()) == centred, "zeros lie off a centre, and nowhere else"
+    if clip.dim:
+        long = clip.encode(1e100 * seeded(PARAMS).double().unsqueeze(0))
+        assert float(long.norm()) == pytest.approx(1.0, abs=1e-6)
+        assert float(clip.encode(1e-310 * ones).norm()) <= 1.0
+    assert tuple(clip.encode(ones[:0]).shape) == (0, clip.dim)
+    assert clip.decode(torch.zeros(clip.dim, dtype=torch.float64), 3.0).any() == centred
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -224,6 +239,7 @@ def test_psac_and_automatic_scale_with_the_bound():
     [
         (lambda: FlatClip(0.0, 3), "bound must be in"),
         (lambda: FlatClip(math.nan, 3), "bound must be in"),
+        (lambda: FlatClip(math.inf, 3), "bound must be in"),
         (lambda: FlatClip(1e31, 3), "bound must be in"),
         (lambda: FlatClip(1.0, 0), "params must be an integer >= 1"),
         (lambda: PerAdapterClip((), ()), "bounds must be non-empty"),
@@ -232,7 +248,15 @@ def test_psac_and_automatic_scale_with_the_bound():
         (lambda: PerAdapterClip((1.0, 1e-13), (1, 2)), "within a factor of 1e12"),
         (lambda: AutomaticClip(1.0, 3, gamma=0.0), "gamma must be in"),
         (lambda: PsacClip(1.0, 3, r=0.0), "r must be in"),
+        (lambda: AdaClip(torch.zeros(0), torch.zeros(0)), "scale must be non-empty"),
+        (lambda: GeoClip(*4 * [torch.zeros(0)], (), ()), "sizes must be non-empty"),
         (lambda: clip_from_json({"kind": "flaat"}), "kind of clip map must be flat"),
+        (
+            lambda: clip_from_json(
+                {"kind": "subspace", "bound": 1.0, "rank": 2, "params": 4}, {"basis": torch.zeros(6)}
+            ),
+            "basis must have 2 x 4 values, got 6",
+        ),
     ],
 )
 def test_impossible_maps_are_refused(make, message):
@@ -288,7 +312,7 @@ class TestConformanceCheckItself:
             check_clip_map(FlatClip(1.0, PARAMS), adversarial_rows(PARAMS), lambda data: FlatClip(2.0, PARAMS))
 
 
-@pytest.mark.parametrize("clip", [*MAPS, SubspaceClip(orthonormal(3, PARAMS), 0.4)], ids=repr)
+@pytest.mark.parametrize("clip", MAPS, ids=repr)
 def test_the_stated_noise_is_what_the_release_carries(clip):
     """Whatever the map adds beside the noise (a centre, say) and however it mixes coordinates."""
     m, draws = 50.0, 2000
