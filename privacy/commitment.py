@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privacy import checks
-from privacy.events import Json, NoiseShares, Sampling, sampling_from_json
+from privacy.events import Json, NoiseShares, Poisson
 
 WEAKEST_NOISE_MULTIPLIER = 0.3
 """Below this a single release of a sampled unit has epsilon > 35 at delta 1e-5: it protects no one."""
@@ -38,7 +38,7 @@ class FloorStep:
     """``count`` consecutive releases labelled ``label``, each with at least ``noise_multiplier`` (effective)."""
 
     label: str
-    sampling: Sampling
+    sampling: Poisson
     noise_multiplier: float
     count: int = 1
 
@@ -60,7 +60,7 @@ class FloorStep:
     def from_json(cls, data: Mapping[str, Any]) -> "FloorStep":
         return cls(
             str(data["label"]),
-            sampling_from_json(data["sampling"]),
+            Poisson.from_json(data["sampling"]),
             float(data["noise_multiplier"]),
             int(data["count"]),
         )

@@ -240,82 +240,11 @@ class Poisson:
             "unit": self.unit,
         }
 
-
-@dataclass(frozen=True)
-class FixedSize:
-    """A uniformly random subset of exactly ``size`` units, without replacement.
-
-    Accountable under the replace-one adjacency only, and much dearer than Poisson sampling of the same mean: at
-    size 100 of 1000, 200 rounds, epsilon 2 it needs a noise multiplier of 12.6 instead of 3.0.
-    """
-
-    size: int
-    population: int
-    unit: str = "client"
-
-    def __post_init__(self) -> None:
-        checks.integer_at_least(1, population=self.population)
-        checks.integer_at_least(1, size=self.size)
-        if self.size > self.population:
-            raise ValueError(
-                f"size must be <= population ({self.population}), got {self.size}; "
-                "a subset without replacement cannot be larger than the population"
-            )
-        _check_unit(self.unit)
-
-    @property
-    def rate(self) -> float:
-        """Share of the population in a cohort."""
-        return self.size / self.population
-
-    @property
-    def expected_units(self) -> float:
-        """The constant divisor of a mean."""
-        return float(self.size)
-
-    def to_json(self) -> Json:
-        return {
-            "kind": "fixed-size",
-            "size": int(self.size),
-            "population": int(self.population),
-            "unit": self.unit,
-        }
-
-
-@dataclass(frozen=True)
-class CappedPoisson:
-    """Poisson sampling whose cohort, if larger than ``cap``, is cut to a uniformly random subset of ``cap`` units.
-
-    The cap makes one unit's presence displace another, so it costs privacy: at rate 0.1 of 1000, noise multiplier
-    1.7618 and 200 rounds, epsilon is 4.00 without a cap, 4.09 with cap 130 and 7.85 with cap 110.
-    """
-
-    rate: float
-    population: int
-    cap: int
-    unit: str = "client"
-
-    def __post_init__(self) -> None:
-        checks.probability(rate=self.rate)
-        checks.integer_at_least(1, population=self.population, cap=self.cap)
-        _check_unit(self.unit)
-
-    @property
-    def expected_units(self) -> float:
-        """The constant divisor of a mean; the cap does not enter, so that the scale stays free of the cohort drawn."""
-        return self.rate * self.population
-
-    def to_json(self) -> Json:
-        return {
-            "kind": "capped-poisson",
-            "rate": float(self.rate),
-            "population": int(self.population),
-            "cap": int(self.cap),
-            "unit": self.unit,
-        }
-
-
-Sampling: TypeAlias = Poisson | FixedSize | CappedPoisson
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Poisson":
+        if data["kind"] != "poisson":
+            raise ValueError(f"kind of sampling must be 'poisson', got {data['kind']!r}; no other is accounted")
+        return cls(float(data["rate"]), int(data["population"]), str(data["unit"]))
 
 
 @dataclass(frozen=True)
@@ -333,7 +262,7 @@ class ReleaseEvent:
 
     label: str
     round: int
-    sampling: Sampling
+    sampling: Poisson
     components: tuple[Component, ...]
     noise_shares: NoiseShares | None = None
 
@@ -374,24 +303,10 @@ class ReleaseEvent:
         return cls(
             str(data["label"]),
             int(data["round"]),
-            sampling_from_json(data["sampling"]),
+            Poisson.from_json(data["sampling"]),
             tuple(Component.from_json(component) for component in data["components"]),
             NoiseShares.from_json(data["noise_shares"]) if "noise_shares" in data else None,
         )
-
-
-def sampling_from_json(data: Mapping[str, Any]) -> Sampling:
-    """Rebuild a sampling from :meth:`to_json`; ValueError for an unknown kind."""
-    population, unit = int(data["population"]), str(data["unit"])
-    match data["kind"]:
-        case "poisson":
-            return Poisson(float(data["rate"]), population, unit)
-        case "fixed-size":
-            return FixedSize(int(data["size"]), population, unit)
-        case "capped-poisson":
-            return CappedPoisson(float(data["rate"]), population, int(data["cap"]), unit)
-        case other:
-            raise ValueError(f"kind of sampling must be poisson, fixed-size or capped-poisson, got {other!r}")
 
 
 def _check_unit(unit: str) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import CorruptRun
-from privacy.events import CappedPoisson, FixedSize, NoiseShares, ReleaseEvent, Sampling
+from privacy.events import NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Charge
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 
@@ -80,7 +80,7 @@ def reopened_release(
     *,
     label: str,
     round: int,
-    sampling: Sampling,
+    sampling: Poisson,
     charges: Iterable[Charge],
     noise_shares: NoiseShares | None = None,
 ) -> Release:
@@ -140,7 +140,7 @@ def charged_release(
     *,
     label: str,
     round: int,
-    sampling: Sampling,
+    sampling: Poisson,
     ledger: Ledger[_Receipt],
     noise: Noise | None = None,
 ) -> Release:
@@ -159,7 +159,7 @@ def charged_release(
         BudgetExceeded: the ledger cannot pay; nothing was charged or released.
     """
     noise = GaussianNoise() if noise is None else noise
-    validate(total, plan, _most_units(sampling))
+    validate(total, plan, min(sampling.population, MAX_UNITS))
     event = ReleaseEvent(label, round, sampling, plan.components())
     if noise.insecure and ledger.not_private is None:
         ledger.stamp_not_private(f"{type(noise).__name__} in place of noise that protects")
@@ -197,7 +197,7 @@ def charged_request(
     *,
     label: str,
     round: int,
-    sampling: Sampling,
+    sampling: Poisson,
     noise_shares: NoiseShares,
     ledger: Ledger[_Receipt],
     insecure: bool = False,
@@ -273,13 +273,3 @@ def released_sum(noisy: Int64[Tensor, " n"], requested: Requested[_Receipt], led
     release = decoded(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
     ledger.released(requested.receipt)
     return release
-
-
-def _most_units(sampling: Sampling) -> int:
-    match sampling:
-        case FixedSize(size=size):
-            return min(size, MAX_UNITS)
-        case CappedPoisson(cap=cap):
-            return min(cap, MAX_UNITS)
-        case _:
-            return min(sampling.population, MAX_UNITS)

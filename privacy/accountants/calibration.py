@@ -21,7 +21,7 @@ from privacy import checks
 from privacy.accountants import composition, pld, renyi
 from privacy.accountants.composition import Step
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
-from privacy.events import FixedSize, NoiseShares, ReleaseEvent, Sampling
+from privacy.events import NoiseShares, Poisson, ReleaseEvent
 
 LARGEST = 1e6
 _ORDERS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 24, 32, 64, 128)
@@ -37,7 +37,7 @@ class NoiseSearch:
         self,
         target: float,
         delta: float,
-        samplings: Sequence[Sampling],
+        samplings: Sequence[Poisson],
         extra: tuple[Step | FloorStep | ReleaseEvent, ...],
         queries: Queries,
         profile: Sequence[float],
@@ -162,7 +162,7 @@ _FILTER_ORDERS = range(2, 257)
 def calibrate(
     epsilon: float,
     delta: float,
-    sampling: Sampling | Sequence[Sampling],
+    sampling: Poisson | Sequence[Poisson],
     rounds: int,
     *,
     extra: Extra = (),
@@ -185,7 +185,7 @@ def calibrate(
         profile: relative noise of each round, > 0: round t has multiplier ``z * profile[t]``, its queries unchanged.
         adjacency: ``"add_remove"`` or ``"replace_one"``.
         accountant: a bound, ``"pld"``, ``"rdp"`` or ``"prv"``; None takes PLD, or RDP where PLD has no bound
-            (fixed-size sampling, a delta too small for it).
+            (a delta too small for it).
         force: return a multiplier below 0.3 too, although one release at that noise protects no one.
 
     Raises:
@@ -199,8 +199,7 @@ def calibrate(
         epsilon, delta, _per_round(sampling, rounds), tuple(extra), queries, _shape(profile, rounds), adjacency
     )
     if accountant is None:
-        beyond_pld = run.beyond_pld() or any(isinstance(one, FixedSize) for one in run.samplings)
-        accountant = "rdp" if beyond_pld else "pld"
+        accountant = "rdp" if run.beyond_pld() else "pld"
     checks.one_of(composition.BOUNDS, accountant=accountant, remedy="only a bound can calibrate noise")
     run.refuse_impossible(accountant)
     if not force:
@@ -214,7 +213,7 @@ def calibrate(
 def floor_commitment(
     epsilon: float,
     delta: float,
-    sampling: Sampling | Sequence[Sampling],
+    sampling: Poisson | Sequence[Poisson],
     rounds: int,
     *,
     label: str = "round",
@@ -241,7 +240,7 @@ def floor_commitment(
 def filter_commitment(
     epsilon: float,
     delta: float,
-    sampling: Sampling,
+    sampling: Poisson,
     rounds: int,
     *,
     extra: Extra = (),
@@ -297,7 +296,7 @@ def filter_commitment(
     return commitment, round(_GRID * math.ceil(best[0] / _GRID), 4)
 
 
-def _per_round(sampling: Sampling | Sequence[Sampling], rounds: int) -> Sequence[Sampling]:
+def _per_round(sampling: Poisson | Sequence[Poisson], rounds: int) -> Sequence[Poisson]:
     if not isinstance(sampling, Sequence):
         return [sampling] * rounds
     if len(sampling) != rounds:

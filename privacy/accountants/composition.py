@@ -7,18 +7,15 @@
 | ``prv`` | Opacus' accountant with eps_error 0.01; a cross-check by other hands | upper bound, about 0.01 above PLD |
 | ``gdp-approx`` | Gaussian-DP central limit formula | **no bound**: 2.00 where the truth is 4.85 |
 
-Each kind of sampling is accounted as what it is, or refused by :class:`UnsupportedEvent`:
+What takes Poisson sampling under which adjacency; the rest is refused by :class:`UnsupportedEvent`:
 
-| sampling | add_remove | replace_one |
+| rate | add_remove | replace_one |
 |---|---|---|
-| Poisson, rate 1 (everyone) | pld rdp prv gdp-approx | pld; rdp at half the noise multiplier |
-| Poisson, rate < 1 | pld rdp prv gdp-approx | pld |
-| FixedSize | refused | rdp at half the noise multiplier (replacing moves a sum by twice the clip bound) |
-| CappedPoisson | pld | refused |
+| 1 (everyone) | pld rdp prv gdp-approx | pld; rdp at half the noise multiplier (a sum moves by twice the bound) |
+| < 1 | pld rdp prv gdp-approx | pld |
 
 dp_accounting's PLD doubles the sensitivity under replace-one by itself; its RDP accountant does not (measured: 2.166
-for both adjacencies), so the half is taken here. Its fixed-size event expects noise over the L2 distance of
-neighbours, again half of ours.
+for both adjacencies), so the half is taken here.
 
 Every noise multiplier is reduced by a relative 1e-9 before accounting, so that rounding of the last digits of a
 standard deviation, anywhere between a plan and the ledger, can never make a reported epsilon too small.
@@ -41,9 +38,9 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import CappedPoisson, FixedSize, Poisson, ReleaseEvent, Sampling
+from privacy.events import Poisson, ReleaseEvent
 
-Step: TypeAlias = tuple[Sampling, float, int]
+Step: TypeAlias = tuple[Poisson, float, int]
 """``count`` releases on cohorts of ``sampling`` at one effective noise multiplier: (sampling, multiplier, count)."""
 
 ADJACENCIES = ("add_remove", "replace_one")
@@ -76,9 +73,6 @@ def epsilon(
     checks.one_of(ADJACENCIES, adjacency=adjacency)
     checks.probability(delta=delta)
     steps = merged(events)
-    if accountant == "pld":
-        for sampling, _, _ in steps:
-            _refuse_by_pld(sampling, adjacency)
     if not steps:
         return 0.0
     if any(multiplier == 0.0 for _, multiplier, _ in steps):
@@ -97,21 +91,12 @@ def epsilon(
 def tightest_bound(
     events: Sequence[Step | FloorStep | ReleaseEvent], delta: float, *, adjacency: str = "add_remove"
 ) -> tuple[float, str]:
-    """The smaller of the PLD and the RDP epsilon, and which it is; both are bounds, so the smaller is one too.
-
-    Raises:
-        UnsupportedEvent: neither accountant can account the events.
-    """
-    found: list[tuple[float, str]] = []
-    reasons: list[str] = []
-    for accountant in ("pld", "rdp"):
-        try:
-            found.append((epsilon(events, delta, accountant, adjacency=adjacency), accountant))
-        except UnsupportedEvent as error:
-            reasons.append(str(error))
-    if not found:
-        raise UnsupportedEvent("; ".join(reasons))
-    return min(found)
+    """The smaller of the PLD and the RDP epsilon, and which it is; both are bounds, so the smaller is one too."""
+    by_pld = epsilon(events, delta, "pld", adjacency=adjacency), "pld"
+    try:
+        return min(by_pld, (epsilon(events, delta, "rdp", adjacency=adjacency), "rdp"))
+    except UnsupportedEvent:
+        return by_pld
 
 
 def curve(
@@ -121,21 +106,13 @@ def curve(
     suits: float,
     adjacency: str = "add_remove",
 ) -> list[tuple[float, float]]:
-    """Pairs (delta, epsilon) that hold all at once: by PLD where it bounds the events, else by RDP.
+    """Pairs (delta, epsilon) that hold all at once, by PLD.
 
     The discretisation is the one that suits the delta ``suits``; all values are upper bounds.
-
-    Raises:
-        UnsupportedEvent: neither accountant can account the events.
     """
     for delta in deltas:
         checks.probability(delta=delta)
     steps = merged(events)
-    try:
-        for sampling, _, _ in steps:
-            _refuse_by_pld(sampling, adjacency)
-    except UnsupportedEvent:
-        return [(delta, renyi.epsilon(steps, delta, adjacency)) for delta in deltas]
     _, interval = pld.refine(steps, suits, adjacency)
     distribution = pld.compose(steps, adjacency, interval)
     allowance = pld.rounding(steps)
@@ -144,7 +121,7 @@ def curve(
 
 def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:
     """Equal steps counted together, in order of first appearance, at the noise multiplier that is accounted."""
-    counts: dict[tuple[Sampling, float], int] = {}
+    counts: dict[tuple[Poisson, float], int] = {}
     for event in events:
         sampling, multiplier, count = _as_step(event)
         checks.non_negative(noise_multiplier=multiplier)
@@ -177,18 +154,8 @@ def _as_step(event: Step | FloorStep | ReleaseEvent) -> Step:
     return event
 
 
-def _refuse_by_pld(sampling: Sampling, adjacency: str) -> None:
-    if isinstance(sampling, FixedSize):
-        raise UnsupportedEvent(
-            f"the pld accountant has no bound for {sampling}; use accountant 'rdp' with adjacency 'replace_one', "
-            "or sample by Poisson"
-        )
-    if isinstance(sampling, CappedPoisson) and adjacency != "add_remove":
-        raise UnsupportedEvent(f"the pld accountant takes {sampling} under add_remove only, got {adjacency!r}")
-
-
 def _prv(steps: Sequence[Step], delta: float, adjacency: str) -> float:
-    _only_poisson_add_remove("prv", steps, adjacency)
+    _only_add_remove("prv", adjacency)
     from opacus.accountants import PRVAccountant  # a cross-check only: not worth its import time elsewhere
 
     accountant = PRVAccountant()
@@ -201,7 +168,7 @@ def _prv(steps: Sequence[Step], delta: float, adjacency: str) -> float:
 
 def _gdp(steps: Sequence[Step], delta: float, adjacency: str) -> float:
     """Bu, Dong, Long, Su 2020 (arXiv 1911.11607): mu^2 = sum_t q_t^2 (exp(1/z_t^2) - 1). An approximation, no bound."""
-    _only_poisson_add_remove("gdp-approx", steps, adjacency)
+    _only_add_remove("gdp-approx", adjacency)
     exponents = [(2.0 * math.log(sampling.rate), 1.0 / z**2, count) for sampling, z, count in steps]
     if max(exponent for _, exponent, _ in exponents) > 700.0:
         return math.inf
@@ -215,10 +182,8 @@ def _gdp(steps: Sequence[Step], delta: float, adjacency: str) -> float:
     return 0.0 if excess(0.0) <= 0.0 else float(brentq(excess, 0.0, mu * mu / 2.0 + 40.0 * mu + 1.0, xtol=1e-10))
 
 
-def _only_poisson_add_remove(accountant: str, steps: Sequence[Step], adjacency: str) -> None:
-    for sampling, _, _ in steps:
-        if adjacency != "add_remove" or not isinstance(sampling, Poisson):
-            raise UnsupportedEvent(
-                f"the {accountant} accountant takes Poisson sampling under add_remove only, got {sampling} under "
-                f"{adjacency}; use accountant 'pld' or 'rdp'"
-            )
+def _only_add_remove(accountant: str, adjacency: str) -> None:
+    if adjacency != "add_remove":
+        raise UnsupportedEvent(
+            f"the {accountant} accountant takes adjacency 'add_remove' only, got {adjacency!r}; use accountant 'pld'"
+        )

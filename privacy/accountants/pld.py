@@ -21,9 +21,9 @@ import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from privacy.events import CappedPoisson, Poisson, Sampling
+from privacy.events import Poisson
 
-Step: TypeAlias = tuple[Sampling, float, int]
+Step: TypeAlias = tuple[Poisson, float, int]
 
 SMALLEST_DELTA = 1e-12
 _ROUNDING = 4e-16  # of delta, per release
@@ -72,10 +72,10 @@ def compose(steps: Sequence[Step], adjacency: str, interval: float) -> PrivacyLo
 
 
 def repeated(
-    sampling: Sampling, multiplier: float, count: int, adjacency: str, interval: float
+    sampling: Poisson, multiplier: float, count: int, adjacency: str, interval: float
 ) -> PrivacyLossDistribution:
     """The loss distribution of ``count`` equal releases."""
-    if isinstance(sampling, Poisson) and sampling.rate == 1.0:
+    if sampling.rate == 1.0:
         # Unsampled Gaussians compose exactly into one of noise multiplier z / sqrt(count).
         return _single(sampling, multiplier / math.sqrt(count), adjacency, interval)
     one = _single(sampling, multiplier, adjacency, interval)
@@ -95,40 +95,26 @@ def rounding(steps: Sequence[Step]) -> float:
 
 
 @lru_cache(maxsize=16)
-def _single(sampling: Sampling, multiplier: float, adjacency: str, interval: float) -> PrivacyLossDistribution:
+def _single(sampling: Poisson, multiplier: float, adjacency: str, interval: float) -> PrivacyLossDistribution:
     relation = dp_accounting.NeighboringRelation
-    match sampling:
-        case Poisson():
-            return dp_pld.from_gaussian_mechanism(
-                multiplier,
-                value_discretization_interval=interval,
-                sampling_prob=sampling.rate,
-                neighboring_relation=relation.REPLACE_ONE if adjacency == "replace_one" else relation.ADD_OR_REMOVE_ONE,
-            )
-        case CappedPoisson() if adjacency == "add_remove":
-            return dp_pld.from_truncated_subsampled_gaussian_mechanism(
-                dataset_size=sampling.population,
-                sampling_probability=sampling.rate,
-                truncated_batch_size=sampling.cap,
-                noise_multiplier=multiplier,
-                value_discretization_interval=interval,
-            )
-        case _:
-            raise ValueError(f"no loss distribution for {sampling} under {adjacency}; accountants.epsilon refuses it")
+    return dp_pld.from_gaussian_mechanism(
+        multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=sampling.rate,
+        neighboring_relation=relation.REPLACE_ONE if adjacency == "replace_one" else relation.ADD_OR_REMOVE_ONE,
+    )
 
 
 def first_interval(steps: Sequence[Step]) -> float:
     """A discretisation that is fine enough for most runs and costs at most seconds.
 
     One release of noise multiplier z spreads its losses over about 10/z + 1/(2 z^2) on either side of zero. An interval
-    of 1e-3 makes that 5e4 points at z = 0.22. Weaker noise is discretised more coarsely, and so are capped sampling
-    (three distributions each, one of them at half the multiplier) and a schedule of more than 20 different steps, each
-    of which is discretised by itself.
+    of 1e-3 makes that 5e4 points at z = 0.22. Weaker noise is discretised more coarsely, and so is a
+    schedule of more than 20 different steps, each of which is discretised by itself.
     """
     least = min(multiplier for _, multiplier, _ in steps)
     spread = 10.0 / least + 0.5 / least**2
-    capped = any(isinstance(sampling, CappedPoisson) for sampling, _, _ in steps)
-    return 1e-3 * max(1.0, spread / 50.0) * min(5.0, max(3.0 if capped else 1.0, len(steps) / 20.0))
+    return 1e-3 * max(1.0, spread / 50.0) * min(5.0, max(1.0, len(steps) / 20.0))
 
 
 def _points(distribution: PrivacyLossDistribution) -> int:

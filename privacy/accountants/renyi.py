@@ -32,9 +32,9 @@ from scipy.special import logsumexp
 from privacy import checks
 from privacy.commitment import ADJACENCIES, ROUNDING
 from privacy.errors import UnsupportedEvent
-from privacy.events import FixedSize, Poisson, Sampling
+from privacy.events import Poisson
 
-Step: TypeAlias = tuple[Sampling, float, int]
+Step: TypeAlias = tuple[Poisson, float, int]
 
 _CLOSED_FORM = 1e-12  # relative rounding of the closed form
 _SUM_ROUNDING = 1e-10  # relative rounding of dp_accounting's divergences (sums of up to a thousand terms)
@@ -84,7 +84,7 @@ def rho_budget(epsilon: float, order: int, delta: float) -> float:
     return epsilon - conversion_cost(order, delta)
 
 
-def rho_of(sampling: Sampling, noise_multiplier: float, order: int, adjacency: str = "add_remove") -> float:
+def rho_of(sampling: Poisson, noise_multiplier: float, order: int, adjacency: str = "add_remove") -> float:
     """Rényi divergence of one release at one integer order: what the filter charges. Upper bound.
 
     Raises:
@@ -94,9 +94,9 @@ def rho_of(sampling: Sampling, noise_multiplier: float, order: int, adjacency: s
     if noise_multiplier == 0.0:
         return math.inf
     multiplier = noise_multiplier * (1.0 - ROUNDING)
-    if adjacency == "zero_out" and not (isinstance(sampling, Poisson) and sampling.rate == 1.0):
+    if adjacency == "zero_out" and sampling.rate < 1.0:
         raise UnsupportedEvent(f"zero_out is accounted for cohorts of everyone only, got {sampling}; use rate 1")
-    if isinstance(sampling, Poisson) and adjacency in ("add_remove", "zero_out"):
+    if adjacency in ("add_remove", "zero_out"):
         return subsampled_gaussian_rdp(sampling.rate, multiplier, order)
     return float(_divergences(sampling, multiplier, adjacency, (order,))[0])
 
@@ -115,7 +115,7 @@ def epsilon(steps: Sequence[Step], delta: float, adjacency: str) -> float:
 
 @lru_cache(maxsize=1024)
 def _divergences(
-    sampling: Sampling, multiplier: float, adjacency: str, orders: tuple[float, ...]
+    sampling: Poisson, multiplier: float, adjacency: str, orders: tuple[float, ...]
 ) -> Float64[np.ndarray, " orders"]:
     """Rényi divergences of one release at all orders; infinite where dp_accounting's series does not converge."""
     replace = adjacency == "replace_one"
@@ -130,21 +130,14 @@ def _divergences(
     return divergences
 
 
-def _rdp_event(sampling: Sampling, multiplier: float, replace: bool) -> dp_accounting.DpEvent:
-    match sampling:
-        case Poisson(rate=1.0):
-            return dp_accounting.GaussianDpEvent(multiplier / 2.0 if replace else multiplier)
-        case Poisson() if not replace:
-            return dp_accounting.PoissonSampledDpEvent(sampling.rate, dp_accounting.GaussianDpEvent(multiplier))
-        case FixedSize() if replace:
-            gaussian = dp_accounting.GaussianDpEvent(multiplier / 2.0)
-            return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.size, gaussian)
-        case FixedSize():
-            remedy = "use adjacency 'replace_one', or sample by Poisson"
-        case _:
-            remedy = "use accountant 'pld'"
-    adjacency = "replace_one" if replace else "add_remove"
-    raise UnsupportedEvent(f"the rdp accountant has no bound for {sampling} under {adjacency}; {remedy}")
+def _rdp_event(sampling: Poisson, multiplier: float, replace: bool) -> dp_accounting.DpEvent:
+    if sampling.rate == 1.0:
+        return dp_accounting.GaussianDpEvent(multiplier / 2.0 if replace else multiplier)
+    if not replace:
+        return dp_accounting.PoissonSampledDpEvent(sampling.rate, dp_accounting.GaussianDpEvent(multiplier))
+    raise UnsupportedEvent(
+        f"the rdp accountant has no bound for {sampling} under replace_one; use accountant 'pld', or sample everyone"
+    )
 
 
 @contextmanager

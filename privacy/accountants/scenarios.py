@@ -16,7 +16,7 @@ from privacy.accountants import composition
 from privacy.accountants.calibration import calibrate
 from privacy.commitment import check_delta
 from privacy.errors import UnsupportedEvent
-from privacy.events import CappedPoisson, FixedSize, Poisson, Sampling
+from privacy.events import Poisson
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,6 @@ class Scenario:
         histogram: noise multiplier of one initial histogram over all clients, or None for no histogram.
         queries: noise multipliers of the further components of each round's joint Gaussian.
         adjacency: ``"add_remove"`` or ``"replace_one"``.
-        sampling: ``"poisson"``, ``"fixed-size"`` or ``"capped-poisson"``.
-        cap: largest cohort, for capped Poisson sampling.
     """
 
     epsilon: float
@@ -43,29 +41,20 @@ class Scenario:
     histogram: float | None = None
     queries: tuple[float, ...] = ()
     adjacency: str = "add_remove"
-    sampling: str = "poisson"
-    cap: int | None = None
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
         checks.integer_at_least(1, clients=self.clients, rounds=self.rounds)
         checks.probability(rate=self.rate)
-        checks.one_of(("poisson", "fixed-size", "capped-poisson"), sampling=self.sampling)
         check_delta(self.delta, self.clients)
         if self.histogram is not None:
             checks.positive(histogram=self.histogram)
         for query in self.queries:
             checks.positive(query=query)
-        if (self.cap is not None) != (self.sampling == "capped-poisson"):
-            raise ValueError(f"cap belongs to capped-poisson sampling, got cap={self.cap!r} with {self.sampling!r}")
 
     @property
-    def cohort(self) -> Sampling:
+    def cohort(self) -> Poisson:
         """How each round samples."""
-        if self.sampling == "fixed-size":
-            return FixedSize(max(1, round(self.rate * self.clients)), self.clients)
-        if self.cap is not None:
-            return CappedPoisson(self.rate, self.clients, self.cap)
         return Poisson(self.rate, self.clients)
 
     @property
@@ -142,12 +131,12 @@ def price(name: str, setting: Scenario) -> Option:
 def alternatives(now: Option) -> tuple[Option | Refusal, ...]:
     """The setting of a priced option changed in one respect at a time, each priced for the same epsilon and delta."""
     setting = now.setting
-    clients, rate, rounds, cap = setting.clients, setting.rate, setting.rounds, setting.cap
+    clients, rate, rounds = setting.clients, setting.rate, setting.rounds
     changes: dict[str, dict[str, Any]] = {
-        "2 x clients": {"clients": 2 * clients, "cap": _times(cap, 2)},
-        "4 x clients": {"clients": 4 * clients, "cap": _times(cap, 4)},
+        "2 x clients": {"clients": 2 * clients},
+        "4 x clients": {"clients": 4 * clients},
         "4 x clients, rate/4": {"clients": 4 * clients, "rate": rate / 4.0},
-        "2 x rate": {"rate": min(1.0, 2.0 * rate), "cap": _times(cap, 2)},
+        "2 x rate": {"rate": min(1.0, 2.0 * rate)},
         "rounds/2": {"rounds": max(1, rounds // 2)},
         "2 x rounds": {"rounds": 2 * rounds},
     }
@@ -157,7 +146,7 @@ def alternatives(now: Option) -> tuple[Option | Refusal, ...]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # a generous delta was said of the setting itself
                 changed = replace(setting, **change)
-                same_price = setting.sampling == "poisson" and changed == replace(setting, clients=changed.clients)
+                same_price = changed == replace(setting, clients=changed.clients)
             if changed == setting:
                 continue
             if same_price:
@@ -182,7 +171,3 @@ def by_accountant(
         except UnsupportedEvent as error:
             found[name] = str(error)
     return found
-
-
-def _times(cap: int | None, factor: int) -> int | None:
-    return None if cap is None else factor * cap

@@ -22,8 +22,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from privacy.accountants import composition, pld, renyi
 from privacy.commitment import ROUNDING, Commitment, FloorStep
-from privacy.errors import BudgetExceeded, UnsupportedEvent
-from privacy.events import CappedPoisson, FixedSize, Poisson, ReleaseEvent, Sampling
+from privacy.errors import BudgetExceeded
+from privacy.events import ReleaseEvent
 
 
 class FloorOdometer:
@@ -39,15 +39,11 @@ class FloorOdometer:
         self._delta = delta
         self._adjacency = adjacency
         self._interval: float | None = None  # None: the RDP accountant
-        try:
-            self.total = composition.epsilon(floor, delta, adjacency=adjacency)
-        except UnsupportedEvent:
-            self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
+        self.total = composition.epsilon(floor, delta, adjacency=adjacency)
+        if math.isfinite(self.total):
+            _, self._interval = pld.refine(composition.merged(floor), delta, adjacency)
         else:
-            if math.isfinite(self.total):
-                _, self._interval = pld.refine(composition.merged(floor), delta, adjacency)
-            else:
-                self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
+            self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
         self._complete: set[int] = set()
         self._composed: PrivacyLossDistribution | None = None
 
@@ -125,7 +121,7 @@ class FloorBudget:
         step = self._floor[index]
         if event.noise_shares is not None:
             raise BudgetExceeded("noise made by the clients is accounted by a filter; commit to one")
-        if not dominated(event.sampling, step.sampling):
+        if event.sampling.rate > step.sampling.rate:
             raise BudgetExceeded(
                 f"the event samples {event.sampling}, more than the committed {step.sampling}; sample as committed"
             )
@@ -209,19 +205,6 @@ def budget_of(commitment: Commitment) -> FloorBudget | FilterBudget:
     if commitment.order is None or commitment.rho is None:
         return FloorBudget(commitment)
     return FilterBudget(commitment, commitment.order, commitment.rho)
-
-
-def dominated(event: Sampling, floor: Sampling) -> bool:
-    """Whether sampling ``event`` reveals at most what ``floor`` does, at equal noise and population."""
-    match event, floor:
-        case Poisson(), Poisson():
-            return event.rate <= floor.rate
-        case FixedSize(), FixedSize():
-            return event.size <= floor.size
-        case CappedPoisson(), CappedPoisson():
-            return event == floor
-        case _:
-            return False
 
 
 def _check_population(event: ReleaseEvent, commitment: Commitment) -> None:

@@ -17,7 +17,7 @@ from privacy import checks
 from privacy.accountants import composition, renyi
 from privacy.commitment import Commitment
 from privacy.errors import UnsupportedEvent
-from privacy.events import CappedPoisson, FixedSize, Json, Sampling
+from privacy.events import Json, Poisson
 from privacy.ledger.ledger import Ledger
 
 TRUSTED_AGGREGATOR = (
@@ -208,7 +208,7 @@ def _releases(ledger: Ledger) -> list[Json]:
     return rows
 
 
-def _samplings(ledger: Ledger) -> list[tuple[str, Sampling]]:
+def _samplings(ledger: Ledger) -> list[tuple[str, Poisson]]:
     committed = [(step.label, step.sampling) for step in ledger.commitment.floor]
     return committed + [(event.label, event.sampling) for event in ledger.events]
 
@@ -221,15 +221,9 @@ def _covered(ledger: Ledger) -> list[str]:
     return [f"{label}: {', '.join(names)} ({count} charged)" for (label, names), count in parts.items()]
 
 
-def _sampling_text(sampling: Sampling) -> str:
+def _sampling_text(sampling: Poisson) -> str:
     units = f"{sampling.population:,} {_unit_text(sampling.unit)}s"
-    match sampling:
-        case FixedSize():
-            return f"{sampling.size:,} of {units}, uniformly without replacement"
-        case CappedPoisson():
-            return f"Poisson with rate {sampling.rate:g} from {units}, at most {sampling.cap:,}"
-        case _:
-            return f"all {units}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {units}"
+    return f"all {units}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {units}"
 
 
 def _unit_text(unit: str) -> str:

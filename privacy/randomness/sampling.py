@@ -27,7 +27,7 @@ from jaxtyping import Int64
 
 from privacy import checks, durable
 from privacy.errors import CorruptRun
-from privacy.events import CappedPoisson, FixedSize, Poisson, Sampling
+from privacy.events import Poisson
 
 _SECRET_BYTES = 32
 _WORDS_AT_ONCE = 1 << 17
@@ -92,22 +92,10 @@ class CohortSampler:
         durable.write(Path(path), f"{_HEADER}\n{self._secret.hex()}\n", mode=0o600)
 
     def draw(
-        self, sampling: Sampling, round: int, attempt: int = 0, *, label: str = "round"
+        self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round"
     ) -> Int64[np.ndarray, " cohort"]:
         """Sorted ids in [0, population) of one cohort drawn as ``sampling`` says."""
-        match sampling:
-            case Poisson(rate=rate, population=population):
-                return self.poisson(population, rate, round, attempt, label=label)
-            case FixedSize(size=size, population=population):
-                return self.fixed_size(population, size, round, attempt, label=label)
-            case CappedPoisson(rate=rate, population=population, cap=cap):
-                cohort = self.poisson(population, rate, round, attempt, label=label)
-                if len(cohort) <= cap:
-                    return cohort
-                kept: Int64[np.ndarray, " cohort"] = cohort[
-                    self.fixed_size(len(cohort), cap, round, attempt, label=label)
-                ]
-                return kept
+        return self.poisson(sampling.population, sampling.rate, round, attempt, label=label)
 
     def poisson(
         self, n: int, rate: float, round: int, attempt: int = 0, *, label: str = "round"
@@ -121,23 +109,6 @@ class CohortSampler:
         stream = self._words(f"poisson {n} {float(rate).hex()}", round, attempt, label, min(n, _WORDS_AT_ONCE))
         drawn = [np.flatnonzero(next(stream)[: n - start] < threshold) + start for start in range(0, n, _WORDS_AT_ONCE)]
         return np.concatenate(drawn).astype(np.int64, copy=False)
-
-    def fixed_size(
-        self, n: int, size: int, round: int, attempt: int = 0, *, label: str = "round"
-    ) -> Int64[np.ndarray, " size"]:
-        """Sorted ids; every subset of ``size`` of 0..n-1 is equally likely (Floyd's algorithm)."""
-        checks.integer_at_least(1, n=n)
-        checks.integer_at_least(0, size=size)
-        if size > n:
-            raise ValueError(f"size must be <= n ({n}), got {size}; sampling is without replacement")
-        blocks = self._words(f"fixed-size {n} {size}", round, attempt, label, min(size + 1, _WORDS_AT_ONCE))
-        words = (int(word) for block in blocks for word in block)
-        chosen: set[int] = set()
-        for top in range(n - size, n):
-            limit = (1 << 64) // (top + 1) * (top + 1)
-            pick = next(word for word in words if word < limit) % (top + 1)
-            chosen.add(top if pick in chosen else pick)
-        return np.array(sorted(chosen), dtype=np.int64)
 
     def _words(
         self, purpose: str, round: int, attempt: int, label: str, block: int

@@ -51,10 +51,6 @@ def calibrate_command(
     adjacency: Annotated[
         Literal["add_remove", "replace_one"], typer.Option(help="What neighbouring data sets differ in.")
     ] = "add_remove",
-    sampling: Annotated[
-        Literal["poisson", "fixed-size", "capped-poisson"], typer.Option(help="How cohorts are drawn.")
-    ] = "poisson",
-    cap: Annotated[int | None, typer.Option(help="Largest cohort of capped-poisson sampling.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw a figure into this file (png, svg, pdf).")] = None,
     controller: Annotated[
         str | None, typer.Option(help="Show what a run with this controller releases, part by part, instead.")
@@ -75,10 +71,8 @@ def calibrate_command(
     console = Console()
     try:
         _check_arguments(dimension, plot)
-        if sampling == "capped-poisson" and cap is None:
-            raise ValueError("sampling capped-poisson needs its largest cohort; give --cap")
         if trust == "secagg":
-            if histogram or query or plot or controller or option or sampling != "poisson" or adjacency != "add_remove":
+            if histogram or query or plot or controller or option or adjacency != "add_remove":
                 raise ValueError(
                     "trust secagg goes with epsilon, delta, clients, rate, rounds, survivors and colluding only: every "
                     "client takes part in every round, and one kind of sum is priced"
@@ -89,7 +83,7 @@ def calibrate_command(
             console.print(shared)
             return
         if controller is not None or option:
-            if histogram or query or plot or sampling != "poisson" or adjacency != "add_remove" or not controller:
+            if histogram or query or plot or adjacency != "add_remove" or not controller:
                 raise ValueError(
                     "controller goes with epsilon, delta, clients, rate, rounds, dimension and option only: it says "
                     "itself what is released, and runs sample by Poisson under add_remove"
@@ -108,9 +102,7 @@ def calibrate_command(
 
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always", UserWarning)
-            setting = Scenario(
-                epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency, sampling, cap
-            )
+            setting = Scenario(epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency)
         with console.status("Calibrating"):
             now = price("now", setting)
             page = advice(now, dimension, console.width)
@@ -136,13 +128,12 @@ def advice(now: "Option", dimension: int | None, width: int) -> RenderableType:
     accounts.add_column("Accountant")
     accounts.add_column("Epsilon", justify="right")
     accounts.add_column("")
-    calibrated_with = "rdp" if now.setting.sampling == "fixed-size" else "pld"
     for name, value in by_accountant(now.setting, now.noise_multiplier).items():
         style = "dim" if name == "gdp-approx" else ""
         if isinstance(value, str):
             accounts.add_row(name, "-", "cannot account this sampling", style="dim")
         else:
-            used = "; calibrated with it" if name == calibrated_with else ""
+            used = "; calibrated with it" if name == "pld" else ""
             # an accountant's 0 means that delta alone covers the run; in print it would read as no cost at all
             accounts.add_row(name, epsilon_text(value or sys.float_info.min, 4), _ACCOUNTANTS[name] + used, style=style)
     others = alternatives(now)
@@ -166,10 +157,9 @@ _LEGEND = (
 
 
 def _headline(setting: "Scenario") -> str:
-    sampling = {"poisson": "Poisson", "fixed-size": "fixed-size", "capped-poisson": f"Poisson (at most {setting.cap})"}
     return (
         f"Epsilon {number_text(setting.epsilon)} at delta {delta_text(setting.delta)}, {setting.adjacency}: "
-        f"{setting.clients:,} clients, {sampling[setting.sampling]} rate {setting.rate:g}, {setting.rounds:,} rounds"
+        f"{setting.clients:,} clients, Poisson rate {setting.rate:g}, {setting.rounds:,} rounds"
     )
 
 

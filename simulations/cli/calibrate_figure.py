@@ -81,9 +81,8 @@ def _draw_rounds(axes: Axes, palette: Palette, now: Option) -> None:
         ("gdp-approx", "GDP approximation:\noptimistic, no bound", palette.muted, (0, (1, 2))),
     )
     for name, text, color, dash in kinds:
-        if setting.sampling != "poisson" or setting.adjacency != "add_remove":
-            if name != ("rdp" if setting.sampling == "fixed-size" else "pld"):
-                continue
+        if setting.adjacency != "add_remove" and name != "pld":
+            continue
         values = [
             epsilon(
                 replace(setting, rounds=count).steps(now.noise_multiplier),

@@ -125,13 +125,7 @@ def ledger_table(charges: tuple[Charge, ...]) -> dict[str, Any]:
 
 def _sampling_text(sampling: Mapping[str, Any]) -> str:
     population = f"{sampling['population']:,} {sampling['unit']}s"
-    match sampling["kind"]:
-        case "poisson":
-            return f"all {population}" if sampling["rate"] == 1 else f"Poisson {sampling['rate']:g} of {population}"
-        case "fixed-size":
-            return f"{sampling['size']} of {population}"
-        case _:
-            return f"Poisson {sampling['rate']:g} of {population}, at most {sampling['cap']}"
+    return f"all {population}" if sampling["rate"] == 1 else f"Poisson {sampling['rate']:g} of {population}"
 
 
 def settings_rows(config: RunConfig) -> list[dict[str, str]]:

@@ -73,12 +73,10 @@ def test_no_epsilon_is_printed_as_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (["--delta", "0.1"], "delta must be < 1/population"),
         (["--epsilon", "-1"], "epsilon must be > 0"),
-        (["--sampling", "fixed-size"], "use adjacency 'replace_one'"),
         (["--dimension", "0"], "dimension must be an integer >= 1"),
         (["--plot", "figure.bmp"], "plot must end in .png"),
         (["--plot", "no-such-folder/figure.png"], "make no-such-folder first"),
         (["--epsilon", "500"], "protects no one"),
-        (["--sampling", "capped-poisson"], "give --cap"),
         (["--query", "0.5"], "which the extra releases and queries cost"),
         (["--controller", "quantile", "--query", "3"], "it says itself what is released"),
         (["--option", "clip-norm=3"], "it says itself what is released"),

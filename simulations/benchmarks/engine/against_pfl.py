@@ -36,7 +36,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
 from privacy.commitment import Commitment, FloorStep
 from privacy.contribution import Contribution, Plan, contribute
-from privacy.events import FixedSize
+from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import charged_release
 from simulations.benchmarks.engine import jobs
@@ -121,7 +121,7 @@ def engine_round(job: jobs.Job, precision: str, ledger: Ledger, rounds: int) -> 
     """Local training, clipping, ledger, noise and server step, each call one round after the last."""
     engine, adapter = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
     plan = Plan(FlatClip(BOUND, engine.layout.dim), NOISE_MULTIPLIER)
-    sampling = FixedSize(len(job.clients), len(job.clients))
+    sampling = Poisson(1.0, len(job.clients))
     numbers = iter(range(1, rounds + 1))
 
     def work() -> None:
@@ -138,7 +138,7 @@ def engine_round(job: jobs.Job, precision: str, ledger: Ledger, rounds: int) -> 
 
 def new_ledger(path: Path, job: jobs.Job, rounds: int) -> Ledger:
     """A ledger that pays for so many rounds of all clients."""
-    floor = FloorStep("round", FixedSize(len(job.clients), len(job.clients)), NOISE_MULTIPLIER, rounds)
+    floor = FloorStep("round", Poisson(1.0, len(job.clients)), NOISE_MULTIPLIER, rounds)
     reason = "a benchmark on public text"
     commitment = Commitment(
         "client", "replace_one", len(job.clients), float("inf"), 1e-5, floor=(floor,), not_private=reason

@@ -35,6 +35,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
+import dp_accounting.rdp
 import numpy as np
 import torch
 import typer
@@ -63,7 +65,7 @@ from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Plan, contribute, validate
-from privacy.events import FixedSize, Poisson
+from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release
 from privacy.queries import BoundedMean, NormBit
@@ -541,8 +543,10 @@ def fixed_size_accounting(ledger: Ledger) -> Pair:
     accountant = RdpAccountant(config)
     accountant.compose(GaussianPrivacyEvent(2.0, 100, 1000), ROUNDS)
     theirs = accountant.get_privacy_spent().epsilon
-    mine = composition.epsilon([(FixedSize(100, 1000), 2.0, ROUNDS)], DELTA, "rdp", adjacency="replace_one")
     # Replacing one client moves a sum by 2C, so the noise over the distance of neighbours is z / 2.
+    sound = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    cohort = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(2.0 / 2))
+    mine = sound.compose(cohort, ROUNDS).get_epsilon(DELTA)
     return Pair(Cell(theirs > 20, f"{theirs:.2f} (its accountant alone)", theirs), Cell(mine > 20, f"{mine:.2f}", mine))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from privacy.accountants.calibration import calibrate
 from privacy.accountants.scenarios import Option, Refusal, Scenario, alternatives, by_accountant, price
-from privacy.events import CappedPoisson, FixedSize, Poisson
+from privacy.events import Poisson
 
 SETTING = Scenario(2.0, 1e-5, 1000, 0.1, 20, histogram=10.0, queries=(20.0,))
 
@@ -54,15 +54,8 @@ def test_a_change_that_changes_nothing_is_left_out() -> None:
 def test_every_accountant_speaks() -> None:
     found = by_accountant(SETTING, 2.0, ("pld", "rdp", "gdp-approx"))
     assert all(isinstance(value, float) for value in found.values())
-    capped = Scenario(4.0, 1e-5, 1000, 0.1, 20, sampling="capped-poisson", cap=150)
-    assert "no bound for CappedPoisson" in str(by_accountant(capped, 2.0, ("rdp",))["rdp"])
-
-
-def test_cohorts() -> None:
-    assert Scenario(4.0, 1e-5, 1000, 0.1, 20, sampling="fixed-size").cohort == FixedSize(100, 1000)
-    assert Scenario(4.0, 1e-5, 1000, 0.1, 20, sampling="capped-poisson", cap=150).cohort == CappedPoisson(
-        0.1, 1000, 150
-    )
+    replaced = Scenario(4.0, 1e-5, 1000, 0.1, 20, adjacency="replace_one")
+    assert "no bound for Poisson" in str(by_accountant(replaced, 2.0, ("rdp",))["rdp"])
 
 
 @pytest.mark.parametrize(
@@ -73,9 +66,6 @@ def test_cohorts() -> None:
         ({"clients": 0}, "clients must be an integer"),
         ({"rate": 2.0}, "rate must be in"),
         ({"rounds": 0}, "rounds must be an integer"),
-        ({"sampling": "lottery"}, "sampling must be one of"),
-        ({"cap": 5}, "cap belongs to capped-poisson"),
-        ({"sampling": "capped-poisson"}, "cap belongs to capped-poisson"),
         ({"histogram": -1.0}, "histogram must be > 0"),
         ({"queries": (0.0,)}, "query must be > 0"),
     ],

@@ -15,7 +15,7 @@ from privacy.accountants.calibration import filter_commitment
 from privacy.accountants.composition import epsilon
 from privacy.commitment import Commitment, FloorStep
 from privacy.errors import BudgetExceeded, CorruptRun
-from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent, Sampling
+from privacy.events import Component, Poisson, ReleaseEvent
 from privacy.ledger.budget import FilterBudget, FloorBudget, budget_of
 from privacy.ledger.journal import canonical
 from privacy.ledger.ledger import Ledger, Receipt
@@ -25,7 +25,7 @@ SAMPLING = Poisson(0.1, N)
 EVERYONE = Poisson(1.0, N)
 
 
-def event(z: float, label: str = "round", round: int = 0, sampling: Sampling = SAMPLING) -> ReleaseEvent:
+def event(z: float, label: str = "round", round: int = 0, sampling: Poisson = SAMPLING) -> ReleaseEvent:
     return ReleaseEvent(label, round, sampling, (Component("update", 1.0, z, 10),))
 
 
@@ -74,8 +74,6 @@ def test_a_floor_run_to_its_end(path: Path) -> None:
         (event(1.99), "below the committed floor 2"),
         (event(5.0, "encore"), "labelled 'encore' are used"),
         (event(2.0, sampling=Poisson(0.11, N)), "more than the committed"),
-        (event(2.0, sampling=FixedSize(50, N)), "more than the committed"),
-        (event(2.0, sampling=CappedPoisson(0.1, N, 130)), "more than the committed"),
         (event(2.0, sampling=Poisson(0.1, N, "record")), "charge it to the ledger of that unit"),
         (event(2.0, sampling=Poisson(0.1, N - 1)), "protects 1000 of unit 'client'"),
     ],
@@ -120,15 +118,6 @@ def test_a_floor_that_costs_too_much_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"cost epsilon .* more than the promised 4"):
         Ledger.create(path, floor(FloorStep("round", SAMPLING, 1.0, 200)))
     assert not path.exists()
-
-
-def test_fixed_size_floors_are_accounted_by_rdp(path: Path) -> None:
-    step = FloorStep("round", FixedSize(100, N), 12.59, 200)
-    ledger = Ledger.create(path, Commitment("client", "replace_one", N, 2.0, DELTA, floor=(step,)))
-    spend(ledger, event(12.59, sampling=FixedSize(100, N)), event(12.59, sampling=FixedSize(90, N)))
-    assert "more than the committed" in str(ledger.would_exceed(event(12.59, sampling=FixedSize(101, N))))
-    expected = epsilon([(FixedSize(100, N), 12.59, 2)], DELTA, "rdp", adjacency="replace_one")
-    assert ledger.spent() == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_tiny_delta_is_accounted_by_rdp(path: Path) -> None:

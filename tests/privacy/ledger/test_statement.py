@@ -9,7 +9,7 @@ import pytest
 from privacy.accountants.calibration import filter_commitment, floor_commitment
 from privacy.accountants.composition import epsilon
 from privacy.commitment import Commitment, FloorStep, check_delta
-from privacy.events import CappedPoisson, Component, FixedSize, Poisson, ReleaseEvent, Sampling
+from privacy.events import Component, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import NOT_COVERED, privacy_statement, rounded_up, sentence
 
@@ -17,7 +17,7 @@ N, DELTA = 1000, 1e-5
 SAMPLING, EVERYONE = Poisson(0.1, N), Poisson(1.0, N)
 
 
-def event(label: str, sampling: Sampling, round: int = 0, **multipliers: float) -> ReleaseEvent:
+def event(label: str, sampling: Poisson, round: int = 0, **multipliers: float) -> ReleaseEvent:
     return ReleaseEvent(label, round, sampling, tuple(Component(name, 1.0, z, 3) for name, z in multipliers.items()))
 
 
@@ -95,23 +95,22 @@ def test_what_is_no_bound_is_refused(floor_ledger: Ledger, name: str) -> None:
 
 
 def test_what_a_cross_check_cannot_account_is_said(tmp_path: Path) -> None:
-    sampling = CappedPoisson(0.1, N, 200)
-    commitment, z = floor_commitment(2.0, DELTA, sampling, 3)
-    ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment)
-    ledger.released(ledger.charge(event("round", sampling, update=z)))
+    step = FloorStep("round", Poisson(0.1, N), 5.0, 3)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", Commitment("client", "replace_one", N, 2.0, DELTA, floor=(step,)))
     found = privacy_statement(ledger)
-    assert "has no bound for CappedPoisson" in found["cross_checks"]["rdp"]
-    assert found["sampling"]["round"] == "Poisson with rate 0.1 from 1,000 clients, at most 200"
+    assert "has no bound for Poisson" in found["cross_checks"]["rdp"]
+    assert found["accountant"].endswith("(PLD)")
+    assert found["sampling"]["round"] == "Poisson with rate 0.1 from 1,000 clients"
+    assert "replacing any one client" in found["sentence"]
 
 
-def test_fixed_size_sampling_is_stated_by_rdp(tmp_path: Path) -> None:
-    step = FloorStep("round", FixedSize(100, N), 20.0, 2)
-    commitment = Commitment("client", "replace_one", N, 2.0, DELTA, floor=(step,))
+def test_a_delta_below_the_reach_of_pld_is_stated_by_rdp(tmp_path: Path) -> None:
+    step = FloorStep("round", Poisson(1.0, N), 20.0, 2)
+    commitment = Commitment("client", "add_remove", N, 2.0, 1e-14, floor=(step,))
     found = privacy_statement(Ledger.create(tmp_path / "ledger.jsonl", commitment))
     assert found["accountant"].endswith("(RDP)")
-    assert found["epsilon"] == rounded_up(epsilon([step], DELTA, "rdp", adjacency="replace_one"), 4)
-    assert found["sampling"] == {"round": "100 of 1,000 clients, uniformly without replacement"}
-    assert "replacing any one client" in found["sentence"]
+    assert found["epsilon"] == rounded_up(epsilon([step], 1e-14, "rdp"), 4)
+    assert found["sampling"] == {"round": "all 1,000 clients"}
 
 
 def test_a_run_that_is_not_private_states_no_epsilon(floor_ledger: Ledger) -> None:

@@ -179,7 +179,7 @@ def test_noise_parameter_is_rounded_up():
         return np.zeros(count, dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("privacy.randomness.discrete_gaussian.discrete_gaussian", spy)
+        patch.setattr("privacy.randomness.noise.discrete_gaussian", spy)
         DiscreteGaussianNoise().draw([(1.0, 2), (1.7618, 3), (2.0**-20, 4)])
     (one, two, three) = asked
     assert one == (2**40, 2)

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from privacy.errors import CorruptRun
-from privacy.events import CappedPoisson, FixedSize, Poisson
+from privacy.events import Poisson
 from privacy.randomness.sampling import CohortSampler
 
 
@@ -125,36 +125,9 @@ def test_the_stream_is_the_same_on_every_machine():
     ]
 
 
-def test_subsets_of_fixed_size_are_uniform():
-    sampler, rounds = CohortSampler.fresh(), 6000
-    draws = [tuple(sampler.fixed_size(5, 2, round).tolist()) for round in range(rounds)]
-    subsets, counts = np.unique(draws, axis=0, return_counts=True)
-    assert len(subsets) == 10
-    assert stats.chisquare(counts).pvalue > 1e-8
-    assert sampler.fixed_size(5, 5, 0).tolist() == [0, 1, 2, 3, 4]
-    assert sampler.fixed_size(5, 0, 0).tolist() == []
-    with pytest.raises(ValueError, match=r"size must be <= n \(5\), got 6"):
-        sampler.fixed_size(5, 6, 0)
-
-
 def test_draw_follows_the_event():
     sampler = CohortSampler.fresh()
     assert sampler.draw(Poisson(0.1, 1000), 3, 1).tolist() == sampler.poisson(1000, 0.1, 3, 1).tolist()
-    assert sampler.draw(FixedSize(17, 1000), 3).tolist() == sampler.fixed_size(1000, 17, 3).tolist()
-    wide = sampler.draw(CappedPoisson(0.1, 1000, 500), 3)
-    assert wide.tolist() == sampler.poisson(1000, 0.1, 3).tolist()
-    capped = sampler.draw(CappedPoisson(0.1, 1000, 40), 3)  # 40 or fewer come once in 10^12
-    assert len(capped) == 40
-    assert (np.diff(capped) > 0).all()
-    assert set(capped.tolist()) < set(wide.tolist())
-
-
-def test_a_capped_cohort_is_a_uniform_part_of_the_cohort():
-    """Cutting off the highest ids instead would give low ids a better chance."""
-    sampler, counts = CohortSampler.fresh(), np.zeros(20)
-    for round in range(4000):
-        counts[sampler.draw(CappedPoisson(0.5, 20, 5), round)] += 1
-    assert stats.chisquare(counts).pvalue > 1e-8
 
 
 class TestSecret:
