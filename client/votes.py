@@ -34,7 +34,6 @@ def clip_votes(
     seeds: Sequence[int],
     part: TrainedSubset = WHOLE,
     ranks: int | None = None,
-    basis: Float[Tensor, "k d"] | None = None,
 ) -> Int64[Tensor, " clients"]:
     """The bin each client votes for; -1 where it has no vote (no update, or no finite loss).
 
@@ -47,19 +46,16 @@ def clip_votes(
         seeds: one per client, for the simulated noise.
         part: what they trained of the adapter.
         ranks: how many ranks these clients have; None: all that ``part`` trains. They try nothing beyond them.
-        basis: orthonormal rows of the subspace the run clips and noises in, or None.
     """
     origin = engine.layout.trainable(start)
-    # One product for every row: in a joint one a row's last bits depend on how many others there are.
-    updates = rows if basis is None else torch.stack([torch.mv(basis, row.clone()) for row in rows])
-    norms = updates.double().norm(dim=1)
+    norms = rows.double().norm(dim=1)
     votes = torch.full((len(clients),), -1, dtype=torch.int64)
     voters = [i for i, records in enumerate(clients) if len(records) and 0 < float(norms[i]) < float("inf")]
     group = max(1, CANDIDATE_MEMORY // (4 * max(1, len(origin)) * (1 + len(query.candidates))))
     for first in range(0, len(voters), group):
         members = voters[first : first + group]
-        trials = torch.stack([_trials(updates[i], float(norms[i]), query, seeds[i]) for i in members])
-        trials = origin + part.received(engine.layout, trials if basis is None else trials @ basis, ranks)
+        trials = torch.stack([_trials(rows[i], float(norms[i]), query, seeds[i]) for i in members])
+        trials = origin + part.received(engine.layout, trials, ranks)
         losses = engine.candidate_losses(start, trials, [clients[i] for i in members])
         distances = (losses[:, 1:] - losses[:, :1]).abs()
         for i, distance in zip(members, distances, strict=True):

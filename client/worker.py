@@ -141,10 +141,9 @@ class Worker:
     ) -> Units:
         """What clients bring that trained from ``start``, which is zero beyond the ``ranks`` they train."""
         votes = losses = None
-        basis = None if request.basis is None else torch.from_numpy(request.basis.copy())
         for query in request.plan.queries:
             if isinstance(query, OneHotVote):
-                votes = clip_votes(self.engine, start, rows, clients, query, seeds, request.part, ranks, basis)
+                votes = clip_votes(self.engine, start, rows, clients, query, seeds, request.part, ranks)
             if isinstance(query, BoundedMean | LossHistogram) and losses is None:
                 losses = self.engine.losses(start, clients)  # of the broadcast model, before local training
         return Units(rows, losses, votes)

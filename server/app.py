@@ -121,7 +121,7 @@ def run(
             nodes = connected_nodes(
                 grid, config.clients if config.simulation.clients_per_node else config.engine.workers
             )
-        strategy = make_strategy(assembly, folder, nodes, ledger, public if config.public.subspace else None)
+        strategy = make_strategy(assembly, folder, nodes, ledger)
         splits = {"validation": (public.used, len(assembly.data.validation)), "test": (0, len(assembly.data.test))}
         if isinstance(nodes, tuple):
             evaluate = on_server(assembly.job, assembly.data, splits)
@@ -130,7 +130,6 @@ def run(
             timeout = config.engine.round_timeout
             evaluate = on_workers(grid, min(nodes, 64), assembly.job.to_json(), splits, timeout, tokens)
         strategy.secure = secure_aggregation(config, folder, grid, ledger)
-        strategy.public_loss = lambda adapter: evaluate(adapter, "validation").loss
         if checkpoint_folder(folder) is not None:
             before = _go_on(strategy, evaluate, assembly, telemetry, folder, changes)
         else:

@@ -26,8 +26,6 @@ OPTIMIZERS = {
     "fedavgm": "strategies.optimizers.fedavg:FedAvgM",
     "fedadam": "strategies.optimizers.fedadam:FedAdam",
     "fedadamw": "strategies.optimizers.fedadam:FedAdamW",
-    "public-line-search": "strategies.optimizers.line_search:PublicLineSearch",
-    "prodigy": "strategies.optimizers.prodigy:Prodigy",
 }
 AGGREGATIONS = {
     "plain": "strategies.aggregations.factors:Plain",
@@ -40,3 +38,8 @@ AGGREGATIONS = {
     "fedex": "strategies.aggregations.individual:FedEx",
     "fedgsa": "strategies.aggregations.individual:FedGsa",
 }
+REMOVED = {
+    "public-line-search": "removed in 0.2; take fedadam, or fedavg with a decay of its own",
+    "prodigy": "removed in 0.2, its estimate of the distance fails under noise; take fedadam",
+}
+"""Names that meant something in an earlier version, and what to take instead."""

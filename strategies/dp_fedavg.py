@@ -11,7 +11,6 @@ stop when a budget is spent, nor begin with an initial release).
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from jaxtyping import Float
-from torch import Tensor
 
 from privacy.contribution import Plan
 from privacy.events import Poisson
@@ -34,8 +31,7 @@ from strategies.controllers.controller import Controller, RunInfo
 from strategies.dispatch import RoundFailed, asked, shares
 from strategies.messages.client_update import TrainRequest
 from strategies.optimizers.optimizer import Optimizer
-from strategies.private_training import PlannedRelease, Planner, PrivateTraining, PublicLoss, ServerUpdate
-from strategies.public_subspace import Subspace
+from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
 from strategies.replies import summed
 from strategies.secure_aggregation import SecureAggregation
 
@@ -60,10 +56,8 @@ class DpFedAvg(PrivateTraining, Strategy):
         served_average: factor of the exponential moving average of the served adapter, in [0, 1).
         work: expected work of each client, for balancing; None counts all alike.
         noise: noise of the mechanism; None is the default.
-        subspace: gives the public subspace to clip in at an adapter; None clips in the whole space.
         patience: seconds to wait for the nodes.
         seed: of the run's public randomness, for aggregations that draw from it.
-        public_loss: see :class:`strategies.private_training.PrivateTraining`.
 
     Attributes, set behind the constructor:
         grid, exchange: for :meth:`step`: where the nodes are, and what sends messages and gives the replies as they
@@ -87,19 +81,16 @@ class DpFedAvg(PrivateTraining, Strategy):
         served_average: float = 0.0,
         work: Sequence[float] | np.ndarray | None = None,
         noise: Noise | None = None,
-        subspace: Subspace | None = None,
         patience: float = 600.0,
         seed: int = 0,
-        public_loss: PublicLoss | None = None,
     ) -> None:
         adapters = Adapters(layout.rank, setting.sampling.population, seed)
         super().__init__(
-            planner=Planner(controller, setting, aggregation, adapters, subspace, ledger.commitment.noise_shares),
+            planner=Planner(controller, setting, aggregation, adapters, None, ledger.commitment.noise_shares),
             server=ServerUpdate(optimizer, aggregation, layout, served_average, noise),
             ledger=ledger,
             sampler=sampler,
             noise=noise,
-            public_loss=public_loss,
         )
         self.job = job
         self.nodes = nodes
@@ -167,8 +158,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         """What the nodes of the cohort are sent; with secure sums, once they have agreed and the ledger has paid."""
         nodes, away = asked(grid, self.nodes, self.patience)
         attempt, cohort = self.cohort(planned)
-        state = self.state
-        adapter, basis = state.adapter.numpy(), None if state.basis is None else state.basis.numpy()
+        adapter = self.state.adapter.numpy()
         self._sent, self._away, messages = [], 0, []
         requests: list[tuple[int, TrainRequest]] = []
         for node, clients in shares(cohort, nodes, self.work, self.clients_per_node):
@@ -177,7 +167,7 @@ class DpFedAvg(PrivateTraining, Strategy):
                 self._away += 1
                 continue
             ranks = self.planner.aggregation.client_ranks(self.planner.adapters, clients)
-            request = TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, basis, ranks)
+            request = TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks)
             message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
             self._sent.append((message.metadata, len(clients)))
             messages.append(message)
@@ -202,11 +192,3 @@ class DpFedAvg(PrivateTraining, Strategy):
         if planned.round != server_round:
             raise ValueError(f"server_round must be {planned.round}, the round after the state, got {server_round}")
         return planned
-
-    def _public_loss(self, adapter: Float[Tensor, " size"]) -> float:
-        """The public loss for the optimizer. A failed evaluation is NaN: it must not lose a release that is paid."""
-        try:
-            return super()._public_loss(adapter)
-        except RoundFailed as error:
-            log.warning("public loss for the server optimizer: %s", error)
-            return math.nan

@@ -11,7 +11,7 @@ values and the noise that is on them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.optimizers.optimizer import Optimizer, ServerStep
-from strategies.public_subspace import Subspace, within
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ class ServerState:
         served: float32 ``[size]``, its exponential moving average; the adapter itself where no average is kept.
         optimizer: named tensors of the server optimizer: one number per adapter value ``[size]``, or 0-d.
         controller: the controller's state.
-        basis: float32 ``[k, d]``, the public subspace updates are clipped in; None for the whole space.
-        basis_round: the round it was made for.
+        subspace: that of the public subspace releases are made in, see :class:`Subspace`; None for the whole space.
     """
 
     round: int
@@ -52,8 +50,7 @@ class ServerState:
     served: Float[Tensor, " size"]
     optimizer: dict[str, Tensor]
     controller: Any
-    basis: Float[Tensor, "k d"] | None = None
-    basis_round: int = -1
+    subspace: Any = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,33 @@ class PlannedRelease:
         )
 
 
+class Subspace(Protocol):
+    """Public directions that releases are made in: functions of public data and of earlier releases.
+
+    Its state is a frozen dataclass of numbers and tensors, so that a checkpoint can hold it.
+    """
+
+    def start(self) -> Any:
+        """State before the first release."""
+        ...
+
+    def refreshed(self, own: Any, adapter: Float[Tensor, " size"], round: int, part: TrainedSubset) -> Any:
+        """State fit for the release of ``round``, which trains ``part`` from ``adapter``; itself if it is already."""
+        ...
+
+    def clipped(self, own: Any, plan: Plan) -> Plan:
+        """The controller's plan, made in the subspace; ValueError for a clip map that cannot be."""
+        ...
+
+    def projecting(self, own: Any, optimizer: Optimizer, scales: Float[Tensor, " d"] | None) -> Optimizer:
+        """The optimizer behind the release; ``scales`` are those of the sent vector."""
+        ...
+
+    def after(self, own: Any, release: Release, adapter: Float[Tensor, " size"], round: int) -> Any:
+        """State after the release of ``round``, which led to ``adapter``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Planner:
     """From the server's state to the next release.
@@ -119,7 +143,7 @@ class Planner:
         setting: what the run told it.
         aggregation: names what each round trains.
         adapters: what the run told it.
-        subspace: gives the public subspace to clip in; None clips in the whole space.
+        subspace: public directions to release in; None is the whole space.
         noise_shares: how the clients make the noise together; None if the server adds it.
     """
 
@@ -127,7 +151,7 @@ class Planner:
     setting: RunInfo
     aggregation: Aggregation
     adapters: Adapters
-    subspace: Subspace | None
+    subspace: Subspace | None = None
     noise_shares: NoiseShares | None = None
 
     def initial(self) -> Poisson | None:
@@ -140,13 +164,12 @@ class Planner:
         return self.aggregation.part(self.adapters, max(round, 1))
 
     def based(self, state: ServerState) -> ServerState:
-        """The state with a subspace fit for the next round; it is made from public data and the adapter."""
-        round, made = state.round + 1, state.basis_round
+        """The state with its subspace fit for the next round."""
         if self.subspace is None:
             return state
-        if state.basis is None or round >= made + self.subspace.refresh or self.part(round) != self.part(made):
-            return replace(state, basis=self.subspace.basis(state.adapter, self.part(round)), basis_round=round)
-        return state
+        round = state.round + 1
+        own = self.subspace.refreshed(state.subspace, state.adapter, round, self.part(round))
+        return state if own is state.subspace else replace(state, subspace=own)
 
     def planned(self, state: ServerState) -> PlannedRelease:
         """The release after ``state``, whose subspace is fit. A controller may plan otherwise when asked again."""
@@ -154,11 +177,9 @@ class Planner:
         sampling = self.setting.sampling if round else self.initial()
         assert sampling is not None, "a state before the initial release, and a controller that has none"
         plan = self.controller.plan(state.controller, round)
-        plan = plan if state.basis is None else within(state.basis, plan)
+        if self.subspace is not None and round > 0:
+            plan = self.subspace.clipped(state.subspace, plan)
         return PlannedRelease(round, plan, sampling, self.part(round), self.noise_shares)
-
-
-PublicLoss = Callable[[Float[Tensor, " size"]], float]
 
 
 @dataclass(frozen=True)
@@ -192,7 +213,6 @@ class ServerUpdate:
         part: TrainedSubset,
         round: int,
         scale: float,
-        public_loss: PublicLoss | None,
     ) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
         layout, scales = part.layout(self.layout), part.scales(self.layout)
@@ -201,22 +221,18 @@ class ServerUpdate:
             std = torch.zeros_like(std)  # an optimizer that takes off noise which is not there hardly moves
         if scales is not None:
             update, std = update / scales, std / scales
-        loss = None
-        if public_loss is not None:
-            of_all = public_loss
-            loss = lambda values: of_all(layout.with_trainable(state.adapter, values))  # noqa: E731
         per_value = {name for name, tensor in state.optimizer.items() if tensor.shape == state.adapter.shape}
         own = {n: layout.trainable(t) if n in per_value else t for n, t in state.optimizer.items()}
-        step = ServerStep(round, update, std, scale, loss)
+        step = ServerStep(round, update, std, scale)
         own, values = self.optimizer.step(own, layout.trainable(state.adapter), step)
         optimizer = {n: layout.with_trainable(state.optimizer[n], t) if n in per_value else t for n, t in own.items()}
         adapter = layout.with_trainable(state.adapter, values)
         served = adapter
         if self.served_average:
             served = torch.lerp(state.served, adapter, served_share(self.served_average, round))
-        return self._rewritten(replace(state, adapter=adapter, served=served, optimizer=optimizer), part)
+        return self._rewritten(replace(state, adapter=adapter, served=served, optimizer=optimizer))
 
-    def _rewritten(self, state: ServerState, part: TrainedSubset) -> ServerState:
+    def _rewritten(self, state: ServerState) -> ServerState:
         """The state in the coordinates the aggregation wants, if it wants others."""
         rewritten = self.aggregation.rewritten(state.adapter, self.layout)
         if rewritten is None:
@@ -232,12 +248,7 @@ class ServerUpdate:
             name: turned(tensor, rewritten.turns, self.layout, moments[name]) if name in moments else tensor
             for name, tensor in state.optimizer.items()
         }
-        basis = state.basis
-        if basis is not None:
-            layout = part.layout(self.layout)
-            full = layout.with_trainable(basis.new_zeros(len(basis), layout.size), basis)
-            basis = layout.trainable(turned(full, rewritten.turns, layout))
-        return replace(state, adapter=adapter, served=served, optimizer=optimizer, basis=basis)
+        return replace(state, adapter=adapter, served=served, optimizer=optimizer)
 
 
 def served_share(factor: float, round: int) -> float:
@@ -269,8 +280,6 @@ class PrivateTraining(ABC):
         sampler: draws the cohorts.
         noise: of the mechanism; None is the default.
         schedule: public factor on the server's step of every t = 1, 2, ...
-        public_loss: mean loss of a full adapter on public data, for an optimizer that reads it; may be set until
-            :meth:`begin`.
 
     Attributes:
         release: the last one; None before.
@@ -288,7 +297,6 @@ class PrivateTraining(ABC):
         sampler: CohortSampler,
         noise: Noise | None = None,
         schedule: Callable[[int], float] = lambda round: 1.0,
-        public_loss: PublicLoss | None = None,
     ) -> None:
         self.planner = planner
         self.server = server
@@ -296,7 +304,6 @@ class PrivateTraining(ABC):
         self.sampler = sampler
         self.noise = noise
         self.schedule = schedule
-        self.public_loss = public_loss
         self.release: Release | None = None
         self._state: ServerState | None = None
         self._next: tuple[ServerState, PlannedRelease] | None = None
@@ -318,15 +325,11 @@ class PrivateTraining(ABC):
         self._state = state
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
-        """Start from a full adapter vector; ``public`` describes the model it makes.
-
-        Raises:
-            ValueError: the optimizer reads a public loss and there is none.
-        """
-        if self.server.optimizer.reads_public_loss and self.public_loss is None:
-            raise ValueError(f"{type(self.server.optimizer).__name__} reads the public loss; set public_loss first")
+        """Start from a full adapter vector; ``public`` describes the model it makes."""
         first = 0 if self.planner.initial() is None else -1
-        self.state = self.server.start(adapter, self.controller.init(self.planner.setting, public), first)
+        state = self.server.start(adapter, self.controller.init(self.planner.setting, public), first)
+        subspace = self.planner.subspace
+        self.state = state if subspace is None else replace(state, subspace=subspace.start())
 
     def restore(self, state: ServerState, update: Tensor | None = None, answers: tuple[Tensor, ...] = ()) -> None:
         """Go on from a checkpoint.
@@ -400,10 +403,15 @@ class PrivateTraining(ABC):
         state = self.state
         if planned.round > 0:
             scale = self.controller.step_scale(state.controller) * self.schedule(planned.round)
-            loss = self._public_loss if self.server.optimizer.reads_public_loss else None
-            state = self.server.after(state, release, planned.part, planned.round, scale, loss)
+            state = self._server(planned).after(state, release, planned.part, planned.round, scale)
+            if (subspace := self.planner.subspace) is not None:
+                own = subspace.after(state.subspace, release, state.adapter, planned.round)
+                state = replace(state, subspace=own)
         self.state, self.release = replace(state, round=planned.round), release
 
-    def _public_loss(self, adapter: Float[Tensor, " size"]) -> float:
-        assert self.public_loss is not None
-        return self.public_loss(adapter)
+    def _server(self, planned: PlannedRelease) -> ServerUpdate:
+        """What steps after a release; the optimizer of one in a subspace may be given a projection of it."""
+        if (subspace := self.planner.subspace) is None:
+            return self.server
+        scales = planned.part.scales(self.server.layout)
+        return replace(self.server, optimizer=subspace.projecting(self.state.subspace, self.server.optimizer, scales))

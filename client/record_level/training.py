@@ -3,13 +3,10 @@
 Nothing here looks at a record: the commitment is calibrated from the number of units, which is taken as public.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from client.engine.engine import Engine
 from client.models.base import load_base
@@ -85,7 +82,6 @@ def private_training(
     ledger: Ledger,
     multipliers: tuple[float, ...],
     sampler: CohortSampler,
-    public_loss: Callable[[Float[Tensor, " size"]], float] | None = None,
 ) -> PrivateSgd:
     """The silo's training, which holds everything but its adapter.
 
@@ -96,7 +92,6 @@ def private_training(
         ledger: created from :func:`commit`, or reopened.
         multipliers: of :func:`commit`.
         sampler: draws the batches.
-        public_loss: for an optimizer that reads it.
     """
     controller, aggregation = controller_of(silo), _aggregation(silo)
     layout, population = engine.layout, len(index)
@@ -106,13 +101,12 @@ def private_training(
     kind = UnsoundSgd if isinstance(controller, RawRule) else PrivateSgd
     return kind(
         gradients=UnitGradients(engine, index, silo.combine),
-        planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed), None),
+        planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed)),
         server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),
         ledger=ledger,
         sampler=sampler,
         noise=noise,
         schedule=StepSchedule(silo.steps, silo.schedule, silo.warm_up),
-        public_loss=public_loss,
     )
 
 

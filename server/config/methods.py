@@ -24,8 +24,8 @@ class Methods:
 
     @property
     def steered(self) -> bool:
-        """Whether one of them reads the public validation loss, so that it steers what is released."""
-        return bool(self.controller.reads_validation or self.optimizer.reads_public_loss)
+        """Whether the controller reads the public validation loss, so that it steers what is released."""
+        return bool(self.controller.reads_validation)
 
 
 def methods(config: RunConfig) -> Methods:

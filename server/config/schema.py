@@ -160,8 +160,6 @@ class RunConfig(Table):
             )
         if self.privacy.trust != "server":
             wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where silos add their own noise")
-        if self.public.subspace:
-            wrong.append("public.subspace must be 0 where records are protected; the span clip maps do that there")
         if self.alone and self.silo.steps != 1:
             wrong.append(f"silo.steps = {self.silo.steps} must be 1 for a single silo, whose rounds are its steps")
         return wrong

@@ -150,25 +150,13 @@ class Public(Table):
     """What the server does with its own public records besides validation; none of it costs privacy.
 
     The first ``training-fraction`` of them is trained on and no longer validated with, if anything here is switched on.
-    ``warm-start-epochs`` trains the adapter before round 1. ``aligned`` takes the rows of every A from public gradients
-    instead of at random, see ``server.runs.gradient_init``; it needs a warm start. ``subspace = k`` clips and noises
-    every update in the span of the k leading directions of public gradients, made anew every ``subspace-refresh``
-    rounds; 0 uses all of it.
+    ``warm-start-epochs`` trains the adapter before round 1.
     """
 
     training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     warm_start_epochs: CountOrAuto = 0
     warm_start_learning_rate: Positive = 0.003
     warm_start_batch_size: Count = 32
-    aligned: bool = False
-    subspace: CountOrAuto = 0
-    subspace_refresh: Count = 10
-
-    @model_validator(mode="after")
-    def _alignment_needs_a_head(self) -> "Public":
-        if self.aligned and not self.warm_start_epochs:
-            raise ValueError("aligned = true needs warm-start-epochs >= 1: a head that knows nothing has no gradient")
-        return self
 
 
 class Local(Table):

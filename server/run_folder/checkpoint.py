@@ -1,6 +1,6 @@
 """Checkpoints: the server's state after a release, written whole or not at all, and the position of the ledger.
 
-    checkpoint/state.safetensors    adapter, served adapter, tensors of optimizer, basis and controller, the release
+    checkpoint/state.safetensors    adapter, served adapter, tensors of optimizer, controller and subspace, the release
     checkpoint/state.json           everything else: round, controller state, ledger head, digest of the tensors
 
 One is written as soon as a release is made, before anything else can fail: it holds the release itself and the
@@ -30,7 +30,7 @@ from strategies.private_training import ServerState
 from strategies.state_files import classes_of, pack, unpack
 
 FOLDER = "checkpoint"
-FORMAT = 2
+FORMAT = 3
 _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
 
 
@@ -124,12 +124,13 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
         raise CorruptRun(f"{run_folder} has no checkpoint; restore the folder, or start a new run")
     try:
         document = json.loads((folder / _DOCUMENT).read_text())
-        if document["format"] != FORMAT:
-            raise ValueError(f"it has format {document['format']!r}, this code reads {FORMAT}")
+        if document["format"] not in (2, FORMAT):
+            raise ValueError(f"it has format {document['format']!r}, this code reads 2 and {FORMAT}")
         if _digest(folder / _TENSORS) != document["tensors_sha256"]:
             raise ValueError(f"{_TENSORS} is not the file that was written with {_DOCUMENT}")
         tensors, classes, known = load_file(folder / _TENSORS), classes_of(fresh), _known(fresh)
-        state = ServerState(**{name: unpack(part, tensors, classes, known) for name, part in document["state"].items()})
+        written = document["state"] if document["format"] == FORMAT else _from_format_2(document["state"])
+        state = ServerState(**{name: unpack(part, tensors, classes, known) for name, part in written.items()})
         update, answers = (unpack(document["release"][name], tensors, {}, {}) for name in ("update", "answers"))
         taken = Times(**{name: float(seconds) for name, seconds in document["seconds"].items()})
         checkpoint = Checkpoint(state, update, tuple(answers), str(document["ledger_head"]), taken)
@@ -159,6 +160,13 @@ def ledger_head(run_folder: Path) -> str | None:
         raise CorruptRun(f"{folder} holds no readable checkpoint: {type(error).__name__}: {error}") from error
 
 
+def _from_format_2(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as version 0.1 wrote it, in today's form."""
+    if state["basis"] is not None:
+        raise ValueError("it is of a run in a public subspace by version 0.1; go on with that version, or start anew")
+    return {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
+
+
 def _known(state: ServerState) -> Mapping[str, Any]:
     """The setting, which every controller's state holds and the configuration gives again."""
     setting = getattr(state.controller, "setting", None)
@@ -167,9 +175,8 @@ def _known(state: ServerState) -> Mapping[str, Any]:
 
 def _check(checkpoint: Checkpoint, fresh: ServerState) -> None:
     state = checkpoint.state
-    for name, value in (("round", state.round), ("basis_round", state.basis_round)):
-        if type(value) is not int:
-            raise TypeError(f"{name} must be an integer, got {value!r}")
+    if type(state.round) is not int:
+        raise TypeError(f"round must be an integer, got {state.round!r}")
     if type(state.controller) is not type(fresh.controller):
         raise TypeError("the controller's state is that of another controller")
     if (found := _shapes(state)) != (expected := _shapes(fresh)):

@@ -48,7 +48,6 @@ from strategies.aggregations.aggregation import Adapters
 from strategies.controllers.controller import RunInfo
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
-from strategies.public_subspace import Subspace
 from strategies.secure_aggregation import SecureAggregation
 
 
@@ -197,7 +196,6 @@ def make_strategy(
     run_folder: Path,
     nodes: int | tuple[int, ...],
     ledger: Ledger,
-    subspace: Subspace | None = None,
 ) -> DpFedAvg:
     """The strategy of a run, with its sampling secret in the run folder (readable by its owner only).
 
@@ -218,7 +216,6 @@ def make_strategy(
         served_average=config.strategy.served_average,
         work=None if config.deployed else np.asarray(assembly.data.client_tokens),
         noise=make_noise(config),
-        subspace=subspace,
         seed=config.seed,
     )
 

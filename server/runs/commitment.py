@@ -7,7 +7,6 @@ from typing import Any
 from privacy.commitment import Commitment
 from privacy.contribution import Plan
 from privacy.events import Poisson
-from privacy.queries import AdapterBits, NormBit, NormHistogram
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from strategies.calibration import calibrate
@@ -62,8 +61,6 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
         _refuse_unsendable(plan)
         if config.noise_shares is not None:
             config.noise_shares.grid_bits([part.noise_multiplier for part in plan.components()])
-        if config.public.subspace:
-            _refuse_norms(plan)
     except ValueError as error:
         raise ConfigError(f"strategy.controller = {config.strategy.controller!r}: {error}") from error
     except Exception as error:
@@ -84,13 +81,3 @@ def _refuse_unsendable(plan: Plan) -> None:
             f"its plan cannot be sent to the nodes: {type(error).__name__}: {error}; plan with the clip maps of "
             "privacy/clipping/norms.py and the queries of privacy/queries.py"
         ) from error
-
-
-def _refuse_norms(plan: Plan) -> None:
-    """ValueError if the plan asks for norms, which are those of whole updates, beside clipping of their projections."""
-    asked = [query.name for query in plan.queries if isinstance(query, NormBit | AdapterBits | NormHistogram)]
-    if asked:
-        raise ValueError(
-            f"{' and '.join(asked)} would compare norms of whole updates where projections on the public subspace are "
-            "clipped; set public.subspace = 0, or choose fixed, dynamic, dp-lac or dp-clac"
-        )

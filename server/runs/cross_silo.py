@@ -54,7 +54,7 @@ def run_cross_silo(
     begun = time.monotonic()
     telemetry.status("preparing", "preparing data and model")
     ready = assemble_federation(config)
-    public = PublicTraining.on(config, ready.data, ready.described.job, ready.described.layout.dim)
+    public = PublicTraining.on(config, ready.data, ready.described.job)
     if resume:
         changes = check_origin(folder, config, data=ready.data.folder.name, other_code=other_code)
         progress = load_progress(folder, ready.described.layout)

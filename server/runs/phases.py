@@ -191,7 +191,6 @@ class PhasesRun:
             ledger,
             self.planned.multipliers[before],
             place.sampler(charged),
-            lambda vector: self.engine.evaluate(vector, self.plain.validation).loss,
         )
         reads = training.planner.controller.reads_validation
 

@@ -1,6 +1,6 @@
-"""What the server learns from its own public records: a warm start, and the subspace in which updates are clipped.
+"""What the server learns from its own public records before it asks anybody: a warm start.
 
-Neither touches a client, so neither costs privacy. Records used here are left out of validation: a loss measured on
+It touches no client, so it costs no privacy. Records used here are left out of validation: a loss measured on
 them would fall for reasons that have nothing to do with the model's worth.
 
 `[silo.span]`: public texts that the model writes, and a silo's training inside the span of their gradients.
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,8 +26,6 @@ from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.config.tables import Public
 from server.runs.assembly import Assembly
-from server.runs.gradient_init import aligned
-from strategies.adapter.trainable import TrainedSubset
 
 
 @dataclass(frozen=True)
@@ -49,24 +46,15 @@ class PublicTraining:
 
     @staticmethod
     def of(assembly: Assembly) -> "PublicTraining":
-        """From an assembled run.
-
-        Raises:
-            ConfigError: the subspace is larger than the number of public training records.
-        """
-        return PublicTraining.on(assembly.config, assembly.data, assembly.job, assembly.setting.dimension(1))
+        """From an assembled run."""
+        return PublicTraining.on(assembly.config, assembly.data, assembly.job)
 
     @staticmethod
-    def on(run: RunConfig, data: PreparedData, job: Job, dimension: int) -> "PublicTraining":
-        """From the settings of a run that trains so many values; as :meth:`of`."""
+    def on(run: RunConfig, data: PreparedData, job: Job) -> "PublicTraining":
+        """From the settings of a run."""
         config, public = run.public, data.validation
-        wanted = config.warm_start_epochs or config.subspace
+        wanted = config.warm_start_epochs > 0
         used = round(config.training_fraction * len(public)) if wanted else 0
-        if config.subspace > (most := min(used, dimension)):
-            raise ConfigError(
-                f"public.subspace = {config.subspace}: at most {most}, the number of "
-                "public training records (public.training-fraction x data.validation-records) and of trained values"
-            )
         engine = make_engine(job) if wanted else None
         return PublicTraining(config, public.select(np.arange(used)), engine, run.seed)
 
@@ -75,25 +63,10 @@ class PublicTraining:
         """How many of the first public records are not for validation."""
         return len(self.records)
 
-    @property
-    def refresh(self) -> int:
-        """Rounds a subspace is kept."""
-        return self.config.subspace_refresh
-
     def warm_start(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
-        """The adapter after the warm start; ``start`` itself where it is switched off.
-
-        With ``aligned``, a first warm start serves only to train the heads that
-        :func:`server.runs.gradient_init.aligned` needs.
-        """
-        if self.engine is None or not self.config.warm_start_epochs:
+        """The adapter after the warm start; ``start`` itself where it is switched off."""
+        if self.engine is None:
             return start
-        if not self.config.aligned:
-            return self._trained(start)
-        return self._trained(aligned(start, self._trained(start), self.engine, self.records, self.seed))
-
-    def _trained(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
-        assert self.engine is not None
         local = LocalTraining(
             optimizer="adamw",
             learning_rate=self.config.warm_start_learning_rate,
@@ -103,26 +76,6 @@ class PublicTraining:
         delta = self.engine.train_all(start, [self.records], local, [local_seed(self.seed, 0, 0)])[0]
         layout = self.engine.layout
         return layout.with_trainable(start, layout.trainable(start) + delta)
-
-    def basis(self, adapter: Float[Tensor, " size"], part: TrainedSubset) -> Float[Tensor, "k d"]:
-        """The k leading right singular vectors of the public records' gradients at ``adapter``, as rows.
-
-        In the space of what ``part`` sends. From the eigenvectors of the Gram matrix (n x n), in float64: n public
-        records are far fewer than d values.
-        """
-        assert self.engine is not None, "public.subspace = 0"
-        self.engine.train_factors(part.factors)
-        layout = self.engine.layout
-        start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
-        gradients = torch.zeros(len(self.records), part.layout(layout).dim)
-        for chunk in self.engine.per_record_gradients(start, self.records):
-            gradients[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows.cpu())
-        rows = gradients.double()
-        _, vectors = torch.linalg.eigh(rows @ rows.T)
-        leading = vectors[:, -self.config.subspace :].flip(1)
-        # The QR step makes the rows orthonormal also where gradients are linearly dependent.
-        basis: Tensor = torch.linalg.qr(rows.T @ leading).Q.T.float().contiguous()
-        return basis
 
 
 @dataclass(frozen=True)

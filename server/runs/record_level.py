@@ -89,9 +89,7 @@ def run_record_level(
             return engine.evaluate(adapter, splits[split])
 
         multipliers, sampler = assembly.setting.noise_multipliers, make_sampler(config, folder)
-        training = private_training(
-            ready.silo, engine, ready.index, ledger, multipliers, sampler, lambda x: evaluate(x, "validation").loss
-        )
+        training = private_training(ready.silo, engine, ready.index, ledger, multipliers, sampler)
         run = _Run(ready, inside.around(training), evaluate, telemetry, folder)
         before = 0.0
         if checkpoint_folder(folder) is not None:

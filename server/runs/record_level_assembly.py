@@ -143,15 +143,11 @@ def assemble_federation(config: RunConfig) -> Federation:
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
     """ConfigError for settings that would be of no effect in the silos of a federation."""
-    for name, wanted in (
-        ("controller", parts.controller.reads_validation),
-        ("optimizer", parts.optimizer.reads_public_loss),
-    ):
-        if wanted:
-            raise ConfigError(
-                f"strategy.{name} = {getattr(config.strategy, name)!r} reads the public loss of every step, and the "
-                "silos of a federation have no public data; take another"
-            )
+    if parts.controller.reads_validation:
+        raise ConfigError(
+            f"strategy.controller = {config.strategy.controller!r} reads the public loss of every step, and the "
+            "silos of a federation have no public data; take another"
+        )
     if config.silo.span.method:
         raise ConfigError(
             f"silo.span.method = {config.silo.span.method!r} must be '' in a federation: its public texts are written "

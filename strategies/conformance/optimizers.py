@@ -1,14 +1,12 @@
 """What a run relies on in a server optimizer."""
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from privacy.randomness.rng import simulation_generator
-from strategies.conformance.purity import Subject, broken, rule, survived
+from strategies.conformance.purity import Subject, broken, survived
 from strategies.optimizers.optimizer import Optimizer, ServerStep
 
 _SIZE, _TRAINED = 12, slice(3, 9)
@@ -21,8 +19,7 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     parameters and :class:`~strategies.optimizers.optimizer.ServerStep` alone, hence post-processing of the release
     ("deterministic", "inputs", "global randomness"); parameters and state keep names, shapes and types, also in rounds
     that train a part ("shapes"); numbers stay finite, with noise known or not, after an update of zero or of pure noise
-    ("finite"); updates are added, not subtracted ("direction"); the public loss is asked only where that is declared
-    ("public loss"); the state comes back from a checkpoint ("checkpoint").
+    ("finite"); updates are added, not subtracted ("direction"); the state comes back from a checkpoint ("checkpoint").
 
     Args:
         optimizer: a fresh object.
@@ -40,11 +37,11 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     _check_state(survived(start, start, {}), start, _SIZE)
     if unknown := set(optimizer.moments) - set(start):
         broken("protocol", f"moments names {sorted(unknown)}, which are no state", f"the state has {sorted(start)}")
-    _check_steps(subject, start, parameters, optimizer.reads_public_loss, seed)
-    _check_direction(subject, optimizer.reads_public_loss)
+    _check_steps(subject, start, parameters, seed)
+    _check_direction(subject)
 
 
-def _check_steps(subject: Subject, state: dict[str, Tensor], parameters: Tensor, reads_loss: bool, seed: int) -> None:
+def _check_steps(subject: Subject, state: dict[str, Tensor], parameters: Tensor, seed: int) -> None:
     """Twelve rounds: full ones and partial ones; noise that is unknown (0), known, and one number per value."""
     start = state
     for round in range(1, 13):
@@ -53,7 +50,7 @@ def _check_steps(subject: Subject, state: dict[str, Tensor], parameters: Tensor,
         update = _made_up(seed, round)[part] * (0.0 if round == 5 else 10.0 ** (round % 4 - 2))
         std = (torch.tensor(0.0), torch.tensor(0.3), torch.linspace(0.1, 1.0, size).double())[round % 3]
         own = {name: tensor[part] if tensor.shape == (_SIZE,) else tensor for name, tensor in state.items()}
-        step = ServerStep(round, update, std.double(), (1.0, 0.5)[round % 2], _asked(reads_loss, update))
+        step = ServerStep(round, update, std.double(), (1.0, 0.5)[round % 2])
         new, values = subject.call("step", own, parameters[part], step)
         _check_state(new, start, size)
         if values.shape != (size,) or values.dtype != torch.float32:
@@ -96,28 +93,15 @@ def _check_state(state: Any, start: Any, size: int) -> None:
             broken("finite", f"state {name!r} is not finite", "guard divisions and roots")
 
 
-def _check_direction(subject: Subject, reads_loss: bool) -> None:
+def _check_direction(subject: Subject) -> None:
     """Eight equal updates without noise, which lead downhill, end with parameters moved along them."""
     update, parameters = torch.linspace(0.5, 1.5, _SIZE), torch.zeros(_SIZE)
     state = subject.call("init", parameters)
     for round in range(1, 9):
-        step = ServerStep(round, update, torch.tensor(0.0).double(), 1.0, _asked(reads_loss, update))
+        step = ServerStep(round, update, torch.tensor(0.0).double(), 1.0)
         state, parameters = subject.call("step", state, parameters, step)
     if not float(parameters @ update) > 0:
         broken("direction", "eight equal updates moved parameters against them", "the update is added: x + eta u")
-
-
-def _asked(reads_loss: bool, update: Tensor) -> Callable[[Tensor], float] | None:
-    """A public loss that falls along the update; None, as in a run, where the optimizer does not say it reads one."""
-    if not reads_loss:
-        return None
-    goal = update.double() * 4
-
-    def loss(values: Tensor) -> float:
-        with rule("public loss", "it was asked at something else than parameters", "give it a vector like parameters"):
-            return math.log1p(float((values.double() - goal).square().sum()))
-
-    return loss
 
 
 def _made_up(seed: int, name: int | str) -> Tensor:

@@ -43,7 +43,6 @@ class TrainRequest:
         plan: what is clipped, asked and noised.
         part: what of the adapter is trained and sent.
         clients: int64 ids of logical clients.
-        basis: float32 ``[k, d]`` of the public subspace the run clips in, or None; votes look along it.
         ranks: int64, for every client how many ranks it can train (what it sends is zero beyond them), or None: all.
         job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
     """
@@ -54,7 +53,6 @@ class TrainRequest:
     part: TrainedSubset
     clients: np.ndarray
     job: str
-    basis: np.ndarray | None = None
     ranks: np.ndarray | None = None
 
     def only(self, position: int) -> "TrainRequest":
@@ -65,8 +63,6 @@ class TrainRequest:
     def to_records(self) -> RecordDict:
         arrays = {"adapter": Array(self.adapter.astype(np.float32)), "clients": Array(self.clients.astype(np.int64))}
         arrays |= {f"clip-{name}": Array(values.numpy()) for name, values in self.plan.clip.arrays().items()}
-        if self.basis is not None:
-            arrays["basis"] = Array(self.basis.astype(np.float32).ravel())
         if self.ranks is not None:
             arrays["ranks"] = Array(self.ranks.astype(np.int64))
         return RecordDict(
@@ -78,7 +74,6 @@ class TrainRequest:
                         "part": json.dumps(self.part.to_json()),
                         "plan": json.dumps(self.plan.to_json()),
                         "job": self.job,
-                        "rank": 0 if self.basis is None else len(self.basis),
                     }
                 ),
             }
@@ -90,7 +85,6 @@ class TrainRequest:
         clients = vector(records, "clients", "int64")
         if not bool(np.all(np.diff(clients) > 0)):  # a client listed twice would count twice: sensitivity 2
             raise BadMessage("clients must be listed once each, in increasing order")
-        basis = _basis(records, config)
         ranks = vector(records, "ranks", "int64", (len(clients),)) if "ranks" in arrays_of(records) else None
         if ranks is not None and not bool(np.all(ranks >= 1)):
             raise BadMessage("ranks must be >= 1")
@@ -101,7 +95,6 @@ class TrainRequest:
             part=_parsed(config, "part", TrainedSubset.from_json),
             clients=clients,
             job=typed(config, "job", str),
-            basis=basis,
             ranks=ranks,
         )
 
@@ -211,15 +204,6 @@ def code_fingerprint() -> str:
         for path in sorted((root / package).rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _basis(records: RecordDict, config: ConfigRecord) -> np.ndarray | None:
-    if "basis" not in arrays_of(records):
-        return None
-    values, rank = vector(records, "basis", "float32"), typed(config, "rank", int)
-    if rank < 1 or len(values) % rank:
-        raise BadMessage(f"a basis of {len(values)} values cannot have {rank} rows")
-    return values.reshape(rank, -1)
 
 
 def _parsed(config: ConfigRecord, name: str, build: Callable[[Any], T]) -> T:

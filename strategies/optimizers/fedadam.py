@@ -48,7 +48,6 @@ class FedAdam:
         eps: added to the root; without bias correction only.
     """
 
-    reads_public_loss: ClassVar[bool] = False
     moments: ClassVar[Mapping[str, Literal[1, 2]]] = _MOMENTS
     learning_rate: float = 0.001
     decay: float = 1.0
@@ -103,7 +102,6 @@ class FedAdamW:
         weight_decay: w, >= 0; the rest as in :class:`FedAdam`.
     """
 
-    reads_public_loss: ClassVar[bool] = False
     moments: ClassVar[Mapping[str, Literal[1, 2]]] = _MOMENTS
     learning_rate: float = 0.001
     decay: float = 1.0

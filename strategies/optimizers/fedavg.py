@@ -30,7 +30,6 @@ class FedAvg:
         decay: factor on eta after each round, in (0, 1].
     """
 
-    reads_public_loss: ClassVar[bool] = False
     moments: ClassVar[Mapping[str, Literal[1, 2]]] = {}
     learning_rate: float = 1.0
     decay: float = 1.0
@@ -60,7 +59,6 @@ class FedAvgM:
         momentum: beta, in [0, 1); the sum of a constant update grows to 1 / (1 - beta) times it.
     """
 
-    reads_public_loss: ClassVar[bool] = False
     moments: ClassVar[Mapping[str, Literal[1, 2]]] = {"momentum": 1}
     learning_rate: float = 1.0
     decay: float = 1.0

@@ -1,6 +1,6 @@
 """What a server optimizer is: state and parameters in, a released update, state and parameters out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,15 +17,12 @@ class ServerStep:
         update: ``[d]``, the released mean update: a noisy pseudo-gradient in the direction of descent.
         noise_std: standard deviation of the noise in each value of ``update``: 0-d where all are alike, else ``[d]``.
         scale: the controller's factor on this step.
-        public_loss: mean loss on the public validation set at trained values ``[d]``; NaN where the evaluation failed.
-            None unless the optimizer declares that it reads it.
     """
 
     round: int
     update: Float[Tensor, " d"]
     noise_std: Float[Tensor, "*d"]
     scale: float = 1.0
-    public_loss: Callable[[Float[Tensor, " d"]], float] | None = None
 
     def rate(self, learning_rate: float, decay: float) -> float:
         """The learning rate of this step, eta * decay^(round - 1) * scale."""
@@ -39,11 +36,6 @@ class Optimizer(Protocol):
     round that trains a part of it is given that part: what is not trained keeps its state. 0-d tensors are given as
     they are.
     """
-
-    @property
-    def reads_public_loss(self) -> bool:
-        """Whether ``step`` calls ``public_loss``; each call costs an evaluation on the public validation set."""
-        ...
 
     @property
     def moments(self) -> Mapping[str, Literal[1, 2]]:

@@ -12,7 +12,7 @@ from client.record_level.public_subspace import (
     METHODS,
     Projecting,
     PublicSpan,
-    Texts,
+    SpanState,
     in_public_span,
     leading,
     public_bounds,
@@ -58,9 +58,9 @@ def test_every_method_runs_is_charged_and_can_be_stored(method: str, tmp_path: P
     assert 0 < training.ledger.spent() <= 4.0
     assert "all 2 planned steps" in training.refusal()
     tensors: dict[str, Tensor] = {}
-    form = pack(training.state.controller, "controller", tensors, {})
-    fresh = training.planner.controller.init(training.planner.setting, PublicSignals(0, None))
-    assert same_bits(unpack(form, tensors, classes_of(fresh), {}), training.state.controller)
+    form = pack(training.state.subspace, "subspace", tensors, {})
+    fresh = training.planner.subspace.start()
+    assert same_bits(unpack(form, tensors, classes_of(fresh), {}), training.state.subspace)
 
 
 def test_the_span_is_that_of_the_texts_gradients_at_the_current_adapter(tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ def test_texts_evolve_by_the_released_coefficients_and_survive_a_break(tmp_path:
     release = training.step()
     assert torch.equal(seen[0][0], release.encoded)
     assert seen[0][1] == 1
-    state: Texts = training.state.controller
-    assert state.records.select([1]).tokens.tolist() == TEXTS.select([0]).tokens.tolist()
+    state: SpanState = training.state.subspace
+    assert state.texts.select([1]).tokens.tolist() == TEXTS.select([0]).tokens.tolist()
     before = training.state
     training.restore(before, release.update, release.answers)
     assert training.release.encoded is None
     training.observe(PublicSignals(1, None))
-    assert torch.equal(training.state.controller.tokens, state.tokens)
+    assert torch.equal(training.state.subspace.tokens, state.tokens)
     training.step()
     assert [step for _, step in seen] == [1, 2]
 

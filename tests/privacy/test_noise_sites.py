@@ -38,10 +38,6 @@ ALLOWED = {
     ("strategies/conformance/purity.py", "<module>"): "watches that methods leave global random state alone",
     ("strategies/controllers/rl/sac.py", "_drawn"): "an agent explores: its own actions, from a seed",
     ("strategies/controllers/geoclip.py", "_fresh"): "first directions of a projection, public and from a seed",
-    (
-        "server/runs/gradient_init.py",
-        "aligned",
-    ): "random factors B at which gradients of public records are taken, from a seed",
     ("client/generation.py", "continuations"): "a model's samples of text, under a fork of torch's generator",
     ("client/models/toy.py", "build"): "initial weights of a test model, under a fork of torch's generator",
 }

@@ -86,10 +86,10 @@ def test_texts_that_evolved_are_there_after_a_break(
     with pytest.raises(OSError, match="machine is gone"):
         run(settings, folder)
     monkeypatch.setattr(PrivateSgd, "step", whole)
-    assert not torch.equal(states[0].controller.tokens, states[1].controller.tokens)
+    assert not torch.equal(states[0].subspace.tokens, states[1].subspace.tokens)
     stored = load_checkpoint(folder, states[0]).state
-    assert torch.equal(stored.controller.tokens, states[1].controller.tokens)
-    assert torch.equal(stored.basis, states[1].basis)
+    assert torch.equal(stored.subspace.tokens, states[1].subspace.tokens)
+    assert torch.equal(stored.subspace.basis, states[1].subspace.basis)
     run(settings, folder, resume=True)
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["rounds"] == {"committed": 3, "charged": 3, "released": 3}

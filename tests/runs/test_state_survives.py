@@ -14,17 +14,11 @@ from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, sav
 from strategies import AGGREGATIONS, OPTIMIZERS
 from strategies.aggregations.aggregation import Adapters
 from strategies.controllers.controller import PublicSignals, RunInfo
-from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
-from strategies.optimizers.line_search import PublicLineSearch
 
 OPTIONS: dict[str, dict[str, Any]] = {"zero-pad": {"ranks": "1,2"}, "rolora": {"scale-a": 0.5}}
 SUMS = [name for name in AGGREGATIONS if name not in ("flora", "fedex", "fedgsa")]
 PAIRS = [(name, "fedadam") for name in SUMS] + [("rolora", name) for name in OPTIMIZERS if name != "fedadam"]
-
-
-def public_loss(adapter: torch.Tensor) -> float:
-    return float((adapter.double() - 1.0).square().mean())
 
 
 def make(fed, aggregation: str, optimizer: str, **parts: Any) -> DpFedAvg:
@@ -40,7 +34,6 @@ def make(fed, aggregation: str, optimizer: str, **parts: Any) -> DpFedAvg:
         setting=RunInfo(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS),
         served_average=0.5,
         seed=7,
-        public_loss=public_loss,
         **parts,
     )
 
@@ -90,33 +83,3 @@ def test_a_checkpoint_of_another_optimizer_is_refused(fed, tmp_path: Path) -> No
     save_checkpoint(tmp_path, Checkpoint.after(fed.state_of(one), one.release, one.ledger.head, Times()))
     with pytest.raises(CorruptRun, match="another run"):
         load_checkpoint(tmp_path, fed.state_of(other))
-
-
-def test_a_failed_public_evaluation_loses_no_release(fed) -> None:
-    """The release is paid for: the optimizer steps at the rate it had, and the state can be saved."""
-
-    def fail(adapter: torch.Tensor) -> float:
-        raise RoundFailed("no worker is connected")
-
-    strategy = fed.make(optimizer=PublicLineSearch(learning_rate=0.5), public_loss=fail)
-    release(strategy, fed.Nodes())
-    state = fed.state_of(strategy)
-    assert state.round == 1
-    assert float(state.optimizer["rate"]) == 0.5
-    torch.testing.assert_close(state.adapter, fed.START + 0.5 * strategy.release.update)
-
-
-def test_an_optimizer_that_reads_the_public_loss_is_given_the_loss_of_whole_adapters(fed) -> None:
-    seen = []
-    strategy = fed.make(
-        optimizer=PublicLineSearch(learning_rate=0.5), public_loss=lambda adapter: seen.append(adapter) or 1.0
-    )
-    release(strategy, fed.Nodes())
-    update = strategy.release.update
-    for adapter, step in zip(seen, (0.0, 0.5, -0.5), strict=True):
-        torch.testing.assert_close(adapter, fed.START + step * update)
-
-
-def test_without_a_public_loss_it_does_not_begin(fed) -> None:
-    with pytest.raises(ValueError, match="PublicLineSearch reads the public loss"):
-        fed.make(optimizer=PublicLineSearch())

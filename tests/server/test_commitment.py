@@ -17,12 +17,8 @@ from server.config.load import ConfigError, parse
 from server.config.schema import RunConfig
 from server.runs.commitment import commit, not_private_reason, round_sampling
 from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
-from strategies.controllers.dc_sgd import DcSgdE
-from strategies.controllers.dp_clac import DpClac
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
-from strategies.controllers.percentile import Percentile
-from strategies.controllers.quantile import Quantile
 
 
 def small(**privacy: object) -> RunConfig:
@@ -143,15 +139,6 @@ def test_what_voids_the_guarantee_is_in_the_commitment(
             assert reason is not None
             assert words in reason
             assert ledger.spent() == math.inf
-
-
-def test_thresholds_that_follow_norms_do_not_go_with_a_public_subspace() -> None:
-    config = parse({"rounds": 2, "public": {"subspace": 10}, "privacy": {"mode": "filter"}})
-    for controller in (Fixed(), DpLac(), DpClac(clip_norm=1.0)):
-        commit(config, controller)
-    for controller in (Quantile(), Percentile(source="histogram"), DcSgdE()):
-        with pytest.raises(ConfigError, match=r"norm-(bit|histogram) would compare norms of whole updates"):
-            commit(config, controller)
 
 
 @dataclass(frozen=True)

@@ -348,11 +348,6 @@ class Dithering(FedAvg):
         return state, parameters + step.update * torch.rand(())
 
 
-class PeeksAtTheLoss(FedAvg):
-    def step(self, state: Any, parameters: Tensor, step: ServerStep) -> Any:
-        return state, parameters + step.update / step.public_loss(parameters)  # type: ignore[misc]
-
-
 class StrangeMoments(FedAvgM):
     moments: ClassVar[Any] = {"velocity": 1}
 
@@ -368,7 +363,6 @@ class StrangeMoments(FedAvgM):
         (MoreEveryRound, "shapes"),
         (Unguarded, "finite"),
         (Dithering, "global randomness"),
-        (PeeksAtTheLoss, "runs"),
         (StrangeMoments, "protocol"),
         (Fixed, "protocol"),
     ],

@@ -1,18 +1,16 @@
 """From a release to the next adapter where rounds train different parts of it, at different scales."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from privacy.contribution import Contribution
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import Plain, RoLora
-from strategies.aggregations.fedsvd import FedSvd
 from strategies.aggregations.ranks import DyLora, ZeroPad
 from strategies.controllers.controller import RunInfo
 from strategies.controllers.fixed import Fixed, FixedState
@@ -121,34 +119,3 @@ def test_the_controllers_factor_is_on_the_servers_step(fed) -> None:
     strategy = make(fed, Plain(), controller=Quarter(fed.BOUND), optimizer=FedAvg(2.0))
     release = fed.hold(strategy, fed.Nodes())
     torch.testing.assert_close(fed.state_of(strategy).adapter, fed.START + 0.5 * release.update)
-
-
-@dataclass
-class Spans:
-    """Public subspaces that remember for what they were made."""
-
-    made: list[TrainedSubset]
-    refresh: int = 3
-
-    def basis(self, adapter: Tensor, part: TrainedSubset) -> Tensor:
-        self.made.append(part)
-        return torch.eye({"b": 8, "a": 8, "both": 14}[part.factors])[:2]
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "factors"),
-    [(Plain(), ["both", "both"]), (RoLora(), ["b", "a", "b", "a", "b"]), (FedSvd(), ["b", "b"])],
-    ids=str,
-)
-def test_a_subspace_is_made_anew_when_other_factors_are_trained(fed, aggregation: Any, factors: list[str]) -> None:
-    subspace = Spans([])
-    strategy = make(fed, aggregation, subspace=subspace, optimizer=FedAvg())
-    for round in range(1, fed.ROUNDS + 1):
-        planned = strategy.next_release()
-        assert planned.plan.clip.params == fed.LAYOUT.training(planned.part.factors).dim
-        assert strategy.ledger.would_exceed(planned.event) is None
-        # The nodes of this federation do not know the subspace: a round of noise stands for theirs.
-        strategy.release = planned.release(Contribution.zero(planned.plan), strategy.ledger, InsecureZeroNoise())
-        state = strategy.server.after(fed.state_of(strategy), strategy.release, planned.part, round, 1.0, None)
-        strategy.state = replace(state, round=round)
-    assert [part.factors for part in subspace.made] == factors

@@ -41,8 +41,7 @@ def after(round: int) -> Checkpoint:
     lac = LacState(SETTING, 1 / 3 / round, 0.1 + 0.2, math.nan, 5e-324)
     served = torch.randn(11, generator=generator)
     optimizer = {"momentum": torch.randn(8, generator=generator), "count": torch.tensor(round)}
-    basis = torch.randn(2, 8, generator=generator)
-    state = ServerState(round, adapter, served, optimizer, lac, basis, round - 1)
+    state = ServerState(round, adapter, served, optimizer, lac)
     answers = (torch.randn(3, generator=generator, dtype=torch.float64),)
     return Checkpoint(state, torch.randn(8, generator=generator), answers, f"{HEAD}{round}", Times(1 / 3, 0.1 * round))
 

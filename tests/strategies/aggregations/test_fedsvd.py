@@ -112,7 +112,7 @@ def descend(aggregation, optimizer, released, rounds: int = ROUNDS) -> ServerSta
             b.of(gradient).copy_((b.of(full) @ a.of(full) - target) @ a.of(full).T)
         gradient[-2:] = 0.1 * round
         update = -0.1 * LAYOUT.training("b").trainable(gradient).float()
-        state = server.after(state, release_of(update, released), TrainedSubset("b"), round, 1.0, None)
+        state = server.after(state, release_of(update, released), TrainedSubset("b"), round, 1.0)
     return state
 
 
@@ -146,17 +146,3 @@ def test_isotropic_second_moments_and_counts_survive_the_turn(released) -> None:
     assert again is not None
     ones = turned(torch.ones(LAYOUT.size), again.turns, LAYOUT, 2)
     torch.testing.assert_close(ones, torch.ones(LAYOUT.size), rtol=0, atol=1e-5)
-
-
-def test_a_basis_turns_with_the_coordinates(released) -> None:
-    """A direction of the subspace keeps its meaning: what it does to B A."""
-    trained = LAYOUT.training("b")
-    server = ServerUpdate(FedAvg(), FedSvd(), LAYOUT, 0.0)
-    state = server.start(start("full"), None, 0)
-    basis = torch.linalg.qr(random(trained.dim, 4)).Q.T.contiguous()
-    state = ServerState(0, state.adapter, state.served, {}, None, basis, 1)
-    after = server.after(state, release_of(0.3 * random(trained.dim), released), TrainedSubset("b"), 1, 1.0, None)
-    assert after.basis is not None
-    torch.testing.assert_close(after.basis @ after.basis.T, torch.eye(4), rtol=0, atol=1e-5)
-    for before, now in zip(basis, after.basis, strict=True):
-        close(trained.with_trainable(after.adapter, now), trained.with_trainable(state.adapter, before), 1e-5)

@@ -1,4 +1,4 @@
-"""FedAdam with the noise taken out, the search on public data, Prodigy: against numbers and against plain loops."""
+"""FedAdam with the noise taken out: against numbers and against plain loops."""
 
 import math
 from typing import Any
@@ -16,9 +16,7 @@ from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import simulation_generator, torch_generator
 from strategies.optimizers.fedadam import FedAdam, FedAdamW
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
-from strategies.optimizers.line_search import PublicLineSearch
 from strategies.optimizers.optimizer import Optimizer, ServerStep
-from strategies.optimizers.prodigy import Prodigy
 
 OPTIMIZERS: tuple[Optimizer, ...] = (
     FedAvg(0.5, 0.9),
@@ -26,8 +24,6 @@ OPTIMIZERS: tuple[Optimizer, ...] = (
     FedAdam(decay=0.9),
     FedAdam(bias_correction=False, decay=0.9),
     FedAdamW(decay=0.9),
-    PublicLineSearch(decay=0.9, momentum=0.5),
-    Prodigy(decay=0.9),
 )
 
 
@@ -35,10 +31,10 @@ def updates(rounds: int, size: int = 4) -> list[Tensor]:
     return list(torch.randn(rounds, size, generator=torch_generator(0, "updates", rounds, size)))
 
 
-def walk(optimizer: Optimizer, given: list[Tensor], stds: list[Any], start: Tensor, **more: Any):
+def walk(optimizer: Optimizer, given: list[Tensor], stds: list[Any], start: Tensor):
     state, parameters = optimizer.init(start), start
     for round, (update, std) in enumerate(zip(given, stds, strict=True), start=1):
-        step = ServerStep(round, update, torch.as_tensor(std), **more)
+        step = ServerStep(round, update, torch.as_tensor(std))
         state, parameters = optimizer.step(state, parameters, step)
     return state, parameters
 
@@ -155,105 +151,16 @@ def test_values_trained_in_some_rounds_have_their_own_count() -> None:
         torch.testing.assert_close(parameters[value : value + 1], alone)
 
 
-# --- the search --------------------------------------------------------------------------------------------------
-
-
-def quadratic(best: float, curvature: float = 3.0):
-    """A public loss whose minimum along (1, 0) from 0 is at ``best``."""
-    return lambda x: float(0.5 * curvature * (x[0].double() - best) ** 2 + 7.0)
-
-
-DIRECTION = torch.tensor([1.0, 0.0])
-
-
-def search(loss, rounds: int = 1, **options: Any) -> list[float]:
-    """The rates of rounds that all start from 0."""
-    optimizer = PublicLineSearch(**options)
-    state, rates = optimizer.init(DIRECTION), []
-    for round in range(1, rounds + 1):
-        step = ServerStep(round, DIRECTION, torch.tensor(0.1), 1.0, loss)
-        state, after = optimizer.step(state, torch.zeros(2), step)
-        rates.append(float(state["rate"]))
-        assert float(after[0]) == pytest.approx(rates[-1] * optimizer.decay ** (round - 1), rel=1e-6)
-    return rates
-
-
-def test_the_search_finds_the_minimum_of_a_quadratic_at_once() -> None:
-    assert search(quadratic(0.8), learning_rate=0.5, smoothing=0.0) == [pytest.approx(0.8, rel=1e-5)]
-    assert search(quadratic(0.8), 2, learning_rate=0.5, smoothing=0.0, decay=0.5)[1] == pytest.approx(0.8, rel=1e-5)
-
-
-def test_the_search_smooths_and_jumps_no_further_than_told() -> None:
-    assert search(quadratic(0.8), learning_rate=0.5, smoothing=0.25) == [
-        pytest.approx(0.75 * 0.8 + 0.25 * 0.5, rel=1e-5)
-    ]
-    assert search(quadratic(9.0), 3, learning_rate=0.5, smoothing=0.0, jump=3.0) == pytest.approx(
-        [1.5, 4.5, 9.0], rel=1e-4
-    )
-    assert search(quadratic(0.01), 2, learning_rate=0.5, smoothing=0.0) == pytest.approx([0.25, 0.125])
-    assert search(quadratic(5.0), 4, learning_rate=0.5, smoothing=0.0, every=2, jump=100.0) == pytest.approx(
-        [5.0] * 4, rel=1e-4
-    )
-
-
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [
-        (quadratic(-0.3), 0.25),  # uphill
-        (lambda x: -float(x[0].double() ** 2 + x[0]), 1.0),  # falling ever faster
-        (lambda x: float(x[0].double()) ** 2, 0.25),  # flat here: b = 0
-        (lambda x: math.nan, 0.5),
-        (lambda x: math.inf if float(x[0]) > 0 else 1.0, 0.5),
-        (lambda x: -math.inf if float(x[0]) > 0 else 1.0, 0.5),
-    ],
-)
-def test_a_fit_that_means_nothing_is_guarded(loss, expected: float) -> None:
-    assert search(loss, learning_rate=0.5, smoothing=0.0) == [pytest.approx(expected)]
-
-
-def test_the_search_needs_a_public_loss() -> None:
-    with pytest.raises(ValueError, match="public_loss must be given"):
-        search(None)
-
-
-def test_the_search_asks_three_times_when_it_searches() -> None:
-    asked = []
-    search(lambda x: asked.append(float(x[0])) or 1.0, 4, learning_rate=0.5, every=3)
-    assert len(asked) == 6
-    assert asked[:3] == [0.0, 0.5, -0.5]
-
-
-# --- Prodigy -----------------------------------------------------------------------------------------------------
-
-
-def prodigy_distance(noise: float, rounds: int = 400) -> float:
-    rng = simulation_generator(0, "prodigy", str(noise))
-    optimizer = Prodigy(growth=2.0, beta2=0.99)
-    goal, parameters = torch.full((400,), 3.0), torch.zeros(400)
-    state = optimizer.init(parameters)
-    for round in range(1, rounds + 1):
-        update = goal - parameters + torch.from_numpy(noise * rng.standard_normal(400, dtype="float32"))
-        state, parameters = optimizer.step(state, parameters, ServerStep(round, update, torch.tensor(noise)))
-    return float(state["distance"])
-
-
-def test_prodigy_finds_the_distance_without_noise_and_stays_behind_with_it() -> None:
-    """||x_0 - x*||_inf = 3, and d estimates it from below; noise on 400 values buries the projection."""
-    free = prodigy_distance(0.0)
-    assert 0.3 < free <= 3.1
-    assert prodigy_distance(300.0) < free / 10
-
-
 # --- all of them -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_steps_leave_their_arguments_alone_and_keep_shapes(optimizer: Optimizer) -> None:
     start = torch.tensor([1.0, -2.0, 0.5, 0.0])
-    state, _ = walk(optimizer, updates(2), [0.1, 0.2], start, public_loss=lambda x: float(x.sum()))
+    state, _ = walk(optimizer, updates(2), [0.1, 0.2], start)
     kept, parameters, update = {n: t.clone() for n, t in state.items()}, start.clone(), updates(1)[0]
     before = update.clone()
-    step = ServerStep(3, update, torch.tensor([0.1, 0.2, 0.3, 0.4]), 1.0, lambda x: float(x.sum()))
+    step = ServerStep(3, update, torch.tensor([0.1, 0.2, 0.3, 0.4]), 1.0)
     new, after = optimizer.step(state, parameters, step)
     assert torch.equal(parameters, start)
     assert torch.equal(update, before)
@@ -269,10 +176,10 @@ def test_decay_and_the_controllers_factor_multiply_the_step(optimizer: Optimizer
     start, update = torch.tensor([1.0, -2.0, 0.5, 0.0]), updates(1)[0]
     moved = []
     for round, scale in ((1, 1.0), (1, 0.25), (3, 1.0)):
-        step = ServerStep(round, update, torch.tensor(0.1), scale, lambda x: math.nan)
+        step = ServerStep(round, update, torch.tensor(0.1), scale)
         _, after = optimizer.step(optimizer.init(start), start, step)
         moved.append(float((after - start).norm()))
-    # Adam-like decay of weights and Prodigy's state scale with the rate too
+    # the decay of weights scales with the rate too
     assert moved[1] == pytest.approx(0.25 * moved[0], rel=1e-3)
     assert moved[2] == pytest.approx(0.81 * moved[0], rel=1e-3)
 
@@ -287,11 +194,6 @@ def test_decay_and_the_controllers_factor_multiply_the_step(optimizer: Optimizer
         (lambda: FedAdam(relative_floor=-1.0), "relative_floor"),
         (lambda: FedAdamW(weight_decay=-1.0), "weight_decay"),
         (lambda: FedAdamW(decay=2.0), "decay"),
-        (lambda: PublicLineSearch(jump=1.0), "jump"),
-        (lambda: PublicLineSearch(smoothing=1.0), "smoothing"),
-        (lambda: PublicLineSearch(every=0), "every"),
-        (lambda: Prodigy(growth=1.0), "growth"),
-        (lambda: Prodigy(initial_distance=0.0), "initial_distance"),
     ],
 )
 def test_values_that_cannot_work_are_refused(make, argument: str) -> None:
