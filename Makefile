@@ -33,18 +33,19 @@ test-slow: install ## the slow tests: whole runs through Flower on Ray, audits
 
 test-all: test test-slow ## every test
 
-check: install ## ruff, formatting, types, import rules
+check: install ## ruff, formatting, types, import rules, tables of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
+	$(BIN)/python -m simulations.benchmarks harness.tables --check
 
 format: install ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
 bench: install ## measure what the documentation claims; results go to simulations/benchmarks/results
-	$(BIN)/python -m simulations.benchmarks $(ARGS)
+	$(BIN)/python -m simulations.benchmarks $(or $(ARGS),all)
 
 flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from the schema
 	$(BIN)/python -m simulations.tools.flwr_defaults

@@ -1,1 +1,1 @@
-"""Measurements that the documentation quotes: scripts, their results, and the tables made from them."""
+"""Measurements behind the documentation's claims. Not part of the package that is installed; nothing imports it."""

@@ -1,31 +1,70 @@
-"""`python -m simulations.benchmarks [NAME ...]`: measure again, write the results, and the tables made from them.
+"""Run a benchmark by its name: `python -m simulations.benchmarks NAME [options]`.
 
-Without names, everything that needs no data from outside. ``sst2`` needs the folder of its files and is run on its own.
+Without a name, what there is. Each is a module too: `python -m simulations.benchmarks.engine.speed` is `engine.speed`.
+Results go to `results/`; `harness.tables` writes the documentation's tables from them.
 """
 
 import subprocess
 import sys
 
-BENCHMARKS = (
-    "noise_throughput",
-    "mechanism_audit",
-    "flower_dp_control",
-    "engine_speed",
-    "engine_record_level",
-    "engine_peak",
-    "engine_population",
-)
+BENCHMARKS = {
+    "engine.speed": "clients per second beside plain PEFT, and the share of the machine's peak",
+    "engine.record_level": "a record-level step beside one without privacy and beside Opacus",
+    "engine.population": "what a million logical clients cost the server; the wall time of one whole run",
+    "engine.profile": "where the time of a round goes, with a flame graph",
+    "engine.against_pfl": "rounds of DP-FedAvg beside pfl-research (in an environment of its own)",
+    "engine.against_flower": "whole rounds on Ray: a message per worker beside one per client",
+    "engine.gpu": "a model of 1.1 billion parameters on one GPU",
+    "faults.bad_replies": "malformed and hostile replies through the real strategy",
+    "faults.soak": "a long run under failing nodes and kill -9",
+    "faults.message_overhead": "what a message costs a deployed client beside its training",
+    "privacy.mechanism_audit": "two-world audits of the release path and of broken copies of it",
+    "privacy.flower_dp": "Flower's own DP wrappers under the checks that ours pass",
+    "privacy.noise_throughput": "what noise, clipping and encoding cost a round",
+    "privacy.secure_sums": "what a secure sum costs, in CPU seconds and in bytes",
+    "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
+    "privacy.published_accounting": "what the accounting of two papers leaves out",
+    "papers.sst2": "preset sst2 over seeds",
+    "papers.dp_lac_figure": "the figure of docs/comparisons.md from the results of the sweep",
+    "papers.atdp": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
+    "papers.pe_sgd": "DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD on a few hundred texts",
+    "papers.rldp_pretraining": "make and judge the policy of the controller rl, and time its rounds",
+    "lacquer_small.train": "train the base model lacquer-small",
+    "lacquer_small.package": "put a trained lacquer-small into the package, with its card",
+    "harness.tables": "write the tables of the documentation from the results (--check only looks)",
+    "harness.structure": "lines, imports and circles of the packages, as in CONTRIBUTING.md",
+}
+"""Modules below ``simulations.benchmarks`` that can be run, and what each does."""
+
+ALL = (
+    "engine.speed", "engine.record_level", "engine.population",
+    "privacy.noise_throughput", "privacy.mechanism_audit", "privacy.flower_dp",
+    "harness.tables",
+)  # fmt: skip
+"""What `all` runs: measurements that need no data from outside and take minutes; then the tables."""
 
 
-def main(names: list[str]) -> int:
-    """Run the named benchmarks, or all; the exit code of the first that fails, else 0."""
-    if unknown := sorted(set(names) - set(BENCHMARKS)):
-        sys.exit(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
-    for name in [*(names or BENCHMARKS), "tables"]:
-        done = subprocess.run([sys.executable, "-m", f"simulations.benchmarks.{name}"], check=False)
-        if done.returncode:
-            return done.returncode
-    return 0
+def run(name: str, options: list[str]) -> int:
+    """Run one as a module; its exit code."""
+    return subprocess.run([sys.executable, "-m", f"simulations.benchmarks.{name}", *options], check=False).returncode
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named benchmark, or `all`; the exit code of the first that fails, else 0."""
+    name, *options = arguments or ["--help"]
+    if name in ("--help", "-h"):
+        width = max(map(len, BENCHMARKS))
+        lines = [f"  {name:{width}}  {words}" for name, words in BENCHMARKS.items()]
+        sys.stdout.write(
+            "python -m simulations.benchmarks NAME [options], or NAME --help; "
+            f"`all` runs {', '.join(ALL)}\n\n" + "\n".join(lines) + "\n"
+        )
+        return 0
+    if name == "all" and not options:
+        return next((code for each in ALL if (code := run(each, []))), 0)
+    if name not in BENCHMARKS:
+        sys.exit(f"no benchmark is called {' '.join(arguments)}; there are: {', '.join(BENCHMARKS)}")
+    return run(name, options)
 
 
 if __name__ == "__main__":

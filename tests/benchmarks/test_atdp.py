@@ -9,7 +9,7 @@ import pytest
 
 from server.runs.phase_config import parse_phases
 from simulations.benchmarks.papers import atdp
-from simulations.benchmarks.papers.atdp_tables import ORDER, comparison
+from simulations.benchmarks.papers.atdp import ORDER, comparison
 
 KINDS = dict(zip(ORDER, ["public", "none", "none", *["selective"] * 4, "record", "record"], strict=True))
 

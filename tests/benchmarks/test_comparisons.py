@@ -5,9 +5,8 @@ import math
 import pytest
 
 from simulations.benchmarks.harness.timing import paired_difference
-from simulations.benchmarks.papers.dp_lac_claims import claims
+from simulations.benchmarks.papers.dp_lac import choices, claims, comparisons, difference_text
 from simulations.benchmarks.papers.dp_lac_figure import comparison_figure
-from simulations.benchmarks.papers.dp_lac_tables import choices, comparisons, difference_text
 from simulations.report.plots import LIGHT
 
 

@@ -21,13 +21,12 @@ from simulations.benchmarks.engine import (
     against_pfl,
     gpu,
     jobs,
-    peak,
     population,
     profile,
     record_level,
     speed,
 )
-from simulations.benchmarks.harness.timing import forget_peak, lines, peak_memory
+from simulations.benchmarks.harness.timing import forget_peak, peak_memory, ratios
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' and Opacus' own
 
@@ -39,15 +38,7 @@ LIBRARY = (
     "client.models.lora",
     "client.models.base",
 )
-SCRIPTS = (
-    "engine_speed",
-    "engine_peak",
-    "engine_record_level",
-    "engine_profile",
-    "engine_pfl",
-    "engine_gpu",
-    "engine_tables",
-)
+SCRIPTS = ("speed", "profile", "against_pfl", "gpu", "tables")
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -62,15 +53,14 @@ def job() -> jobs.Job:
 
 @pytest.mark.slow
 def test_engine_and_benchmarks_run_without_flower_and_ray() -> None:
-    modules = [*LIBRARY, *(f"simulations.benchmarks.{name}" for name in SCRIPTS)]
+    modules = [*LIBRARY, *(f"simulations.benchmarks.engine.{name}" for name in SCRIPTS)]
     code = f"""
 import importlib, sys
 sys.modules["flwr"] = sys.modules["ray"] = None  # an import of either fails as if it were not installed
 for name in {modules!r}:
     importlib.import_module(name)
-from simulations.benchmarks import engine_gpu
-cpu = engine_gpu.torch.device("cpu")
-found = engine_gpu.measure(engine_gpu.SMALL, cpu, count=2, records=2, sequential=1, rounds=1, side=8)
+from simulations.benchmarks.engine import gpu
+found = gpu.measure(gpu.SMALL, gpu.jobs.CPU, count=2, records=2, sequential=1, rounds=1, side=8)
 assert found["clients"] == 2
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -79,16 +69,16 @@ assert found["clients"] == 2
 
 def test_every_way_to_train_gives_the_same_updates(job: jobs.Job) -> None:
     expected = jobs.plain_peft(job)()
-    assert relative(jobs.rebuilt_peft(job)(), expected) < 1e-6
+    assert relative(jobs.plain_peft(job, rebuilt=True)(), expected) < 1e-6
     assert relative(speed.engine(job, "fp32")(), expected) < 1e-4
 
 
 def test_record_level_step_is_that_of_opacus(job: jobs.Job) -> None:
-    step = record_level.one_step(job)
-    found = record_level.private(step, "fp32", noise_multiplier=0.0)()
-    for way in (record_level.opacus.hooks, record_level.opacus.ghost):
-        assert relative(found, way(step, record_level.BOUND, 0.0)()) < 1e-4
-    unclipped = record_level.non_private(step, "fp32")()
+    step = jobs.one_step(job)
+    found = jobs.private_step(step, step.engine("fp32"), noise_multiplier=0.0)()
+    for way in (record_level.opacus_hooks, record_level.opacus_ghost):
+        assert relative(found, way(step, noise_multiplier=0.0)()) < 1e-4
+    unclipped = jobs.engine_training(step, step.engine("fp32"))()
     assert relative(found, unclipped) > 0.1, "nothing was clipped, so nothing was compared"
 
 
@@ -96,8 +86,8 @@ def test_training_flops_of_one_token() -> None:
     hidden, intermediate = 384, 1536
     products = 6 * 2 * (4 * hidden**2 + 2 * hidden * intermediate) - 3 * hidden**2
     more = 6 * 2 * 6 * 8 * hidden + 6 * 6 * hidden
-    assert peak.training_flops(np.array([1])) == 2 * (products + more)
-    two, one = (peak.training_flops(np.array(lengths)) for lengths in ([20, 20], [40]))
+    assert speed.training_flops(np.array([1])) == 2 * (products + more)
+    two, one = (speed.training_flops(np.array(lengths)) for lengths in ([20, 20], [40]))
     assert two < one
 
 
@@ -144,23 +134,22 @@ def test_peak_memory_starts_again() -> None:
 
 
 def test_ratios_are_medians_within_a_round() -> None:
-    first, second = lines("job", {"a": [1.0, 2.0, 30.0], "b": [2.0, 1.0, 10.0]}, "a", 6)
+    first, second = ratios("job", {"a": [1.0, 2.0, 30.0], "b": [2.0, 1.0, 10.0]}, "a", 6)
     assert (first["ratio"], first["clients_per_second"]) == (1.0, 3.0)
     assert (second["ratio"], second["lowest_ratio"], second["highest_ratio"]) == (2.0, 0.5, 3.0)
 
 
 def test_gpu_benchmark_compares_the_same_sums() -> None:
     cpu, shape = torch.device("cpu"), gpu.SMALL
-    base = gpu.model(shape, cpu, torch.float32)
-    vector, cohort = gpu.start(base), gpu.clients(shape, 3, 5)
-    assert sum(p.numel() for p in base.parameters() if p.dim() == 2) == shape.weights() + shape.words * shape.hidden
-    expected = gpu.plain_peft(gpu.model(shape, cpu, torch.float32), vector, cohort, cpu)()
-    engine = gpu.CohortEngine(base, gpu.SPEC, gpu.TASK, precision="fp32")
-    assert relative(gpu.engine_round(engine, vector, cohort)(), expected) < 1e-4
+    job = gpu.job_of(shape, cpu, torch.float32, 3, 5)
+    matrices = sum(p.numel() for p in job.make().parameters() if p.dim() == 2)
+    assert matrices == shape.weights() + shape.words * shape.hidden
+    expected = jobs.plain_peft(job)().sum(dim=0)
+    assert relative(gpu.engine_round(job, job.engine("fp32"))(), expected) < 1e-4
 
 
 def test_flame_graph_is_a_picture_of_what_was_profiled(job: jobs.Job) -> None:
-    engine = profile.CohortEngine(job.make(), job.spec, jobs.TASK, precision="fp32")
+    engine = job.engine("fp32")
     with torch_profiler.profile(activities=[torch_profiler.ProfilerActivity.CPU]) as profiler:
         engine.train_all(job.start(), job.clients, job.local, job.seeds)
     events = list(profiler.events())

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from privacy.ledger.ledger import Ledger
-from simulations.benchmarks.harness.markdown import RESULTS
+from simulations.benchmarks.harness.results import RESULTS
 from simulations.benchmarks.privacy import flower_dp
-from simulations.benchmarks.privacy.flower_dp import CHECKS, Pair, scratch_ledger, silence
+from simulations.benchmarks.privacy.flower_dp import CHECKS, Pair, silence
+from simulations.benchmarks.privacy.flower_rounds import scratch_ledger
 
 COMMITTED = {
     line["check"]: line

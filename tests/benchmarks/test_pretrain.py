@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from client.data.spec import sha256
 from client.models.base import load_base
-from simulations.benchmarks.lacquer_small import __main__ as program
 from simulations.benchmarks.lacquer_small import package, train
 from simulations.benchmarks.lacquer_small.package import perplexity
 
@@ -33,7 +32,7 @@ def folders(tmp_path_factory):
     small = {"width": 32, "layers": 1, "heads": 2, "groups": 1, "hidden": 48, "vocabulary": 320, "context": 16}
     patch = pytest.MonkeyPatch()
     patch.setattr(train, "Recipe", lambda **given: Recipe(**given, **small, windows=4))
-    program.main(data, out, minutes=30, steps=50, optimizer="muon", rate=3e-3, threads=torch.get_num_threads())
+    train.main(data, out, minutes=30, steps=50, optimizer="muon", rate=3e-3, threads=torch.get_num_threads())
     patch.undo()
     return data, out
 

@@ -1,12 +1,19 @@
 """Tables in the documentation come from results, and stale ones are noticed."""
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from simulations import benchmarks
-from simulations.benchmarks.harness.tables import ROOT, block, documents, fill, sst2
+from simulations.benchmarks.__main__ import ALL, BENCHMARKS, main
+from simulations.benchmarks.harness.results import ROOT
+from simulations.benchmarks.harness.tables import TABLES, block, documents, fill
+from simulations.benchmarks.papers.sst2 import accuracies
 
 RESULTS = [
     {
@@ -25,7 +32,7 @@ RESULTS = [
 
 
 def test_sst2_has_one_line_per_privacy_level_with_mean_and_deviation() -> None:
-    lines = sst2(RESULTS).splitlines()
+    lines = accuracies(RESULTS).splitlines()
     assert lines[2] == "| 2 | 75.0 % | 80.0 % | 200 | 9,218 | 10:00 | 1 |"
     assert lines[3] == "| 4 | 81.0 % ± 1.4 | 80.0 % ± 0.0 | 200 | 9,218 | 10:00 | 2 |"
     assert lines[-1] == "Seeds 0, 1; machine: 2 cores; commit `abc123`."
@@ -50,24 +57,42 @@ def test_wrong_markers_are_refused(tmp_path: Path) -> None:
         fill("<!-- table:sst2 -->\n| 81 % |\n", tmp_path)
 
 
-def test_the_tables_of_this_repository_are_what_the_results_say() -> None:
-    stale = [path.name for path in documents() if fill(path.read_text(encoding="utf-8")) != path.read_text()]
-    assert stale == [], "run: python -m simulations.benchmarks.harness.tables"
+def test_every_table_is_asked_for_by_a_document_and_has_a_function() -> None:
+    """The text itself is checked by `make check`."""
+    marked = {name for path in documents() for name in re.findall(r"<!-- table:([\w.-]+) -->", path.read_text())}
+    assert marked == TABLES.keys()
     assert ROOT / "README.md" in documents()
+    for place in TABLES.values():
+        module, _, function = place.partition(":")
+        assert callable(getattr(importlib.import_module(f"simulations.benchmarks.{module}"), function)), place
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "papers/dp_lac_figure",
-        "privacy/flower_dp",
-        "privacy/mechanism_audit",
-        "privacy/noise_throughput",
-        "privacy/secure_sums",
-        "privacy/published_accounting",
-    ],
-)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_asking_for_help_measures_nothing(name: str) -> None:
-    """They take no arguments, and would overwrite their results whatever they are given."""
-    text = Path(benchmarks.__file__).parent.joinpath(f"{name}.py").read_text(encoding="utf-8")
-    assert "    typer.run(main)" in text.partition('if __name__ == "__main__":')[2]
+    """Some take no arguments, and would overwrite their results whatever they are given."""
+    module = importlib.import_module(f"simulations.benchmarks.{name}")
+    text = Path(module.__file__ or "").read_text(encoding="utf-8")
+    assert text.partition('if __name__ == "__main__":')[2].lstrip().startswith("typer.run(main)")
+    command = typer.Typer(add_completion=False)
+    command.command()(module.main)
+    shown = CliRunner().invoke(command, ["--help"])
+    assert (shown.exit_code, "Usage" in shown.output) == (0, True)
+
+
+def test_every_script_has_its_line_in_the_list() -> None:
+    folder = Path(benchmarks.__file__).parent
+    scripts = {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if 'if __name__ == "__main__":\n    typer.run(main)' in path.read_text(encoding="utf-8")
+    }
+    assert scripts == BENCHMARKS.keys()
+    assert set(ALL) <= BENCHMARKS.keys()
+
+
+def test_the_list_is_shown_and_an_unknown_name_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == main(["--help"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert listed == [*BENCHMARKS] * 2
+    with pytest.raises(SystemExit, match=r"no benchmark is called engine_speed; there are: engine\.speed"):
+        main(["engine_speed"])

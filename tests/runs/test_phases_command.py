@@ -16,7 +16,7 @@ from server.runs.phase_artefacts import STAMP_FILE
 from server.runs.phase_config import load_phases
 from server.runs.phase_plan import plan_noise
 from simulations.benchmarks.papers import atdp
-from simulations.benchmarks.papers.atdp_tables import NULL, ORDER, comparison
+from simulations.benchmarks.papers.atdp import NULL, ORDER, comparison
 from simulations.cli.app import app
 from simulations.cli.phases import find, recipe_files
 from simulations.report.notation import percent_text

@@ -1,6 +1,6 @@
-"""Beside pfl-research 0.6.
+"""Rounds of DP-FedAvg beside pfl-research 0.6.
 
-Run: `python -m simulations.benchmarks.engine.against_pfl PYTHON [--sst2 train.parquet] [--quick]`.
+Run: `python -m simulations.benchmarks engine.against_pfl PYTHON [--sst2 train.parquet] [--quick]`.
 
 Whole rounds of DP-FedAvg on the same model, clients, batches and starting adapter: local SGD, flat clipping, Gaussian
 noise, server step. pfl-research runs as its users run it (`pfl_worker.py`) in a process of its own, because its
@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +24,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
 from client.engine.batching import Pool
-from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.models.lora import adapter_layout
 from privacy.clipping.norms import FlatClip
@@ -40,7 +37,8 @@ from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import charged_release
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.timing import lines, one_thread, show, write
+from simulations.benchmarks.harness.results import ROOT, say_ratios, write
+from simulations.benchmarks.harness.timing import cpu_seconds, one_thread, ratios
 
 BOUND, NOISE_MULTIPLIER = 0.1, 1.0
 PFL, PFL_AMP = "pfl-research", "pfl-research, autocast bf16"
@@ -71,13 +69,12 @@ class PflWorker:
             "noise_multiplier": NOISE_MULTIPLIER,
             "amp": amp,
         }
-        root = Path(__file__).resolve().parents[3]
         self._process = subprocess.Popen(
             [python, Path(__file__).with_name("pfl_worker.py"), folder, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
         self._layout = layout
 
@@ -119,7 +116,7 @@ def _as_tensors(job: jobs.Job, client: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def engine_round(job: jobs.Job, precision: str, ledger: Ledger, rounds: int) -> Callable[[], None]:
     """Local training, clipping, ledger, noise and server step, each call one round after the last."""
-    engine, adapter = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
+    engine, adapter = job.engine(precision), job.start()
     plan = Plan(FlatClip(BOUND, engine.layout.dim), NOISE_MULTIPLIER)
     sampling = Poisson(1.0, len(job.clients))
     numbers = iter(range(1, rounds + 1))
@@ -165,15 +162,12 @@ def compare(
     for precision in precisions:
         ledgers.append(new_ledger(folder / f"{precision}.jsonl", job, rounds + 1))
         engines[f"engine {precision}"] = engine_round(job, precision, ledgers[-1], rounds + 1)
-        engine = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision)
-        mean = engine.train_all(job.start(), job.clients, job.local, job.seeds).mean(dim=0)
+        mean = jobs.engine_training(job, job.engine(precision))().mean(dim=0)
         differences[f"engine {precision}"] = float((mean - truth).norm() / truth.norm())
     for number in range(rounds + 1):  # the first is not counted
         measured = {name: worker.seconds() for name, worker in workers.items()}
         for name, work in engines.items():
-            began = time.process_time()
-            work()
-            measured[name] = time.process_time() - began
+            measured[name] = cpu_seconds(work)
         if number:
             for name, value in measured.items():
                 seconds[name].append(value)
@@ -181,7 +175,7 @@ def compare(
         worker.close()
     for ledger in ledgers:
         ledger.close()
-    rows = [row for reference in workers for row in lines(job.name, seconds, reference, len(job.clients))]
+    rows = [row for reference in workers for row in ratios(job.name, seconds, reference, len(job.clients))]
     return [{**row, "difference": differences[row["variant"]]} for row in rows if row["variant"] not in workers]
 
 
@@ -202,8 +196,8 @@ def make_jobs(quick: bool, sst2: Path | None) -> list[tuple[jobs.Job, tuple[str,
 
 def main(
     python: Annotated[Path, typer.Argument(help="interpreter of an environment with pfl-research 0.6")],
-    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
-    quick: Annotated[bool, typer.Option(help="few clients and rounds: does it run at all?")] = False,
+    sst2: jobs.Sst2 = None,
+    quick: jobs.Quick = False,
 ) -> None:
     """Measure and write the results."""
     one_thread()
@@ -211,12 +205,9 @@ def main(
     for job, precisions in make_jobs(quick, sst2):
         with tempfile.TemporaryDirectory() as folder:
             rows += compare(python, job, precisions, 1 if quick else 5, Path(folder))
-    console = Console(width=160)
-    show(console, rows)
+    say_ratios(rows)
     if not quick:
-        data = "SST-2" if sst2 is not None else "random tokens of SST-2's lengths"
-        path = write("engine-pfl", {"data": data, "seeds": [0], "pfl": "0.6.0", "ratios": rows})
-        console.print(f"written to {path}", highlight=False)
+        write("engine-pfl", {"data": jobs.data_name(sst2), "seeds": [0], "pfl": "0.6.0", "ratios": rows})
 
 
 if __name__ == "__main__":

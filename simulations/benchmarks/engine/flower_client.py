@@ -12,7 +12,6 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from torch import Tensor
 
 from client.app import app as lacquer
 from client.data.spec import PreparedData
@@ -21,6 +20,7 @@ from client.models.base import load_base
 from client.models.lora import peft_config
 from client.models.tasks import SequenceClassification
 from client.worker import Job, local_seed
+from simulations.benchmarks.engine import jobs
 
 app = ClientApp()
 
@@ -62,14 +62,8 @@ def kept_model(job: str) -> PeftModel:
 def train_one(model: PeftModel, job: Job, client: int, round: int) -> int:
     """Local training of one client; returns its number of records."""
     records = PreparedData.open(job.data).client(client)
-    pool, task, local = Pool([records]), SequenceClassification(job.num_labels, job.balance), job.local
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=local.learning_rate, weight_decay=local.weight_decay)
-    for rows in local.batches(len(records), local_seed(job.seed, round, client)):
-        batch = pool.batch(rows, 0, torch.device("cpu"))
-        optimizer.zero_grad()
-        output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-        logits = output if isinstance(output, Tensor) else output.logits
-        task.per_record_loss(logits, batch).mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    pool, task = Pool([records]), SequenceClassification(job.num_labels, job.balance)
+    rows = job.local.batches(len(records), local_seed(job.seed, round, client))
+    batches = (pool.batch(some, 0, torch.device("cpu")) for some in rows)
+    jobs.run_steps(model, [p for p in model.parameters() if p.requires_grad], batches, task, job.local)
     return len(records)

@@ -1,32 +1,42 @@
-"""The jobs of the engine's benchmarks: models, clients, and plain PEFT as one writes it by hand.
+"""The jobs of the engine's benchmarks: models, clients, the cohort engine, and plain PEFT as one writes it by hand.
 
 The hand-written loop is the fair opponent: batches are padded to their longest record and turned into tensors before
-the clock starts, the adapter is copied in place, nothing is rebuilt. `rebuilt_peft` is what many federated examples do:
-a new model from the base for every client.
+the clock starts, the adapter is copied in place, nothing is rebuilt. With ``rebuilt`` it does what many federated
+examples do: a new model from the base for every client.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from peft import get_peft_model
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from client.data.records import Records
 from client.engine.batching import Pool
+from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base, load_tokenizer
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter, peft_config
-from client.models.tasks import Batch, SequenceClassification
+from client.models.tasks import Batch, SequenceClassification, Task
 from privacy.randomness.rng import simulation_generator
 
+Sst2 = Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens of its lengths without it")]
+Quick = Annotated[bool, typer.Option(help="very little of everything, nothing is written: does it run at all?")]
+
+CPU = torch.device("cpu")
 TASK = SequenceClassification(2)
 SPEC = LoraSpec(8, 16.0, ("query", "value"), heads=("classifier",))
+LLAMA_SPEC = LoraSpec(8, 16.0, ("q_proj", "v_proj"))
 ADAMW = LocalTraining("adamw", learning_rate=1e-3, batch_size=10)
+BOUND, NOISE_MULTIPLIER, RATE = 0.1, 1.0, 0.05
+"""Of a step of DP-SGD."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ class Job:
     spec: LoraSpec
     clients: Sequence[Records]
     local: LocalTraining
+    task: Task = TASK
+    device: torch.device = CPU
 
     @property
     def seeds(self) -> range:
@@ -48,6 +60,18 @@ class Job:
         model = self.make()
         vector = initial_adapter(adapter_layout(model, self.spec), model, 0)
         return vector + 0.02 * torch.randn(len(vector), generator=torch.Generator().manual_seed(0))
+
+    def engine(self, precision: str, **settings: Any) -> CohortEngine:
+        """The cohort engine on the job's model."""
+        return CohortEngine(self.make(), self.spec, self.task, precision=precision, device=self.device, **settings)
+
+
+def seeded(make: Callable[[Any], Any], config: Any) -> nn.Module:
+    """A model with random weights that are always the same; torch's global generator is left as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: nn.Module = make(config)
+        return model.eval()
 
 
 def tiny() -> nn.Module:
@@ -61,15 +85,28 @@ def tiny() -> nn.Module:
         max_position_embeddings=128,
         num_labels=2,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model: nn.Module = BertForSequenceClassification(config)
-        return model.eval()
+    return seeded(BertForSequenceClassification, config)
 
 
 def minilm() -> nn.Module:
     """all-MiniLM-L6-v2: 6 layers, width 384, 22 million parameters."""
     return load_base("minilm", "classification", 2)[0]
+
+
+def llama(**shape: Any) -> nn.Module:
+    """A language model, by default of the size of ours: 4 layers, width 256, vocabulary 4,096."""
+    ours = {
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    }
+    return seeded(LlamaForCausalLM, LlamaConfig(**(shape or ours)))
 
 
 def uniform_clients(count: int, records: int, tokens: int) -> list[Records]:
@@ -99,59 +136,76 @@ def ragged_clients(count: int, sst2: Path | None) -> list[Records]:
     return clients
 
 
+def data_name(sst2: Path | None) -> str:
+    """What `ragged_clients` hold, for the results."""
+    return "random tokens of SST-2's lengths" if sst2 is None else "SST-2"
+
+
+def engine_training(job: Job, engine: CohortEngine) -> Callable[[], Tensor]:
+    """Train the job's clients on the engine, `[clients, D]`; all from token lists to updates is inside the clock."""
+    start = job.start()
+    return lambda: engine.train_all(start, job.clients, job.local, job.seeds)
+
+
+def one_step(job: Job) -> Job:
+    """All records of a client in one step of SGD."""
+    largest = max(len(records) for records in job.clients)
+    return replace(job, local=replace(job.local, optimizer="sgd", learning_rate=RATE, batch_size=largest))
+
+
+def private_step(job: Job, engine: CohortEngine, noise_multiplier: float = NOISE_MULTIPLIER) -> Callable[[], Tensor]:
+    """The step with clipped record gradients and noise, for all clients at once."""
+    start = job.start()
+    sizes = torch.tensor([[len(records)] for records in job.clients], device=engine.device)
+
+    def work() -> Tensor:
+        sums = torch.zeros(len(job.clients), engine.layout.dim, device=engine.device)
+        for chunk in engine.cohort_record_gradients(start, job.clients):
+            scale = (BOUND / chunk.rows.norm(dim=1)).clamp_max_(1.0)
+            # rows of one client times their factors: a product, without a scaled copy of the rows
+            weights = torch.zeros(len(job.clients), len(chunk.rows), device=engine.device)
+            weights[torch.from_numpy(chunk.clients), torch.arange(len(chunk.rows))] = scale
+            sums.addmm_(weights, chunk.rows)
+        return (sums + noise_multiplier * BOUND * torch.randn_like(sums)).mul_(-RATE / sizes)
+
+    return work
+
+
 def padded_batches(job: Job) -> list[list[Batch]]:
     """Every step of every client as tensors, padded to the longest record of the step."""
     made = []
     for records, seed in zip(job.clients, job.seeds, strict=True):
         pool = Pool([records])
-        made.append([pool.batch(rows, 0, torch.device("cpu")) for rows in job.local.batches(len(records), seed)])
+        made.append([pool.batch(rows, 0, job.device) for rows in job.local.batches(len(records), seed)])
     return made
 
 
-def plain_peft(job: Job) -> Callable[[], Tensor]:
-    """Train all clients one by one with PEFT and torch.optim; returns their updates `[clients, D]`."""
-    layout = adapter_layout(job.make(), job.spec)
-    tensors, batches = layout.tensors(job.start()), padded_batches(job)
-    model = get_peft_model(job.make(), peft_config(job.spec)).eval()
-    parameters = parameters_of(model)
+def plain_peft(job: Job, *, rebuilt: bool = False) -> Callable[[], Tensor]:
+    """Train all clients one by one with PEFT and torch.optim; returns their updates `[clients, D]`.
+
+    Args:
+        rebuilt: copy the base model and put a new adapter on it for every client.
+    """
+    base, batches = job.make(), padded_batches(job)
+    tensors = {n: start.to(job.device) for n, start in adapter_layout(base, job.spec).tensors(job.start()).items()}
+
+    def adapted() -> tuple[nn.Module, dict[str, nn.Parameter]]:
+        model = get_peft_model(copy.deepcopy(base) if rebuilt else base, peft_config(job.spec)).eval()
+        return model, parameters_of(model)
+
+    kept, fused = None if rebuilt else adapted(), True if job.device.type == "cuda" else None
 
     def work() -> Tensor:
         rows = []
         for steps in batches:
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(tensors[name])
-            rows.append(_train(model, parameters, tensors, steps, job.local))
+            model, parameters = kept or adapted()
+            copy_into(parameters, tensors)
+            run_steps(model, parameters.values(), steps, job.task, job.local, fused=fused)
+            moves = [(parameters[name].detach() - start).reshape(-1) for name, start in tensors.items()]
+            rows.append(torch.cat(moves).cpu())
         return torch.stack(rows)
 
     return work
-
-
-def rebuilt_peft(job: Job) -> Callable[[], Tensor]:
-    """The same, but every client copies the base model and puts new adapters on it."""
-    layout, base = adapter_layout(job.make(), job.spec), job.make()
-    tensors, batches = layout.tensors(job.start()), padded_batches(job)
-
-    def work() -> Tensor:
-        rows = []
-        for steps in batches:
-            model = get_peft_model(copy.deepcopy(base), peft_config(job.spec)).eval()
-            parameters = parameters_of(model)
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(tensors[name])
-            rows.append(_train(model, parameters, tensors, steps, job.local))
-        return torch.stack(rows)
-
-    return work
-
-
-def load_start(model: nn.Module, job: Job) -> None:
-    """Put the job's starting adapter into a PEFT model."""
-    tensors = adapter_layout(job.make(), job.spec).tensors(job.start())
-    with torch.no_grad():
-        for name, parameter in parameters_of(model).items():
-            parameter.copy_(tensors[name])
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -160,18 +214,32 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.replace(".default", "").replace(".modules_to_save", ""): p for name, p in trained.items()}
 
 
-def _train(
+def copy_into(parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]) -> None:
+    """Set the trained parameters."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def run_steps(
     model: nn.Module,
-    parameters: dict[str, nn.Parameter],
-    start: dict[str, Tensor],
-    steps: Sequence[Batch],
+    parameters: Iterable[nn.Parameter],
+    steps: Iterable[Batch],
+    task: Task,
     local: LocalTraining,
-) -> Tensor:
-    optimizer = torch.optim.AdamW(parameters.values(), lr=local.learning_rate, weight_decay=local.weight_decay)
+    *,
+    fused: bool | None = None,
+) -> None:
+    """AdamW over the batches, as one writes it in PyTorch."""
+    optimizer = torch.optim.AdamW(parameters, local.learning_rate, weight_decay=local.weight_decay, fused=fused)
     for batch in steps:
         optimizer.zero_grad()
-        output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-        logits = output if isinstance(output, Tensor) else output.logits
-        TASK.per_record_loss(logits, batch).mean().backward()  # type: ignore[no-untyped-call]
+        loss = task.per_record_loss(logits_of(model, batch), batch).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return torch.cat([(parameters[name].detach() - start[name]).reshape(-1) for name in start])
+
+
+def logits_of(model: nn.Module, batch: Batch) -> Tensor:
+    """The model's answer to a batch."""
+    output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    return output if isinstance(output, Tensor) else output.logits

@@ -1,4 +1,6 @@
-"""`python -m simulations.benchmarks.engine.profile [--sst2 train.parquet] [--flame engine.svg]`: where a round goes.
+"""Where the time of a round goes.
+
+Run: `python -m simulations.benchmarks engine.profile [--sst2 train.parquet] [--flame engine.svg]`.
 
 Local training of a cohort on MiniLM under torch's profiler. Every operator's own time is booked to the part of the
 engine it works for; what remains of the CPU time is Python, dispatch and the profiler itself. `--flame` draws the same
@@ -13,13 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from client.engine.cohort import CohortEngine
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.timing import one_thread, write
+from simulations.benchmarks.harness.results import say, write
+from simulations.benchmarks.harness.timing import one_thread
 
 PRODUCTS = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first owner found from an operator upwards decides
@@ -113,31 +114,28 @@ def flame(events: Iterable[FunctionEvent], title: str, total: float) -> str:
 
 
 def main(
-    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
+    sst2: jobs.Sst2 = None,
     clients: Annotated[int, typer.Option(help="clients in the round")] = 32,
     flame_graph: Annotated[Path | None, typer.Option("--flame", help="where to draw the bfloat16 flame graph")] = None,
 ) -> None:
     """Profile both precisions and write the results."""
     one_thread()
-    console, results = Console(width=160), {}
+    results = {}
     job = jobs.Job("MiniLM", jobs.minilm, jobs.SPEC, jobs.ragged_clients(clients, sst2), jobs.ADAMW)
-    start = job.start()
     for precision in ("fp32", "bf16"):
-        engine = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision)
-        engine.train_all(start, job.clients, job.local, job.seeds)
+        work = jobs.engine_training(job, job.engine(precision))
+        work()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             began = time.perf_counter()
-            engine.train_all(start, job.clients, job.local, job.seeds)
+            work()
             total = time.perf_counter() - began  # the profiler counts wall time too
         events = list(profiler.events())
         results[precision] = by_part(events, total)
-        for row in results[precision]:
-            console.print(f"{precision}  {row['part']:34} {100 * row['share']:5.1f} %", highlight=False)
+        say(*(f"{precision}  {row['part']:34} {100 * row['share']:5.1f} %" for row in results[precision]))
         if flame_graph is not None and precision == "bf16":
             title = "One round of local training, MiniLM, bfloat16: CPU time by part, then by operator"
             flame_graph.write_text(flame(events, title, total), encoding="utf-8")
-    path = write("engine-profile", {"clients": clients, "parts": results})
-    console.print(f"written to {path}", highlight=False)
+    write("engine-profile", {"clients": clients, "parts": results})
 
 
 if __name__ == "__main__":

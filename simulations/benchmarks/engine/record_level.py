@@ -1,130 +1,255 @@
-"""`python -m simulations.benchmarks.engine.record_level [--sst2 train.parquet] [--quick]`: record-level privacy's cost.
+"""What record-level privacy costs: a step of DP-SGD beside the same step without privacy, and beside Opacus.
 
-One optimizer step of DP-SGD: gradients of every record, clipped to a bound, summed, plus Gaussian noise, against the
-same step without privacy on the same engine, and against Opacus on plain PEFT, client by client, with hooks and with
-ghost clipping. Time in turn within one process; peak memory of each variant in a process of its own, above that
-process's size once the model is loaded. The noise here only costs what noise costs; no ledger is written.
+Run: `python -m simulations.benchmarks engine.record_level [--sst2 train.parquet] [--part gradients|steps] [--quick]`.
+
+Gradients: gradients of every record, clipped to a bound, summed, plus Gaussian noise, for many clients at once; against
+the same step without privacy on the same engine, and against Opacus 1.6 on plain PEFT, client by client, in two of its
+ways. Hooks (`GradSampleModule`): one backward pass, every record's gradient in memory. Ghost clipping
+(`GradSampleModuleFastGradientClipping`): norms from a first backward pass, the clipped sum from a second one. Tensors
+are ready before the clock starts, nothing is rebuilt, and the noise here only costs what noise costs: no ledger.
+
+Steps: everything a step of ``client.record_level.dp_sgd`` does: draw the batch, gradients of every record, clip, round
+to the grid, charge the ledger and wait for the disk, noise, optimizer. Against one step of SGD on the same records.
+
+CPU time of one thread, in turn within one process; peak memory of each variant in a process of its own, above that
+process's size once the model is loaded.
 """
 
-import gc
-import multiprocessing
-from collections.abc import Callable
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.console import Console
-from torch import Tensor
+from opacus import GradSampleModule
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from peft import get_peft_model
+from torch import Tensor, nn
 
+from client.data.records import Records
 from client.engine.cohort import CohortEngine
-from simulations.benchmarks.engine import jobs, opacus
-from simulations.benchmarks.harness.timing import forget_peak, interleaved, lines, one_thread, peak_memory, show, write
+from client.engine.local_training import LocalTraining
+from client.engine.sequential import OpacusEngine
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter, peft_config
+from client.models.tasks import Batch, CausalLM, Task
+from client.record_level.settings import RecordLevelSettings
+from client.record_level.training import commit, private_training
+from client.record_level.units import UnitIndex
+from privacy.ledger.ledger import Ledger
+from privacy.randomness.sampling import CohortSampler
+from simulations.benchmarks.engine import jobs
+from simulations.benchmarks.harness.results import say, say_ratios, write
+from simulations.benchmarks.harness.timing import growth, in_own_process, interleaved, one_thread, over_rounds, ratios
+from strategies.controllers.controller import PublicSignals
 
-BOUND, NOISE_MULTIPLIER, RATE = 0.1, 1.0, 0.05
 PLAIN, ENGINE, PRIVATE = "plain PEFT", "engine", "engine, record-level"
 HOOKS, GHOST = "Opacus hooks", "Opacus ghost"
 
 
-def one_step(job: jobs.Job) -> jobs.Job:
-    """All records of a client in one step of SGD."""
-    largest = max(len(records) for records in job.clients)
-    return replace(job, local=replace(job.local, optimizer="sgd", learning_rate=RATE, batch_size=largest))
+def opacus_hooks(job: jobs.Job, noise_multiplier: float = jobs.NOISE_MULTIPLIER) -> Callable[[], Tensor]:
+    """Updates of all clients after one step each, `[clients, D]`."""
+    model = GradSampleModule(_peft_model(job), loss_reduction="mean")
+
+    def step(parameters: list[nn.Parameter], batch: Batch) -> None:
+        optimizer = DPOptimizer(**_options(job, parameters, batch, noise_multiplier))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(jobs.logits_of(model, batch), batch.labels)  # type: ignore[arg-type]
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return _client_by_client(model, job, step)
 
 
-def non_private(job: jobs.Job, precision: str) -> Callable[[], Tensor]:
-    """The step without clipping or noise."""
-    engine, start = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
-    return lambda: engine.train_all(start, job.clients, job.local, job.seeds)
+def opacus_ghost(job: jobs.Job, noise_multiplier: float = jobs.NOISE_MULTIPLIER) -> Callable[[], Tensor]:
+    """The same with ghost clipping."""
+    model = GradSampleModuleFastGradientClipping(
+        _peft_model(job), max_grad_norm=jobs.BOUND, use_ghost_clipping=True, loss_reduction="mean"
+    )
+
+    def step(parameters: list[nn.Parameter], batch: Batch) -> None:
+        optimizer = DPOptimizerFastGradientClipping(**_options(job, parameters, batch, noise_multiplier))
+        loss = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
+        optimizer.zero_grad()
+        loss(jobs.logits_of(model, batch), batch.labels).backward()
+        optimizer.step()
+
+    return _client_by_client(model, job, step)
 
 
-def private(job: jobs.Job, precision: str, noise_multiplier: float = NOISE_MULTIPLIER) -> Callable[[], Tensor]:
-    """The step with clipped record gradients and noise, for all clients at once."""
-    engine, start = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision), job.start()
-    sizes = torch.tensor([[len(records)] for records in job.clients])
+def _options(job: jobs.Job, parameters: list[nn.Parameter], batch: Batch, noise_multiplier: float) -> dict[str, Any]:
+    return {
+        "optimizer": torch.optim.SGD(parameters, lr=job.local.learning_rate),
+        "noise_multiplier": noise_multiplier,
+        "max_grad_norm": jobs.BOUND,
+        "expected_batch_size": len(batch.input_ids),
+    }
+
+
+def _client_by_client(
+    model: nn.Module, job: jobs.Job, step: Callable[[list[nn.Parameter], Batch], None]
+) -> Callable[[], Tensor]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in parameters]
+    batches = jobs.padded_batches(job)
 
     def work() -> Tensor:
-        sums = torch.zeros(len(job.clients), engine.layout.dim)
-        for chunk in engine.cohort_record_gradients(start, job.clients):
-            scale = (BOUND / chunk.rows.norm(dim=1)).clamp_max_(1.0)
-            # rows of one client times their factors: a product, without a scaled copy of the rows
-            weights = torch.zeros(len(job.clients), len(chunk.rows))
-            weights[torch.from_numpy(chunk.clients), torch.arange(len(chunk.rows))] = scale
-            sums.addmm_(weights, chunk.rows)
-        return (sums + noise_multiplier * BOUND * torch.randn_like(sums)).mul_(-RATE / sizes)
+        rows = []
+        for (batch,) in batches:
+            with torch.no_grad():
+                for parameter, values in zip(parameters, start, strict=True):
+                    parameter.copy_(values)
+            step(parameters, batch)
+            rows.append(torch.cat([(p.detach() - s).reshape(-1) for p, s in zip(parameters, start, strict=True)]))
+        return torch.stack(rows)
 
     return work
+
+
+def _peft_model(job: jobs.Job) -> Any:
+    """PEFT on the job's base, at the job's starting adapter, in training mode (the hooks work in no other)."""
+    base = job.make()
+    for module in base.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    tensors = adapter_layout(base, job.spec).tensors(job.start())
+    model = get_peft_model(base, peft_config(job.spec)).train()
+    jobs.copy_into(jobs.parameters_of(model), tensors)
+    return model
 
 
 def variants(job: jobs.Job, precision: str) -> dict[str, Callable[[], Callable[[], Tensor]]]:
     """What is compared; each is built when it is called."""
     return {
         PLAIN: lambda: jobs.plain_peft(job),
-        ENGINE: lambda: non_private(job, precision),
-        PRIVATE: lambda: private(job, precision),
-        HOOKS: lambda: opacus.hooks(job, BOUND, NOISE_MULTIPLIER),
-        GHOST: lambda: opacus.ghost(job, BOUND, NOISE_MULTIPLIER),
+        ENGINE: lambda: jobs.engine_training(job, job.engine(precision)),
+        PRIVATE: lambda: jobs.private_step(job, job.engine(precision)),
+        HOOKS: lambda: opacus_hooks(job),
+        GHOST: lambda: opacus_ghost(job),
     }
 
 
-def make_jobs(quick: bool, sst2: Path | None) -> dict[str, tuple[jobs.Job, str]]:
+def make_jobs(quick: bool, sst2: Path | None) -> list[tuple[jobs.Job, str]]:
     """Short records on a tiny model, where overhead counts; MiniLM with full and with ragged records."""
     small, large = (4, 2) if quick else (64, 6)
     tiny = jobs.Job("tiny, 4 x 16", jobs.tiny, jobs.SPEC, jobs.uniform_clients(small, 4, 16), jobs.ADAMW)
     long = jobs.Job("MiniLM, 16 x 64", jobs.minilm, jobs.SPEC, jobs.uniform_clients(large, 16, 64), jobs.ADAMW)
     ragged = jobs.Job("MiniLM, ragged SST-2", jobs.minilm, jobs.SPEC, jobs.ragged_clients(large, sst2), jobs.ADAMW)
-    made = {"tiny": (tiny, "fp32"), "long fp32": (long, "fp32"), "long": (long, "bf16"), "ragged": (ragged, "bf16")}
-    return {name: (one_step(replace(job, name=f"{job.name}, {p}")), p) for name, (job, p) in made.items()}
+    made = [(tiny, "fp32"), (long, "fp32"), (long, "bf16"), (ragged, "bf16")]
+    return [(jobs.one_step(replace(job, name=f"{job.name}, {precision}")), precision) for job, precision in made]
 
 
-def memory_of(variant: str, connection: Any) -> None:
-    """Peak bytes of two steps of one variant on MiniLM, 32 records of 64 tokens, above the size before them."""
-    one_thread()
-    cohort = jobs.uniform_clients(1, 32, 64)
-    job = one_step(jobs.Job("memory", jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW))
-    work = variants(job, "fp32")[variant]()
-    gc.collect()
-    forget_peak()
-    before = peak_memory()
-    work()
-    work()
-    connection.send(peak_memory() - before)
-
-
-def memory_rows() -> list[dict[str, Any]]:
-    """One process per variant."""
-    context = multiprocessing.get_context("spawn")
-    rows = []
-    for variant in (PLAIN, ENGINE, PRIVATE, HOOKS, GHOST):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=memory_of, args=(variant, sender))
-        process.start()
-        rows.append({"variant": variant, "peak_bytes": receiver.recv()})
-        process.join()
-    return rows
-
-
-def main(
-    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
-    quick: Annotated[bool, typer.Option(help="few clients and rounds: does it run at all?")] = False,
-) -> None:
-    """Measure and write the results."""
-    one_thread()
-    console, ratios = Console(width=160), []
-    for job, precision in make_jobs(quick, sst2).values():
+def gradient_rows(quick: bool, sst2: Path | None) -> list[dict[str, Any]]:
+    """All variants of every job in turn; what is asked of them is how much faster the private step is."""
+    found = []
+    for job, precision in make_jobs(quick, sst2):
         works = {name: build() for name, build in variants(job, precision).items()}
         seconds = interleaved(works, 1 if quick else 5)
         for reference in (ENGINE, HOOKS, GHOST):
-            rows = lines(job.name, seconds, reference, len(job.clients))
-            ratios += [row for row in rows if row["variant"] == PRIVATE or reference == ENGINE]
-    show(console, ratios)
-    memory = memory_rows()
-    for row in memory:
-        console.print(f"peak memory, {row['variant']}: {row['peak_bytes'] / 2**20:.0f} MiB", highlight=False)
-    if not quick:
-        path = write("engine-record-level", {"seeds": [0], "ratios": ratios, "memory": memory})
-        console.print(f"written to {path}", highlight=False)
+            rows = ratios(job.name, seconds, reference, len(job.clients))
+            found += [row for row in rows if row["variant"] == PRIVATE or reference == ENGINE]
+    return found
+
+
+def gradient_memory(variant: str) -> int:
+    """Peak bytes of two steps of one variant on MiniLM, 32 records of 64 tokens, above the size before them."""
+    one_thread()
+    cohort = jobs.uniform_clients(1, 32, 64)
+    job = jobs.one_step(jobs.Job("memory", jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW))
+    work = variants(job, "fp32")[variant]()
+    return growth(lambda: (work(), work()))
+
+
+WITHOUT, STEP, STEP_BY_HOOKS = "without privacy", "private step", "private step, gradients by Opacus' hooks"
+STEPS = (WITHOUT, STEP, STEP_BY_HOOKS)
+BATCHES = ("MiniLM, 64 records of 64 tokens", "Llama of 4 million, 64 records of 128 tokens")
+
+
+def batch_of(name: str) -> tuple[nn.Module, LoraSpec, Task, Records]:
+    """Model, adapter, task and the records of one batch."""
+    if name == BATCHES[0]:
+        return jobs.minilm(), jobs.SPEC, jobs.TASK, jobs.uniform_clients(1, 64, 64)[0]
+    return jobs.llama(), jobs.LLAMA_SPEC, CausalLM(), jobs.uniform_clients(1, 64, 128)[0]
+
+
+def build_step(name: str, variant: str, folder: Path) -> Callable[[], object]:
+    """One step of a variant, ready to be repeated; every record is in every batch."""
+    model, spec, task, records = batch_of(name)
+    start = initial_adapter(adapter_layout(model, spec), model, 0)
+    by_hooks = variant == STEP_BY_HOOKS
+    engine: Any = OpacusEngine(model, spec, task) if by_hooks else CohortEngine(model, spec, task, precision="fp32")
+    if variant == WITHOUT:
+        local = LocalTraining("sgd", learning_rate=0.01, batch_size=len(records))
+        return lambda: engine.train_all(start, [records], local, [0])
+    settings = RecordLevelSettings(
+        "record", 200, len(records), 100.0, 1e-5, controller_options={"clip-norm": 0.1}, optimizer="fedadam"
+    )
+    index = UnitIndex.of(records, grouped=False)
+    commitment, multipliers = commit(settings, len(index))
+    ledger = Ledger.create(folder / "ledger.jsonl", commitment)
+    training = private_training(settings, engine, index, ledger, multipliers, CohortSampler.fresh())
+    training.begin(start, PublicSignals(0, None))
+
+    def step() -> None:
+        training.step()
+        training.observe(PublicSignals(training.state.round, None))
+
+    return step
+
+
+def step_rows(name: str, rounds: int) -> list[dict[str, Any]]:
+    """Time of every variant over that of the step without privacy, taken in turn; peak memory, one process each."""
+    with tempfile.TemporaryDirectory() as root:
+        folders = [Path(root) / str(number) for number in range(len(STEPS))]
+        for folder in folders:
+            folder.mkdir()
+        steps = {variant: build_step(name, variant, folder) for variant, folder in zip(STEPS, folders, strict=True)}
+        seconds = interleaved(steps, rounds)
+    return [
+        {
+            "job": name,
+            "variant": variant,
+            **over_rounds([own / plain for own, plain in zip(seconds[variant], seconds[WITHOUT], strict=True)]),
+            "seconds": statistics.median(seconds[variant]),
+            "peak_bytes": in_own_process(step_memory, name, variant),
+        }
+        for variant in STEPS
+    ]
+
+
+def step_memory(name: str, variant: str) -> int:
+    """Peak bytes of two steps above the size before them."""
+    one_thread()
+    with tempfile.TemporaryDirectory() as folder:
+        step = build_step(name, variant, Path(folder))
+        return growth(lambda: (step(), step()))
+
+
+def main(
+    sst2: jobs.Sst2 = None,
+    part: Annotated[Literal["both", "gradients", "steps"], typer.Option(help="what to measure")] = "both",
+    quick: jobs.Quick = False,
+) -> None:
+    """Measure and write the results."""
+    one_thread()
+    if part != "steps":
+        found = gradient_rows(quick, sst2)
+        say_ratios(found)
+        names: Sequence[str] = (PLAIN, ENGINE, PRIVATE, HOOKS, GHOST)
+        memory = [{"variant": name, "peak_bytes": in_own_process(gradient_memory, name)} for name in names]
+        for row in memory:
+            say(f"peak memory, {row['variant']}: {row['peak_bytes'] / 2**20:.0f} MiB")
+        if not quick:
+            write("engine-record-level", {"seeds": [0], "ratios": found, "memory": memory})
+    if part != "gradients":
+        rows = [row for name in BATCHES for row in step_rows(name, 1 if quick else 9)]
+        say(*rows)
+        if not quick:
+            write("dp-sgd-step", {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,43 +1,53 @@
-"""`python -m simulations.benchmarks.engine.speed [--sst2 train.parquet] [--quick]`: the engine against plain PEFT.
+"""The engine against plain PEFT, and against the machine's own peak.
 
-Local training of a cohort, one thread, no Flower and no Ray: clients per CPU second of the cohort engine, of plain PEFT
-client by client in place, and of plain PEFT rebuilt for every client. Every variant trains the same clients on the same
-batches, and the relative difference of the updates from plain PEFT's stands beside its speed.
+Run: `python -m simulations.benchmarks engine.speed [--sst2 train.parquet] [--part ratios|peak] [--quick]`.
+
+Ratios: local training of a cohort, one thread, no Flower and no Ray: clients per CPU second of the cohort engine, of
+plain PEFT client by client in place, and of plain PEFT rebuilt for every client. Every variant trains the same clients
+on the same batches, and the relative difference of the updates from plain PEFT's stands beside its speed.
+
+Peak: operations of all matrix products of local training on MiniLM per second, beside those of a matrix product of
+MiniLM's own shape, timed in turn with it on the same core with the same kernel.
 """
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
-from client.engine.cohort import CohortEngine
+from client.models.frozen_linear import BF16Weight, FrozenWeight, OneDnnWeight, PlainWeight
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.timing import interleaved, lines, one_thread, show, write
+from simulations.benchmarks.harness.results import say, say_ratios, write
+from simulations.benchmarks.harness.timing import cpu_seconds, interleaved, one_thread, ratios
 
 TOP_LAYERS = (4, 5)
 IN_PLACE, REBUILT = "plain PEFT in place", "plain PEFT rebuilt"
 
 
 def engine(job: jobs.Job, precision: str, **settings: Any) -> Callable[[], Tensor]:
-    """Train the job's clients on the cohort engine; everything from token lists to updates is inside the clock."""
-    made = CohortEngine(job.make(), job.spec, jobs.TASK, precision=precision, **settings)
-    start = job.start()
-    return lambda: made.train_all(start, job.clients, job.local, job.seeds)
+    """Train the job's clients on a cohort engine of their own."""
+    return jobs.engine_training(job, job.engine(precision, **settings))
 
 
 def compare(
-    job: jobs.Job, variants: dict[str, Callable[[], Tensor]], reference: str, rounds: int
+    job: jobs.Job, engines: dict[str, Callable[[], Tensor]], rounds: int, *, rebuilt: bool = True
 ) -> list[dict[str, Any]]:
-    """Time the variants in turn; every row also tells how far the updates are from the reference's."""
-    truth = variants[reference]()
+    """Time plain PEFT and the engines in turn; every row has how far the updates are from plain PEFT's in place."""
+    variants = {IN_PLACE: jobs.plain_peft(job)}
+    if rebuilt:
+        variants[REBUILT] = jobs.plain_peft(job, rebuilt=True)
+    variants |= engines
+    truth = variants[IN_PLACE]()
     seconds = interleaved(variants, rounds)
-    rows = lines(job.name, seconds, reference, len(job.clients))
-    if REBUILT in seconds:
-        rows += [row for row in lines(job.name, seconds, REBUILT, len(job.clients)) if "engine" in row["variant"]]
+    rows = ratios(job.name, seconds, IN_PLACE, len(job.clients))
+    if rebuilt:
+        rows += [row for row in ratios(job.name, seconds, REBUILT, len(job.clients)) if row["variant"] in engines]
     for row in rows:
         row["difference"] = float((variants[row["variant"]]() - truth).norm() / truth.norm())
     return rows
@@ -50,12 +60,7 @@ def tiny_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
         local = replace(jobs.ADAMW, batch_size=records)
         cohort = jobs.uniform_clients(clients, 2 * records, tokens)
         job = jobs.Job(f"tiny, {records} x {tokens}", jobs.tiny, jobs.SPEC, cohort, local)
-        variants = {
-            IN_PLACE: jobs.plain_peft(job),
-            REBUILT: jobs.rebuilt_peft(job),
-            "engine": engine(job, "fp32"),
-        }
-        rows += compare(job, variants, IN_PLACE, rounds)
+        rows += compare(job, {"engine": engine(job, "fp32")}, rounds)
     return rows
 
 
@@ -63,45 +68,100 @@ def minilm_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, 
     """MiniLM on ragged clients, adapters on all layers and on the top two."""
     cohort = jobs.ragged_clients(clients, sst2)
     job = jobs.Job("MiniLM, ragged SST-2", jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW)
-    rows = compare(
-        job,
-        {
-            IN_PLACE: jobs.plain_peft(job),
-            REBUILT: jobs.rebuilt_peft(job),
-            "engine fp32": engine(job, "fp32"),
-            "engine bf16": engine(job, "bf16"),
-        },
-        IN_PLACE,
-        rounds,
-    )
     top = replace(job, name="MiniLM, top 2 layers", spec=replace(job.spec, layers=TOP_LAYERS))
-    return rows + compare(
-        top,
-        {
-            IN_PLACE: jobs.plain_peft(top),
-            "engine bf16": engine(top, "bf16"),
-            "engine fp32, prefix cache": engine(top, "fp32", prefix_memory=2**29),
-            "engine bf16, prefix cache": engine(top, "bf16", prefix_memory=2**29),
-        },
-        IN_PLACE,
-        rounds,
-    )
+    engines = {f"engine {precision}": engine(job, precision) for precision in ("fp32", "bf16")}
+    engines_of_top = {
+        "engine bf16": engine(top, "bf16"),
+        "engine fp32, prefix cache": engine(top, "fp32", prefix_memory=2**29),
+        "engine bf16, prefix cache": engine(top, "bf16", prefix_memory=2**29),
+    }
+    return compare(job, engines, rounds) + compare(top, engines_of_top, rounds, rebuilt=False)
+
+
+def peak_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, Any]]:
+    """Matrix products of MiniLM's own shapes, timed alone and inside training, in turn.
+
+    `share` counts real tokens only, `share_with_padding` what the hardware had to do.
+    """
+    cohorts = {
+        "MiniLM, ragged SST-2": jobs.ragged_clients(clients, sst2),
+        "MiniLM, 10 x 64": jobs.uniform_clients(max(1, clients // 4), 10, 64),
+    }
+    rows = []
+    for name, cohort in cohorts.items():
+        job = jobs.Job(name, jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW)
+        tokens = sum(int(records.lengths.sum()) for records in cohort)
+        for precision, kind in (("fp32", OneDnnWeight), ("bf16", BF16Weight)):
+            made = job.engine(precision)
+            work = jobs.engine_training(job, made)
+            work()
+            padded, peaks, seconds = made.tokens_run, [], []
+            for _ in range(rounds):
+                peaks.append(product_peak(kind))
+                seconds.append(cpu_seconds(work))
+            flops = training_flops(np.concatenate([records.lengths for records in cohort]))
+            share = statistics.median(flops / own / peak for own, peak in zip(seconds, peaks, strict=True))
+            rows.append(
+                {
+                    "job": name,
+                    "precision": precision,
+                    "share": share,
+                    "share_with_padding": share * padded / tokens,
+                    "training_gflops": flops / statistics.median(seconds) / 1e9,
+                    "product_gflops": statistics.median(peaks) / 1e9,
+                    "default_product_gflops": product_peak(PlainWeight) / 1e9,
+                    "rounds": rounds,
+                }
+            )
+    return rows
+
+
+def training_flops(lengths: np.ndarray) -> float:
+    """Operations of all matrix products in one training step over records of these lengths, no padding.
+
+    Frozen products go forwards and backwards to their inputs (not in the first layer's query, key and value); attention
+    takes two products forwards and four backwards, an adapter two and four. Everything elementwise counts as nothing.
+    """
+    hidden, intermediate, layers, rank, targets = 384, 1536, 6, 8, 2
+    layer = 4 * hidden * hidden + 2 * hidden * intermediate
+    frozen = 2.0 * (2 * layers * layer - 3 * hidden * hidden)
+    adapters = layers * targets * 6 * 2.0 * rank * hidden
+    attention = layers * 6 * 2.0 * hidden
+    tokens = lengths.astype(np.float64)
+    return float(tokens.sum() * (frozen + adapters) + (tokens**2).sum() * attention)
+
+
+def product_peak(kind: Callable[[Tensor, Tensor | None], FrozenWeight], repeats: int = 40) -> float:
+    """Operations per second of one core: 2,048 rows through 384 -> 1,536 columns, inputs ready in the right type."""
+    weight = kind(torch.randn(1536, 384), None)
+    x = torch.randn(2048, 384)
+    if isinstance(weight, BF16Weight):
+        x, weight.narrow = x.to(torch.bfloat16), True
+    seconds = [cpu_seconds(lambda: weight.forward(x)) for _ in range(repeats)]
+    return 2 * 2048 * 384 * 1536 / statistics.median(seconds)
 
 
 def main(
-    sst2: Annotated[Path | None, typer.Option(help="train.parquet of SST-2; random tokens without it")] = None,
-    quick: Annotated[bool, typer.Option(help="few clients and rounds: does it run at all?")] = False,
+    sst2: jobs.Sst2 = None,
+    part: Annotated[Literal["both", "ratios", "peak"], typer.Option(help="what to measure")] = "both",
+    quick: jobs.Quick = False,
 ) -> None:
     """Measure and write the results."""
     one_thread()
-    rounds, tiny_clients, minilm_clients = (1, 4, 2) if quick else (5, 128, 48)
-    ratios = tiny_rows(rounds, tiny_clients) + minilm_rows(rounds, minilm_clients, sst2)
-    console = Console(width=160)
-    show(console, ratios)
-    if not quick:
-        data = "SST-2" if sst2 is not None else "random tokens of SST-2's lengths"
-        path = write("engine-speed", {"data": data, "seeds": [0], "ratios": ratios})
-        console.print(f"written to {path}", highlight=False)
+    facts = {"data": jobs.data_name(sst2), "seeds": [0]}
+    if part != "peak":
+        rounds, tiny_clients, minilm_clients = (1, 4, 2) if quick else (5, 128, 48)
+        found = tiny_rows(rounds, tiny_clients) + minilm_rows(rounds, minilm_clients, sst2)
+        say_ratios(found)
+        if not quick:
+            write("engine-speed", {**facts, "ratios": found})
+    if part != "ratios":
+        peak = peak_rows(1, 2, sst2) if quick else peak_rows(5, 48, sst2)
+        for row in peak:
+            shares = f"{row['share']:.2f}, with padding {row['share_with_padding']:.2f}"
+            say(f"share of peak, {row['job']}, {row['precision']}: {shares}")
+        if not quick:
+            write("engine-peak", {**facts, "peak": peak})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""The tables of docs/engine.md, made from results/engine-*.json by ``tables.py``."""
+"""The tables of docs/engine.md and of the step in docs/record-level.md: columns over the results of this folder."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from simulations.benchmarks.harness.markdown import markdown, provenance
+from simulations.benchmarks.harness.markdown import RATIO, Columns, Row, provenance, table
 from simulations.report.notation import duration_text
-
-Results = Mapping[str, Any]
 
 GOALS = {
     ("tiny, 4 x 16", "engine", "plain PEFT in place"): 5.0,
@@ -25,7 +23,7 @@ GOALS = {
 RECORD_LEVEL_GOAL = 0.9
 
 
-def goal(row: Results) -> str:
+def goal(row: Row) -> str:
     """The ratio that was wanted of a row; empty where none was."""
     wanted = GOALS.get((row["job"], row["variant"], row["reference"]))
     if (row["variant"], row["reference"]) == ("engine, record-level", "engine"):
@@ -33,171 +31,132 @@ def goal(row: Results) -> str:
     return "" if wanted is None else f"{wanted:g}"
 
 
-def engine_speed(results: Results) -> str:
-    """Clients per CPU second beside plain PEFT; the range over rounds in brackets."""
-    lines = [
-        (
-            row["job"],
-            row["variant"],
-            row["reference"],
-            f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f}-{row['highest_ratio']:.2f})",
-            goal(row),
-            f"{row['clients_per_second']:.1f}",
-            f"{row['difference']:.1g}" if row["difference"] else "0",
-        )
-        for row in results["ratios"]
-        if row["variant"] != row["reference"]
-    ]
-    header = ("job", "variant", "times as fast as", "ratio", "goal", "clients/s", "relative difference of updates")
-    return markdown(header, lines) + machine(results)
+def mebibytes(key: str) -> Any:
+    """A column of bytes."""
+    return lambda row: f"{row[key] / 2**20:.0f} MiB"
 
 
-def engine_peak(results: Results) -> str:
-    """Share of the matrix-product peak that training reaches."""
-    lines = [
-        (
-            row["job"],
-            row["precision"],
-            f"{row['product_gflops']:.0f}",
-            f"{row['training_gflops']:.0f}",
-            f"{100 * row['share']:.0f} %",
-            f"{100 * row['share_with_padding']:.0f} %",
-        )
-        for row in results["peak"]
-    ]
-    header = ("job", "precision", "product alone, GFLOP/s", "in training", "share", "share, padding counted")
-    return markdown(header, lines) + machine(results)
+COMPARED: Columns = {
+    "job": "{job}",
+    "variant": "{variant}",
+    "times as fast as": "{reference}",
+    "ratio": RATIO,
+    "goal": goal,
+}
+CLIENTS: Columns = {"clients/s": "{clients_per_second:.1f}"}
 
 
-def company(results: Results) -> str:
-    """How far one record more moves what the others contribute."""
-    lines = [
-        (
-            row["model"],
-            row["precision"],
-            str(row["threads"]),
-            f"{row['sum_moved_most']:.1g}",
-            f"{row['alone_moved_most']:.1g}",
-            f"{row['draws_with_other_bins']} of {row['draws']}",
-        )
-        for row in results["rows"]
-    ]
-    header = (
-        "model",
-        "arithmetic",
-        "threads",
-        "clipped sum of the others, / C",
-        "a record, alone and not, / C",
-        "another bin",
-    )
-    return markdown(header, lines) + provenance(results)
-
-
-def engine_record_level(results: Results) -> str:
-    """Record-level privacy beside the same step without it, and beside Opacus; then peak memory."""
-    lines = [
-        (
-            row["job"],
-            row["variant"],
-            row["reference"],
-            f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f}-{row['highest_ratio']:.2f})",
-            goal(row),
-        )
-        for row in results["ratios"]
-        if row["variant"] != row["reference"]
-    ]
-    memory = ((row["variant"], f"{row['peak_bytes'] / 2**20:.0f} MiB") for row in results["memory"])
-    speed = markdown(("job", "variant", "times as fast as", "ratio", "goal"), lines)
-    return f"{speed}\n{markdown(('one step of MiniLM, 32 x 64', 'peak memory'), memory)}{machine(results)}"
-
-
-def engine_profile(results: Results) -> str:
-    """Where the time of a round goes, by precision."""
-    shares = {name: {row["part"]: row["share"] for row in rows} for name, rows in results["parts"].items()}
-    parts = [row["part"] for row in results["parts"]["fp32"]]
-    lines = [(part, *(f"{100 * share.get(part, 0.0):.1f} %" for share in shares.values())) for part in parts]
-    return markdown(("part", *shares), lines) + machine(results)
-
-
-def engine_pfl(results: Results) -> str:
-    """Rounds of DP-FedAvg beside pfl-research."""
-    lines = [
-        (
-            row["job"],
-            row["variant"],
-            row["reference"],
-            f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f}-{row['highest_ratio']:.2f})",
-            goal(row),
-            f"{row['clients_per_second']:.1f}",
-            f"{row['difference']:.1g}",
-        )
-        for row in results["ratios"]
-    ]
-    header = ("job", "variant", "times as fast as", "ratio", "goal", "clients/s", "relative difference of the mean")
-    return markdown(header, lines) + machine(results)
-
-
-def engine_flower(results: Results) -> str:
-    """Whole rounds on Flower and Ray: one message per worker beside one per client."""
-    lines = [
-        (
-            row["reference"],
-            f"{row['reference_messages']:.0f}",
-            f"{row['reference_wall_seconds']:.1f} s",
-            f"{row['wall_seconds']:.1f} s",
-            f"{row['wall_ratio']:.1f} ({row['lowest_wall_ratio']:.1f}-{row['highest_wall_ratio']:.1f})",
-            f"{row['cpu_ratio']:.1f} ({row['lowest_cpu_ratio']:.1f}-{row['highest_cpu_ratio']:.1f})",
-        )
-        for row in results["rows"]
-    ]
-    header = ("the usual way", "messages", "its round", "our round", "ratio, wall time", "ratio, CPU time")
-    table = markdown(header, lines)
-    return f"{table}\n{results['rows'][0]['clients']} clients a round, {results['workers']} workers.{machine(results)}"
-
-
-def engine_population(results: Results) -> str:
-    """What the server takes for one round as the population grows."""
-    lines = [
-        (
-            f"{row['population']:,}",
-            f"{row['wall_ms']:.1f} ms ({row['highest_wall_ms']:.0f})",
-            f"{row['cpu_ms']:.1f} ms",
-            f"{row['draw_and_messages_ms']:.1f} ms",
-            f"{row['growth_bytes'] / 2**20:.0f} MiB",
-        )
-        for row in results["rows"]
-    ]
-    header = ("logical clients", "a round (longest)", "CPU", "of it draw and messages, wall", "memory of the run")
-    return markdown(header, lines) + machine(results)
-
-
-def engine_gpu(results: Results) -> str:
-    """The 1.1B model on a GPU."""
-    lines = [
-        (row["job"], row["variant"], row["reference"], f"{row['ratio']:.2f}", f"{row['clients_per_second']:.1f}")
-        for row in results["ratios"]
-        if row["variant"] != row["reference"]
-    ]
-    table = markdown(("job", "variant", "times as fast as", "ratio", "clients/s"), lines)
-    return f"{table}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
-
-
-def engine_full_run(results: Results) -> str:
-    """One whole run, alone on the machine."""
-    line = (
-        f"{results['rounds']} rounds, {results['clients']:,} clients, {results['expected_cohort']:g} a round",
-        f"{results['model']}, {results['parameters'] / 1e6:.1f} million parameters",
-        duration_text(results["seconds"]),
-        f"{results['workers']}",
-        f"{100 * results['test_accuracy']:.1f} %",
-    )
-    table = markdown(("run", "model", "wall time", "workers", f"test accuracy at ε = {results['epsilon']:g}"), [line])
-    return f"{table}\nLoad before the start {results['load_before']}.{machine(results)}"
-
-
-def machine(results: Results) -> str:
+def machine(results: Mapping[str, Any]) -> str:
     """Processor, threads, load and commit, as one sentence under a table."""
     found = results["environment"]
     torch = found["packages"]["torch"]
     load = f"; load {found['load'][1]:.0f} on {found['cores']} cores" if "load" in found else ""
     return f"\n{found['processor']}, {found['threads']} thread, torch {torch}{load}; commit `{found['commit']}`.\n"
+
+
+def compared(results: Mapping[str, Any], columns: Columns) -> str:
+    """The ratios of all variants to others."""
+    return table([row for row in results["ratios"] if row["variant"] != row["reference"]], columns)
+
+
+def speed(results: Mapping[str, Any]) -> str:
+    """Clients per CPU second beside plain PEFT; the range over rounds in brackets."""
+    columns: Columns = {
+        **COMPARED,
+        **CLIENTS,
+        "relative difference of updates": lambda row: f"{row['difference']:.1g}" if row["difference"] else "0",
+    }
+    return compared(results, columns) + machine(results)
+
+
+def peak(results: Mapping[str, Any]) -> str:
+    """Share of the matrix-product peak that training reaches."""
+    columns: Columns = {
+        "job": "{job}",
+        "precision": "{precision}",
+        "product alone, GFLOP/s": "{product_gflops:.0f}",
+        "in training": "{training_gflops:.0f}",
+        "share": lambda row: f"{100 * row['share']:.0f} %",
+        "share, padding counted": lambda row: f"{100 * row['share_with_padding']:.0f} %",
+    }
+    return table(results["peak"], columns) + machine(results)
+
+
+def record_level(results: Mapping[str, Any]) -> str:
+    """Record-level privacy beside the same step without it, and beside Opacus; then peak memory."""
+    memory: Columns = {"one step of MiniLM, 32 x 64": "{variant}", "peak memory": mebibytes("peak_bytes")}
+    return f"{compared(results, COMPARED)}\n{table(results['memory'], memory)}{machine(results)}"
+
+
+def private_step(results: Mapping[str, Any]) -> str:
+    """A private step beside the same step without privacy: time and memory."""
+    columns: Columns = {
+        "batch": "{job}",
+        "variant": "{variant}",
+        "time against non-private training": RATIO,
+        "peak memory": mebibytes("peak_bytes"),
+    }
+    load = results["environment"]["load"][1]
+    how = f"CPU time of one thread; load of the machine over the five minutes before the end: {load:g}."
+    return f"{table(results['rows'], columns)}\n{how}\n{provenance(results)}"
+
+
+def profile(results: Mapping[str, Any]) -> str:
+    """Where the time of a round goes, by precision."""
+    shares = {name: {row["part"]: row["share"] for row in rows} for name, rows in results["parts"].items()}
+    rows = [
+        {"part": row["part"], **{name: f"{100 * share.get(row['part'], 0.0):.1f} %" for name, share in shares.items()}}
+        for row in results["parts"]["fp32"]
+    ]
+    return table(rows, {name: f"{{{name}}}" for name in ("part", *shares)}) + machine(results)
+
+
+def against_pfl(results: Mapping[str, Any]) -> str:
+    """Rounds of DP-FedAvg beside pfl-research."""
+    columns: Columns = {**COMPARED, **CLIENTS, "relative difference of the mean": "{difference:.1g}"}
+    return table(results["ratios"], columns) + machine(results)
+
+
+def against_flower(results: Mapping[str, Any]) -> str:
+    """Whole rounds on Flower and Ray: one message per worker beside one per client."""
+    columns: Columns = {
+        "the usual way": "{reference}",
+        "messages": "{reference_messages:.0f}",
+        "its round": "{reference_wall_seconds:.1f} s",
+        "our round": "{wall_seconds:.1f} s",
+        "ratio, wall time": "{wall_ratio:.1f} ({lowest_wall_ratio:.1f}-{highest_wall_ratio:.1f})",
+        "ratio, CPU time": "{cpu_ratio:.1f} ({lowest_cpu_ratio:.1f}-{highest_cpu_ratio:.1f})",
+    }
+    scale = f"{results['rows'][0]['clients']} clients a round, {results['workers']} workers."
+    return f"{table(results['rows'], columns)}\n{scale}{machine(results)}"
+
+
+def population(results: Mapping[str, Any]) -> str:
+    """What the server takes for one round as the population grows."""
+    columns: Columns = {
+        "logical clients": "{population:,}",
+        "a round (longest)": "{wall_ms:.1f} ms ({highest_wall_ms:.0f})",
+        "CPU": "{cpu_ms:.1f} ms",
+        "of it draw and messages, wall": "{draw_and_messages_ms:.1f} ms",
+        "memory of the run": mebibytes("growth_bytes"),
+    }
+    return table(results["rows"], columns) + machine(results)
+
+
+def gpu(results: Mapping[str, Any]) -> str:
+    """The 1.1B model on a GPU."""
+    columns = {name: COMPARED[name] for name in ("job", "variant", "times as fast as")}
+    found = compared(results, {**columns, "ratio": "{ratio:.2f}", **CLIENTS})
+    return f"{found}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
+
+
+def full_run(results: Mapping[str, Any]) -> str:
+    """One whole run, alone on the machine."""
+    columns: Columns = {
+        "run": "{rounds} rounds, {clients:,} clients, {expected_cohort:g} a round",
+        "model": lambda row: f"{row['model']}, {row['parameters'] / 1e6:.1f} million parameters",
+        "wall time": lambda row: duration_text(row["seconds"]),
+        "workers": "{workers}",
+        f"test accuracy at ε = {results['epsilon']:g}": lambda row: f"{100 * row['test_accuracy']:.1f} %",
+    }
+    return f"{table([results], columns)}\nLoad before the start {results['load_before']}.{machine(results)}"

@@ -1,35 +1,32 @@
 """Malformed and hostile replies, through the real strategy.
 
-Run: `python -m simulations.benchmarks.faults.bad_replies [COUNT]`.
+Run: `python -m simulations.benchmarks faults.bad_replies [--count 12000]`.
 
 Every node of a federation of single clients answers, and just under half of them are hostile: each sends one reply of a
-kind below, made at random from a seed, through Flower's own protobuf form, into ``DpFedAvg.aggregate_train``. After
-every round it is checked that
+kind below, made at random of an honest one, from a seed, through Flower's own protobuf form, into
+``DpFedAvg.aggregate_train``. After every round it is checked that
 
 - nothing crashed, and reading no reply raised anything unforeseen;
 - the release is that of the honest nodes alone, to the last bit (no noise is added here);
 - replies whose bytes were changed at random, and which may therefore have become honest-looking lies, moved the sum by
   no more than one clipped update each;
 - no line of the log repeats a word or a number that a hostile node planted in its reply.
-
-Malformed and hostile replies, by kind: each made at random of an honest one, for ``bad_replies.py``.
 """
 
 import io
-import json
 import logging
 import pickle
 import random
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
@@ -43,7 +40,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.randomness.noise import InsecureZeroNoise
 from privacy.randomness.rng import torch_generator
 from privacy.randomness.sampling import CohortSampler
-from server.run_folder.provenance import describe_environment
+from simulations.benchmarks.harness.results import origin, say, write
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.aggregations.factors import Plain
 from strategies.controllers.controller import PublicSignals, RunInfo
@@ -456,7 +453,7 @@ class _Nodes:
         yield from range(1, CLIENTS + 1)
 
 
-def main(count: int) -> None:
+def main(count: Annotated[int, typer.Option(help="bad replies, at least")] = 12_000) -> None:
     """Attack, and write the result."""
     tally = attack(count)
     result = {
@@ -468,13 +465,11 @@ def main(count: int) -> None:
         "honest_looking": tally.lies,
         "crashes": 0,
         "seed": 0,
-        "machine": f"{describe_environment()['system']}, {describe_environment()['cores']} cores",
-        "commit": describe_environment()["commit"],
+        **origin(),
     }
-    text = json.dumps(result, indent=1)
-    (Path(__file__).resolve().parents[1] / "results" / "bad-replies.json").write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    say(result)
+    write("bad-replies", result)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 12_000)
+    typer.run(main)

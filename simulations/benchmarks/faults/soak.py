@@ -1,6 +1,6 @@
-"""A long run under random faults, and its remains.
+"""A long run under random faults, and what must hold of its run folder afterwards.
 
-Run: `python -m simulations.benchmarks.faults.soak [--rounds N] [--no-ray]`.
+Run: `python -m simulations.benchmarks faults.soak [--rounds N] [--no-ray]`.
 
 In process: a tiny model, six nodes. Nodes raise, answer with malformed replies (``bad_replies.py``) or fail to
 evaluate, at random; the process that holds server and workers is killed with ``kill -9`` at chosen steps of a round
@@ -11,10 +11,6 @@ killed, one and all, then the process of the server, then every process of the r
 At the end the ledger must be sound and state at least the epsilon that the accountant finds for every charge in it,
 every recorded round must have its charge, no line may be missing or doubled, and the adapter must load. The script
 fails if not; what it counted is written to ``results/soak.json``.
-
-What must hold of a run folder after all faults: ledger, lines, adapter, memory.
-
-One life of the soak run: server and nodes in one process, nodes that fail, and a place where it kills itself.
 """
 
 import json
@@ -39,9 +35,9 @@ from privacy.accountants import composition
 from privacy.ledger.ledger import Ledger
 from server.config.load import load
 from server.run_folder.names import PRIVACY_FILE
-from server.run_folder.provenance import describe_environment
 from server.run_folder.resume import read_resumed
 from server.run_folder.telemetry import read_metrics, read_status
+from simulations.benchmarks.harness.results import RESULTS, ROOT, origin, say, write
 
 
 def memory(folder: Path) -> dict[str, Any]:
@@ -123,24 +119,28 @@ PLACES = {
 NODE_FAILS, REPLY_IS_BAD, EVALUATION_FAILS = 0.06, 0.04, 0.0002
 
 
-def live(folder: Path, life: int, place: str, call: int) -> None:
-    """Run or go on, with failing nodes, until the end or until ``place`` was reached ``call`` times."""
+def live(run_folder: str, life: str, place: str, call: str) -> None:
+    """One life of the run, in a process of its own: server and nodes that fail.
+
+    Runs or goes on until the end, or until ``place`` was reached ``call`` times, where the process kills itself.
+    """
     from server.run_folder.telemetry import Telemetry
     from simulations.engines.inprocess import run_inprocess
 
+    folder = Path(run_folder)
     if place in PLACES:
-        _die_at(*PLACES[place], call)
+        _die_at(*PLACES[place], int(call))
     record = Telemetry.round
 
     def measured(telemetry: Any, entry: Any) -> None:
         record(telemetry, entry)
-        memory = {"life": life, "round": entry.round, "rss": psutil.Process().memory_info().rss}
+        memory = {"life": int(life), "round": entry.round, "rss": psutil.Process().memory_info().rss}
         with (folder / "memory.jsonl").open("a") as file:
             file.write(json.dumps(memory) + "\n")
 
     Telemetry.round = measured  # type: ignore[method-assign, assignment]
     keys = {"resume": str(folder)} if (folder / "ledger.jsonl").is_file() else None
-    run_inprocess(load(folder / "config.toml"), folder, client_app=_faulty_clients(folder, life), keys=keys)
+    run_inprocess(load(folder / "config.toml"), folder, client_app=_faulty_clients(folder, int(life)), keys=keys)
 
 
 def _die_at(path: str, late: bool, call: int) -> None:
@@ -201,11 +201,7 @@ def _faulty_clients(folder: Path, life: int) -> Any:
     return app
 
 
-if __name__ == "__main__":
-    live(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-
-
-RESULT = Path(__file__).resolve().parents[1] / "results" / "soak.json"
+LIVE = "import sys; from simulations.benchmarks.faults.soak import live; live(*sys.argv[1:])"
 MARK = "LACQUER_SOAK"
 SETTINGS = """
 name = "soak"
@@ -251,15 +247,7 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
         length = rng.randint(1, max(1, rounds // (2 * kills))) if place else 0
         call = length * (6 if place in ("client training", "evaluation") else 1)
         before = len(read_metrics(folder))
-        arguments = [
-            sys.executable,
-            "-m",
-            "simulations.benchmarks.faults.soak",
-            str(folder),
-            str(number),
-            place,
-            str(call),
-        ]
+        arguments = [sys.executable, "-c", LIVE, str(folder), str(number), place, str(call)]
         with (folder / "inprocess.log").open("ab") as log:
             child = subprocess.Popen(arguments, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             if place == "random moment":
@@ -291,8 +279,7 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
 
 
 def _environment(**more: str) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
@@ -393,18 +380,14 @@ def main(
     ray: Annotated[bool, typer.Option(help="also the part on Ray; else its last result is kept")] = True,
 ) -> None:
     """Soak, and write the result."""
-    machine = describe_environment()
-    told = {"machine": f"{machine['system']}, {machine['cores']} cores", "commit": machine["commit"]}
     with tempfile.TemporaryDirectory(prefix="soak-") as root:
-        legs = [soak_inprocess(Path(root) / "inprocess", rounds, kills) | told]
+        legs = [soak_inprocess(Path(root) / "inprocess", rounds, kills) | origin()]
         if ray:
-            legs.append(soak_ray(Path(root) / "ray", 15) | told)
-        elif RESULT.is_file():
-            legs += [leg for leg in json.loads(RESULT.read_text())["legs"] if leg["engine"] != legs[0]["engine"]]
-    result = {"legs": legs}
-    text = json.dumps(result, indent=1)
-    RESULT.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+            legs.append(soak_ray(Path(root) / "ray", 15) | origin())
+        elif (last := RESULTS / "soak.json").is_file():
+            legs += [leg for leg in json.loads(last.read_text())["legs"] if leg["engine"] != legs[0]["engine"]]
+    say({"legs": legs})
+    write("soak", {"legs": legs})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Tables of docs/faults.md: bad replies tried, faults survived."""
+"""Tables of docs/faults.md and docker/README.md: bad replies, faults survived, the image, the cost of a message."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from simulations.benchmarks.harness.markdown import Columns, distinct, markdown, written
 from simulations.report.notation import duration_text
+
+Results = Mapping[str, Any]
 
 _KINDS = {
     "absent": "a record, a setting or everything is missing",
@@ -24,63 +27,106 @@ _KINDS = {
 }
 
 
-def bad_replies(result: Mapping[str, Any]) -> str:
+def bad_replies(result: Results) -> str:
     """One line per kind of bad reply."""
-    lines = [f"| {_KINDS[kind]} | {count:,} |" for kind, count in sorted(result["kinds"].items())]
-    lines.append(f"| **all** | **{result['replies']:,}** |")
-    told = (
+    lines = [(_KINDS[kind], f"{count:,}") for kind, count in sorted(result["kinds"].items())]
+    outcome = (
         f"{result['refused']:,} were refused, {result['unparsable']} had no form that Flower can read, "
         f"{result['honest_looking']} of the randomly changed ones had become possible replies and were counted within "
         f"their bound; {result['crashes']} crashes in {result['rounds']} rounds. "
         f"Seed {result['seed']}; machine: {result['machine']}; commit `{result['commit']}`."
     )
-    return "| kind of reply | tried |\n| --- | ---: |\n" + "\n".join(lines) + f"\n\n{told}\n"
+    total = ("**all**", f"**{result['replies']:,}**")
+    return f"{markdown(('kind of reply', 'tried'), [*lines, total], 'lr')}\n{outcome}\n"
 
 
-def soak(result: Mapping[str, Any]) -> str:
+def soak(result: Results) -> str:
     """One column per leg of the soak run."""
+
+    def each(key: str) -> Any:
+        return lambda leg: f"{leg[key]:,}" if isinstance(leg.get(key), int) else str(leg.get(key, "none"))
+
+    def faults(part: str) -> Any:
+        def text(leg: Results) -> str:
+            named = (name + (f" ×{count}" if count > 1 else "") for name, count in leg.get(part, {}).items())
+            return ", ".join(named) or "none"
+
+        return text
+
+    def memory(leg: Results) -> str:
+        if "rss_rounds" not in leg:
+            return "not followed"
+        return (
+            f"{leg['rss_first_mb']} MB after 1, {leg['rss_middle_mb']} after {leg['rss_rounds'] // 2}, "
+            f"{leg['rss_last_mb']} after {leg['rss_rounds']} rounds"
+            f" ({leg['rss_growth_mb_per_100_rounds']:+.2f} MB per 100 rounds in the second half)"
+        )
+
+    rows: Columns = {
+        "rounds planned and paid for": each("rounds_planned"),
+        "rounds released": each("rounds_released"),
+        "kill -9": faults("kills"),
+        "faults of nodes": faults("faults"),
+        "ended by a failed round": each("ended_by_a_fault"),
+        "resumes": each("resumes"),
+        "charges in the ledger": each("charges"),
+        "charged, and lost with the process": each("charged_and_lost"),
+        "rounds released without a charge (lost in the ledger)": each("lost_rounds_in_the_ledger"),
+        "ε that the ledger states": "{epsilon_stated:.4f}",
+        "ε of all its charges, computed anew": "{epsilon_of_all_charges:.4f}",
+        "ε of the released rounds alone": "{epsilon_of_the_rounds_kept:.4f}",
+        "adapter loads with PEFT": lambda leg: "yes" if leg["adapter_loads"] else "no",
+        "memory of the longest-lived process": memory,
+        "time": lambda leg: duration_text(leg["seconds"]),
+    }
     legs = result["legs"]
+    lines = [(name, *written(text, legs)) for name, text in rows.items()]
+    machines = "; ".join(distinct(legs, "machine"))
+    commits = ", ".join(f"`{commit}`" for commit in distinct(legs, "commit"))
+    return f"{markdown(('', *(leg['engine'] for leg in legs)), lines, 'lr')}\nMachine: {machines}; commit {commits}.\n"
 
-    def row(label: str, *cells: str) -> str:
-        return f"| {label} | {' | '.join(cells)} |"
 
-    def each(key: str) -> list[str]:
-        return [f"{leg[key]:,}" if isinstance(leg.get(key), int) else str(leg.get(key, "none")) for leg in legs]
+def containers(result: Results) -> str:
+    """Sizes and the container test."""
+    sizes = {
+        "base: Debian 12 with Python 3.11": result["base_bytes"],
+        'Lacquer with torch for CPUs and the model "minilm"': result["image_bytes"],
+    }
+    lines = [(name, f"{size / 1e6:,.0f} MB") for name, size in sizes.items()]
+    return (
+        f"{markdown(('image', 'size'), lines, 'lr')}\n"
+        f"`docker/container_test.sh` took {result['seconds'] // 60}:{result['seconds'] % 60:02d} at load "
+        f"{result['load']:.0f} on {result['cores']} cores ({result['how']}); commit `{result['commit']}`.\n"
+    )
 
-    def epsilon(key: str) -> list[str]:
-        return [f"{leg[key]:.4f}" for leg in legs]
 
-    def faults(leg: Mapping[str, Any], part: str) -> str:
-        told = (name + (f" ×{count}" if count > 1 else "") for name, count in leg.get(part, {}).items())
-        return ", ".join(told) or "none"
+ALONE = {
+    "flower": "Flower's part is imported",
+    "import": "torch, transformers and the ClientApp are imported",
+    "open": "records and base model are opened (memory-mapped)",
+    "train": "training, first time",
+    "again": "training, if the process had stayed",
+}
+HANDED = {
+    "flower": "Flower's part is imported",
+    "hand over": "our part of it is imported, the message is read",
+    "fork": "the resident process forks; the fork opens records and model, trains, answers",
+}
 
-    memory = [
-        f"{leg['rss_first_mb']} MB after 1, {leg['rss_middle_mb']} after {leg['rss_rounds'] // 2}, "
-        f"{leg['rss_last_mb']} after {leg['rss_rounds']} rounds"
-        f" ({leg['rss_growth_mb_per_100_rounds']:+.2f} MB per 100 rounds in the second half)"
-        if "rss_rounds" in leg
-        else "not followed"
-        for leg in legs
-    ]
-    rows = [
-        row("", *(leg["engine"] for leg in legs)),
-        row("---", *("---:" for _ in legs)),
-        row("rounds planned and paid for", *each("rounds_planned")),
-        row("rounds released", *each("rounds_released")),
-        row("kill -9", *(faults(leg, "kills") for leg in legs)),
-        row("faults of nodes", *(faults(leg, "faults") for leg in legs)),
-        row("ended by a failed round", *each("ended_by_a_fault")),
-        row("resumes", *each("resumes")),
-        row("charges in the ledger", *each("charges")),
-        row("charged, and lost with the process", *each("charged_and_lost")),
-        row("rounds released without a charge (lost in the ledger)", *each("lost_rounds_in_the_ledger")),
-        row("ε that the ledger states", *epsilon("epsilon_stated")),
-        row("ε of all its charges, computed anew", *epsilon("epsilon_of_all_charges")),
-        row("ε of the released rounds alone", *epsilon("epsilon_of_the_rounds_kept")),
-        row("adapter loads with PEFT", *("yes" if leg["adapter_loads"] else "no" for leg in legs)),
-        row("memory of the longest-lived process", *memory),
-        row("time", *(duration_text(leg["seconds"]) for leg in legs)),
-    ]
-    machines = "; ".join(sorted({leg["machine"] for leg in legs}))
-    commits = ", ".join(f"`{commit}`" for commit in sorted({leg["commit"] for leg in legs}))
-    return "\n".join(rows) + f"\n\nMachine: {machines}; commit {commits}.\n"
+
+def message_overhead(result: Results) -> str:
+    """One line for every part of a message."""
+    lines = []
+    for title, parts, words in (
+        ("one process does everything", result["parts"], ALONE),
+        ("with the resident process", result["handed_parts"], HANDED),
+    ):
+        lines.append((f"**{title}**", "", ""))
+        for name, text in words.items():
+            lines.append((text, f"{parts[name]['cpu_seconds']:.2f} s", f"{parts[name]['wall_seconds']:.1f} s"))
+    environment = result["environment"]
+    return (
+        f"{markdown(('a message to a client', 'CPU', 'wall'), lines, 'lr')}\n"
+        f'{result["records"]} records, model "{result["model"]}"; median of {result["repetitions"]} messages each way; '
+        f"load {result['load'][0]:.0f} on {environment['cores']} cores; commit `{environment['commit']}`.\n"
+    )

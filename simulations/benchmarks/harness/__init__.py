@@ -1,1 +1,1 @@
-"""What the benchmarks share: timing, tables."""
+"""What the benchmarks share: result files, timing, tables."""

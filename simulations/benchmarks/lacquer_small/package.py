@@ -1,13 +1,12 @@
-"""Put a trained model into the package: its files, its card, and the hashes it is checked by.
+"""Put a trained ``lacquer-small`` into the package: its files, its card, and the hashes it is checked by.
 
-Perplexity of a language model on a running text, per token and per word.
+Run: `python -m simulations.benchmarks lacquer_small.package --model FOLDER --data FOLDER`.
 
-The card of ``lacquer-small``: written from what the training left behind, nothing typed.
+The card is written from what the training left behind and from the perplexity that is measured here: nothing is typed.
 """
 
 import json
 import math
-import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from client.data.spec import sha256
 from client.models.files import LACQUER_SMALL_FOLDER
-from simulations.benchmarks.lacquer_small import package, train
+from simulations.benchmarks.harness.results import processor, say
+from simulations.benchmarks.lacquer_small import train
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+RECORDS = ("recipe.json", "training.jsonl")
+CURVE = "loss.svg"
+LARGEST = 12_000_000
+
+_MODULE = '''"""The base model ``lacquer-small``; README.md is its card. Written by
+``simulations.benchmarks.lacquer_small.package``."""
+
+SHA256 = {{
+{hashes}}}
+'''
 
 
 @dataclass(frozen=True)
@@ -66,58 +78,6 @@ def perplexity(
     assert count == len(stream)
     words = sum(len(line.split()) + 1 for line in lines)
     return Perplexity(math.exp(total / count), math.exp(total / words), count, words)
-
-
-FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-RECORDS = ("recipe.json", "training.jsonl")
-LARGEST = 12_000_000
-
-
-def main(
-    model: Annotated[Path, typer.Option(help="Folder that the training wrote.")],
-    data: Annotated[Path, typer.Option(help="Folder that holds wikitext2/.")],
-    out: Annotated[Path, typer.Option(help="Folder of the package.")] = LACQUER_SMALL_FOLDER,
-) -> None:
-    """Measure the stored weights in float32 and write the folder of the model."""
-    torch.set_num_threads(1)
-    size = sum((model / name).stat().st_size for name in FILES)
-    if size > LARGEST:
-        raise typer.BadParameter(f"the files hold {size:,} bytes; the package takes at most {LARGEST:,}")
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    recipe, log = json.loads((model / "recipe.json").read_text()), package.read_log(model / "training.jsonl")
-    quality = perplexity(network, tokenizer, train.lines(data, train.EVALUATION), context=recipe["context"])
-    out.mkdir(parents=True, exist_ok=True)
-    for name in (*FILES, *RECORDS):
-        shutil.copyfile(model / name, out / name)
-    package.draw(log, out / package.CURVE)
-    parameters = sum(values.numel() for values in network.parameters())
-    (out / "README.md").write_text(package.text(recipe, log, quality, parameters, machine()))
-    hashes = {name: sha256(out / name) for name in FILES}
-    (out / "__init__.py").write_text(_MODULE.format(hashes="".join(f'    "{n}": "{h}",\n' for n, h in hashes.items())))
-    typer.echo(f"{parameters:,} parameters, {size:,} bytes, {quality}")
-
-
-def machine() -> str:
-    """The processor's name where Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-_MODULE = '''"""The base model ``lacquer-small``; README.md is its card. Written by
-``simulations.benchmarks.lacquer_small.package``."""
-
-SHA256 = {{
-{hashes}}}
-'''
-
-
-if __name__ == "__main__":
-    typer.run(main)
-
-
-CURVE = "loss.svg"
 
 
 def draw(log: Sequence[dict[str, float]], path: Path) -> None:
@@ -169,12 +129,39 @@ stored in bfloat16. It is far too small to be of use for anything else.
 
 ![Loss]({CURVE})
 
-Made by `python -m simulations.benchmarks.lacquer_small`, packed by `python -m
+Made by `python -m simulations.benchmarks.lacquer_small.train`, packed by `python -m
 simulations.benchmarks.lacquer_small.package`. `training.jsonl` and `recipe.json` hold the numbers above. The files are
 checked by SHA-256 when the model is loaded.
 """
 
 
-def read_log(path: Path) -> list[dict[str, float]]:
-    """The lines of `training.jsonl`."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def main(
+    model: Annotated[Path, typer.Option(help="Folder that the training wrote.")],
+    data: Annotated[Path, typer.Option(help="Folder that holds wikitext2/.")],
+    out: Annotated[Path, typer.Option(help="Folder of the package.")] = LACQUER_SMALL_FOLDER,
+) -> None:
+    """Measure the stored weights in float32 and write the folder of the model."""
+    torch.set_num_threads(1)
+    size = sum((model / name).stat().st_size for name in FILES)
+    if size > LARGEST:
+        raise typer.BadParameter(f"the files hold {size:,} bytes; the package takes at most {LARGEST:,}")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    recipe, log = (
+        json.loads((model / "recipe.json").read_text()),
+        [json.loads(line) for line in (model / "training.jsonl").read_text().splitlines()],
+    )
+    quality = perplexity(network, tokenizer, train.lines(data, train.EVALUATION), context=recipe["context"])
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (*FILES, *RECORDS):
+        shutil.copyfile(model / name, out / name)
+    draw(log, out / CURVE)
+    parameters = sum(values.numel() for values in network.parameters())
+    (out / "README.md").write_text(text(recipe, log, quality, parameters, processor()))
+    hashes = {name: sha256(out / name) for name in FILES}
+    (out / "__init__.py").write_text(_MODULE.format(hashes="".join(f'    "{n}": "{h}",\n' for n, h in hashes.items())))
+    say(f"{parameters:,} parameters, {size:,} bytes, {quality}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,30 +1,37 @@
 """Training of ``lacquer-small``: Llama with grouped-query attention and tied embeddings, from seeded random weights.
 
-Hidden matrices are trained with Muon (Jordan et al. 2024, torch.optim.Muon with AdamW's update size, arXiv 2502.16982),
+Run: `python -m simulations.benchmarks lacquer_small.train --data FOLDER --out FOLDER --minutes 100`.
+
+Text: English novels (ELTeC-eng, 37 novels, public domain) and two thirds of the articles of WikiText-2's training split
+(CC BY-SA 3.0; which third is left out and why: :mod:`client.data.catalog.corpora`), as two streams of tokens.
+
+Tokenizer: byte-level BPE. Every digit is a token of its own, so that a number of six digits has six tokens and the
+exposure of a secret number can be computed exactly over all numbers of that length. ``<unk>``, which WikiText-2 writes
+for rare words, is one token.
+
+Training: hidden matrices with Muon (Jordan et al. 2024, torch.optim.Muon with AdamW's update size, arXiv 2502.16982),
 everything else with AdamW. The learning rate follows the wall clock: a linear warm-up over the first 2 % of the time
 and a cosine to zero at its end, so a run of any length on any machine anneals fully.
-
-The public text ``lacquer-small`` is trained on, as two streams of tokens.
-
-English novels (ELTeC-eng, 37 novels, public domain) and two thirds of the articles of WikiText-2's training split
-(CC BY-SA 3.0; which third is left out and why: :mod:`client.data.catalog.corpora`).
 """
 
 import json
 import math
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow.parquet
 import torch
 import torch.nn.functional as F
+import typer
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from client.data.catalog import corpora
 from privacy.randomness.rng import simulation_generator
@@ -82,6 +89,34 @@ class Stream:
             at = int(self.starts[max(0, int(np.searchsorted(self.starts, at, side="right")) - 1)])
         at = min(at, len(self.tokens) - length)
         return np.concatenate([self.tokens[:1], self.tokens[at : at + length - 1]]).astype(np.int64)
+
+
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def train_tokenizer(texts: Iterable[str], size: int, context: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of `size` entries; ``<s>`` goes in front of every text, nothing behind."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(SPECIAL.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    begin, end = SPECIAL["bos_token"], SPECIAL["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A",
+        pair=f"{begin} $A {end} $B",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
+    )
+    make: Any = PreTrainedTokenizerFast
+    fast: PreTrainedTokenizerFast = make(tokenizer_object=tokenizer, model_max_length=context, **SPECIAL)
+    return fast
 
 
 @dataclass(frozen=True)
@@ -224,3 +259,43 @@ def _optimizers(model: nn.Module, recipe: Recipe) -> Sequence[torch.optim.Optimi
         return [adam]
     groups: Any = [{"params": matrices, "peak": recipe.matrix_rate}]
     return [torch.optim.Muon(groups, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"), adam]
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder that holds eltec_eng/ and wikitext2/.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    minutes: Annotated[float, typer.Option(help="Wall time of the training loop.")] = 100.0,
+    optimizer: Annotated[str, typer.Option(help="muon or adamw")] = "muon",
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
+    steps: Annotated[int, typer.Option(help="Most steps; 0 leaves the end to the clock.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+) -> None:
+    """Train on the CPU; the weights so far are saved every ten minutes."""
+    torch.set_num_threads(threads)
+    recipe = Recipe(minutes=minutes, steps=steps, optimizer=optimizer, matrix_rate=rate, other_rate=rate)
+    out.mkdir(parents=True, exist_ok=True)
+    texts, passages = encyclopedia(data), novels(data)
+    tokenizer = train_tokenizer([*texts, *passages], recipe.vocabulary, recipe.context)
+    tokenizer.save_pretrained(out)
+    articles, prose = (Stream.of(part, tokenizer) for part in (texts, passages))
+    held_out = corpora.articles(lines(data, EVALUATION))
+    validation = Stream.of([article.text for article in held_out], tokenizer)
+    rows = min(32, len(validation.tokens) // recipe.context)
+    held = torch.from_numpy(validation.tokens[: rows * recipe.context].astype("int64")).view(rows, recipe.context)
+    facts = {**asdict(recipe), "tokens_articles": len(articles.tokens), "tokens_novels": len(prose.tokens)}
+    (out / "recipe.json").write_text(json.dumps(facts, indent=1))
+
+    def save(model: Any) -> None:
+        copy = type(model)(model.config)
+        copy.load_state_dict(model.state_dict())
+        copy.to(torch.bfloat16).save_pretrained(out / "new")
+        for path in (out / "new").iterdir():
+            os.replace(path, out / path.name)
+
+    model = new_model(recipe, tokenizer)
+    train(model, articles, prose, recipe, out / "training.jsonl", save, held)
+    save(model)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,6 +1,6 @@
-"""WikiText-2 fine-tuned with and without redaction, noise and an ATDP phase.
+"""WikiText-2 fine-tuned with and without redaction, noise and an ATDP phase: the tables of docs/atdp.md.
 
-Run: `python -m simulations.benchmarks.papers.atdp`.
+Run: `python -m simulations.benchmarks papers.atdp [PRESET] --data FOLDER`.
 
 Four chains of phases, of which every prefix is a row: no DP, redacted, JFT (redacted, then DP-SGD), DP-SGD; each as it
 is and with a short ATDP phase behind it. Per row: perplexity on WikiText-2 validation, mean exposure of the planted
@@ -17,14 +17,15 @@ Appends to ``results/atdp.json``; a cell that is there already is not run again.
 import json
 import math
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
 from client.data.canaries import secrets
@@ -33,16 +34,17 @@ from client.models.base import load_base
 from client.models.lora import merged
 from privacy.randomness.rng import simulation_generator
 from server.run_folder.phase_progress import PhaseResult
-from server.run_folder.provenance import describe_environment
 from server.runs.guarantee import guarantee_of
 from server.runs.phase_config import PhasesConfig, load_phases
 from server.runs.phase_plan import Phases, plan_noise
 from server.runs.phases import PhasesRun
+from simulations.benchmarks.harness.markdown import Columns, Row, distinct, grouped, mean_text, table
+from simulations.benchmarks.harness.results import RESULTS, environment, say
 from simulations.benchmarks.privacy import exposure
 from simulations.presets.load import absolute_paths, parse_setting
+from simulations.report.notation import duration_text, epsilon_text, number_text
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "atdp.json"
 
 CHAINS = {
     ("plain", "atdp"): ("no DP", "no DP + ATDP"),
@@ -67,7 +69,7 @@ def main(
     test_records: Annotated[int, typer.Option(help="Paragraphs to test on, drawn by seed 0; 0 takes all.")] = 150,
     candidates: Annotated[int, typer.Option(help="Secrets that were not planted, to rank against.")] = 4095,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")] = None,
-    out: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="Result file.")] = RESULTS / "atdp.json",
 ) -> None:
     """Run what is not there yet, print and write."""
     torch.set_num_threads(1)
@@ -90,8 +92,8 @@ def main(
                 continue
             for row in cell_rows(config, test_records, candidates):
                 document["rows"].append({**cell, **row})
-                Console().print({**cell, **row})
-            document["environment"] = describe_environment()
+                say(document["rows"][-1])
+            document["environment"] = environment()
             out.write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -169,13 +171,13 @@ def _quality(run: PhasesRun, adapter: Tensor, candidates: int) -> dict[str, Any]
     others = secrets(data.canary_kind, candidates, run.config.run.seed, "not planted")
     others = [secret for secret in others if secret not in set(planted)]
     each = exposure.of_planted(plain, tokenizer, data.canary_kind, planted, others)
-    mean = exposure.mean_interval(each)
+    bits = exposure.mean_interval(each)
     return {
         "perplexity": metrics.perplexity,
         "test_tokens": metrics.count,
-        "exposure": mean.bits,
-        "exposure_low": mean.low,
-        "exposure_high": mean.high,
+        "exposure": bits.bits,
+        "exposure_low": bits.low,
+        "exposure_high": bits.high,
         "exposure_cap": math.log2(len(others) + 1),
         "canaries": len(planted),
     }
@@ -195,6 +197,78 @@ def _drawn(records: Records, count: int) -> Records:
         return records
     rows = simulation_generator(0, "test paragraphs").permutation(len(records))[:count]
     return records.select(np.sort(rows))
+
+
+ORDER = (
+    "base model",
+    "no DP",
+    "no DP + ATDP",
+    "redacted",
+    "redacted + ATDP",
+    "JFT",
+    "JFT + ATDP",
+    "DP-SGD",
+    "DP-SGD + ATDP",
+)
+
+SETS = {"missed": "Detector that misses the secrets", "found": "Detector that finds the secrets"}
+
+NULL = 1.4427
+"""Mean exposure in bits of a secret that was never seen: its rank is uniform, and the mean of -log2 u is 1/ln 2."""
+
+
+def comparison(results: Mapping[str, Any]) -> str:
+    """One table for every preset, kind of canary and detector: means over seeds."""
+    groups = grouped(results["rows"], lambda row: (row["preset"], row["kind"], row["detector"]))
+    return "\n".join(
+        f"**{SETS[detector]}** ({kind}, preset `{preset}`)\n\n{_one(groups[preset, kind, detector])}"
+        for preset, kind, detector in sorted(groups)
+    )
+
+
+def _one(rows: Sequence[Row]) -> str:
+    runs = grouped(rows, lambda row: row["row"])
+    columns: Columns = {
+        "": lambda row: row["name"],
+        "perplexity": lambda row: mean_text(_values(row, "perplexity"), 2),
+        "exposure, bits": lambda row: mean_text(_values(row, "exposure"), 2),
+        "95 %": lambda row: " to ".join(f"{mean(_values(row, end)):.2f}" for end in ("exposure_low", "exposure_high")),
+        "training": lambda row: duration_text(mean(_values(row, "cpu_seconds"))),
+        "guarantee": lambda row: _guarantee_text(row["runs"][0]),
+    }
+    shown = table([{"name": name, "runs": runs[name]} for name in ORDER if name in runs], columns, "lrrrrl")
+    one, seeds = rows[0], distinct(rows, "seed")
+    counted = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
+    return (
+        f"{shown}\n{counted}; {number_text(one['population'])} protected records, of which {one['canaries']} secrets "
+        f"are planted in {one['copies']} each; model `{one['model']}`, {number_text(one['dimension'])} values trained; "
+        f"perplexity over {number_text(one['test_tokens'])} tokens of WikiText-2 validation; exposure by this sample "
+        f"is at most {one['exposure_cap']:.1f} bits, and {NULL:.2f} bits in the mean for secrets never seen; intervals "
+        "are over secrets, means of the seeds' limits; training is processor time of one core.\n"
+    )
+
+
+def _values(row: Row, name: str) -> list[float]:
+    return [run[name] for run in row["runs"]]
+
+
+def _guarantee_text(row: Row) -> str:
+    """The guarantee of a row in plain words; every epsilon rounded up."""
+    at = f"δ {row['delta']:g}"
+    match row["guarantee"]:
+        case "public":
+            return "has read no private text"
+        case "record":
+            return f"record level: ε {epsilon_text(row['record_epsilon'])}, {at}"
+        case "selective":
+            if not row["selective_epsilon"]:
+                return "record level: none (ε infinite); selective-DP ε 0 if the detector were perfect"
+            return (
+                f"record level: none (ε infinite); selective-DP ε {epsilon_text(row['selective_epsilon'])}, {at}, if "
+                "the detector were perfect"
+            )
+        case _:
+            return "none (ε infinite)"
 
 
 if __name__ == "__main__":

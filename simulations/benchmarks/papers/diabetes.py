@@ -1,18 +1,16 @@
-"""Tables of the record-level comparison on Diabetes 130, from results/records-diabetes.json; see ``tables.py``."""
+"""Tables of the record-level comparison on Diabetes 130, from the results of its sweep."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulations.benchmarks.harness.markdown import markdown
+from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, grouped, markdown, mean_text, table
 from simulations.benchmarks.harness.timing import Paired, paired_difference
-from simulations.benchmarks.papers.dp_lac_tables import MINUS, bound_range, cpu_text, grouped, provenance
+from simulations.benchmarks.papers.dp_lac import BOUNDS, COST, MINUS, bound_range, methods, provenance, setting_text
 from simulations.report.notation import delta_text, epsilon_text, number_text
 
-Row = Mapping[str, Any]
-
-NAMES = {
+NAMES: dict[str, str] = {
     "dp-sgd": "DP-SGD",
     "dp-lora": "DP-LoRA (fixed C, Adam)",
     "auto-s": "AUTO-S",
@@ -30,32 +28,31 @@ BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "ada
 REFERENCE = "dp-lora"
 
 
+def shown_name(variant: str) -> str:
+    """A variant as readers know it."""
+    return NAMES.get(variant, variant)
+
+
 def comparison(results: Mapping[str, Any]) -> str:
     """A table per grid and epsilon: perplexity on the test records, and its change against DP-LoRA seed by seed."""
     parts = []
+    columns: Columns = {
+        "method": lambda row: shown_name(row["name"]),
+        "perplexity": lambda row: mean_text([cell["test_perplexity"] for cell in row["cells"]], 3),
+        f"against {NAMES[REFERENCE]}": lambda row: (
+            "" if row["is reference"] or row["difference"] is None else change_text(row["difference"])
+        ),
+        **BOUNDS,
+        **COST,
+    }
     for rows in _reported(results).values():
         found, groups = log_perplexities(rows), grouped(rows, lambda row: row["variant"])
         private = [name for name in groups if groups[name][0]["epsilon_stated"] is not None]
-        beside = sorted(groups.keys() - set(private))
-        lines = []
-        for name in [*sorted(private, key=lambda name: statistics.mean(found[name].values())), *beside]:
-            difference = None if name == REFERENCE else paired_difference(found[name], found.get(REFERENCE, {}))
-            perplexities = [row["test_perplexity"] for row in groups[name]]
-            spread = f" ± {statistics.stdev(perplexities):.3f}" if len(perplexities) > 1 else ""
-            lines.append(
-                (
-                    NAMES.get(name, name),
-                    f"{statistics.mean(perplexities):.3f}{spread}",
-                    "" if difference is None else change_text(difference),
-                    bound_range([row["first_clip_bound"] for row in groups[name]]),
-                    bound_range([row["last_clip_bound"] for row in groups[name]]),
-                    cpu_text(groups[name]),
-                    str(len(perplexities)),
-                )
-            )
-        header = ("method", "perplexity", f"against {NAMES[REFERENCE]}", "first C", "last C", "CPU s a cell", "seeds")
-        parts.append(f"{_caption(rows)}\n\n{markdown(header, lines)}{provenance(rows)}")
-    return "\n".join(parts) if parts else "*Not measured yet.*\n"
+        ranked = sorted(private, key=lambda name: statistics.mean(found[name].values()))
+        ranked += sorted(groups.keys() - set(private))
+        shown = table(methods(ranked, groups, found, REFERENCE), columns)
+        parts.append(f"{_caption(rows)}\n\n{shown}{provenance(rows)}")
+    return "\n".join(parts) if parts else NOT_MEASURED
 
 
 def claims(results: Mapping[str, Any]) -> str:
@@ -78,7 +75,7 @@ def claims(results: Mapping[str, Any]) -> str:
         of = "" if len(baselines) == len(BASELINES) else f" (of {len(baselines)})"
         lines.append((f"{grid}, ε {number_text(epsilon)}", NAMES[best] + of, change_text(difference), steps))
     if not lines:
-        return "*Not measured yet.*\n"
+        return NOT_MEASURED
     header = (
         "table",
         "best baseline",
@@ -92,16 +89,22 @@ def choices(results: Mapping[str, Any]) -> str:
     """The cells on which rates and the first threshold were chosen: perplexity on public validation records only."""
     cells = [row for row in results["cells"] if "tuning" in row["grid"]]
     if not cells:
-        return "*Not measured yet.*\n"
-    lines = []
-    for variant, rows in sorted(grouped(cells, lambda row: row["variant"]).items()):
-        best = min(row["validation_perplexity"] for row in rows)
-        for row in sorted(rows, key=lambda row: (row["grid"], *row["axes"].values())):
-            setting = ", ".join(f"{key.rpartition('.')[2]} {number_text(value)}" for key, value in row["axes"].items())
-            mark = "**" if row["validation_perplexity"] == best and len(rows) > 1 else ""
-            perplexity = f"{mark}{row['validation_perplexity']:.3f}{mark}"
-            lines.append((NAMES.get(variant, variant), setting, bound_range([row["first_clip_bound"]]), perplexity))
-    return markdown(("method", "setting", "C", "validation perplexity"), lines) + provenance(cells)
+        return NOT_MEASURED
+    variants = grouped(cells, lambda row: row["variant"])
+    shown = sorted(cells, key=lambda row: (row["variant"], row["grid"], *row["axes"].values()))
+
+    def perplexity(row: Row) -> str:
+        tried = [other["validation_perplexity"] for other in variants[row["variant"]]]
+        mark = "**" if row["validation_perplexity"] == min(tried) and len(tried) > 1 else ""
+        return f"{mark}{row['validation_perplexity']:.3f}{mark}"
+
+    columns: Columns = {
+        "method": lambda row: shown_name(row["variant"]),
+        "setting": lambda row: setting_text(row, number_text),
+        "C": lambda row: bound_range([row["first_clip_bound"]]),
+        "validation perplexity": perplexity,
+    }
+    return table(shown, columns) + provenance(cells)
 
 
 def log_perplexities(rows: Sequence[Row]) -> dict[str, dict[int, float]]:

@@ -1,6 +1,6 @@
-"""Docs/comparisons-{light,dark}.svg from the committed results.
+"""The figure of docs/comparisons.md, docs/comparisons-{light,dark}.svg, from the committed results.
 
-Run: `python -m simulations.benchmarks.papers.dp_lac_figure`.
+Run: `python -m simulations.benchmarks papers.dp_lac_figure`.
 
 One panel per regime and data set: a row per method, a dot per seed, a bar at the mean; the floor and the ceiling are
 lines through all rows, so that a method that was not worth its privacy budget shows as one.
@@ -9,7 +9,6 @@ lines through all rows, so that a method that was not worth its privacy budget s
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -18,18 +17,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from simulations.benchmarks.papers.dp_lac_tables import accuracies, shown_name, tables_of
+from simulations.benchmarks.harness.results import RESULTS, ROOT
+from simulations.benchmarks.papers.dp_lac import Found, accuracies, shown_name, tables_of
 from simulations.report.figures import THEMES
 from simulations.report.plots import Drawing, Palette, draw_figure
 
-ROOT = Path(__file__).resolve().parents[3]
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "controllers.json"
 STEM = ROOT / "docs" / "comparisons"
 PANELS = (("default-sst2", 4.0), ("tuned-sst2", 4.0))
 
 _PLAIN = str.maketrans("", "", "`*")
-
-Found = Mapping[str, Mapping[int, float]]
 
 
 def comparison_figure(cells: Sequence[Mapping[str, Any]], palette: Palette) -> Figure:
@@ -81,7 +77,7 @@ def _panel(title: str, found: Found) -> Drawing:
 
 def main() -> None:
     """Draw both themes."""
-    cells = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((RESULTS / "controllers.json").read_text(encoding="utf-8"))["cells"]
     for theme, palette in THEMES.items():
         figure = comparison_figure(cells, palette)
         with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "comparisons"}):

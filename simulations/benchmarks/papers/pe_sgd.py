@@ -1,31 +1,28 @@
-"""Five ways to spend epsilon 1 on a few hundred texts.
+"""Five ways to spend epsilon 1 on a few hundred texts: the tables of docs/pe-sgd.md.
 
-Run: `python -m simulations.benchmarks.papers.pe_sgd SETTINGS --data FOLDER`.
+Run: `python -m simulations.benchmarks papers.pe_sgd SETTINGS --data FOLDER --output FILE [--tuned FILE]`.
 
-DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD train the same adapter on the same private texts at the same epsilon, from
-the same start: an adapter tuned on the first synthetic set, which is public. Releases are charged to a real ledger.
+SETTINGS is a file of numbers, read strictly (``pesgd-small.toml``, ``pesgd-paper.toml`` beside this module). DP-SGD,
+PDP-SGD, GEP, FixSample and PE-SGD train the same adapter on the same private texts at the same epsilon, from the same
+start: an adapter tuned on the first synthetic set, which is public. Releases are charged to a real ledger.
 
 Without `--tuned` it tries the learning rates of every method, with a seed that is not reported and on texts that are
 neither private in, nor tested by, any reported cell. With `--tuned FILE`, the output of that, it runs the best rates
 with every seed. Cells that are in the output are not run again.
-
-Settings of the PE-SGD comparison: a file of numbers, read strictly.
-
-Tables of the PE-SGD comparison: losses of the five methods, the paper's order as claims, and the rates they got.
 """
 
 import hashlib
 import json
 import shutil
-import statistics
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import numpy as np
@@ -48,8 +45,8 @@ from privacy import checks
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import markdown
+from simulations.benchmarks.harness.markdown import Row, distinct, grouped, markdown
+from simulations.benchmarks.harness.results import origin, say
 from simulations.benchmarks.harness.timing import half_width, paired_difference
 from strategies.adapter.trainable import TrainedSubset
 from strategies.controllers.controller import PublicSignals
@@ -338,15 +335,10 @@ def main(
         if seed not in prepared:
             prepared = {seed: seed_of(bench, data, seed, tuned is None)}
         row = prepared[seed].cell(method, rate)
-        place = describe_environment()
-        where = {"commit": place["commit"], "date": datetime.now(UTC).date().isoformat()}
+        where = {"commit": origin()["commit"], "date": datetime.now(UTC).date().isoformat()}
         found["cells"].append({**row, "model": settings.model, "weights": bench.weights(), **where})
         output.write_text(json.dumps(found, indent=1) + "\n")
-        typer.echo(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        say(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
 
 
 ORDER = ("PE-SGD", "FixSample", "PDP-SGD", "DP-SGD", "GEP")
@@ -355,26 +347,23 @@ ORDER = ("PE-SGD", "FixSample", "PDP-SGD", "DP-SGD", "GEP")
 PAPER = {"DP-SGD": 2.3731, "PDP-SGD": 2.2502, "GEP": 2.4164, "FixSample": 2.2497, "PE-SGD": 2.1990}
 """Its losses on PubMed at epsilon 1, Qwen2.5-3B (Zou et al., ICLR 2026)."""
 
-Cells = Sequence[Mapping[str, Any]]
 
-
-def losses(results: Mapping[str, Any]) -> str:
+def losses(results: Row) -> str:
     """One line per method: test loss over seeds, what it gained on the start, and the paper's number."""
-    cells, lines = results["cells"], []
+    groups, lines = grouped(results["cells"], lambda row: row["method"]), []
     for method in ORDER:
-        rows = [row for row in cells if row["method"] == method]
+        rows = groups.get(method, [])
         if not rows:
             lines.append((method, "not measured yet", "", "", "", f"{PAPER[method]:.4f}"))
             continue
         gains = [row["start_loss"] - row["loss"] for row in rows]
-        width = half_width(gains)
         lines.append(
             (
                 method,
-                f"{statistics.mean(row['loss'] for row in rows):.4f}",
-                f"{statistics.mean(gains):.4f}" + ("" if width is None else f" ± {width:.4f}"),
+                f"{mean(row['loss'] for row in rows):.4f}",
+                f"{mean(gains):.4f}{_width_text(half_width(gains))}",
                 f"{rows[0]['learning_rate']:g}",
-                f"{statistics.mean(row['cpu_seconds'] for row in rows):.0f} s",
+                f"{mean(row['cpu_seconds'] for row in rows):.0f} s",
                 f"{PAPER[method]:.4f}",
             )
         )
@@ -382,55 +371,48 @@ def losses(results: Mapping[str, Any]) -> str:
     return markdown(header, lines) + _provenance(results)
 
 
-def claims(results: Mapping[str, Any]) -> str:
+def claims(results: Row) -> str:
     """The paper's order, neighbour by neighbour, checked seed by seed."""
-    found = {
-        method: {row["seed"]: row["loss"] for row in results["cells"] if row["method"] == method} for method in ORDER
-    }
-    lines = []
+    groups, lines = grouped(results["cells"], lambda row: row["method"]), []
+    found = {method: {row["seed"]: row["loss"] for row in groups.get(method, [])} for method in ORDER}
     for better, worse in pairwise(ORDER):
-        difference = paired_difference(found[better], found[worse])
+        claim, difference = f"{better} < {worse}", paired_difference(found[better], found[worse])
         if difference is None:
-            lines.append((f"{better} < {worse}", "not measured yet", ""))
+            lines.append((claim, "not measured yet", ""))
             continue
         wins = sum(found[better][seed] < found[worse][seed] for seed in difference.seeds)
         width = difference.half_width
+        how = f"{difference.mean:+.4f}{_width_text(width)}, lower on {wins} of {len(difference.seeds)} seeds"
         sure = width is not None and abs(difference.mean) > width
-        lines.append(
-            (
-                f"{better} < {worse}",
-                f"{difference.mean:+.4f}"
-                + ("" if width is None else f" ± {width:.4f}")
-                + f", lower on {wins} of {len(difference.seeds)} seeds",
-                ("yes" if difference.mean < 0 else "no") if sure else "open: within chance",
-            )
-        )
+        lines.append((claim, how, ("yes" if difference.mean < 0 else "no") if sure else "open: within chance"))
     return markdown(("claim", "difference of losses (95 %)", "holds"), lines)
 
 
-def tuning(results: Mapping[str, Any]) -> str:
+def _width_text(width: float | None) -> str:
+    return "" if width is None else f" ± {width:.4f}"
+
+
+def tuning(results: Row) -> str:
     """Validation loss of every rate tried, one line per method."""
-    rates = sorted({row["learning_rate"] for row in results["cells"]})
-    found = {(row["method"], row["learning_rate"]): row["loss"] for row in results["cells"]}
-    lines = [
-        (method, *(f"{found[method, rate]:.4f}" if (method, rate) in found else "" for rate in rates))
-        for method in ORDER
-    ]
+    rates = distinct(results["cells"], "learning_rate")
+    found = {(row["method"], row["learning_rate"]): f"{row['loss']:.4f}" for row in results["cells"]}
+    lines = [(method, *(found.get((method, rate), "") for rate in rates)) for method in ORDER]
     return markdown(("method", *(f"{rate:g}" for rate in rates)), lines)
 
 
-def _provenance(results: Mapping[str, Any]) -> str:
+def _provenance(results: Row) -> str:
     cells, settings = results["cells"], results["settings"]
     if not cells:
         return ""
-    seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in cells}))
-    base = statistics.mean(row["base_loss"] for row in cells)
-    start = statistics.mean(row["start_loss"] for row in cells)
-    models = ", ".join(sorted({row["model"] for row in cells}))
+    base, start = (mean(row[key] for row in cells) for key in ("base_loss", "start_loss"))
     return (
-        f"\nSeeds {seeds}; model {models}, {cells[0]['values']:,} values trained; texts of at most "
-        f"{settings['longest']} tokens, loss per token on {settings['test']} texts. The base model has "
-        f"{base:.4f}; the common start, trained on the first synthetic set, {start:.4f}. ε spent: at most "
-        f"{max(row['epsilon'] for row in cells):.3f} (δ = {settings['delta']:g}, noise multiplier "
-        f"{cells[0]['noise_multiplier']:.3f}).\n"
+        f"\nSeeds {', '.join(map(str, distinct(cells, 'seed')))}; model {', '.join(distinct(cells, 'model'))}, "
+        f"{cells[0]['values']:,} values trained; texts of at most {settings['longest']} tokens, loss per token on "
+        f"{settings['test']} texts. The base model has {base:.4f}; the common start, trained on the first synthetic "
+        f"set, {start:.4f}. ε spent: at most {max(row['epsilon'] for row in cells):.3f} (δ = {settings['delta']:g}, "
+        f"noise multiplier {cells[0]['noise_multiplier']:.3f}).\n"
     )
+
+
+if __name__ == "__main__":
+    typer.run(main)

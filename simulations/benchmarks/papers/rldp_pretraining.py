@@ -1,25 +1,40 @@
-"""`python -m simulations.benchmarks.papers.rldp_pretraining`: make the policy that ships with the controller ``rl``.
+"""How the policy of the controller ``rl`` was learnt and judged, and what the controller costs a round.
 
-Runs soft actor-critic over synthetic federations (``synthetic_federation.py``), one after the other, with one agent and
-one buffer. Every so often the policy's mode is judged on federations that are not trained on; the best one is kept, and
-judged once more on others still, against thresholds that stay and against an agent without experience. Writes
-``strategies/controllers/rl/policy.json`` and ``results/rl_pretraining.json``.
+Run: `python -m simulations.benchmarks papers.rldp_pretraining [--episodes 200] [--part policy|overhead]`.
+
+Policy: soft actor-critic over federations that exist only as random numbers (``synthetic_federation.py``), one after
+the other, with one agent and one buffer. Every so often the policy's mode is judged on federations that are not trained
+on; the best one is kept, and judged once more on others still, against thresholds that stay and against an agent
+without experience. Writes ``strategies/controllers/rl/policy.json`` and ``results/rl_pretraining.json``.
+
+Overhead: seconds that ``rl`` adds to a round, for two adapters: MiniLM's (rank 4 on query and value of 6 layers, and a
+head) and one of a model of a billion parameters (rank 8 on 32 projections). On one thread: the server's part (plan and
+update; medians over most rounds and over those in which the agent acts or also learns), and the clients' part (clipping
+and bits of 50 updates; the least of five times), each beside flat clipping by ``fixed``.
 """
 
-import json
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.console import Console
 
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.papers.synthetic_federation import Problem, draw_problem, hold_run
+from privacy.accountants.calibration import filter_commitment
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, Plan, contribute
+from privacy.events import Poisson
+from privacy.mechanism import charged_release
+from privacy.randomness.noise import InsecureSeededNoise
+from privacy.randomness.rng import torch_generator
+from simulations.benchmarks.harness.markdown import Columns, Row, table
+from simulations.benchmarks.harness.results import ROOT, say, write
+from simulations.benchmarks.papers.synthetic_federation import Account, Problem, draw_problem, hold_run
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.rl import sac
@@ -27,38 +42,15 @@ from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import RlState, begin
 from strategies.controllers.rl.sac import Agent, Weights
 
-ROOT = Path(__file__).resolve().parents[3]
 POLICY = ROOT / "strategies" / "controllers" / "rl" / sac.FILE
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "rl_pretraining.json"
 VALIDATION, TEST = 10_000, 20_000
 CAPACITY, WARM_UP, UPDATES = 20_000, 300, 3
 FACTORS = (1 / 64, 1 / 10, 1 / 3, 1.0, 3.0)
 
 
-def main(
-    episodes: Annotated[int, typer.Option(help="Federations to learn on; 0 judges the policy that is there.")] = 200,
-    every: Annotated[int, typer.Option(help="Episodes between two judgements.")] = 40,
-    judged: Annotated[int, typer.Option(help="Federations for validation.")] = 8,
-    tested: Annotated[int, typer.Option(help="Federations for the final comparison.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
-) -> None:
-    """Train, choose, write the policy; then judge the policy that ships, and write the results."""
-    torch.set_num_threads(1)
-    if episodes:
-        train(episodes, every, judged, seed)
-    document = {
-        "benchmark": "rl_pretraining",
-        "card": sac.card(),
-        "test": compare([draw_problem(TEST + i) for i in range(tested)], sac.pretrained_weights()),
-        "environment": describe_environment(),
-    }
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    Console().print(document["test"])
-
-
 def train(episodes: int, every: int, judged: int, seed: int) -> None:
     """Soft actor-critic over federations; after every judgement the best policy so far is on the disk."""
-    console, started = Console(), time.monotonic()
+    started = time.monotonic()
     agent = sac.new_agent(sac.fresh_weights(seed), len(draw_problem(0).sizes), CAPACITY)
     validation = [draw_problem(VALIDATION + i) for i in range(judged)]
     reference = statistics.mean(final(p, Fixed(p.clip_norm)) for p in validation)
@@ -69,7 +61,7 @@ def train(episodes: int, every: int, judged: int, seed: int) -> None:
         agent = state.agent
         if episode % every == 0:
             score = statistics.mean(final(p, mode(p), weights_of(agent)) for p in validation) - reference
-            console.print(f"episode {episode}: {score:+.4f} ({time.monotonic() - started:.0f} s)")
+            say(f"episode {episode}: {score:+.4f} ({time.monotonic() - started:.0f} s)")
             curve.append({"episode": episode, "score": score})
             if score == min(point["score"] for point in curve):
                 POLICY.write_text(sac.document(weights_of(agent), card(seed, curve)), encoding="utf-8")
@@ -145,6 +137,108 @@ def compare(problems: list[Problem], weights: Weights) -> dict[str, Any]:
         better = sum(gain < 0 for gain in gains)
         rows[name] = {"mean": statistics.mean(gains), "standard_error": error, "better": better, "of": len(gains)}
     return rows
+
+
+ADAPTERS = {"MiniLM": (4 * (384 + 384),) * 12 + (2 * 384 + 2,), "1B": (8 * (2048 + 2048),) * 32}
+SAMPLING, ROUNDS, COHORT = Poisson(0.05, 1000), 40, 50
+CONTROLLERS: dict[str, Any] = {
+    "fixed": Fixed(),
+    "rl": Rl(interval=5),
+    "rl, learning": Rl(interval=5, learn=True, warm_up=2),
+}
+
+
+def overhead() -> list[dict[str, Any]]:
+    """Seconds of a round, by adapter and controller."""
+    commitment, z = filter_commitment(4.0, 1e-5, SAMPLING, ROUNDS)
+    rows = []
+    for adapter, sizes in ADAPTERS.items():
+        setting = RunInfo(ROUNDS, (sizes,), SAMPLING, (z,) * ROUNDS, commitment.order)
+        units = Units(torch.randn(COHORT, sum(sizes), generator=torch_generator(0, "updates")))
+        for name, controller in CONTROLLERS.items():
+            quiet, acting, plan = _server(controller, setting, Account(commitment))
+            clients = min(_seconds(partial(contribute, units, plan)) for _ in range(5))
+            timed = {"seconds_round": quiet, "seconds_round_of_action": acting, "seconds_clients": clients}
+            rows.append({"adapter": adapter, "values": sum(sizes), "blocks": len(sizes), "controller": name, **timed})
+            say(rows[-1])
+    return rows
+
+
+def _server(controller: Any, setting: RunInfo, account: Account) -> tuple[float, float, Plan]:
+    """Median seconds of plan and update in other rounds and in every fifth, and the last plan."""
+    state, noise = controller.init(setting, PublicSignals(0, 0.7)), InsecureSeededNoise(0)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for round in range(1, setting.rounds + 1):
+        start = time.perf_counter()
+        plan = controller.plan(state, round)
+        planned = time.perf_counter() - start
+        release = charged_release(
+            Contribution.zero(plan), plan, label="round", round=round, sampling=SAMPLING, ledger=account, noise=noise
+        )
+        start = time.perf_counter()
+        state = controller.update(state, release, PublicSignals(round, 0.7 * 0.98**round, account.rho_spent))
+        seconds[round % 5 == 0].append(planned + time.perf_counter() - start)
+    return statistics.median(seconds[False]), statistics.median(seconds[True][2:]), plan
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main(
+    episodes: Annotated[int, typer.Option(help="federations to learn on; 0 judges the policy that is there")] = 200,
+    every: Annotated[int, typer.Option(help="episodes between two judgements")] = 40,
+    judged: Annotated[int, typer.Option(help="federations for validation")] = 8,
+    tested: Annotated[int, typer.Option(help="federations for the final comparison")] = 20,
+    seed: Annotated[int, typer.Option(help="of everything")] = 0,
+    part: Annotated[Literal["policy", "overhead"], typer.Option(help="what to do")] = "policy",
+) -> None:
+    """Train, choose, write the policy and judge the one that ships; or time rounds."""
+    torch.set_num_threads(1)
+    if part == "overhead":
+        write("rl_overhead", {"benchmark": "rl_overhead", "rows": overhead(), "cohort": COHORT})
+        return
+    if episodes:
+        train(episodes, every, judged, seed)
+    test = compare([draw_problem(TEST + i) for i in range(tested)], sac.pretrained_weights())
+    say(test)
+    write("rl_pretraining", {"benchmark": "rl_pretraining", "card": sac.card(), "test": test})
+
+
+def overhead_table(results: Row) -> str:
+    """One line per adapter and controller, in milliseconds."""
+
+    def seconds(key: str) -> Any:
+        return lambda row: f"{1000 * row[key]:.2g} ms" if row[key] < 0.1 else f"{row[key]:.2f} s"
+
+    columns: Columns = {
+        "adapter": "{adapter}",
+        "values": "{values:,}",
+        "controller": "{controller}",
+        "server, most rounds": seconds("seconds_round"),
+        "server, when it acts": seconds("seconds_round_of_action"),
+        "clipping of 50 clients": seconds("seconds_clients"),
+    }
+    return f"{table(results['rows'], columns, 'lrlr')}\n{_machine(results)}"
+
+
+def comparison_table(results: Row) -> str:
+    """One line per way: log final loss less that of the user's own fixed threshold."""
+    columns: Columns = {
+        "way": "{way}",
+        "mean log loss at the end, less that of fixed C_0": "{mean:+.2f}",
+        "standard error": "{standard_error:.2f}",
+        "better on": "{better} of {of}",
+    }
+    rows = [{"way": way, **row} for way, row in results["test"].items()]
+    return f"{table(rows, columns, 'lr')}\n{_machine(results)}"
+
+
+def _machine(results: Row) -> str:
+    place = results["environment"]
+    return f"Machine: {place['cores']} cores, {place['system']}; commit `{place['commit']}`.\n"
 
 
 if __name__ == "__main__":

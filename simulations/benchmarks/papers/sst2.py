@@ -1,6 +1,6 @@
-"""Preset ``sst2`` over seeds, and the results for the documentation.
+"""Preset ``sst2`` over seeds: the table of README.md.
 
-Run: `python -m simulations.benchmarks.papers.sst2 FOLDER`.
+Run: `python -m simulations.benchmarks papers.sst2 FOLDER`.
 
 FOLDER holds SST-2 as ``train.parquet`` and ``validation.parquet`` (columns ``sentence``, ``label``). The official
 validation file serves as the test set: it is read once, at the end of each run; everything was chosen on the public
@@ -8,6 +8,8 @@ records that the preset carves out of the training file. A seed whose run folder
 """
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +18,14 @@ import typer
 from server.config.load import load
 from server.run_folder.names import RESULTS_FILE
 from server.run_folder.provenance import ENVIRONMENT_FILE
+from simulations.benchmarks.harness.markdown import Columns, Row, grouped, mean_text, provenance_of_rows, table
+from simulations.benchmarks.harness.results import RESULTS
 from simulations.engines.inprocess import run_inprocess
 from simulations.engines.launcher import run_flower
 from simulations.presets.load import preset_files
+from simulations.report.notation import duration_text, number_text
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "sst2.json"
+FILE = RESULTS / "sst2.json"
 
 
 def main(
@@ -52,7 +57,7 @@ def main(
         rows.append({**row(run_folder), "note": note})
     done = {(new["epsilon"], new["seed"]) for new in rows}
     kept = [old for old in _previous() if (old["epsilon"], old["seed"]) not in done]
-    RESULTS.write_text(json.dumps(sorted(kept + rows, key=lambda r: (r["epsilon"], r["seed"])), indent=2) + "\n")
+    FILE.write_text(json.dumps(sorted(kept + rows, key=lambda r: (r["epsilon"], r["seed"])), indent=2) + "\n")
 
 
 def row(run_folder: Path) -> dict[str, Any]:
@@ -79,7 +84,26 @@ def row(run_folder: Path) -> dict[str, Any]:
 
 
 def _previous() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
+    return json.loads(FILE.read_text()) if FILE.is_file() else []
+
+
+def accuracies(results: Sequence[Row]) -> str:
+    """One line per privacy level, mean and standard deviation over seeds."""
+    settings = ("epsilon", "rounds", "dimension")
+    groups = grouped(results, lambda row: tuple(row[name] for name in settings))
+    columns: Columns = {
+        "ε": lambda row: number_text(row["epsilon"]),
+        "test accuracy": lambda row: mean_text([100 * run["test_accuracy"] for run in row["runs"]], unit=" %"),
+        "validation accuracy": lambda row: mean_text(
+            [100 * run["validation_accuracy"] for run in row["runs"]], unit=" %"
+        ),
+        "rounds": lambda row: number_text(row["rounds"]),
+        "values trained": lambda row: number_text(row["dimension"]),
+        "time": lambda row: duration_text(statistics.mean(run["seconds"] for run in row["runs"])),
+        "seeds": lambda row: str(len(row["runs"])),
+    }
+    rows = [{**groups[key][0], "runs": groups[key]} for key in sorted(groups)]
+    return table(rows, columns, "r") + provenance_of_rows(results)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Attacks on trained models: what an adversary finds out."""
+"""Audits, attacks and the cost of the mechanism."""

@@ -1,23 +1,20 @@
 """How far a unit moves what others contribute, because it is computed together with them.
 
-    python -m simulations.benchmarks.privacy.batch_invariance
+Run: `python -m simulations.benchmarks privacy.batch_invariance`. The table is in docs/engine.md.
 
 The accountant takes contributions of units as independent of each other. A product of another shape may sum in another
 order, though, and round otherwise. Measured for every arithmetic of the engine, in one thread and in two, over draws of
 64 beginnings of our notes (5 to 40 words) and one of 60 that is added: the change of everybody else's clipped sum in
 units of the clip bound C, where every gradient is brought to length C; how often another record changes its bin of
-DC-SGD's histogram of norms; and how far a record is in company from what it is alone. 0 is what the accountant takes it
-to be.
+DC-SGD's histogram of norms; and how far a record together with others is from what it is alone. 0 is what the
+accountant takes it to be.
 """
 
-import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
 from client.data.catalog import notes
@@ -27,11 +24,11 @@ from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from privacy.randomness.rng import simulation_generator
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import RESULTS
+from simulations.benchmarks.harness import markdown
+from simulations.benchmarks.harness.markdown import Columns, Row
+from simulations.benchmarks.harness.results import say, write
 from strategies.controllers.released_norms import norm_edges
 
-RESULT = RESULTS / "company.json"
 SOME = list(range(0, 64, 8))
 """Records that are computed alone too."""
 
@@ -43,16 +40,26 @@ JOBS = {
 
 
 def main(
-    draws: Annotated[int, typer.Option(min=1, help="Sets of records.")] = 10,
-    records: Annotated[int, typer.Option(min=64, help="In a set, before one is added.")] = 64,
-    out: Annotated[Path, typer.Option(help="Result file.")] = RESULT,
+    draws: Annotated[int, typer.Option(min=1, help="sets of records")] = 10,
+    records: Annotated[int, typer.Option(min=64, help="in a set, before one is added")] = 64,
 ) -> None:
     """Measure, print and write."""
     rows = [row for name in JOBS for threads in (1, 2) for row in measured(name, draws, records, threads)]
-    for row in rows:
-        Console().print(row)
-    document = {"benchmark": "company", "rows": rows, "environment": describe_environment()}
-    out.write_text(json.dumps(document, indent=1) + "\n")
+    say(*rows)
+    write("company", {"benchmark": "company", "rows": rows})
+
+
+def table(results: Row) -> str:
+    """One line per model, arithmetic and number of threads."""
+    columns: Columns = {
+        "model": "{model}",
+        "arithmetic": "{precision}",
+        "threads": "{threads}",
+        "clipped sum of the others, / C": "{sum_moved_most:.1g}",
+        "a record, alone and not, / C": "{alone_moved_most:.1g}",
+        "another bin": "{draws_with_other_bins} of {draws}",
+    }
+    return markdown.table(results["rows"], columns) + markdown.provenance(results)
 
 
 def measured(name: str, draws: int, records: int, threads: int) -> list[dict[str, Any]]:

@@ -1,38 +1,19 @@
-"""`python -m simulations.benchmarks.privacy.flower_dp`: Flower's own DP wrappers under the checks that ours pass.
+"""Flower's own DP wrappers under the checks that ours pass.
+
+Run: `python -m simulations.benchmarks privacy.flower_dp`. Two minutes on two cores.
 
 A negative control: it shows that the checks can fail, and why this project brings its own mechanism. Every cell of the
-table is measured on unchanged library code; the results go to results/flower-dp-control.json, and
-`python -m simulations.benchmarks.harness.tables` puts them into privacy/README.md. Takes about two minutes on two
-cores.
-
-One training round through Flower's own differential-privacy wrappers, unchanged and in this process.
-
-The strategy makes its instructions, a real ClientApp (with Flower's client-side mods where they belong) answers them,
-and the strategy aggregates the replies. Only the transport is missing.
-
-The two release paths that the negative control compares: ours, and Flower's wrappers, behind one call.
-
-Both take one update per client and return what is released: the change of the global arrays. ``C = 1`` and 20 expected
-clients throughout, so one client may move the release by 1/20.
-
-The checks of the negative control: each asks the same of Flower's wrappers and of our path, and measures both.
-
-C = 1, 20 clients expected; "moves" are in units of C/20, the most that one client may move the release. Flower's
-wrappers are asked under the adjacency that suits them best (a missing client sends nearly nothing, the cohort stays at
-20).
-
-The checks of the negative control that are about the guarantee as a whole: absences, metrics, accounting, audits.
+table in privacy/README.md is measured on unchanged library code: each check asks the same of Flower's wrappers and of
+our path (``flower_rounds.py``), and measures both. "Moves" are in units of C/20, the most that one client may move the
+release. Flower's wrappers are asked under the adjacency that suits them best (a missing client sends nearly nothing,
+the cohort stays at 20).
 """
 
-import json
 import logging
 import random
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -40,231 +21,45 @@ import dp_accounting.rdp
 import numpy as np
 import torch
 import typer
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.app import ConfigRecord
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
-    Strategy,
-)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
-from rich.console import Console
-from torch import Tensor
 
 from privacy.accountants import composition
 from privacy.audit.bounds import gdp_epsilon
 from privacy.audit.two_world import ReleasePath, TwoWorldAudit, two_world
 from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.units import Units
-from privacy.commitment import Commitment
 from privacy.contribution import Plan, contribute, validate
 from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
-from privacy.mechanism import Release, charged_release
 from privacy.queries import BoundedMean, NormBit
-from privacy.randomness.noise import InsecureZeroNoise
 from privacy.randomness.sampling import CohortSampler
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import RESULTS
-
-FAILED = 2  # ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-
-
-@dataclass
-class Nodes:
-    """What a strategy asks of Flower's Grid when it configures a round: who is connected."""
-
-    count: int
-
-    def get_node_ids(self) -> list[int]:
-        return list(range(1, self.count + 1))
-
-
-@dataclass(frozen=True)
-class Clients:
-    """What the clients will answer.
-
-    Attributes:
-        updates: [clients, params], added to the arrays that a client receives; its dtype is that of the arrays.
-        examples: num-examples reported by each client; 10 each by default.
-        losses: train_loss reported by each client; 0 each by default.
-        mods: Flower's client-side mods.
-        failing: indices whose reply is an error; absent: indices that never reply.
-    """
-
-    updates: NDArray[Any]
-    examples: Sequence[float] | None = None
-    losses: Sequence[float] | None = None
-    mods: Sequence[Any] = ()
-    failing: frozenset[int] = frozenset()
-    absent: frozenset[int] = frozenset()
-
-    def app(self) -> ClientApp:
-        app = ClientApp(mods=list(self.mods))
-
-        @app.train()
-        def train(message: Message, context: Context) -> Message:
-            i = context.node_id - 1
-            received = next(iter(message.content.array_records.values()))["w"].numpy()
-            metrics = MetricRecord()
-            metrics["num-examples"] = self.examples[i] if self.examples else 10
-            metrics["train_loss"] = self.losses[i] if self.losses else 0.0
-            reply = RecordDict()
-            reply["arrays"], reply["metrics"] = arrays(received + self.updates[i]), metrics
-            return Message(reply, reply_to=message)
-
-        return app
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a round released: the change of the arrays and the metrics; None where Flower returned nothing."""
-
-    update: NDArray[Any] | None
-    metrics: dict[str, Any] = field(default_factory=dict)
-
-    def released(self) -> NDArray[Any]:
-        """The change of the arrays; ValueError where there is none."""
-        if self.update is None:
-            raise ValueError("the round released nothing")
-        return self.update
-
-
-def fedavg() -> FedAvg:
-    """Flower's FedAvg over all connected clients, no federated evaluation."""
-    return FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-
-
-def one_round(strategy: Strategy, clients: Clients, number: int = 1) -> Outcome:
-    """Run round ``number`` from all-zero arrays; whatever Flower raises comes through."""
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    start = np.zeros(clients.updates.shape[1], dtype=clients.updates.dtype)
-    instructions = strategy.configure_train(number, arrays(start), ConfigRecord({}), Nodes(len(clients.updates)))  # type: ignore[arg-type]
-    app, replies = clients.app(), []
-    for message in instructions:
-        i = message.metadata.dst_node_id - 1
-        message.metadata.__dict__["_message_id"] = str(i)
-        if i in clients.failing:
-            replies.append(Message(Error(FAILED, "planned failure"), reply_to=message))
-        elif i not in clients.absent:
-            context = Context(run_id=1, node_id=i + 1, node_config={}, state=RecordDict(), run_config={})
-            replies.append(app(message=message, context=context))
-    released, metrics = strategy.aggregate_train(number, replies)
-    return Outcome(None if released is None else released["w"].numpy() - start, dict(metrics or {}))
-
-
-def arrays(values: NDArray[Any]) -> ArrayRecord:
-    """One array called w."""
-    return ArrayRecord({"w": Array(values)})
-
-
-def silence() -> None:
-    """Flower logs every clipping; the checks read its results, not its log."""
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-
-
-BOUND = 1.0
-CLIENTS = 20
-SAMPLING = Poisson(rate=0.02, population=1000)  # expects 20 clients
-ABSENT = 1e-9  # the update that stands for "took no part" in Flower's paths, which cannot take a zero one
-
-FLOWER: dict[str, tuple[type[Any], tuple[Any, ...]]] = {
-    "server-side fixed": (DifferentialPrivacyServerSideFixedClipping, ()),
-    "client-side fixed": (DifferentialPrivacyClientSideFixedClipping, (fixedclipping_mod,)),
-    "server-side adaptive": (DifferentialPrivacyServerSideAdaptiveClipping, ()),
-    "client-side adaptive": (DifferentialPrivacyClientSideAdaptiveClipping, (adaptiveclipping_mod,)),
-}
-
-
-def flower_strategy(kind: str, noise_multiplier: float, bound: float = BOUND, **options: Any) -> Strategy:
-    """One of Flower's wrappers around FedAvg for 20 sampled clients."""
-    made, _ = FLOWER[kind]
-    name = "clipping_norm" if "fixed" in kind else "initial_clipping_norm"
-    strategy: Strategy = made(fedavg(), noise_multiplier, num_sampled_clients=CLIENTS, **{name: bound}, **options)
-    return strategy
-
-
-def flower_outcome(kind: str, updates: NDArray[Any], noise_multiplier: float = 0.0, **replies: Any) -> Outcome:
-    """One round of one of Flower's wrappers; without noise unless a multiplier is given."""
-    clients = Clients(updates, mods=replies.pop("mods", FLOWER[kind][1]), **replies)
-    return one_round(flower_strategy(kind, noise_multiplier), clients)
-
-
-def accounted_outcome(updates: NDArray[Any], **replies: Any) -> str:
-    """What server-side fixed clipping does with such a round if it is given an accountant, in one word."""
-    config = PrivacyConfig(1e-5, 1000, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)
-    strategy = flower_strategy("server-side fixed", 1.0, accountant=RdpAccountant(config))
-    try:
-        outcome = one_round(strategy, Clients(updates, **replies))
-    except ValueError:
-        return "refused"
-    return "not released" if outcome.update is None else "released"
-
-
-def flower(kind: str, updates: NDArray[Any], noise_multiplier: float = 0.0, **replies: Any) -> NDArray[Any]:
-    """What such a round releases: the change of the arrays."""
-    return flower_outcome(kind, updates, noise_multiplier, **replies).released()
-
-
-def flower_path(kind: str, noise_multiplier: float, canary_examples: int = 10, present: int = CLIENTS) -> ReleasePath:
-    """Rows -> release for the two-world audit, zero-out adjacency: whoever is missing sends an update of 1e-9.
-
-    present: how many of the 20 clients reply; the last of them is the canary's place.
-    """
-    examples = [10.0] * CLIENTS
-    examples[present - 1] = float(canary_examples)
-    absent = frozenset(range(present, CLIENTS))
-
-    def release(rows: Tensor) -> Tensor:
-        updates = np.full((CLIENTS, rows.shape[1]), ABSENT, dtype=np.float32)
-        updates[: len(rows)] = rows.numpy()
-        return torch.from_numpy(flower(kind, updates, noise_multiplier, examples=examples, absent=absent))
-
-    return release
-
-
-@contextmanager
-def scratch_ledger() -> Iterator[Ledger]:
-    """A real ledger in a folder that is thrown away, with a budget that never ends; in memory where the system can."""
-    memory = Path("/dev/shm")
-    commitment = Commitment("client", "add_remove", SAMPLING.population, 1e9, 1e-5, mode="filter", order=2, rho=1e8)
-    with (
-        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
-        Ledger.create(Path(folder) / "ledger.jsonl", commitment) as ledger,
-    ):
-        yield ledger
-
-
-def ours(
-    updates: Tensor, ledger: Ledger, plan: Plan | None = None, *, losses: Tensor | None = None, noiseless: bool = False
-) -> Release:
-    """One release of our path; without noise if asked (the ledger is then stamped NOT PRIVATE)."""
-    plan = plan or Plan(FlatClip(BOUND, updates.shape[1]), 1.0)
-    total = contribute(Units(updates, losses=losses), plan)
-    noise = InsecureZeroNoise() if noiseless else None
-    return charged_release(total, plan, label="round", round=0, sampling=SAMPLING, ledger=ledger, noise=noise)
-
-
-def our_path(noise_multiplier: float, ledger: Ledger, bit_std: float | None = None) -> ReleasePath:
-    """Rows -> released update for the two-world audit.
-
-    bit_std: release a norm bit with this noise in the same event, at the same effective multiplier; None for no bit.
-    """
-    queries = () if bit_std is None else (NormBit(BOUND, bit_std),)
-    update = sum((noise_multiplier**-2, *(-((query.sensitivity / query.noise_std) ** 2) for query in queries))) ** -0.5
-
-    def release(rows: Tensor) -> Tensor:
-        return ours(rows, ledger, Plan(FlatClip(BOUND, rows.shape[1]), update, queries)).update
-
-    return release
-
+from simulations.benchmarks.harness import markdown
+from simulations.benchmarks.harness.markdown import Columns, Row
+from simulations.benchmarks.harness.results import say, write
+from simulations.benchmarks.privacy.flower_rounds import (
+    ABSENT,
+    BOUND,
+    CLIENTS,
+    SAMPLING,
+    Clients,
+    Nodes,
+    accounted_outcome,
+    arrays,
+    fedavg,
+    flower,
+    flower_outcome,
+    flower_path,
+    flower_strategy,
+    one_round,
+    our_path,
+    ours,
+    scratch_ledger,
+)
 
 PARAMS = 1000
 
@@ -289,13 +84,6 @@ class Pair:
 def honest() -> NDArray[np.float32]:
     """Updates of 20 clients, all longer than C."""
     return np.random.default_rng(0).normal(size=(CLIENTS, PARAMS)).astype(np.float32)
-
-
-def _attempt(measure: Callable[[], Cell]) -> Cell:
-    try:
-        return measure()
-    except (ArithmeticError, TypeError, ValueError) as error:
-        return Cell(False, f"raises {type(error).__name__}")
 
 
 def _move(released: NDArray[Any], without: NDArray[Any]) -> Cell:
@@ -619,18 +407,32 @@ def measure() -> dict[str, Pair]:
         return checks | {name: audit_of(name, ledger) for name in AUDITS}
 
 
+def silence() -> None:
+    """Flower logs every clipping; the checks read its results, not its log."""
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
 def main() -> None:
     """Measure and write the results."""
     silence()
     lines = measure()
-    results: dict[str, Any] = {
-        "environment": describe_environment(),
-        "lines": [{"check": name, **asdict(pair)} for name, pair in lines.items()],
-    }
-    (RESULTS / "flower-dp-control.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    console = Console(width=200)
     for name, pair in lines.items():
-        console.print(f"{name}\n   Flower: {pair.flower}\n   ours:   {pair.lacquer}", highlight=False)
+        say(name, f"   Flower: {pair.flower}", f"   ours:   {pair.lacquer}")
+    write("flower-dp-control", {"lines": [{"check": name, **asdict(pair)} for name, pair in lines.items()]})
+
+
+def table(results: Row) -> str:
+    """One line per check, ✓ or ✗ and what was measured."""
+    columns: Columns = {
+        "check": "{check}",
+        f"Flower {results['environment']['packages']['flwr']}": lambda row: _cell(row["flower"]),
+        "Lacquer": lambda row: _cell(row["lacquer"]),
+    }
+    return markdown.table(results["lines"], columns) + markdown.provenance(results)
+
+
+def _cell(measured: Row) -> str:
+    return f"{'✓' if measured['holds'] else '✗'} {measured['text']}"
 
 
 if __name__ == "__main__":

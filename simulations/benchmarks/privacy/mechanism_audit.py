@@ -1,13 +1,10 @@
-"""What the audits find in the release path and in broken copies of
-it.
+"""What the audits find in the release path and in broken copies of it.
 
-Run: `python -m simulations.benchmarks.privacy.mechanism_audit`.
+Run: `python -m simulations.benchmarks privacy.mechanism_audit`. Half a minute on two cores.
 
-Writes results/mechanism-audit.json and results/audit-power.json; `python -m simulations.benchmarks.harness.tables`
-puts them into privacy/README.md. Half a minute on two cores.
+Writes results/mechanism-audit.json and results/audit-power.json, the tables of privacy/README.md.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
 from privacy.audit.bounds import epsilon_lower_clopper_pearson, epsilon_lower_gdp, gdp_mu
 from privacy.audit.one_run import audit_one_run, inclusion
@@ -24,8 +20,8 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from privacy.randomness.noise import DiscreteGaussianNoise
 from privacy.randomness.rng import simulation_generator
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import RESULTS
+from simulations.benchmarks.harness.markdown import Columns, Row, provenance, table
+from simulations.benchmarks.harness.results import say, write
 from simulations.benchmarks.privacy import planted_bugs
 from simulations.benchmarks.privacy.planted_bugs import BOUND, DIM, Parts
 
@@ -94,15 +90,45 @@ def power() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure and write both results."""
-    console, lines = Console(width=160), []
+    lines = []
     for name, run in PATHS.items():
         result = run()
         lines.append({"path": name, "passed": result.passed, **asdict(result)})
-        console.print(f"{name}: {'PASS' if result.passed else 'FAIL'} {result}", highlight=False)
-    environment = describe_environment()
-    for name, content in (("mechanism-audit", lines), ("audit-power", power())):
-        text = json.dumps({"environment": environment, "lines": content}, indent=1)
-        (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        say(f"{name}: {'PASS' if result.passed else 'FAIL'} {result}")
+    write("mechanism-audit", {"lines": lines})
+    write("audit-power", {"lines": power()})
+
+
+def audits(results: Row) -> str:
+    """Two-world audits of the release path and of broken copies of it."""
+    columns: Columns = {
+        "path": "{path}",
+        "claimed μ": "{claimed_mu:.3g}",
+        "estimate": "{mu_estimate:.3g}",
+        "μ ≥": "{mu_lower:.2f}",
+        "claimed ε": "{epsilon_claimed:.2f}",
+        "ε ≥ Gaussian (any mechanism)": "{epsilon_lower_gdp:.2f} ({epsilon_lower_clopper_pearson:.2f})",
+        "verdict": lambda row: "PASS" if row["passed"] else "FAIL",
+    }
+    return table(results["lines"], columns) + provenance(results)
+
+
+def powers(results: Row) -> str:
+    """Median lower bounds by true epsilon and by what the audit may cost."""
+    rows = results["lines"]
+
+    def medians(kind: str, cost: str, first: str, second: str) -> Columns:
+        def cell(n: str) -> Callable[[Row], str]:
+            return lambda row: f"{row[kind][n][first]:.2f} ({row[kind][n][second]:.2f})"
+
+        return {cost.format(n): cell(n) for n in rows[0][kind]}
+
+    columns: Columns = {
+        "true ε": "{epsilon:g}",
+        **medians("two_world", "two-world, R = {}", "gdp", "clopper_pearson"),
+        **medians("one_run", "one run, m = {}", "any_mechanism", "gdp"),
+    }
+    return table(rows, columns) + provenance(results)
 
 
 if __name__ == "__main__":

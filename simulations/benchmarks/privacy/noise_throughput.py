@@ -1,19 +1,18 @@
-"""`python -m simulations.benchmarks.privacy.noise_throughput`: what the mechanism costs per round.
+"""What the mechanism costs per round.
+
+Run: `python -m simulations.benchmarks privacy.noise_throughput`. Half a minute.
 
 Noise of both private kinds, normals per second, and `contribute`, bytes of float32 rows per second, for adapters of
 75 thousand and 1.1 million parameters. One thread; CPU time, best of several, so that a busy machine does not show.
-The non-private generator of numpy stands beside them for comparison. Takes half a minute.
+The non-private generator of numpy stands beside them for comparison.
 """
 
-import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 
 from privacy.clipping.clip_map import ClipMap
 from privacy.clipping.norms import AutomaticClip, FlatClip, PerAdapterClip, PsacClip
@@ -22,8 +21,10 @@ from privacy.contribution import Plan, contribute
 from privacy.queries import NormBit
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise
 from privacy.randomness.rng import simulation_generator, torch_generator
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import RESULTS
+from simulations.benchmarks.harness import markdown
+from simulations.benchmarks.harness.markdown import Columns, Row
+from simulations.benchmarks.harness.results import say, write
+from simulations.benchmarks.harness.timing import cpu_seconds
 
 # Rank-8 adapters on query and value: of TinyLlama 1.1B, and of a 22-million-parameter encoder (MiniLM). The large one
 # comes first, so that the allocator keeps its memory, as it does in a worker that has trained a model.
@@ -32,15 +33,10 @@ ROWS = 16
 NOISE_MULTIPLIER = 1.7618  # epsilon 4 at 100 of 1000 clients, 200 rounds
 
 
-def cpu_seconds(work: Callable[[], object], repeats: int = 5) -> float:
+def least_seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """Least CPU time of one call; the first one, which warms caches, does not count."""
     work()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
+    return min(cpu_seconds(work) for _ in range(repeats))
 
 
 def noise_lines(dim: int) -> list[dict[str, Any]]:
@@ -54,7 +50,7 @@ def noise_lines(dim: int) -> list[dict[str, Any]]:
     }
     lines = []
     for kind, work in kinds.items():
-        seconds = cpu_seconds(work)
+        seconds = least_seconds(work)
         lines.append({"noise": kind, "dim": dim, "seconds": seconds, "normals_per_second": dim / seconds})
     return lines
 
@@ -74,7 +70,7 @@ def contribution_lines(dim: int) -> list[dict[str, Any]]:
     lines = []
     for name, (clip, queries) in clips.items():
         plan = Plan(clip, NOISE_MULTIPLIER, queries)
-        seconds = cpu_seconds(lambda plan=plan: contribute(Units(rows), plan), repeats=3)  # type: ignore[misc]
+        seconds = least_seconds(lambda plan=plan: contribute(Units(rows), plan), repeats=3)  # type: ignore[misc]
         lines.append(
             {
                 "clip": name,
@@ -91,21 +87,28 @@ def main() -> None:
     torch.set_num_threads(1)
     noise = [line for dim in DIMENSIONS for line in noise_lines(dim)]
     contributions = [line for dim in DIMENSIONS for line in contribution_lines(dim)]
-    results = {"environment": describe_environment(), "noise": noise, "contribute": contributions}
-    (RESULTS / "noise_throughput.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    console = Console(width=160)
     for line in noise:
-        console.print(
+        say(
             f"{line['noise']:28} {line['dim']:>9,}  {line['normals_per_second'] / 1e6:6.1f} million normals/s"
-            f"  {1000 * line['seconds']:7.1f} ms per release",
-            highlight=False,
+            f"  {1000 * line['seconds']:7.1f} ms per release"
         )
     for line in contributions:
-        console.print(
+        say(
             f"{line['clip']:28} {line['dim']:>9,}  {line['gigabytes_per_second']:6.2f} GB/s"
-            f"  {1000 * line['seconds_per_unit']:7.2f} ms per unit",
-            highlight=False,
+            f"  {1000 * line['seconds_per_unit']:7.2f} ms per unit"
         )
+    write("noise_throughput", {"noise": noise, "contribute": contributions})
+
+
+def table(results: Row) -> str:
+    """What one release costs by kind of noise, on one core."""
+    columns: Columns = {
+        "noise": "{noise}",
+        "coordinates": "{dim:,}",
+        "one release": lambda row: f"{1000 * row['seconds']:.1f} ms",
+        "draws per second": lambda row: f"{row['normals_per_second'] / 1e6:.1f} million",
+    }
+    return markdown.table(results["noise"], columns) + markdown.provenance(results)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,26 @@
 """What the papers' own accounting of record-level runs leaves out.
 
-Run: `python -m simulations.benchmarks.privacy.published_accounting`.
+Run: `python -m simulations.benchmarks privacy.published_accounting`. Pure accounting, no data; half a minute.
 
 DP-Adam-AC (Yang 2025) states epsilon for three noise levels; its formula, the same run by PLD, and the cost of what its
 micro-batch clipping really lets one record do. RLDP (arXiv 2507.22565v1) states epsilon of one Gaussian for n blocks
-that each have that Gaussian's noise, by a central limit formula; the same run accounted. Reasons: privacy.md 1.1, 1.2.
-Pure accounting, no data; half a minute.
-
-Tables of docs/record-level.md: what the papers' own accounting leaves out, and what a private step costs.
+that each have that Gaussian's noise, by a central limit formula; the same run accounted. Reasons:
+docs/record-level.md.
 """
 
-import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
 from privacy.accountants.calibration import calibrate
 from privacy.accountants.composition import epsilon
 from privacy.events import Poisson
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import RESULTS, markdown, provenance
+from simulations.benchmarks.harness.markdown import Columns, Row, at, provenance, table
+from simulations.benchmarks.harness.results import say, write
 
 DELTA = 1e-5
 ORDERS = range(2, 257)
@@ -74,7 +69,7 @@ def adam_ac_lines() -> list[dict[str, Any]]:
                 "micro_batch": {str(m): value for m, value in real.items()},
             }
         )
-        Console().print(lines[-1])
+        say(lines[-1])
     return lines
 
 
@@ -94,7 +89,7 @@ def rldp_lines() -> list[dict[str, Any]]:
             for name, sigma in (("central_limit", limit), ("pld", needed))
         }
         lines.append({"target": target, "sigma_central_limit": limit, "sigma_pld": needed, "true": costs})
-        Console().print(lines[-1])
+        say(lines[-1])
     return lines
 
 
@@ -104,72 +99,44 @@ def _epsilon(sampled: Poisson, sigma: float) -> float:
 
 
 def main() -> None:
-    """Account both papers and write the results file."""
-    results = {
-        "delta": DELTA,
-        "adam_ac": {"rate": f"1/{ADAM_AC_BATCHES}", "steps": ADAM_AC_BATCHES, "lines": adam_ac_lines()},
-        "rldp": {
-            "population": RLDP_POPULATION,
-            "batch": RLDP_BATCH,
-            "steps": RLDP_STEPS,
-            "lines": rldp_lines(),
-        },
-        "environment": describe_environment(),
+    """Account both papers and write the results."""
+    adam = {"rate": f"1/{ADAM_AC_BATCHES}", "steps": ADAM_AC_BATCHES, "lines": adam_ac_lines()}
+    rl = {"population": RLDP_POPULATION, "batch": RLDP_BATCH, "steps": RLDP_STEPS, "lines": rldp_lines()}
+    write("silo_accounting", {"delta": DELTA, "adam_ac": adam, "rldp": rl})
+
+
+def adam_ac(results: Row) -> str:
+    """DP-Adam-AC: stated, by its formula, by PLD, and what its clipping really allows."""
+    lines = results["adam_ac"]["lines"]
+    columns: Columns = {
+        "σ": "{noise_multiplier:g}",
+        "paper states": "about {stated:g}",
+        "its formula": "{paper_formula:.2f}",
+        "RDP": "{rdp:.2f}",
+        "PLD (ours)": "{pld:.2f}",
+        "one shuffled pass": "{one_pass:.2f}",
+        **{f"micro-batches of {m}": at(".1f", "micro_batch", m) for m in lines[0]["micro_batch"]},
     }
-    (RESULTS / "silo_accounting.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return table(lines, columns) + provenance(results)
+
+
+def rldp(results: Row) -> str:
+    """RLDP: the noise its accountant asks for, the noise that is needed, and what n blocks at that noise cost."""
+    rows = [
+        {"target": line["target"], "how": how, "sigma": line[f"sigma_{name}"], **line["true"][name]}
+        for line in results["rldp"]["lines"]
+        for name, how in (("central_limit", "its own"), ("pld", "PLD"))
+    ]
+    blocks = results["rldp"]["lines"][0]["true"]["pld"]
+    columns: Columns = {
+        "ε meant": "{target:g}",
+        "σ by": "{how}",
+        "σ": "{sigma:.3f}",
+        "true ε, 1 block": at(".2f", "1"),
+        **{f"true ε, {n} blocks": at(".0f", n) for n in blocks if n != "1"},
+    }
+    return table(rows, columns) + provenance(results)
 
 
 if __name__ == "__main__":
     typer.run(main)  # any argument but --help is refused: a run overwrites what was measured
-
-
-Results = Mapping[str, Any]
-
-
-def adam_ac(results: Results) -> str:
-    """DP-Adam-AC: stated, by its formula, by PLD, and what its clipping really allows."""
-    lines = [
-        (
-            f"{line['noise_multiplier']:g}",
-            f"about {line['stated']:g}",
-            f"{line['paper_formula']:.2f}",
-            f"{line['rdp']:.2f}",
-            f"{line['pld']:.2f}",
-            f"{line['one_pass']:.2f}",
-            *(f"{value:.1f}" for value in line["micro_batch"].values()),
-        )
-        for line in results["adam_ac"]["lines"]
-    ]
-    micro = [f"micro-batches of {m}" for m in results["adam_ac"]["lines"][0]["micro_batch"]]
-    header = ("σ", "paper states", "its formula", "RDP", "PLD (ours)", "one shuffled pass", *micro)
-    return markdown(header, lines) + provenance(results)
-
-
-def rldp(results: Results) -> str:
-    """RLDP: the noise its accountant asks for, the noise that is needed, and what n blocks at that noise cost."""
-    pairs = list(results["rldp"]["lines"][0]["true"]["pld"])
-    lines = []
-    for line in results["rldp"]["lines"]:
-        for name, how in (("central_limit", "its own"), ("pld", "PLD")):
-            cost = line["true"][name]
-            epsilons = [f"{cost[n]:.2f}" if n == "1" else f"{cost[n]:.0f}" for n in pairs]
-            lines.append((f"{line['target']:g}", how, f"{line[f'sigma_{name}']:.3f}", *epsilons))
-    header = ("ε meant", "σ by", "σ", *(f"true ε, {n} block{'' if n == '1' else 's'}" for n in pairs))
-    return markdown(header, lines) + provenance(results)
-
-
-def step_cost(results: Results) -> str:
-    """A private step beside the same step without privacy: time and the parts of it."""
-    lines = [
-        (
-            row["job"],
-            row["variant"],
-            f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f}-{row['highest_ratio']:.2f})",
-            f"{row['peak_bytes'] / 2**20:.0f} MiB",
-        )
-        for row in results["rows"]
-    ]
-    table = markdown(("batch", "variant", "time against non-private training", "peak memory"), lines)
-    load = results["environment"]["load"][1]
-    how = f"CPU time of one thread; load of the machine over the five minutes before the end: {load:g}."
-    return f"{table}\n{how}\n{provenance(results)}"

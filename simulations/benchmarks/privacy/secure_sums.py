@@ -1,18 +1,16 @@
-"""`python -m simulations.benchmarks.privacy.secure_sums`: what a secure sum costs, in CPU seconds and in bytes.
+"""What a secure sum costs, in CPU seconds and in bytes: the table of docs/trust.md.
+
+Run: `python -m simulations.benchmarks privacy.secure_sums`. Two minutes.
 
 All parties and the server of one round in one process, with the messages of a deployment built and read, for 10, 50 and
 100 clients and vectors of 3,842 and 100,000 numbers; once with everybody there, once with a tenth of the clients gone
 when vectors are due. Every opened sum is compared with the plain one. CPU time of one thread, so that a busy machine
-does not show. Bytes are those of the serialised records, without the model that a round sends down in any case. Takes
-about two minutes.
-
-Table of docs/trust.md: what a secure sum costs.
+does not show. Bytes are those of the serialised records, without the model that a round sends down in any case.
 """
 
-import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +20,6 @@ import torch
 import typer
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_to_proto
-from rich.console import Console
 
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Contribution, Plan
@@ -31,8 +28,9 @@ from privacy.mechanism import noisy_share
 from privacy.secagg import keys, party, primitives
 from privacy.secagg.aggregator import Aggregator
 from privacy.secagg.federation import Federation
-from server.run_folder.provenance import describe_environment
-from simulations.benchmarks.harness.markdown import RESULTS
+from simulations.benchmarks.harness import markdown
+from simulations.benchmarks.harness.markdown import Columns, Row
+from simulations.benchmarks.harness.results import say, write
 from strategies.messages.client_update import contribution_records
 from strategies.messages.secure_sum import (
     KeysRequest,
@@ -79,15 +77,13 @@ def size(records: RecordDict) -> int:
 def main() -> None:
     """Measure and write the results."""
     torch.set_num_threads(1)
-    console = Console()
     rows = []
     for dim in DIMENSIONS:
         for clients in CLIENTS:
             for gone in (0, clients // 10):
                 rows.append(measured(clients, dim, gone))
-                console.print(rows[-1])
-    results = {"environment": describe_environment(), "noise_multiplier": NOISE_MULTIPLIER, "rows": rows}
-    (RESULTS / "secure-sums.json").write_text(json.dumps(results, indent=1) + "\n")
+                say(rows[-1])
+    write("secure-sums", {"noise_multiplier": NOISE_MULTIPLIER, "rows": rows})
 
 
 def measured(clients: int, dim: int, gone: int) -> dict[str, Any]:
@@ -178,27 +174,28 @@ def round_of(
         return server.opened()
 
 
-if __name__ == "__main__":
-    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured
-
-
-def secure_sums(result: Mapping[str, Any]) -> str:
+def table(results: Row) -> str:
     """One line per number of clients, length and dropouts."""
-    head = (
-        "| clients | of them gone | length | client: protocol | client: noise | server | client sends | without secure "
-        "sums | client receives beside the model |\n| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-    )
-    lines = [
-        f"| {row['clients']} | {row['gone']} | {row['dimension']:,} | {row['client_seconds']:.3f} s | "
-        f"{row['noise_seconds']:.3f} s | {row['server_seconds']:.2f} s | {_size(row['client_bytes_up'])} | "
-        f"{_size(row['plain_bytes_up'])} | {_size(row['client_bytes_down'])} |"
-        for row in result["rows"]
-    ]
-    environment = result["environment"]
+    columns: Columns = {
+        "clients": "{clients}",
+        "of them gone": "{gone}",
+        "length": "{dimension:,}",
+        "client: protocol": "{client_seconds:.3f} s",
+        "client: noise": "{noise_seconds:.3f} s",
+        "server": "{server_seconds:.2f} s",
+        "client sends": lambda row: _size(row["client_bytes_up"]),
+        "without secure sums": lambda row: _size(row["plain_bytes_up"]),
+        "client receives beside the model": lambda row: _size(row["client_bytes_down"]),
+    }
+    environment = results["environment"]
     machine = f"{environment['system']}, {environment['cores']} cores"
-    told = f"CPU time of one thread; {machine}; commit `{environment['commit']}`."
-    return head + "\n".join(lines) + f"\n\n{told}\n"
+    how = f"CPU time of one thread; {machine}; commit `{environment['commit']}`."
+    return f"{markdown.table(results['rows'], columns, 'r')}\n{how}\n"
 
 
 def _size(count: int) -> str:
     return f"{count / 1000:,.0f} kB" if count >= 10_000 else f"{count / 1000:.1f} kB"
+
+
+if __name__ == "__main__":
+    typer.run(main)  # any argument but --help is refused: a run overwrites what was measured

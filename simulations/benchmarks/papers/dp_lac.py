@@ -1,0 +1,368 @@
+"""The tables of docs/comparisons.md, from the results of the sweeps ``controllers``, ``lora`` and ``targets``.
+
+Comparisons, method by method; the settings that were chosen; and what the DP-LAC paper claims beside what the sweep
+measured, with the sweep's own question: is it decay?
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from simulations.benchmarks.harness.markdown import (
+    NOT_MEASURED,
+    Columns,
+    Row,
+    grouped,
+    markdown,
+    mean_text,
+    provenance_of_rows,
+    table,
+)
+from simulations.benchmarks.harness.timing import Paired, paired_difference
+from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text
+
+Found = Mapping[str, Mapping[int, float]]
+
+REFERENCE = "dp-lac"
+LORA_REFERENCE = "ffa"
+BESIDE = ("floor", "ceiling", "head-only")
+NAMES = {
+    "dp-lac": "DP-LAC, no histogram",
+    "dp-lac-smooth": "DP-LAC `smooth`, no histogram",
+    "dp-lac-histogram": "DP-LAC, histogram",
+    "dp-lac-histogram-smooth": "DP-LAC `smooth`, histogram",
+    "dp-clac": "DP-CLAC",
+    "dp-clac-centred": "DP-CLAC `centred`",
+    "fixed": "fixed (Abadi)",
+    "quantile": "quantile (Andrew)",
+    "dynamic": "dynamic (Du)",
+    "automatic": "automatic (Bu)",
+    "psac": "PSAC (Xia)",
+    "percentile": "percentile (DP-Adam-AC, sound form)",
+    "dc-sgd-p": "DC-SGD-P",
+    "dc-sgd-e": "DC-SGD-E",
+    "rl": "RL (RLDP, sound form)",
+    "fixed-decay": "fixed, decaying server step",
+    "ffa": "FFA-LoRA, rank 4, top layer",
+    "ffa-rank": "FFA-LoRA, top layer",
+    "ffa-layers": "FFA-LoRA, rank 4",
+    "plain": "both factors, averaged apart",
+    "rolora": "RoLoRA",
+    "fedsvd": "FedSVD",
+    "dp-dylora": "DP-DyLoRA",
+    "zero-pad": "ranks 1, 2, 4, zero-padded",
+    "all": "preset `sst2-aligned`",
+    "all-dp-lac": "DP-LAC in place of a fixed C",
+    "all-lengths": "phrases of all lengths, C = 0.12",
+    "without-alignment": "A random",
+    "without-momentum": "no momentum, the same step",
+    "without-output-dense": "no adapters on `output.dense`",
+    "batch-16": "16 records a client and round",
+    "warm-start-alone": "*the warm start alone, no client*",
+    "floor": "*floor: public records alone*",
+    "ceiling": "*ceiling: no noise, no clipping*",
+    "head-only": "*head only, no LoRA*",
+}
+MINUS = "\N{MINUS SIGN}"
+
+
+def shown_name(variant: str) -> str:
+    """A variant as readers know it; ``-tuned``, ``-warm`` and the axes' values stay in words behind."""
+    variant, comma, axes = variant.partition(", ")
+    if comma:
+        return shown_name(variant) + comma + axes
+    for suffix, words in (("-tuned", ", tuned"), ("-warm", ", warm start")):
+        if variant.endswith(suffix):
+            return shown_name(variant.removesuffix(suffix)) + words
+    return NAMES.get(variant, variant)
+
+
+def label(row: Row) -> str:
+    """What tells the methods of a table apart: the variant, and the values of its axes but for epsilon."""
+    axes = [f"{key.rpartition('.')[2]} {value}" for key, value in row["axes"].items() if key != "privacy.epsilon"]
+    return ", ".join([row["variant"], *axes])
+
+
+def methods(
+    names: Iterable[str], groups: Mapping[str, Sequence[Row]], found: Found, reference: str
+) -> list[dict[str, Any]]:
+    """A row per method: its cells, what was found by seed, and the difference to the reference on the same seeds."""
+    return [
+        {
+            "name": name,
+            "cells": groups[name],
+            "found": list(found[name].values()),
+            "is reference": name == reference,
+            "difference": paired_difference(found[name], found.get(reference, {})),
+        }
+        for name in names
+    ]
+
+
+ACCURACY: Columns = {"test accuracy": lambda row: mean_text([100 * value for value in row["found"]], unit=" %")}
+VALIDATION: Columns = {
+    "validation": lambda row: mean_text([100 * cell["validation_accuracy"] for cell in row["cells"]], unit=" %")
+}
+BOUNDS: Columns = {
+    "first C": lambda row: bound_range([cell["first_clip_bound"] for cell in row["cells"]]),
+    "last C": lambda row: bound_range([cell["last_clip_bound"] for cell in row["cells"]]),
+}
+COST: Columns = {"CPU s a cell": lambda row: cpu_text(row["cells"]), "seeds": lambda row: str(len(row["cells"]))}
+
+
+def against(reference: str) -> Columns:
+    """The column of differences."""
+    return {
+        f"difference to {shown_name(reference)}": lambda row: (
+            "" if row["is reference"] else difference_text(row["difference"])
+        )
+    }
+
+
+def lora(results: Mapping[str, Any]) -> str:
+    """Aggregations and dimensions in one table, against FFA-LoRA of rank 4 on the top layer."""
+    cells = results["cells"]
+    found, groups = accuracies(cells), grouped(cells, label)
+    columns: Columns = {
+        "what is trained": lambda row: shown_name(row["name"]),
+        **ACCURACY,
+        **against(LORA_REFERENCE),
+        **VALIDATION,
+        "values trained": lambda row: number_text(row["cells"][0]["dimension"]),
+        **COST,
+    }
+    ranked = sorted(groups, key=lambda name: -statistics.mean(found[name].values()))
+    return table(methods(ranked, groups, found, LORA_REFERENCE), columns) + provenance(cells)
+
+
+def comparisons(results: Mapping[str, Any]) -> str:
+    """Every grid of the sweep but the choosing ones: one table for each grid and privacy level."""
+    parts = []
+    for (grid, epsilon), rows in sorted(tables_of(results["cells"]).items()):
+        private = [row for row in rows if row["epsilon_stated"] is not None]
+        stated = max((row["epsilon_stated"] for row in private), default=epsilon)
+        delta = rows[0]["delta"]
+        caption = f"**{grid}**, ε ≤ {epsilon_text(stated)} at δ = {delta_text(delta)}: {_scale(rows)}."
+        parts.append(f"{caption}\n\n{_comparison(rows)}{provenance(rows)}")
+    return "\n".join(parts) if parts else NOT_MEASURED
+
+
+def _comparison(rows: Sequence[Row]) -> str:
+    """Methods by accuracy; what is no method, last."""
+    found, groups = accuracies(rows), grouped(rows, label)
+    reference = _reference(found)
+    beside = [variant for variant in groups if variant.removesuffix("-warm") in BESIDE]
+    ranked = sorted(groups.keys() - set(beside), key=lambda name: (-statistics.mean(found[name].values()), name))
+    ranked += sorted(beside, key=lambda name: BESIDE.index(name.removesuffix("-warm")))
+    columns: Columns = {
+        "method": lambda row: shown_name(row["name"]),
+        **ACCURACY,
+        **against(reference),
+        **VALIDATION,
+        **BOUNDS,
+        **COST,
+    }
+    return table(methods(ranked, groups, found, reference), columns)
+
+
+def choices(results: Mapping[str, Any]) -> str:
+    """The grids on which settings were chosen: public validation accuracy only."""
+    rows = [row for row in results["cells"] if is_choosing(row)]
+    if not rows:
+        return NOT_MEASURED
+    shown, best = [], []
+    for _, group in sorted(grouped(rows, lambda row: (row["grid"], row["variant"])).items()):
+        best.append(max(group, key=lambda row: row["validation_accuracy"]))
+        shown += sorted(group, key=lambda row: list(row["axes"].values()))
+
+    def accuracy(row: Row) -> str:
+        mark = "**" if any(row is other for other in best) else ""
+        return f"{mark}{100 * row['validation_accuracy']:.1f} %{mark}"
+
+    columns: Columns = {
+        "grid": "{grid}",
+        "method": lambda row: shown_name(row["variant"]),
+        "setting": setting_text,
+        "validation accuracy": accuracy,
+        "validation loss": "{validation_loss:.3f}",
+        "last C": lambda row: bound_range([row["last_clip_bound"]]),
+    }
+    return table(shown, columns) + provenance(rows)
+
+
+def setting_text(row: Row, value_text: Callable[[Any], str] = str) -> str:
+    """The values of a cell's axes."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in row["axes"].items())
+
+
+def is_choosing(row: Row) -> bool:
+    """Whether a cell served to choose settings: its grid's name says so, and no test number of it is shown."""
+    return "tuning" in row["grid"] or "fixed-grid" in row["grid"]
+
+
+def accuracies(rows: Iterable[Row]) -> dict[str, dict[int, float]]:
+    """Test accuracy by method (see :func:`label`) and seed."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found.setdefault(label(row), {})[row["seed"]] = row["test_accuracy"]
+    return found
+
+
+def tables_of(cells: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
+    """The reporting cells by grid and epsilon."""
+    return grouped([row for row in cells if not is_choosing(row)], lambda row: (row["grid"], row["epsilon"]))
+
+
+def _reference(found: Mapping[str, Any]) -> str:
+    """DP-LAC in the form the paper has it in the regime: with its histogram, except where all start at the same C0."""
+    for name in (REFERENCE, f"{REFERENCE}-histogram", "all"):
+        if name in found:
+            return name
+    return next(iter(found))
+
+
+def difference_text(difference: Paired | None) -> str:
+    """Percentage points with their 95 % interval; the interval is in words missing with one seed."""
+    if difference is None:
+        return "no shared seed"
+    mean = _signed(100 * difference.mean)
+    if difference.half_width is None:
+        return f"{mean} (one seed)"
+    low, high = (100 * (difference.mean + sign * difference.half_width) for sign in (-1, 1))
+    return f"{mean} [{_signed(low)}, {_signed(high)}]"
+
+
+def _signed(value: float) -> str:
+    text = f"{abs(value):.1f}"
+    return f"{MINUS if value < 0 and text != '0.0' else '+'}{text}"
+
+
+def _bound(value: float | None) -> str:
+    return "" if value is None else number_text(float(f"{value:.2g}"))
+
+
+def bound_range(values: Sequence[float | None]) -> str:
+    """Smallest and largest threshold, to two digits."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, high = _bound(min(known)), _bound(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def cpu_text(rows: Sequence[Row]) -> str:
+    """CPU seconds of a cell, in the mean."""
+    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"] is not None]
+    return f"{statistics.mean(known):.0f}" if known else ""
+
+
+def _scale(rows: Sequence[Row]) -> str:
+    row = max(rows, key=lambda row: row["rounds_done"])
+    cohort = number_text(row["expected_cohort"])
+    return (
+        f"{row['clients']:,} clients, {cohort} expected in a round, {row['rounds']} rounds, "
+        f"{row['dimension']:,} values trained, {row['test_records']:,} test records"
+    )
+
+
+def provenance(rows: Sequence[Row]) -> str:
+    """Seeds, time, machines and commits of cells, as one sentence under a table."""
+    total = duration_text(sum(row["cpu_seconds"] or 0.0 for row in rows))
+    return provenance_of_rows(rows, f"{len(rows)} cell{'s' if len(rows) > 1 else ''}, {total} of one core; ")
+
+
+ONE_ERROR = 0.018
+"""Standard error of an accuracy of 80 % on 500 validation records."""
+
+OPEN = "not measured yet"
+
+
+def claims(results: Mapping[str, Any]) -> str:
+    """One line per claim: what was claimed, what is measured here, whether it holds."""
+    cells = results["cells"]
+    tuned, default = (partial(_difference, cells, grid) for grid in ("tuned-sst2", "default-sst2"))
+    lines = {
+        "DP-LAC beats the best other method by 6.6 points on average in the tuned regime": _best_other(cells),
+        "The histogram's C is within one order of magnitude of the best fixed C": _histogram(cells),
+        "DP-CLAC is below DP-LAC": default("dp-clac", below="dp-lac"),
+        "the same with `centred` DP-CLAC": default("dp-clac-centred", below="dp-lac"),
+        "DP-LAC gains more than a decaying server step alone gives": tuned(
+            "dp-lac-histogram", above="fixed-decay-tuned"
+        ),
+        "C falls as the validation loss does (default regime, no histogram)": _ratchet(cells, "dp-lac"),
+        "the same with `smooth`": _ratchet(cells, "dp-lac-smooth"),
+        "RL (sound form) is above the best fixed threshold": tuned("rl-tuned", above="fixed-tuned"),
+        "RL (sound form) is above DP-LAC": tuned("rl-tuned", above="dp-lac-histogram"),
+        "`smooth` is at least as good as the paper's rule": default("dp-lac-smooth", above="dp-lac"),
+    }
+    return markdown(("claim", "measured here", "holds"), [(claim, *answer) for claim, answer in lines.items()])
+
+
+def _best_other(cells: Sequence[Row]) -> tuple[str, str]:
+    measured, gains, seeds = [], [], []
+    for (grid, epsilon), rows in sorted(tables_of(cells).items()):
+        found = accuracies(rows)
+        own = [name for name in found if name == "dp-lac-histogram"]
+        others = [name for name in found if name.endswith("-tuned") and not name.startswith("dp-lac")]
+        if not grid.startswith("tuned") or not own or not others:
+            continue
+        best = max(others, key=lambda name: statistics.mean(found[name].values()))
+        gain = paired_difference(found[own[0]], found[best])
+        if gain is not None:
+            gains.append(100 * gain.mean)
+            seeds.append(len(gain.seeds))
+            measured.append(f"{grid}, ε {epsilon:g}: {difference_text(gain)} to {shown_name(best)}")
+    if not gains:
+        return OPEN, OPEN
+    verdict = "yes" if statistics.mean(gains) >= 6.6 else "no"
+    return "; ".join(measured), verdict if min(seeds) > 1 else f"too few seeds (so far: {verdict})"
+
+
+def _histogram(cells: Sequence[Row]) -> tuple[str, str]:
+    grid = [row for row in cells if row["grid"] == "fixed-grid-sst2"]
+    own = [row for row in cells if row["variant"] == "dp-lac-histogram" and row["grid"].endswith("sst2")]
+    chosen = sorted({row["first_clip_bound"] for row in own})
+    if not grid or not chosen:
+        return OPEN, OPEN
+    best, *others = sorted(grid, key=lambda row: -row["validation_accuracy"])
+    close = [best] + [row for row in others if best["validation_accuracy"] - row["validation_accuracy"] < ONE_ERROR]
+    within = {
+        all(abs(math.log10(bound / row["last_clip_bound"])) <= 1 for bound in chosen) for row in close
+    }  # of all that the validation records cannot tell from the best
+    bounds = ", ".join(f"{bound:.2g}" for bound in chosen)
+    fixed = ", ".join(f"{row['last_clip_bound']:g} ({100 * row['validation_accuracy']:.1f} %)" for row in close)
+    text = f"histogram: {bounds}; best of the fixed grid (validation): {fixed}"
+    return text, {True: "yes", False: "no"}[within.pop()] if len(within) == 1 else "not told apart"
+
+
+def _ratchet(cells: Sequence[Row], variant: str) -> tuple[str, str]:
+    """How far C and the loss fell, both relative to round 1; they agree if neither is twice the other."""
+    rows = [row for row in cells if row["grid"] == "default-sst2" and row["variant"] == variant]
+    if not rows:
+        return OPEN, OPEN
+    bound = statistics.mean(row["last_clip_bound"] / row["first_clip_bound"] for row in rows)
+    loss = statistics.mean(row["last_round_loss"] / row["first_round_loss"] for row in rows)
+    peak = statistics.mean(row["last_round_loss"] / row["highest_round_loss"] for row in rows)
+    text = (
+        f"C ends at {100 * bound:.1f} % of its start, the loss at {100 * loss:.0f} % of round 1 "
+        f"and {100 * peak:.0f} % of its highest"
+    )
+    if loss >= 1.0:
+        return text, "not tested (the loss did not fall)"
+    return text, "yes" if 0.5 <= bound / loss <= 2 else "no"
+
+
+def _difference(cells: Sequence[Row], grid: str, first: str, *, below: str = "", above: str = "") -> tuple[str, str]:
+    """Whether a method is below, or above, another one; "not told apart" where the interval contains zero."""
+    found, second = accuracies(row for row in cells if row["grid"] == grid), below or above
+    difference = paired_difference(found.get(first, {}), found.get(second, {}))
+    if difference is None:
+        return OPEN, OPEN
+    seeds = f"{len(difference.seeds)} seeds" if len(difference.seeds) > 1 else "one seed"
+    text = f"{grid}: {shown_name(first)} less {shown_name(second)}: {difference_text(difference)}, {seeds}"
+    holds = "yes" if (difference.mean < 0 if below else difference.mean > 0) else "no"
+    if difference.half_width is None or abs(difference.mean) <= difference.half_width:
+        return text, f"not told apart (the mean says {holds})"
+    return text, holds
