@@ -16,7 +16,7 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,9 @@ def own_worker(text: str, node: Node) -> Worker:
         )
     if not node.model and (job.model.startswith(("/", ".", "~")) or Path(job.model).exists()):
         raise ValueError("no model of that name is on this node; name its folder in the node's own settings (model)")
-    job = replace(job, model=node.model or job.model)
+    job = job.but(model=node.model or job.model)
     cache = Path(node.cache).expanduser() if node.cache else default_cache()
     if fingerprint(job.model) != job.fingerprint:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
     data = open_own(node.data, reading, job.model, cache)
-    return Worker(replace(job, data=str(data.folder)), data)
+    return Worker(job.but(data=str(data.folder)), data)

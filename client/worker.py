@@ -1,13 +1,11 @@
 """One warm process: a base model loaded once, an engine on it, the prepared data; serves request after request.
 
-What a node must know to train, constant over the run: sent as canonical JSON, read once per process.
+What it must know to train is constant over the run: sent as canonical JSON, read once per process.
 """
 
 import functools
-import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +13,13 @@ import torch
 
 from client.data.local import OwnData, ReadSettings
 from client.data.records import Records
-from client.data.spec import PreparedData
+from client.data.spec import PreparedData, Task
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.lora import LoraSpec
 from client.models.tasks import Metrics, make_task
+from client.settings import Table
 from client.votes import clip_votes
 from privacy.clipping.units import Units
 from privacy.contribution import Contribution, contribute
@@ -29,15 +28,13 @@ from privacy.randomness.rng import simulation_generator
 from strategies.messages.client_update import EvaluateRequest, TrainRequest
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Table):
     """A run as its nodes see it.
 
     Attributes:
         model: name of the base model, see :func:`client.models.base.load_base`.
         task: one of :data:`client.models.tasks.TASKS`.
         num_labels: classes; 0 for a language model.
-        balance: ``"none"`` or ``"prior"``, see :class:`client.models.tasks.SequenceClassification`.
         spec: adapters and heads.
         local: local training.
         data: folder of the prepared data set (simulation), see :func:`client.data.prepare.prepare`.
@@ -52,9 +49,8 @@ class Job:
     """
 
     model: str
-    task: str
+    task: Task
     num_labels: int
-    balance: str
     spec: LoraSpec
     local: LocalTraining
     data: str
@@ -65,25 +61,6 @@ class Job:
     prefix_cache_mb: int = 0
     reading: ReadSettings | None = None
     fingerprint: str = ""
-
-    def to_json(self) -> str:
-        """Canonical JSON: equal jobs give equal text."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> "Job":
-        """The inverse of :meth:`to_json`; ValueError for anything else."""
-        try:
-            values = json.loads(text)
-            spec, local, reading = values.pop("spec"), values.pop("local"), values.pop("reading", None)
-            for name in ("targets", "heads", "layers"):
-                spec[name] = None if spec[name] is None else tuple(spec[name])
-            local["betas"] = tuple(local["betas"])
-            if reading is not None:
-                reading = ReadSettings(**{**reading, "labels": tuple(reading["labels"])})
-            return Job(spec=LoraSpec(**spec), local=LocalTraining(**local), reading=reading, **values)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"job is not one of this version ({type(error).__name__}: {error})") from error
 
 
 log = logging.getLogger(__name__)
@@ -205,7 +182,7 @@ def make_engine(job: Job) -> Engine:
     if job.reading is not None:  # the server has seen to it for its own data; a node with records takes nobody's word
         refuse_longer_than_positions(model, job.reading.max_length)
         refuse_batch_dependent_positions(model, job.reading.max_length)
-    task = make_task(job.task, job.num_labels, job.balance)
+    task = make_task(job.task, job.num_labels, job.local.balance)
     return build_engine(
         model,
         job.spec,

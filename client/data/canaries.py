@@ -13,8 +13,6 @@ A canary is a short text with a random secret in it (Carlini et al., "The Secret
 Secrets are drawn from the seed of the simulation: an auditor derives them again, nobody has to store them.
 Every copy of a canary is a record. Under record-level privacy k copies of one secret are protected k times as weakly;
 exposure of a canary with several copies therefore measures a group, and is stated with its number of copies.
-
-Canaries into training texts; what they are: :mod:`client.data.canaries`.
 """
 
 import string
@@ -22,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from client.data.sources import Texts
+from client.data.spec import DataSettings
 from privacy import checks
 from privacy.randomness.rng import simulation_generator
 
@@ -75,6 +74,11 @@ class Canaries:
         checks.one_of(tuple(KINDS), canaries_kind=self.kind)
         checks.integer_at_least(0, canaries=self.count, canaries_seed=self.seed)
         checks.integer_at_least(1, canaries_copies=self.copies)
+
+    @staticmethod
+    def of(data: DataSettings, seed: int) -> "Canaries":
+        """Those of a data set."""
+        return Canaries(data.canary_kind, data.canaries, data.canary_copies, seed)
 
     @property
     def secrets(self) -> list[str]:

@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from client.data.labels import matched
 from client.data.records import Records
-from client.data.spec import DataSpec
+from client.data.spec import MaxLength, Reading, Task
 from client.models.files import fingerprint
 from privacy import checks
 from strategies.messages.client_update import code_fingerprint
@@ -28,42 +29,25 @@ FORMAT = 1
 KINDS = ("parquet", "csv", "jsonl")
 
 
-@dataclass(frozen=True)
-class ReadSettings:
+class ReadSettings(Reading):
     """How every node reads its own records; the same for all, and public.
 
     Attributes:
-        task: see :data:`client.models.tasks.TASKS`.
-        max_length: tokens of a record beyond this are cut off.
-        text_column, text_pair_column, label_column, unit_column: columns; empty for none.
-        least_words: records with fewer words are left out.
+        client_column: none, for a node is one client.
+        task, max_length: see :class:`client.data.spec.DataSpec`.
         labels: names of the classes in the order of their ids; empty for a language model.
     """
 
-    task: str
-    max_length: int
-    text_column: str = "text"
-    text_pair_column: str = ""
-    label_column: str = ""
-    unit_column: str = ""
-    least_words: int = 0
+    client_column: Literal[""] = ""
+    task: Task
+    max_length: MaxLength
     labels: tuple[str, ...] = ()
 
-    def spec(self, source: str, tokenizer: str) -> DataSpec:
-        """The settings that reading and tokenising take."""
-        return DataSpec(
-            tokenizer=tokenizer,
-            clients=1,
-            source=source,
-            text_column=self.text_column,
-            text_pair_column=self.text_pair_column,
-            label_column=self.label_column,
-            unit_column=self.unit_column,
-            least_words=self.least_words,
-            task=self.task,
-            max_length=self.max_length,
-            partition="iid",
-        )
+    @model_validator(mode="after")
+    def _labels_and_their_column(self) -> "ReadSettings":
+        if bool(self.label_column) != (self.task == "classification"):
+            raise ValueError(f"label_column = {self.label_column!r} does not fit task = {self.task!r}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -97,13 +81,13 @@ def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) ->
 
         path = existing_file(source, "data")
     stat = path.stat()
-    parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, asdict(reading)]
+    parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, reading.model_dump()]
     parts += [tokenizer, fingerprint(tokenizer), code_fingerprint()]  # another model may come to lie under its name
     folder = cache / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".own-", dir=cache, ignore_cleanup_errors=True) as made:
-            _write(Path(made) / "data", reading.spec(source, tokenizer), reading.labels)
+            _write(Path(made) / "data", source, reading, tokenizer)
             try:
                 os.rename(Path(made) / "data", folder)
             except OSError:
@@ -113,15 +97,14 @@ def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) ->
     return OwnData(folder, Records(**arrays))
 
 
-def _write(folder: Path, spec: DataSpec, labels: tuple[str, ...]) -> None:
+def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> None:
     from client.data.sources import read
-    from client.data.splits import columns
     from client.data.tokenise import tokenise
     from client.models.base import load_tokenizer
 
-    texts = read(spec.source, columns(spec), "data")
-    ids = None if texts.labels is None else label_ids(texts.labels, labels)
-    records, _ = tokenise(texts, ids, load_tokenizer(spec.tokenizer), spec)
+    texts = read(source, reading, "data")
+    ids = None if texts.labels is None else label_ids(texts.labels, reading.labels)
+    records, _ = tokenise(texts, ids, load_tokenizer(tokenizer), reading.task, reading.max_length)
     arrays: dict[str, NDArray[Any] | None] = {
         "tokens": records.tokens,
         "offsets": records.offsets,

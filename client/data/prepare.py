@@ -26,23 +26,10 @@ from client.data.catalog import corpora, diabetes130, notes
 from client.data.records import Records
 from client.data.sensitive import make_detector
 from client.data.sources import Texts
-from client.data.spec import FORMAT, META_FILE, PARTS, DataSpec, PreparedData, sha256
-from client.data.splits import columns, hold_out, test_columns
+from client.data.spec import FORMAT, META_FILE, NOTES, PARTS, DataSpec, PreparedData, sha256
+from client.data.splits import hold_out, reading, test_reading
 from client.models.base import load_tokenizer
 from privacy.sensitive_text import detectors, treatments
-
-
-def prepare(spec: DataSpec) -> PreparedData:
-    """The data set of `spec`, from the cache or built now. Safe to call from several processes at once.
-
-    Raises:
-        ValueError: a setting, a file or a column that cannot work, with the remedy.
-    """
-    spec.check()
-    # reading and partitioning import datasets and pyarrow, which takes seconds; processes that only open never pay
-
-    return build(spec)
-
 
 log = logging.getLogger(__name__)
 
@@ -50,31 +37,18 @@ COLUMNS = ("labels", "token_weights", "units")
 """What records may have besides tokens, as :class:`client.data.records.Records` names it."""
 
 _DECISIVE = (
-    sensitive,
-    sensitive,
-    detectors,
-    detectors,
-    treatments,
-    detectors,
-    treatments,
-    notes,
-    notes,
-    corpora,
-    corpora,
-    diabetes130,
-    canaries,
-    labels,
-    sources,
-    sources,
-    splits,
-    canaries,
-    tokenise,
-    partition,
+    *(sensitive, detectors, treatments, notes, corpora, diabetes130),
+    *(canaries, labels, sources, splits, tokenise, partition),
 )
 
 
-def build(spec: DataSpec) -> PreparedData:
-    """Open the data set of `spec` if it is in the cache (verified), build it otherwise."""
+def prepare(spec: DataSpec) -> PreparedData:
+    """The data set of `spec`, from the cache (verified) or built now. Safe to call from several processes at once.
+
+    Raises:
+        ValueError: a setting, a file or a column that cannot work, with the remedy.
+    """
+    check(spec)
     tokenizer = load_tokenizer(spec.tokenizer)
     key = _key(spec, tokenizer)
     folder = spec.cache_folder / key
@@ -90,23 +64,58 @@ def build(spec: DataSpec) -> PreparedData:
     return PreparedData.open(folder, verify=True)
 
 
+def check(spec: DataSpec) -> None:
+    """Refuse settings that do not fit each other, before anything is read.
+
+    Raises:
+        ValueError: naming the setting, its value and what to do.
+    """
+    if spec.task == "classification" and not spec.label_column:
+        raise ValueError("data.label-column must be set for classification, got ''")
+    if spec.task == "classification" and spec.label_column in (spec.text_column, spec.text_pair_column):
+        raise ValueError(f"data.label-column = {spec.label_column!r} is a column of texts; name that of the labels")
+    if spec.partition == "natural" and not spec.client_column and spec.source != NOTES:
+        raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
+    if spec.task == "summarisation" and not spec.text_pair_column:
+        raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
+    if spec.source == NOTES and spec.least_words:
+        raise ValueError("data.least-words must be 0 for generated notes, which are all long")
+    if spec.test_limit and not spec.test_source:
+        raise ValueError(
+            f"data.test-limit = {spec.test_limit} bounds a test source and there is none; set data.test-source, or "
+            "bound the carved-out test set by data.test-records"
+        )
+    if spec.source == NOTES and spec.unit_column:
+        raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
+    sensitive.check_policy(spec)
+    if spec.sensitive == "weights" and spec.task != "causal-lm":
+        raise ValueError(
+            f"data.sensitive = 'weights' weights the tokens of a language model; model.task must be 'causal-lm', "
+            f"got {spec.task!r}"
+        )
+    if spec.sensitive != "none" and spec.text_pair_column:
+        raise ValueError("data.sensitive works on single texts; data.text-pair-column must be empty")
+    if spec.partition == "dirichlet" and spec.task != "classification":
+        raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
+
+
 def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of everything the files depend on."""
-    if spec.source == sources.NOTES:
+    if spec.source == NOTES:
         content = [notes.grammar_text(), importlib.metadata.version("faker")]
     else:
-        content = [sources.fingerprint(spec.source, columns(spec))]
+        content = [sources.fingerprint(spec.source, reading(spec))]
     if spec.test_source:
-        content.append(sources.fingerprint(spec.test_source, test_columns(spec), "data.test-source"))
+        content.append(sources.fingerprint(spec.test_source, test_reading(spec), "data.test-source"))
     # any change of the code that decides the content gives new names: nobody has to remember a version number
     code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
-    if spec.policy.use != "none":  # with another version of what it is made of, a detector finds other spans
+    if spec.sensitive != "none":  # with another version of what it is made of, a detector finds other spans
         versions.append(make_detector(spec.detector).name)
     backend: Any = tokenizer
     # Truncation is left behind by whoever used the tokenizer last, in this process or another.
     definition = {**json.loads(backend.backend_tokenizer.to_str()), "truncation": None, "padding": None}
-    parts = [FORMAT, spec.to_json(), content, code, definition, versions]
+    parts = [FORMAT, spec.identity(), content, code, definition, versions]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -116,9 +125,10 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     records: dict[str, Records] = {}
     truncated: dict[str, int] = {}
     for part in PARTS:
-        labels = held.labels.get(part)
-        weighted = part == "train" and spec.policy.use == "weights"
-        records[part], truncated[part] = tokenise.tokenise(held.texts[part], labels, tokenizer, spec, weighted=weighted)
+        weights = spec if part == "train" and spec.sensitive == "weights" else None
+        records[part], truncated[part] = tokenise.tokenise(
+            held.texts[part], held.labels.get(part), tokenizer, spec.task, spec.max_length, weights
+        )
     records["train"] = replace(records["train"], units=_units(held.texts["train"]))
     owners = _partition(spec, records["train"], held.texts["train"])
     records["train"] = records["train"].select(owners.order)
@@ -139,7 +149,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
     meta = {
         "format": FORMAT,
-        "spec": spec.to_json(),
+        "spec": spec.identity(),
         "num_labels": len(held.label_names),
         "label_names": held.label_names,
         "columns": {part: [name for name in COLUMNS if f"{part}_{name}" in arrays] for part in PARTS},
@@ -166,7 +176,7 @@ def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partit
     if spec.whole_units and train.units is not None and spec.partition in ("dirichlet", "iid"):
         _, first = np.unique(train.units, return_index=True)  # a unit's label is that of its first record
         return partition.of_whole_units(
-            train.units, _partition(replace(spec, whole_units=False), train.select(first), texts)
+            train.units, _partition(spec.but(whole_units=False), train.select(first), texts)
         )
     match spec.partition:
         case "dirichlet":

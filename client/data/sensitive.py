@@ -1,13 +1,13 @@
 """What a run does about sensitive spans: nothing, token weights, or redaction; on texts, before they are tokens.
 
-Both are functions of one record and a public detector. Redaction changes the texts of the training records, canaries
-included; weights leave the texts alone and go with the tokens (:attr:`client.data.records.Records.token_weights`).
-Validation and test texts are never touched, so that perplexities compare.
+Both are functions of one record and a public detector. Redaction (the first phase of JFT) changes the texts of the
+training records, canaries included; weights (ATDP) leave the texts alone and go with the tokens
+(:attr:`client.data.records.Records.token_weights`). Validation and test texts are never touched, so that perplexities
+compare.
 
-Detectors that need a model of language: spaCy for the four tiers, presidio; and the choice of a detector by name.
-
-What a run asks for is what it gets: where a model is missing, that is an error that says what to install, and never
-another detector in its place. A detector is public: it is taken as installed and named with its version.
+A detector is chosen by name: the patterns of ``regex``, spaCy for the four tiers, presidio. What a run asks for is what
+it gets: where a model is missing, that is an error that says what to install, and never another detector in its place.
+A detector is public: it is taken as installed and named with its version.
 """
 
 import importlib
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.data.sources import Texts
+from client.data.spec import DataSettings
 from privacy import checks
 from privacy.sensitive_text.detectors import (
     PATTERNS,
@@ -181,47 +182,22 @@ def _installed(module: str, asked: str, extra: str) -> Any:
         ) from error
 
 
-USES = ("none", "weights", "redaction")
+def check_policy(policy: DataSettings) -> None:
+    """Refuse a detector or a mask that cannot work, also where neither is used; ValueError."""
+    check_detector(policy.detector)
+    Mask(policy.mask)
 
 
-@dataclass(frozen=True)
-class Sensitive:
-    """The policy of a run.
-
-    Attributes:
-        use: ``"none"``, ``"weights"`` (ATDP) or ``"redaction"`` (the first phase of JFT).
-        detector: see :func:`client.data.sensitive.make_detector`; its name is checked also where it is not used.
-        mask: what a redacted span reads, see :class:`privacy.sensitive_text.treatments.Mask`.
-        other_weight: weight of tokens that are neither sensitive nor function words.
-    """
-
-    use: str = "none"
-    detector: str = "regex"
-    mask: str = "<MASK>"
-    other_weight: float = 0.2
-
-    def __post_init__(self) -> None:
-        checks.one_of(USES, data_sensitive=self.use)
-        check_detector(self.detector)
-        Mask(self.mask)
-        TokenWeights(self.other_weight)
-
-
-def redact(texts: Texts, policy: Sensitive) -> Texts:
-    """`texts` with the sensitive spans of every record masked."""
-    if policy.use != "redaction":
+def redact(texts: Texts, policy: DataSettings) -> Texts:
+    """`texts` with the sensitive spans of every record masked, each text by itself."""
+    if policy.sensitive != "redaction":
         return texts
-    return replace(texts, texts=redacted_texts(texts.texts, policy))
-
-
-def redacted_texts(texts: Sequence[str], policy: Sensitive) -> list[str]:
-    """Each text by itself, masked."""
-    found = make_detector(policy.detector).spans(texts)
+    found = make_detector(policy.detector).spans(texts.texts)
     mask = Mask(policy.mask)
-    return [redacted(text, spans, mask) for text, spans in zip(texts, found, strict=True)]
+    return replace(texts, texts=[redacted(text, spans, mask) for text, spans in zip(texts.texts, found, strict=True)])
 
 
-def token_weights(texts: Sequence[str], rows: Sequence[Any], policy: Sensitive) -> list[NDArray[np.float32]]:
+def token_weights(texts: Sequence[str], rows: Sequence[Any], policy: DataSettings) -> list[NDArray[np.float32]]:
     """The weight of every token of every record.
 
     Args:

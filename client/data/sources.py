@@ -1,11 +1,9 @@
 """Reading labelled text from where ``data.source`` says: a parquet, csv or jsonl file, or a data set of the hub.
 
 ``parquet:PATH``, ``csv:PATH`` (``.tsv`` files are split at tabs), ``jsonl:PATH``; ``KIND:FOLDER`` for the data sets of
-:mod:`client.data.catalog.corpora`; anything else is a Hugging Face id,
-``owner/name``, with an optional configuration and split: ``nyu-mll/glue:sst2@train``. (``notes`` is generated, see
-:mod:`client.data.catalog.notes`.) Everything that cannot work is refused with what the file does hold and what to set.
-
-Opening what ``data.source`` names: a file, or a data set of the Hugging Face hub, as a table of pyarrow.
+:mod:`client.data.catalog.corpora`; anything else is a Hugging Face id, ``owner/name``, with an optional configuration
+and split: ``nyu-mll/glue:sst2@train``. (``notes`` is generated, see :mod:`client.data.catalog.notes`.) A source is
+opened as a table of pyarrow; everything that cannot work is refused with what the file does hold and what to set.
 """
 
 import difflib
@@ -25,9 +23,10 @@ from numpy.typing import NDArray
 
 from client.data.catalog import corpora
 from client.data.labels import INTEGER, missing
+from client.data.spec import NOTES, Reading
+from client.settings import kebab
 
 FILE_KINDS = ("parquet", "csv", "jsonl")
-NOTES = "notes"
 
 _KINDS = (*FILE_KINDS, *corpora.CORPORA)
 _FORMS = (
@@ -42,20 +41,9 @@ _BLOCK = 64 << 20
 _NOT_UTF8 = "its text is not UTF-8; save it as UTF-8"
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns to read, None for those the task does not need; texts of fewer words are left out."""
-
-    text: str
-    pair: str | None = None
-    label: str | None = None
-    client: str | None = None
-    unit: str | None = None
-    least_words: int = 0
-
-    def names(self) -> list[tuple[str, str]]:
-        """What a column is for, and its name."""
-        return [(role, name) for role, name in vars(self).items() if isinstance(name, str)]
+def columns(reading: Reading) -> list[tuple[str, str]]:
+    """The key of every column that is asked for, and its name."""
+    return [(kebab(field), str(name)) for field, name in reading if field.endswith("_column") and name]
 
 
 def existing_file(source: str, option: str = "data.source") -> Path:
@@ -77,7 +65,7 @@ def existing_file(source: str, option: str = "data.source") -> Path:
     raise ValueError(f"{option} = {source!r}: there is no file {path}; {hint}")
 
 
-def read_file(source: str, columns: Columns, option: str) -> pyarrow.Table:
+def read_file(source: str, reading: Reading, option: str) -> pyarrow.Table:
     """The table in the file of a ``kind:PATH`` source.
 
     Raises:
@@ -92,7 +80,7 @@ def read_file(source: str, columns: Columns, option: str) -> pyarrow.Table:
                     return pyarrow.parquet.ParquetFile(path).read()  # read_table does not open it
                 return pyarrow.parquet.read_table(path)
             case "csv":
-                return _read_csv(path, columns)
+                return _read_csv(path, reading)
             case _:
                 return pyarrow.json.read_json(path, read_options=pyarrow.json.ReadOptions(block_size=_BLOCK))
     except (ValueError, OSError) as error:  # pyarrow's errors are ValueErrors
@@ -100,10 +88,10 @@ def read_file(source: str, columns: Columns, option: str) -> pyarrow.Table:
         raise ValueError(f"{option}: {path} is not a readable {kind} file: {reason}") from error
 
 
-def _read_csv(path: Path, columns: Columns) -> pyarrow.Table:
+def _read_csv(path: Path, reading: Reading) -> pyarrow.Table:
     """Labels and ids are read as text, so that what one file holds does not decide how another's are spelled."""
     delimiter = "\t" if ".tsv" in path.suffixes else ","
-    as_text = [name for name in (columns.label, columns.client, columns.unit) if name is not None]
+    as_text = [name for name in (reading.label_column, reading.client_column, reading.unit_column) if name]
     try:
         table = pyarrow.csv.read_csv(
             path,
@@ -114,16 +102,17 @@ def _read_csv(path: Path, columns: Columns) -> pyarrow.Table:
     except pyarrow.ArrowInvalid as error:
         raise ValueError(_misread(path, delimiter) or str(error)) from error
     found = table.column_names
-    needed = [name for _, name in columns.names()]
+    needed = [name for _, name in columns(reading)]
     if not set(needed) <= set(found) and (reason := _misread(path, delimiter)):
         raise ValueError(reason)
     once = [name for name in needed if found.count(name) == 1]  # the others are refused by whoever takes columns
     if any(pyarrow.types.is_binary(table.column(name).type) for name in once):
         raise ValueError(_NOT_UTF8)
-    if columns.label not in once:
+    label = reading.label_column
+    if label not in once:
         return table
-    numbers = _integers(table.column(columns.label))
-    return table if numbers is None else table.set_column(found.index(columns.label), columns.label, numbers)
+    numbers = _integers(table.column(label))
+    return table if numbers is None else table.set_column(found.index(label), label, numbers)
 
 
 def _misread(path: Path, delimiter: str) -> str:
@@ -237,7 +226,7 @@ class Texts:
         ]
 
 
-def read(source: str, columns: Columns, option: str = "data.source") -> Texts:
+def read(source: str, reading: Reading, option: str = "data.source") -> Texts:
     """The records of `source`; `option` is the key named in messages.
 
     Raises:
@@ -247,13 +236,13 @@ def read(source: str, columns: Columns, option: str = "data.source") -> Texts:
     if kind in corpora.CORPORA:
         table = corpora.read(source, option)
     elif kind in FILE_KINDS:
-        table = read_file(source, columns, option)
+        table = read_file(source, reading, option)
     else:
         table = read_hub(source, option)
-    return _texts(table, columns, f"{option} = {source!r}")
+    return _texts(table, reading, f"{option} = {source!r}")
 
 
-def fingerprint(source: str, columns: Columns, option: str = "data.source") -> str:
+def fingerprint(source: str, reading: Reading, option: str = "data.source") -> str:
     """SHA-256 of what `source` holds: of its files, or of the records read from the hub."""
     if source.partition(":")[0] in FILE_KINDS:
         with existing_file(source, option).open("rb") as file:
@@ -263,19 +252,19 @@ def fingerprint(source: str, columns: Columns, option: str = "data.source") -> s
         for path in corpora.files(source, option):
             digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
-    records = read(source, columns, option)
+    records = read(source, reading, option)
     return hashlib.sha256(
         repr((records.texts, records.pairs, records.labels, records.clients, records.units)).encode()
     ).hexdigest()
 
 
-def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
-    for role, name in columns.names():
-        _check_column(table, role, name, where)
-    texts = _strings(table, columns.text, where)
-    pairs = None if columns.pair is None else _strings(table, columns.pair, where)
-    labels = None if columns.label is None else table.column(columns.label).to_pylist()
-    least = max(1, columns.least_words)
+def _texts(table: pyarrow.Table, reading: Reading, where: str) -> Texts:
+    for key, name in columns(reading):
+        _check_column(table, f"data.{key}", name, where)
+    texts = _strings(table, reading.text_column, where)
+    pairs = _strings(table, reading.text_pair_column, where) if reading.text_pair_column else None
+    labels = table.column(reading.label_column).to_pylist() if reading.label_column else None
+    least = max(1, reading.least_words)
     kept = [
         row
         for row, text in enumerate(texts)
@@ -284,14 +273,14 @@ def _texts(table: pyarrow.Table, columns: Columns, where: str) -> Texts:
     if not kept:
         short = "all texts are empty" if least == 1 else f"no text has {least} words (data.least-words)"
         raise ValueError(f"{where}: {short if texts else 'it has no rows'}; nothing to train on")
-    clients = None if columns.client is None else _ids(table, columns.client, "client", kept, where)
-    units = None if columns.unit is None else _ids(table, columns.unit, "unit", kept, where)
+    clients = _ids(table, reading.client_column, "client", kept, where) if reading.client_column else None
+    units = _ids(table, reading.unit_column, "unit", kept, where) if reading.unit_column else None
     whole = Texts(texts, pairs, labels, skipped=len(texts) - len(kept))
     return replace(whole if len(kept) == len(texts) else whole.select(kept), clients=clients, units=units)
 
 
-def _check_column(table: pyarrow.Table, role: str, name: str, where: str) -> None:
-    option, times = f"data.{'text-pair' if role == 'pair' else role}-column", table.column_names.count(name)
+def _check_column(table: pyarrow.Table, option: str, name: str, where: str) -> None:
+    times = table.column_names.count(name)
     if times > 1:
         raise ValueError(f"{where}: {times} columns are called {name!r} ({option}); rename all but one")
     if not times:

@@ -1,146 +1,130 @@
-"""The prepared data set of a run: tokenised once, then memory-mapped by every process within milliseconds."""
+"""The ``[data]`` table of a run, what else decides a prepared data set, and the prepared data set itself.
+
+A data set is tokenised once, then memory-mapped by every process within milliseconds. Nothing here needs torch or
+pyarrow: a command that only reads settings starts at once.
+"""
 
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from client.data.canaries import Canaries
 from client.data.records import Records
-from client.data.sensitive import Sensitive
-from client.models.tasks import TASKS
-from privacy import checks
+from client.settings import Count, CountOrAuto, Positive, Rate, Table
 
 META_FILE = "meta.json"
 FORMAT = 2
 PARTS = ("train", "validation", "test")
+NOTES = "notes"
+"""The source that is generated."""
+
+Task = Literal["classification", "causal-lm", "summarisation"]
+MaxLength = Annotated[int, Field(ge=4, le=4096)]
 
 
-@dataclass(frozen=True)
-class DataSpec:
-    """Everything that decides the content of a prepared data set.
+class Reading(Table):
+    """How records are read out of a file; the part of ``[data]`` that nodes with records of their own are sent.
+
+    Attributes:
+        text_column, text_pair_column, label_column, client_column, unit_column: columns; empty for none. Summaries are
+            in the text-pair column, units are what makes records one unit of privacy (a patient, a document); without
+            it every record is one.
+        least_words: records with fewer words (between blanks) are left out, public ones too, the test source excepted:
+            a rule of the text alone.
+    """
+
+    text_column: Annotated[str, Field(min_length=1)] = "text"
+    text_pair_column: str = ""
+    label_column: str = "label"
+    client_column: str = ""
+    unit_column: str = ""
+    least_words: CountOrAuto = 0
+
+
+class DataSettings(Reading):
+    """Where records come from and how they become clients, a public validation set and a test set.
+
+    Attributes:
+        held_by: ``"nodes"`` is a deployment: every node is one client and reads records of its own, in columns of these
+            names; ``source`` and ``test_source`` then hold public records only, the validation and the test set.
+        source: ``notes``, ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id, see :mod:`client.data.sources`.
+        test_source: where the test set is, same syntax; empty carves it out of `source`.
+        partition: see :mod:`client.data.partition`; ``"repeated"`` is for speed tests, any number of clients share the
+            records.
+        dirichlet_alpha: concentration of the label skew.
+        validation_records, test_records: sizes of the public validation set and of a test set carved out.
+        test_limit: most records of `test_source` that are tested on, the same for every seed; 0 tests on all.
+        train_records: most records dealt to the clients, drawn by the seed; 0 deals all.
+        records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
+        canaries, canary_kind, canary_copies: secrets planted into the training records for audits, see
+            :mod:`client.data.canaries`.
+        sensitive, detector, mask, other_weight: what is done about sensitive spans of the training records, which
+            `detector` finds: nothing, token weights or redaction, see :mod:`client.data.sensitive`.
+        cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
+    """
+
+    held_by: Literal["server", "nodes"] = "server"
+    source: Annotated[str, Field(min_length=1)] = NOTES
+    test_source: str = ""
+    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
+    dirichlet_alpha: Positive = 1.0
+    validation_records: Count = 1000
+    test_records: Count = 1000
+    test_limit: CountOrAuto = 0
+    train_records: CountOrAuto = 0
+    records_per_client: Count = 20
+    canaries: CountOrAuto = 0
+    canary_kind: Literal["six-digit", "secret-id", "id-record"] = "six-digit"
+    canary_copies: Count = 10
+    sensitive: Literal["none", "weights", "redaction"] = "none"
+    detector: str = "regex"
+    mask: str = "<MASK>"
+    other_weight: Rate = 0.2
+    cache: str = ""
+
+
+class DataSpec(DataSettings):
+    """Everything that decides the content of a prepared data set: ``[data]``, and what it takes of the rest of a run.
 
     Attributes:
         tokenizer: name of the base model whose tokenizer is used, see :func:`client.models.base.load_base`.
         clients: logical clients.
         seed: of the generated notes, the held-out rows and the partition.
-        source: ``notes``, ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id, see :mod:`client.data.sources`.
-        test_source: where the test set is, same syntax; empty carves it out of `source`.
-        text_column, text_pair_column, label_column, client_column: columns of `source`; empty for none.
-        unit_column: column whose equal values form one unit of privacy (patient, document); empty: every record.
-        whole_units: units are dealt to clients whole; else one may have records at several.
         task: ``"classification"``, ``"causal-lm"`` (no labels), or ``"summarisation"`` (no labels; the summary of
             ``text_column`` is in ``text_pair_column``).
-        partition: one of :data:`client.data.partition.SCHEMES`.
-        dirichlet_alpha: concentration of the label skew.
-        validation_records, test_records: sizes of the public validation set and of a test set carved out.
-        least_words: records of `source` with fewer words (between blanks) are left out; the test source is not touched.
-        test_limit: most records of `test_source` that are tested on, the same for every seed; 0 tests on all.
-        train_records: most records dealt to the clients, drawn by the seed; 0 deals all there are.
-        records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
         max_length: tokens of a record beyond this are cut off (and counted).
-        canaries, canary_kind, canary_copies: secrets planted into the training records, see
-        :mod:`client.data.canaries`. sensitive, detector, mask, other_weight: what is done about sensitive spans of the
-            training records, see :class:`client.data.sensitive.Sensitive`.
-        cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
+        whole_units: units are dealt to clients whole; else one may have records at several.
     """
 
-    tokenizer: str
-    clients: int
-    seed: int = 0
-    source: str = "notes"
-    test_source: str = ""
-    text_column: str = "text"
-    text_pair_column: str = ""
-    label_column: str = "label"
-    client_column: str = ""
-    unit_column: str = ""
+    tokenizer: Annotated[str, Field(min_length=1)]
+    clients: Count
+    seed: CountOrAuto = 0
+    task: Task = "classification"
+    max_length: MaxLength = 128
     whole_units: bool = False
-    task: str = "classification"
-    partition: str = "dirichlet"
-    dirichlet_alpha: float = 1.0
-    validation_records: int = 1000
-    test_records: int = 1000
-    least_words: int = 0
-    test_limit: int = 0
-    train_records: int = 0
-    records_per_client: int = 20
-    max_length: int = 128
-    canaries: int = 0
-    canary_kind: str = "six-digit"
-    canary_copies: int = 10
-    sensitive: str = "none"
-    detector: str = "regex"
-    mask: str = "<MASK>"
-    other_weight: float = 0.2
-    cache: str = ""
-
-    def check(self) -> None:
-        """Refuse what cannot work, before anything is read.
-
-        Raises:
-            ValueError: naming the setting, its value and what to do.
-        """
-        checks.integer_at_least(1, clients=self.clients, records_per_client=self.records_per_client)
-        checks.integer_at_least(0, seed=self.seed, train_records=self.train_records, least_words=self.least_words)
-        checks.integer_at_least(0, test_limit=self.test_limit)
-        checks.integer_at_least(1, validation_records=self.validation_records, test_records=self.test_records)
-        checks.integer_at_least(4, max_length=self.max_length)
-        checks.positive(dirichlet_alpha=self.dirichlet_alpha)
-        checks.one_of(TASKS, task=self.task)
-        checks.one_of(("dirichlet", "iid", "natural", "repeated"), partition=self.partition)
-        checks.not_empty(source=self.source, text_column=self.text_column, tokenizer=self.tokenizer)
-        if self.task == "classification" and not self.label_column:
-            raise ValueError("data.label-column must be set for classification, got ''")
-        if self.task == "classification" and self.label_column in (self.text_column, self.text_pair_column):
-            raise ValueError(f"data.label-column = {self.label_column!r} is a column of texts; name that of the labels")
-        if self.partition == "natural" and not self.client_column and self.source != "notes":
-            raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
-        if self.task == "summarisation" and not self.text_pair_column:
-            raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
-        if self.source == "notes" and self.least_words:
-            raise ValueError("data.least-words must be 0 for generated notes, which are all long")
-        if self.test_limit and not self.test_source:
-            raise ValueError(
-                f"data.test-limit = {self.test_limit} bounds a test source and there is none; set data.test-source, or "
-                "bound the carved-out test set by data.test-records"
-            )
-        if self.source == "notes" and self.unit_column:
-            raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
-        _ = self.canaries_planted
-        if self.policy.use == "weights" and self.task != "causal-lm":
-            raise ValueError(
-                f"data.sensitive = 'weights' weights the tokens of a language model; model.task must be 'causal-lm', "
-                f"got {self.task!r}"
-            )
-        if self.policy.use != "none" and self.text_pair_column:
-            raise ValueError("data.sensitive works on single texts; data.text-pair-column must be empty")
-        if self.partition == "dirichlet" and self.task != "classification":
-            raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
 
     @property
-    def canaries_planted(self) -> Canaries:
-        """The secrets in the training records."""
-        return Canaries(self.canary_kind, self.canaries, self.canary_copies, self.seed)
-
-    @property
-    def policy(self) -> Sensitive:
-        """What is done about sensitive spans."""
-        return Sensitive(self.sensitive, self.detector, self.mask, self.other_weight)
+    def public_only(self) -> "DataSpec":
+        """The same; where the nodes hold the records, of the public source, which has no clients and no units."""
+        if self.held_by != "nodes":
+            return self
+        least = 0 if self.source == NOTES else self.least_words
+        return self.but(clients=1, unit_column="", partition="iid", least_words=least)
 
     @property
     def cache_folder(self) -> Path:
         """Where prepared data sets are kept."""
         return Path(self.cache).expanduser() if self.cache else default_cache()
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings that decide the content, without where it is kept."""
-        return {key: value for key, value in asdict(self).items() if key != "cache"}
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the content, without where it is kept and who else has records."""
+        return self.model_dump(exclude={"cache", "held_by"})
 
 
 def default_cache() -> Path:

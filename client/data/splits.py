@@ -6,18 +6,18 @@ the test set), and counted. Canaries are planted into the training records, and 
 sensitive spans of the training records are masked, canaries included.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client.data import sources
-from client.data.canaries import plant
+from client.data.canaries import Canaries, plant
 from client.data.catalog import notes
 from client.data.labels import class_ids, class_names
 from client.data.sensitive import redact
-from client.data.sources import Columns, Texts
-from client.data.spec import PARTS, DataSpec
+from client.data.sources import Texts
+from client.data.spec import NOTES, PARTS, DataSpec, Reading
 from privacy.randomness.rng import simulation_generator
 
 # Overlapping clients (speed tests) read one pool of notes of this many clients.
@@ -34,21 +34,14 @@ class Held:
     removed: dict[str, int]
 
 
-def columns(spec: DataSpec) -> Columns:
-    """The columns of the source that the task needs."""
-    return Columns(
-        text=spec.text_column,
-        pair=spec.text_pair_column or None,
-        label=spec.label_column if spec.task == "classification" else None,
-        client=spec.client_column or None,
-        unit=spec.unit_column or None,
-        least_words=spec.least_words,
-    )
+def reading(spec: DataSpec) -> Reading:
+    """How the source is read: of a language model's no labels."""
+    return Reading.of(spec) if spec.task == "classification" else Reading.of(spec, label_column="")
 
 
-def test_columns(spec: DataSpec) -> Columns:
-    """The same of the test source, which has no clients and no units, and is tested on as it is."""
-    return replace(columns(spec), client=None, unit=None, least_words=0)
+def test_reading(spec: DataSpec) -> Reading:
+    """How the test source is read: it has no clients and no units, and is tested on as it is."""
+    return reading(spec).but(client_column="", unit_column="", least_words=0)
 
 
 def hold_out(spec: DataSpec) -> Held:
@@ -57,16 +50,16 @@ def hold_out(spec: DataSpec) -> Held:
     Raises:
         ValueError: what :mod:`client.data.sources` refuses, or too few records for the parts asked for.
     """
-    if spec.source == sources.NOTES:
+    if spec.source == NOTES:
         texts, empty = _notes(spec), 0
     else:
-        source = sources.read(spec.source, columns(spec))
+        source = sources.read(spec.source, reading(spec))
         test = _test_source(spec)
         texts, empty = _carve(source, test, spec), source.skipped + (0 if test is None else test.skipped)
     texts, removed = _separate(texts, spec)
     removed["empty"] = empty
     texts["train"] = _drawn(texts["train"], spec)
-    texts["train"] = redact(plant(texts["train"], spec.canaries_planted), spec.policy)
+    texts["train"] = redact(plant(texts["train"], Canaries.of(spec, spec.seed)), spec)
     if spec.task != "classification":
         return Held(texts, {}, [], removed)
     raw = {part: texts[part].labels or [] for part in PARTS}
@@ -75,14 +68,14 @@ def hold_out(spec: DataSpec) -> Held:
     names = class_names(known, where)
     tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
     encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
-    return Held(texts, encoded, list(notes.LABELS) if spec.source == sources.NOTES else names, removed)
+    return Held(texts, encoded, list(notes.LABELS) if spec.source == NOTES else names, removed)
 
 
 def _test_source(spec: DataSpec) -> Texts | None:
     """The test set of a source of its own; a part of it is drawn with a fixed seed, so that runs stay comparable."""
     if not spec.test_source:
         return None
-    test = sources.read(spec.test_source, test_columns(spec), "data.test-source")
+    test = sources.read(spec.test_source, test_reading(spec), "data.test-source")
     if not 0 < spec.test_limit < len(test):
         return test
     return test.select(np.sort(simulation_generator(0, "test-limit").permutation(len(test))[: spec.test_limit]))

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from client.data.records import Records
 from client.data.sensitive import token_weights
 from client.data.sources import Texts
-from client.data.spec import DataSpec
+from client.data.spec import DataSettings
 
 BEFORE_SUMMARY = "\nSummary:"
 """What stands between a text and its summary, in training and when a summary is asked for."""
@@ -21,26 +21,26 @@ def tokenise(
     texts: Texts,
     labels: NDArray[np.int64] | None,
     tokenizer: PreTrainedTokenizerBase,
-    spec: DataSpec,
-    *,
-    weighted: bool = False,
+    task: str,
+    max_length: int,
+    weights: DataSettings | None = None,
 ) -> tuple[Records, int]:
-    """Token ids with the tokenizer's special tokens, at most ``max_length``; how many records were cut.
+    """Token ids with the tokenizer's special tokens, at most `max_length`; how many records were cut.
 
     Language models get an end-of-text token behind every record if the tokenizer does not put one there. A record of
     summarisation is text, :data:`BEFORE_SUMMARY`, summary; its loss is on the summary and the end-of-text token.
 
-    With `weighted`, every token gets the weight of the policy of `spec` (:mod:`client.data.sensitive`); an end-of-text
-    token is none of the text's and weighs like its other tokens.
+    With `weights`, every token gets the weight of that policy (:mod:`client.data.sensitive`); an end-of-text token is
+    none of the text's and weighs like its other tokens.
 
     Raises:
         ValueError: a text has no tokens, or a summary leaves no room for its text.
     """
-    if spec.task == "summarisation":
-        return _summaries(texts, tokenizer, spec.max_length)
-    end = tokenizer.eos_token_id if spec.task == "causal-lm" else None
+    if task == "summarisation":
+        return _summaries(texts, tokenizer, max_length)
+    end = tokenizer.eos_token_id if task == "causal-lm" else None
     rows: list[list[int]] = []
-    weights: list[list[float]] = []
+    weighed: list[list[float]] = []
     truncated = 0
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         chunk = slice(start, start + _TEXTS_AT_ONCE)
@@ -48,30 +48,26 @@ def tokenise(
             texts.texts[chunk],
             None if texts.pairs is None else texts.pairs[chunk],
             truncation=True,
-            max_length=spec.max_length,
+            max_length=max_length,
             return_attention_mask=False,
             return_token_type_ids=False,
-            return_offsets_mapping=weighted,
+            return_offsets_mapping=weights is not None,
         )
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or [])
         rows += encoded["input_ids"]
-        if weighted:
-            weights += [
-                row.tolist() for row in token_weights(texts.texts[chunk], encoded["offset_mapping"], spec.policy)
-            ]
+        if weights is not None:
+            weighed += [row.tolist() for row in token_weights(texts.texts[chunk], encoded["offset_mapping"], weights)]
     if end is not None:
         open_ended = [not row or row[-1] != end for row in rows]
-        rows = [
-            [*row[: spec.max_length - 1], end] if added else row for row, added in zip(rows, open_ended, strict=True)
-        ]
-        other = spec.other_weight
-        weights = [
-            [*row[: spec.max_length - 1], other] if added else row
-            for row, added in zip(weights, open_ended[: len(weights)], strict=True)
-        ]
+        rows = [[*row[: max_length - 1], end] if added else row for row, added in zip(rows, open_ended, strict=True)]
+        if weights is not None:
+            weighed = [
+                [*row[: max_length - 1], weights.other_weight] if added else row
+                for row, added in zip(weighed, open_ended, strict=True)
+            ]
     if any(not row for row in rows):
-        raise ValueError(f"{sum(not row for row in rows)} texts have no tokens under tokenizer {spec.tokenizer!r}")
-    return Records.from_lists(rows, labels, weights if weighted else None), truncated
+        raise ValueError(f"{sum(not row for row in rows)} texts have no tokens under the tokenizer of model.name")
+    return Records.from_lists(rows, labels, None if weights is None else weighed), truncated
 
 
 def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:

@@ -27,7 +27,7 @@ from client.data.records import Records
 from client.engine.batching import Pool, micro_batches
 from client.engine.cohort import RecordGradients
 from client.engine.forward import positions
-from client.engine.local_training import LocalTraining
+from client.engine.local_training import ADAM_BETAS, ADAM_EPS, LocalTraining
 from client.engine.slots import Updates
 from client.engine.stacked_model import UnsupportedAdapter
 from client.models.frozen_linear import is_ternary
@@ -242,7 +242,7 @@ def _head_of(path: str, spec: LoraSpec) -> str:
 def _optimizer(local: LocalTraining, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if local.optimizer == "adamw":
         return torch.optim.AdamW(
-            parameters, lr=local.learning_rate, betas=local.betas, eps=local.eps, weight_decay=local.weight_decay
+            parameters, lr=local.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=local.weight_decay
         )
     momentum = local.momentum if local.optimizer == "momentum" else 0.0
     return torch.optim.SGD(parameters, lr=local.learning_rate, momentum=momentum, weight_decay=local.weight_decay)

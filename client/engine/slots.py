@@ -15,9 +15,10 @@ from torch import Tensor
 
 from client.engine.batching import Pool
 from client.engine.forward import Forward
-from client.engine.local_training import LocalTraining, StackedOptimizer
+from client.engine.local_training import LocalTraining
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
+from client.engine.stacked_optimizer import StackedOptimizer
 
 
 @dataclass(frozen=True)

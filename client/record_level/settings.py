@@ -3,14 +3,15 @@
 Nothing here needs torch, so that a command which only reads settings starts at once.
 """
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from client.record_level.units import COMBINE
+from pydantic import Field, model_validator
+
+from client.settings import Count, CountOrAuto, Fraction, Options, Positive, Table
 from privacy import checks
 from privacy.events import Poisson
-from strategies.plugins import Option
 
 SHAPES = ("constant", "linear", "cosine")
 
@@ -50,61 +51,86 @@ class StepSchedule:
                 return 1.0
 
 
-NOISES = ("gaussian", "discrete", "insecure-zero")
+class PrivacyTarget(Table):
+    """The guarantee that is asked for, and the kind of noise that gives it; of the ``[privacy]`` table.
+
+    Attributes:
+        epsilon, delta: of the whole run, for one unit added or removed.
+        noise: ``"insecure-zero"`` adds none and voids the guarantee.
+        mode: ``"floor"`` or ``"filter"``, see :mod:`privacy.commitment`.
+    """
+
+    epsilon: Positive = 4.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    noise: Literal["gaussian", "discrete", "insecure-zero"] = "gaussian"
+    mode: Literal["floor", "filter"] = "floor"
 
 
-@dataclass(frozen=True)
-class RecordLevelSettings:
+class MethodSettings(Table):
+    """The ``[strategy]`` table: the methods of whoever plans the releases, a server or a silo.
+
+    Attributes:
+        controller, aggregation, optimizer: names of the tables in :mod:`strategies`, or ``"package.module:Object"``,
+            with their options.
+        served_average: factor of the exponential moving average of the served adapter.
+    """
+
+    controller: str = "dp-lac"
+    controller_options: Options = Field(default_factory=dict)
+    aggregation: str = "plain"
+    aggregation_options: Options = Field(default_factory=dict)
+    optimizer: str = "fedavg"
+    optimizer_options: Options = Field(default_factory=dict)
+    served_average: Fraction = 0.0
+
+
+class StepSettings(Table):
+    """What a private step takes and how far it goes; of the ``[silo]`` table.
+
+    Attributes:
+        batch_size: expected number of units in a batch, q n.
+        records_per_unit: most records of a unit in one step, which bounds the work on a large group; 0 takes all.
+        combine: how the records of a unit become one row.
+        schedule, warm_up: of the learning rate, see :class:`StepSchedule`.
+    """
+
+    batch_size: Count = 64
+    records_per_unit: CountOrAuto = 0
+    combine: Literal["mean", "sum"] = "mean"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warm_up: CountOrAuto = 0
+
+
+class RecordLevelSettings(PrivacyTarget, MethodSettings, StepSettings):
     """Everything that decides the private training of one silo; travels as JSON.
 
     Attributes:
         unit: ``"record"``, or ``"group:NAME"`` where the records of a patient, author or document are one unit.
         steps: private steps T over the silo's whole life, for which its ledger is committed.
-        batch_size: expected units in a batch, q n.
-        epsilon, delta: the guarantee, for one unit added or removed.
-        mode: ``"floor"`` or ``"filter"``, see :mod:`privacy.commitment`.
-        noise: one of :data:`NOISES`.
         seeded: batches are drawn from the seed, which voids the guarantee.
         not_private: why there is no guarantee, or None.
-        records_per_unit: most records of a unit in one step; 0 takes all.
-        combine: how the records of a unit become one row, ``"mean"`` or ``"sum"``.
-        controller, optimizer, aggregation: names, see :mod:`strategies`, with their options.
-        served_average: factor of the exponential moving average of the served adapter.
-        schedule, warm_up: of the learning rate, see :class:`client.record_level.settings.StepSchedule`.
         seed: of the public randomness.
     """
 
     unit: str
-    steps: int
-    batch_size: int
-    epsilon: float
-    delta: float
-    mode: str = "floor"
-    noise: str = "gaussian"
+    steps: Count
     seeded: bool = False
     not_private: str | None = None
-    records_per_unit: int = 0
-    combine: str = "mean"
-    controller: str = "fixed"
-    controller_options: dict[str, Option] = field(default_factory=dict)
-    optimizer: str = "fedadam"
-    optimizer_options: dict[str, Option] = field(default_factory=dict)
-    aggregation: str = "plain"
-    aggregation_options: dict[str, Option] = field(default_factory=dict)
-    served_average: float = 0.0
-    schedule: str = "constant"
-    warm_up: int = 0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        checks.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
-        checks.one_of(NOISES, noise=self.noise)
-        checks.one_of(COMBINE, combine=self.combine)
-        StepSchedule(self.steps, self.schedule, self.warm_up)
+    @model_validator(mode="after")
+    def _sensible(self) -> "RecordLevelSettings":
+        _ = self.learning_rates
         if (self.noise == "insecure-zero" or self.seeded) and self.not_private is None:
             raise ValueError(
                 "not_private must say why: without noise, or with batches that can be foretold, it is none"
             )
+        return self
+
+    @property
+    def learning_rates(self) -> StepSchedule:
+        """The factor on the learning rate of every step."""
+        return StepSchedule(self.steps, self.schedule, self.warm_up)
 
     def sampling(self, population: int) -> Poisson:
         """How a batch is drawn from so many units; ValueError if they are too few."""
@@ -114,15 +140,3 @@ class RecordLevelSettings:
                 "it is the EXPECTED number of units in a batch"
             )
         return Poisson(self.batch_size / population, population, self.unit)
-
-    def to_json(self) -> str:
-        """Canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> "RecordLevelSettings":
-        """The inverse of :meth:`to_json`; ValueError for anything else."""
-        try:
-            return RecordLevelSettings(**json.loads(text))
-        except TypeError as error:
-            raise ValueError(f"silo is not one of this version ({error})") from error

@@ -12,7 +12,7 @@ spent them, and goes on behind them. The optimizer starts fresh in every round, 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,8 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
         OtherSilo: another reading than the first.
     """
     path = folder / READING
-    mine = json.loads(json.dumps({"unit": unit, **({} if reading is None else asdict(reading))}))
+    read = {} if reading is None else reading.model_dump(mode="json", exclude={"client_column"})  # a node names none
+    mine = {"unit": unit, **read}
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, mine)

@@ -12,7 +12,7 @@ from client.engine.engine import Engine
 from client.models.base import load_base
 from client.models.tasks import make_task
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import RecordLevelSettings, StepSchedule
+from client.record_level.settings import RecordLevelSettings
 from client.record_level.units import GradientEngine, UnitGradients, UnitIndex
 from client.worker import Job, make_engine
 from privacy import checks
@@ -106,7 +106,7 @@ def private_training(
         ledger=ledger,
         sampler=sampler,
         noise=noise,
-        schedule=StepSchedule(silo.steps, silo.schedule, silo.warm_up),
+        schedule=silo.learning_rates,
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from client.settings import Options, explain, kebab
 from server.config.schema import RunConfig
-from server.config.tables import Options, kebab
 
 REMOVED: dict[str, tuple[Any, str]] = {
     "public.aligned": (False, "adapters start from random rows, which no test told from aligned ones; leave it out"),
@@ -83,7 +83,7 @@ def parse(table: Mapping[str, Any]) -> RunConfig:
         ConfigError: naming every wrong key with its value, the limit and, for unknown keys, the nearest known one.
     """
     try:
-        return RunConfig.model_validate(_without_removed(table))
+        return RunConfig.model_validate(_without_removed(table), by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
@@ -139,9 +139,4 @@ def _explain(item: Any) -> str:
         elsewhere = [name for name in known if name.rpartition(".")[2] == key]  # right, but for its table
         near = elsewhere[:1] or difflib.get_close_matches(key, [*known, *sorted(tables)], n=1, cutoff=0.5)
         return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
-    if item["type"] in ("model_type", "dict_type"):
-        return f"{key} = {item['input']!r}: must be a table of settings"
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key} = {item['input']!r}: {message[0].lower() + message[1:]}"
+    return explain(item)

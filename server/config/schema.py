@@ -10,22 +10,12 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field, model_validator
 
+from client.data.spec import DataSettings
+from client.engine.local_training import LocalTraining
+from client.record_level.settings import MethodSettings
+from client.settings import Count, Rate, Table
 from privacy.events import NoiseShares
-from server.config.tables import (
-    Count,
-    Data,
-    Engine,
-    Evaluation,
-    Local,
-    Model,
-    Privacy,
-    Public,
-    Rate,
-    Silo,
-    Simulation,
-    Strategy,
-    Table,
-)
+from server.config.tables import Engine, Evaluation, Model, Privacy, Public, Silo, Simulation
 
 
 class RunConfig(Table):
@@ -38,11 +28,11 @@ class RunConfig(Table):
     seed: Annotated[int, Field(ge=0)] = 0
     output: str = "runs"
     privacy: Privacy = Privacy()
-    strategy: Strategy = Strategy()
+    strategy: MethodSettings = MethodSettings()
     model: Model = Model()
-    data: Data = Data()
+    data: DataSettings = DataSettings()
     public: Public = Public()
-    local: Local = Local()
+    local: LocalTraining = LocalTraining()
     silo: Silo = Silo()
     engine: Engine = Engine()
     simulation: Simulation = Simulation()

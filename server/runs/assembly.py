@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from client.data.local import ReadSettings
 from client.data.prepare import prepare
-from client.data.sources import NOTES
 from client.data.spec import DataSpec, PreparedData
-from client.engine.local_training import LocalTraining
 from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
@@ -52,59 +50,24 @@ from strategies.secure_aggregation import SecureAggregation
 
 
 def data_spec(config: RunConfig) -> DataSpec:
-    """What :func:`client.data.prepare.prepare` needs; refuses nothing itself.
-
-    Where the nodes hold the records, what the public source has beyond the validation and the test set is not used.
-    """
-    data = config.data
-    return DataSpec(
+    """What :func:`client.data.prepare.prepare` needs; refuses nothing itself."""
+    return DataSpec.of(
+        config.data,
+        config.model,
         tokenizer=config.model.name,
-        clients=1 if config.deployed else config.clients,
+        clients=config.clients,
         seed=config.seed,
-        source=data.source,
-        test_source=data.test_source,
-        text_column=data.text_column,
-        text_pair_column=data.text_pair_column,
-        label_column=data.label_column,
-        client_column=data.client_column,
-        unit_column="" if config.deployed else data.unit_column,
-        task=config.model.task,
-        least_words=0 if config.deployed and data.source == NOTES else data.least_words,
         whole_units=config.privacy.unit == "group" and not config.alone,
-        partition="iid" if config.deployed else data.partition,
-        dirichlet_alpha=data.dirichlet_alpha,
-        validation_records=data.validation_records,
-        test_records=data.test_records,
-        test_limit=data.test_limit,
-        train_records=data.train_records,
-        records_per_client=data.records_per_client,
-        canaries=data.canaries,
-        canary_kind=data.canary_kind,
-        canary_copies=data.canary_copies,
-        sensitive=data.sensitive,
-        detector=data.detector,
-        mask=data.mask,
-        other_weight=data.other_weight,
-        max_length=config.model.max_length,
-        cache=data.cache,
-    )
+    ).public_only
 
 
 def reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
     """How nodes read records of their own; None where the server's host holds everybody's."""
     if not config.deployed:
         return None
-    data, classifies = config.data, config.model.task == "classification"
-    return ReadSettings(
-        task=config.model.task,
-        max_length=config.model.max_length,
-        text_column=data.text_column,
-        text_pair_column=data.text_pair_column,
-        label_column=data.label_column if classifies else "",
-        unit_column=data.unit_column,
-        least_words=data.least_words,
-        labels=tuple(labels) if classifies else (),
-    )
+    if config.model.task == "classification":
+        return ReadSettings.of(config.data, config.model, client_column="", labels=tuple(labels))
+    return ReadSettings.of(config.data, config.model, client_column="", label_column="")
 
 
 HEADS = {"classification": ("classifier",)}
@@ -143,9 +106,8 @@ def assemble(config: RunConfig) -> Assembly:
         model=config.model.name,
         task=config.model.task,
         num_labels=data.num_labels,
-        balance=config.local.balance,
         spec=spec,
-        local=local_training(config),
+        local=config.local,
         data=str(data.folder),
         seed=config.seed,
         sequential=config.engine.sequential,
@@ -175,20 +137,6 @@ def lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraS
     targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())
     heads = HEADS.get(config.model.task, ())
     return LoraSpec(config.model.rank, config.model.alpha, targets, layers, part.factors, heads)
-
-
-def local_training(config: RunConfig) -> LocalTraining:
-    """The clients' local training."""
-    local = config.local
-    return LocalTraining(
-        optimizer=local.optimizer,
-        learning_rate=local.learning_rate,
-        batch_size=local.batch_size,
-        epochs=local.epochs,
-        weight_decay=local.weight_decay,
-        momentum=local.momentum,
-        max_steps=local.max_steps or None,
-    )
 
 
 def make_strategy(

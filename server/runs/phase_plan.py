@@ -27,7 +27,7 @@ from strategies.calibration import calibrate
 from strategies.plugins import Option
 
 TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
-"""What a phase may train on, and what :class:`client.data.sensitive.Sensitive` calls it."""
+"""What a phase may train on, and what ``data.sensitive`` calls it."""
 
 
 @dataclass(frozen=True)
@@ -154,23 +154,7 @@ class Phases:
 
     def silo(self, phase: DpPhase, not_private: str | None) -> RecordLevelSettings:
         """A private phase as the training of a silo."""
-        return RecordLevelSettings(
-            unit=self.unit,
-            steps=phase.steps,
-            batch_size=phase.batch_size,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            not_private=not_private,
-            records_per_unit=self.records_per_unit,
-            combine=self.combine,
-            controller=phase.controller,
-            controller_options=phase.controller_options,
-            optimizer=phase.optimizer,
-            optimizer_options=phase.optimizer_options,
-            schedule=phase.schedule,
-            warm_up=phase.warm_up,
-            seed=self.seed,
-        )
+        return RecordLevelSettings.of(self, phase, not_private=not_private)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -24,7 +23,7 @@ from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE
 from server.run_folder.phase_progress import PhaseFolder, PhaseResult, Watch, reopened_ledger
 from server.run_folder.progress import owned
-from server.runs.assembly import data_spec, local_training, lora_spec
+from server.runs.assembly import data_spec, lora_spec
 from server.runs.guarantee import guarantee_of
 from server.runs.phase_artefacts import PhasesResult, stamp, write_phases_artefacts
 from server.runs.phase_config import PhasesConfig
@@ -52,7 +51,7 @@ class PhasesRun:
         for phase in recipe.phases:
             key = self._key(phase)
             if key not in self.data:
-                self.data[key] = prepare(replace(spec, sensitive=key[0], detector=key[1]))
+                self.data[key] = prepare(spec.but(sensitive=key[0], detector=key[1]))
         self.plain = prepare(spec)
         self.test = self.plain.test
         sizes = {len(data.train) for data in self.data.values()} | {len(self.plain.train)}
@@ -74,9 +73,8 @@ class PhasesRun:
             model=run.model.name,
             task=run.model.task,
             num_labels=self.plain.num_labels,
-            balance="none",
             spec=self.spec,
-            local=local_training(run),
+            local=run.local,
             data=str(self.plain.folder),
             seed=run.seed,
             sequential=run.engine.sequential,
@@ -166,13 +164,7 @@ class PhasesRun:
         return result
 
     def _ordinary(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
-        local = LocalTraining(
-            optimizer=phase.optimizer,
-            learning_rate=phase.learning_rate,
-            batch_size=phase.batch_size,
-            epochs=phase.epochs,
-            weight_decay=phase.weight_decay,
-        )
+        local = LocalTraining.of(phase)
         self.engine.train_factors("both")
         records = self.data[self._key(phase)].train
         (change,) = self.engine.train_all(adapter, [records], local, [self.config.recipe.seed])

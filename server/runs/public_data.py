@@ -131,7 +131,12 @@ def spanned(assembly: Assembly, engine: Any) -> Spanned:
     except ValueError as error:
         raise ConfigError(f"silo.span: {error}") from error
     if span.warm_start_epochs:
-        local = LocalTraining("adamw", span.warm_start_learning_rate, batch_size=8, epochs=span.warm_start_epochs)
+        local = LocalTraining(
+            optimizer="adamw",
+            learning_rate=span.warm_start_learning_rate,
+            batch_size=8,
+            epochs=span.warm_start_epochs,
+        )
         layout, moved = engine.layout, engine.train_all(start, [texts], local, [config.seed])[0]
         start = layout.with_trainable(start, layout.trainable(start) + moved.to(start.dtype))
     return Spanned(start, inside)

@@ -1,6 +1,6 @@
 """From a configuration to everything a single silo needs, checked, before any budget is spent."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from privacy.commitment import Commitment
 from server.config.load import ConfigError
 from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
-from server.runs.assembly import Assembly, data_spec, local_training, lora_spec, reading
+from server.runs.assembly import Assembly, data_spec, lora_spec, reading
 from server.runs.commitment import not_private_reason
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters
@@ -45,29 +45,15 @@ def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
     Raises:
         ConfigError: settings that no silo can have.
     """
-    strategy, privacy, silo = config.strategy, config.privacy, config.silo
     try:
-        return RecordLevelSettings(
+        return RecordLevelSettings.of(
+            config.privacy,
+            config.strategy,
+            config.silo,
             unit=config.unit,
             steps=steps,
-            batch_size=silo.batch_size,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            mode=privacy.mode,
-            noise=privacy.noise,
-            seeded=privacy.seeded_cohorts,
+            seeded=config.privacy.seeded_cohorts,
             not_private=not_private_reason(config),
-            records_per_unit=silo.records_per_unit,
-            combine=silo.combine,
-            controller=strategy.controller,
-            controller_options=strategy.controller_options,
-            optimizer=strategy.optimizer,
-            optimizer_options=strategy.optimizer_options,
-            aggregation=strategy.aggregation,
-            aggregation_options=strategy.aggregation_options,
-            served_average=strategy.served_average,
-            schedule=silo.schedule,
-            warm_up=silo.warm_up,
             seed=config.seed,
         )
     except ValueError as error:
@@ -131,8 +117,7 @@ def assemble_federation(config: RunConfig) -> Federation:
             "which silos with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
         )
     _refuse_what_silos_cannot(config, parts)
-    silo = replace(
-        record_level_settings(config, config.rounds * config.silo.steps),
+    silo = record_level_settings(config, config.rounds * config.silo.steps).but(
         served_average=0.0,
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
@@ -184,9 +169,8 @@ def _described(config: RunConfig, parts: Methods, data: PreparedData) -> Describ
         model=config.model.name,
         task=config.model.task,
         num_labels=data.num_labels,
-        balance="none",
         spec=spec,
-        local=local_training(config),
+        local=config.local,
         data=str(data.folder),
         seed=config.seed,
         sequential=config.engine.sequential,

@@ -74,7 +74,8 @@ def check_sources(config: RunConfig) -> None:
         ValueError: naming the setting whose files are not there.
     """
     from client.data.catalog.corpora import CORPORA, files
-    from client.data.sources import FILE_KINDS, NOTES, check_hub_id, existing_file
+    from client.data.sources import FILE_KINDS, check_hub_id, existing_file
+    from client.data.spec import NOTES
 
     for option, source in (("data.source", config.data.source), ("data.test-source", config.data.test_source)):
         kind = source.partition(":")[0]

@@ -5,7 +5,6 @@ import math
 import mmap
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,7 +47,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.fixture
 def job() -> jobs.Job:
     clients = jobs.uniform_clients(3, 4, 8)
-    return jobs.Job("tiny", jobs.tiny, jobs.SPEC, clients, replace(jobs.ADAMW, batch_size=2))
+    return jobs.Job("tiny", jobs.tiny, jobs.SPEC, clients, jobs.ADAMW.but(batch_size=2))
 
 
 @pytest.mark.slow

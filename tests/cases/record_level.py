@@ -25,14 +25,15 @@ RECORDS = 12
 BOUND = 1e3  # no gradient of the small models is as long
 EXACT: dict[str, Any] = {
     "unit": "record", "steps": 3, "batch_size": RECORDS, "epsilon": 4.0, "delta": 1e-3, "noise": "insecure-zero",
-    "not_private": "test", "controller_options": {"clip-norm": BOUND}, "optimizer": "fedavg",
+    "not_private": "test", "controller": "fixed", "controller_options": {"clip-norm": BOUND}, "optimizer": "fedavg",
     "optimizer_options": {"learning-rate": 0.5},
 }  # fmt: skip
 """Everybody in every batch, no noise, nothing clipped: plain gradient descent."""
 
 PRIVATE: dict[str, Any] = {
     "unit": "record", "steps": 4, "batch_size": 4, "epsilon": 4.0, "delta": 1e-3,
-    "controller_options": {"clip-norm": 0.1}, "optimizer_options": {"learning-rate": 0.01},
+    "controller": "fixed", "controller_options": {"clip-norm": 0.1},
+    "optimizer": "fedadam", "optimizer_options": {"learning-rate": 0.01},
 }  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def test_a_record_gradient_is_that_of_the_plain_model(name, targets):
 @pytest.mark.parametrize(("name", "targets"), [case[:2] for case in CASES])
 def test_cohort_updates_equal_sequential_peft(name, targets):
     model, spec, vector = _case(name, targets)
-    local = LocalTraining("sgd", learning_rate=0.1, batch_size=2, epochs=1)
+    local = LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=2, epochs=1)
     clients = [_records(size, seed=size) for size in (3, 0, 5)]
     oracle = SequentialEngine(copy.deepcopy(model), spec, make_task("causal-lm"), precision="fp64")
     engine = CohortEngine(model, spec, make_task("causal-lm"), precision="fp64", token_budget=40)

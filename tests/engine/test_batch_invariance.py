@@ -104,7 +104,9 @@ def test_a_records_gradient_does_not_know_its_company(job: str, precision: str, 
 def test_a_clients_update_does_not_know_its_company(job: str, precision: str, batch: int) -> None:
     engine, vector, classes = _made(job, precision)
     rng = np.random.default_rng(batch)
-    local = LocalTraining("adamw", learning_rate=1e-3, batch_size=batch, epochs=1)  # magnifies what is rounded
+    local = LocalTraining(
+        optimizer="adamw", learning_rate=1e-3, batch_size=batch, epochs=1
+    )  # magnifies what is rounded
     ragged = [_records(rng, int(rng.integers(1, 10)), 30, classes) for _ in range(4)]
     alike = [_records(rng, 8, 25, classes, shortest=24) for _ in range(3)]  # share products
     clients = [*ragged, *alike]

@@ -16,9 +16,9 @@ from tests.cases.cohorts import ARCHITECTURES, build, clients, distance, fresh, 
 SIZES = (5, 0, 9, 1, 7)
 SEEDS = tuple(range(100, 105))
 OPTIMIZERS = {
-    "sgd": LocalTraining("sgd", learning_rate=0.1, batch_size=4, epochs=2, weight_decay=0.01),
-    "momentum": LocalTraining("momentum", learning_rate=0.05, batch_size=4, epochs=2, weight_decay=0.01),
-    "adamw": LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2, weight_decay=0.1),
+    "sgd": LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=4, epochs=2, weight_decay=0.01),
+    "momentum": LocalTraining(optimizer="momentum", learning_rate=0.05, batch_size=4, epochs=2, weight_decay=0.01),
+    "adamw": LocalTraining(optimizer="adamw", learning_rate=1e-3, batch_size=4, epochs=2, weight_decay=0.1),
 }
 
 
@@ -231,7 +231,7 @@ def test_adapters_that_cannot_be_stacked_train_sequentially_with_one_notice(chan
     vector = torch.cat([t.detach().reshape(-1) for t in engine._tensors.values()])
     cohort, local = clients((4, 6)), OPTIMIZERS["sgd"]
     before = engine.losses(vector, cohort)
-    updates = engine.train_all(vector, cohort, replace(local, epochs=8), (1, 2))
+    updates = engine.train_all(vector, cohort, local.but(epochs=8), (1, 2))
     assert updates.shape == (2, engine.layout.dim)
     for client in range(2):
         trained = engine.layout.with_trainable(vector, engine.layout.trainable(vector) + updates[client])

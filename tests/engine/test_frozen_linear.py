@@ -50,7 +50,7 @@ def test_bfloat16_updates_are_close_to_float32(precision, targets):
         model = BertForSequenceClassification(config).eval()
     spec, task = LoraSpec(4, 8.0, targets, heads=("classifier",)), SequenceClassification(3)
     vector = initial_adapter(adapter_layout(model, spec), model, 0)
-    cohort, local = clients((4, 6)), LocalTraining("sgd", learning_rate=0.1, batch_size=4)
+    cohort, local = clients((4, 6)), LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=4)
     exact = CohortEngine(fresh(model), spec, task, precision="fp32").train_all(vector, cohort, local, (1, 2))
     rough = CohortEngine(fresh(model), spec, task, precision=precision).train_all(vector, cohort, local, (1, 2))
     assert rough.dtype == torch.float32
@@ -124,7 +124,7 @@ def on_a_small_device(engine, tokens, monkeypatch):
 def test_running_out_of_memory_halves_the_token_budget_and_changes_nothing(monkeypatch):
     model, spec, task = build("bert")
     vector, cohort = start(model, spec), clients((5, 9, 3))
-    local = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
+    local = LocalTraining(optimizer="adamw", learning_rate=1e-3, batch_size=4, epochs=2)
     engine = CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=256)
     expected = engine.train_all(vector, cohort, local, (1, 2, 3))
     small = on_a_small_device(

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,12 @@ def test_a_node_prepares_its_records_once(
 def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
     records = [{**row, "patient": f"p{i // 2}"} for i, row in enumerate(rows(1, 6))]
     reading = ReadSettings(
-        "classification", 32, label_column="label", unit_column="patient", least_words=3, labels=("calm", "urgent")
+        task="classification",
+        max_length=32,
+        label_column="label",
+        unit_column="patient",
+        least_words=3,
+        labels=("calm", "urgent"),
     )
     path = write(tmp_path / "mine.jsonl", [*records, {"text": "too short", "label": "calm", "patient": "p9"}])
     own = open_own(path, reading, "random:bert", tmp_path / "own")
@@ -148,7 +152,9 @@ def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
 
 def test_records_of_nobody_are_not_one_unit(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label,patient\none,calm,p1\ntwo,urgent,\nthree,calm, \n")
-    reading = ReadSettings("classification", 32, label_column="label", unit_column="patient", labels=("calm", "urgent"))
+    reading = ReadSettings(
+        task="classification", max_length=32, label_column="label", unit_column="patient", labels=("calm", "urgent")
+    )
     with pytest.raises(ValueError, match="2 rows have no unit in column 'patient'"):
         open_own(f"csv:{tmp_path / 'mine.csv'}", reading, "random:bert", tmp_path / "own")
 
@@ -201,7 +207,7 @@ def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
     deployed: tuple[Assembly, Path], tmp_path: Path
 ) -> None:
     mine = write(tmp_path / "mine.jsonl", rows(1, 4))
-    text = replace(deployed[0].job, model="/etc/of-the-server", fingerprint=fingerprint("random:bert")).to_json()
+    text = deployed[0].job.but(model="/etc/of-the-server", fingerprint=fingerprint("random:bert")).to_json()
     assert Node.of({"data": mine, "model": "random:bert"}) == Node(mine, "", "random:bert")
     worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"))
     assert worker.job.model == "random:bert"
@@ -215,9 +221,9 @@ def test_a_job_that_some_records_would_make_raise_is_refused_whole(
     node, job = Node(write(tmp_path / "mine.jsonl", rows(1, 4)), str(tmp_path / "own")), deployed[0].job
     assert job.reading is not None
     for wrong, says in (
-        (replace(job, num_labels=job.num_labels - 1), "would be read for classification with"),
-        (replace(job, task="causal-lm", num_labels=0), "trains for causal-lm with 0 labels"),
-        (replace(job, reading=replace(job.reading, max_length=1000)), "max-length must be at most"),
+        (job.but(num_labels=job.num_labels - 1), "would be read for classification with"),
+        (job.but(task="causal-lm", num_labels=0), "trains for causal-lm with 0 labels"),
+        (job.but(reading=job.reading.but(max_length=1000)), "max-length must be at most"),
     ):
         with pytest.raises(ValueError, match=says):
             own_worker(wrong.to_json(), node)
@@ -251,7 +257,7 @@ def test_a_node_with_another_base_model_is_told(deployed: tuple[Assembly, Path],
     layer = slice(30 << 20, 31 << 20)  # a megabyte of one matrix, as a short training would change it
     weights[layer] = bytes(byte ^ 1 for byte in weights[layer])
     (copy / "model.safetensors").write_bytes(weights)
-    text = replace(deployed[0].job, model="minilm", fingerprint=fingerprint("minilm")).to_json()
+    text = deployed[0].job.but(model="minilm", fingerprint=fingerprint("minilm")).to_json()
     with pytest.raises(OtherModel, match="is not the server's"):
         own_worker(text, Node(mine, str(tmp_path / "own"), str(copy)))
 

@@ -20,7 +20,15 @@ from privacy.ledger.ledger import Ledger
 from strategies.messages.records import BadMessage
 from tests.cases.record_level import PRIVATE, engine, records, vector
 
-JOB = Job("random:bert", "classification", 2, "none", LoraSpec(2, 2.0, ("query",)), LocalTraining(), "", 0)
+JOB = Job(
+    model="random:bert",
+    task="classification",
+    num_labels=2,
+    spec=LoraSpec(2, 2.0, ("query",)),
+    local=LocalTraining(),
+    data="",
+    seed=0,
+)
 SILO = RecordLevelSettings(**PRIVATE | {"controller": "percentile", "controller_options": {"query-noise": 8.0}})
 
 
@@ -58,7 +66,7 @@ def test_the_controller_goes_on_where_the_last_round_left_it(tmp_path, made):
     assert thresholds[0] != thresholds[1]
 
 
-RISING = replace(SILO, controller="rise-reset", controller_options={"clip-norm": 0.1})
+RISING = SILO.but(controller="rise-reset", controller_options={"clip-norm": 0.1})
 
 
 @pytest.mark.parametrize("silo", [SILO, RISING], ids=["constant noise", "rising noise"])
@@ -82,21 +90,21 @@ def test_a_process_that_died_in_a_round_has_spent_its_steps(tmp_path, made, monk
 )
 def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, reason):
     take_part(request(1), records(), made, tmp_path / "silo")
-    reply = take_part(request(1, silo=replace(SILO, **change)), records(), made, tmp_path / "silo")
+    reply = take_part(request(1, silo=SILO.but(**change)), records(), made, tmp_path / "silo")
     assert reply.steps == 0
     assert f"other settings ({reason})" in reply.refused
 
 
 def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
-    void = replace(SILO, noise="insecure-zero", not_private="test")
+    void = SILO.but(noise="insecure-zero", not_private="test")
     for silo, terms, reason in (
         (SILO, OperatorLimits(epsilon=3.0), "an epsilon of at most 3"),
         (SILO, OperatorLimits(delta=1e-9), "a delta of at most 1e-09"),
         (SILO, OperatorLimits(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
-        (replace(SILO, unit="group:visit"), OperatorLimits(unit="group:patient_nbr"), "not group:visit"),
-        (replace(SILO, unit="group:visit"), OperatorLimits(), "for group:visit is asked for, but .* grouped by ''"),
+        (SILO.but(unit="group:visit"), OperatorLimits(unit="group:patient_nbr"), "not group:visit"),
+        (SILO.but(unit="group:visit"), OperatorLimits(), "for group:visit is asked for, but .* grouped by ''"),
         (
-            replace(SILO, controller="subprocess:Popen"),
+            SILO.but(controller="subprocess:Popen"),
             OperatorLimits(methods=("my:Own",)),
             "if its operator names them",
         ),
@@ -115,8 +123,8 @@ def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp
 
 def test_the_server_cannot_change_how_records_are_read(tmp_path):
     def asked(**changes):
-        reading = replace(ReadSettings("classification", 8, labels=("a", "b")), **changes)
-        return replace(request(1), job=replace(JOB, reading=reading).to_json())
+        reading = ReadSettings(task="classification", max_length=8, labels=("a", "b")).but(**changes)
+        return replace(request(1), job=JOB.but(reading=reading).to_json())
 
     assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
     assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
@@ -125,8 +133,7 @@ def test_the_server_cannot_change_how_records_are_read(tmp_path):
     grouped = asked(unit_column="patient")
     (tmp_path / "silo" / READING).unlink()
     assert (
-        refused_unread(replace(grouped, silo=replace(SILO, unit="group:patient")), OperatorLimits(), tmp_path / "silo")
-        == ""
+        refused_unread(replace(grouped, silo=SILO.but(unit="group:patient")), OperatorLimits(), tmp_path / "silo") == ""
     )
     assert "for first; unit changed" in refused_unread(
         grouped, OperatorLimits(), tmp_path / "silo"
@@ -158,7 +165,7 @@ def test_terms_come_from_the_nodes_settings():
     assert OperatorLimits.of({"data": "jsonl:x"}) == OperatorLimits(math.inf, 1.0, "")
     said = {"epsilon-limit": 2, "delta-limit": 1e-6, "privacy-unit": "group:patient_nbr"}
     assert OperatorLimits.of(said) == OperatorLimits(2.0, 1e-6, "group:patient_nbr")
-    assert OperatorLimits.of(said).refusal(replace(SILO, epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
+    assert OperatorLimits.of(said).refusal(SILO.but(epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
     limits = ({"epsilon-limit": "two"}, {"epsilon-limit": 0.0}, {"delta-limit": math.nan})
     for wrong in (*limits, {"privacy-unit": "group:"}, {"privacy-unit": "patient_nbr"}):
         with pytest.raises(BadMessage, match=next(iter(wrong))):

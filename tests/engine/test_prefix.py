@@ -14,7 +14,7 @@ from tests.cases.cohorts import build, clients, distance, fresh, start
 
 SIZES = (5, 0, 9, 4)
 SEEDS = (1, 2, 3, 4)
-LOCAL = LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2)
+LOCAL = LocalTraining(optimizer="adamw", learning_rate=1e-3, batch_size=4, epochs=2)
 TOKEN_BYTES = 32 * 8  # hidden size in float64
 
 

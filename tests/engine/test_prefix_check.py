@@ -74,7 +74,7 @@ def test_keeping_hidden_states_changes_nothing_on_any_architecture(name, targets
     vector = initial_adapter(layout, model, 0) + 0.1 * torch.randn(
         layout.size, generator=torch.Generator().manual_seed(2)
     )
-    cohort, local = clients((5, 3)), LocalTraining("sgd", learning_rate=0.1, batch_size=4)
+    cohort, local = clients((5, 3)), LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=4)
     plain, cached = (
         CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=200, prefix_memory=memory)
         for memory in (0, 2**20)

@@ -4,7 +4,6 @@ import pytest
 
 from client.data.records import Records
 from client.data.sources import Texts
-from client.data.spec import DataSpec
 from client.data.tokenise import BEFORE_SUMMARY, tokenise
 from client.generation import asked, summary_scores
 from client.models.base import load_tokenizer
@@ -13,8 +12,7 @@ TEXTS = Texts(["Ann: tea?\nBob: yes", "A much longer text about tea, and more of
 
 
 def records(max_length: int, tokenizer: str = "random:llama") -> Records:
-    spec = DataSpec(tokenizer, clients=1, task="summarisation", text_pair_column="x", max_length=max_length)
-    return tokenise(TEXTS, None, load_tokenizer(tokenizer), spec)[0]
+    return tokenise(TEXTS, None, load_tokenizer(tokenizer), "summarisation", max_length)[0]
 
 
 @pytest.mark.parametrize("name", ["random:llama", "lacquer-small"])

@@ -90,9 +90,9 @@ def test_a_part_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
 
 
 LOCALS = {
-    "sgd": LocalTraining("sgd", learning_rate=0.1, batch_size=4, epochs=2, weight_decay=0.01),
-    "momentum": LocalTraining("momentum", learning_rate=0.05, batch_size=4, epochs=2),
-    "adamw": LocalTraining("adamw", learning_rate=1e-3, batch_size=4, epochs=2, weight_decay=0.1),
+    "sgd": LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=4, epochs=2, weight_decay=0.01),
+    "momentum": LocalTraining(optimizer="momentum", learning_rate=0.05, batch_size=4, epochs=2),
+    "adamw": LocalTraining(optimizer="adamw", learning_rate=1e-3, batch_size=4, epochs=2, weight_decay=0.1),
 }
 
 

@@ -88,7 +88,6 @@ def request_of(assembly: Assembly, round: int, clients: np.ndarray, clip: ClipMa
         aggregation.part(adapters, round),
         clients,
         assembly.job.to_json(),
-        None,
         aggregation.client_ranks(adapters, clients),
     )
 

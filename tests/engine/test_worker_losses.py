@@ -1,7 +1,5 @@
 """Queries about losses are answered with the loss of the model as it was sent, whatever training made of it after."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -41,7 +39,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_the_mean_is_that_of_the_broadcast_models_losses(assembly: Assembly, sequential: bool) -> None:
-    worker = Worker(replace(assembly.job, sequential=sequential))
+    worker = Worker(assembly.job.but(sequential=sequential))
     clients = [worker.data.client(int(client)) for client in CLIENTS]
     start = assembly.start + 0.2 * torch.randn(len(assembly.start), generator=torch_generator(0, "start"))
     losses = worker.engine.losses(start, clients)

@@ -17,7 +17,6 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +41,7 @@ from simulations.benchmarks.harness.timing import cpu_seconds, one_thread, ratio
 
 BOUND, NOISE_MULTIPLIER = 0.1, 1.0
 PFL, PFL_AMP = "pfl-research", "pfl-research, autocast bf16"
-SGD = LocalTraining("sgd", learning_rate=0.05)
+SGD = LocalTraining(optimizer="sgd", learning_rate=0.05)
 
 
 class PflWorker:
@@ -187,10 +186,10 @@ def make_jobs(quick: bool, sst2: Path | None) -> list[tuple[jobs.Job, tuple[str,
         ("tiny, 20 x 64, batches of 10", 10): jobs.uniform_clients(max(2, tiny // 2), 20, 64),
     }
     made: list[tuple[jobs.Job, tuple[str, ...]]] = [
-        (jobs.Job(name, jobs.tiny, jobs.SPEC, cohort, replace(SGD, batch_size=size)), ("fp32",))
+        (jobs.Job(name, jobs.tiny, jobs.SPEC, cohort, SGD.but(batch_size=size)), ("fp32",))
         for (name, size), cohort in cohorts.items()
     ]
-    ragged, local = jobs.ragged_clients(large, sst2), replace(SGD, batch_size=10)
+    ragged, local = jobs.ragged_clients(large, sst2), SGD.but(batch_size=10)
     return [*made, (jobs.Job("MiniLM, ragged SST-2", jobs.minilm, jobs.SPEC, ragged, local), ("fp32", "bf16"))]
 
 

@@ -62,7 +62,7 @@ def kept_model(job: str) -> PeftModel:
 def train_one(model: PeftModel, job: Job, client: int, round: int) -> int:
     """Local training of one client; returns its number of records."""
     records = PreparedData.open(job.data).client(client)
-    pool, task = Pool([records]), SequenceClassification(job.num_labels, job.balance)
+    pool, task = Pool([records]), SequenceClassification(job.num_labels, job.local.balance)
     rows = job.local.batches(len(records), local_seed(job.seed, round, client))
     batches = (pool.batch(some, 0, torch.device("cpu")) for some in rows)
     jobs.run_steps(model, [p for p in model.parameters() if p.requires_grad], batches, task, job.local)

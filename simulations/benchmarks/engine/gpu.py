@@ -30,7 +30,7 @@ from simulations.benchmarks.engine import jobs
 from simulations.benchmarks.harness.results import say, say_ratios, write
 from simulations.benchmarks.harness.timing import one_thread, ratios
 
-LOCAL = LocalTraining("adamw", learning_rate=1e-4, batch_size=10)
+LOCAL = LocalTraining(optimizer="adamw", learning_rate=1e-4, batch_size=10)
 ENGINE, PEFT, PRIVATE = "engine", "plain PEFT", "engine, record-level"
 
 

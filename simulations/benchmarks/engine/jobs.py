@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 TASK = SequenceClassification(2)
 SPEC = LoraSpec(8, 16.0, ("query", "value"), heads=("classifier",))
 LLAMA_SPEC = LoraSpec(8, 16.0, ("q_proj", "v_proj"))
-ADAMW = LocalTraining("adamw", learning_rate=1e-3, batch_size=10)
+ADAMW = LocalTraining(optimizer="adamw", learning_rate=1e-3, batch_size=10)
 BOUND, NOISE_MULTIPLIER, RATE = 0.1, 1.0, 0.05
 """Of a step of DP-SGD."""
 
@@ -150,7 +150,7 @@ def engine_training(job: Job, engine: CohortEngine) -> Callable[[], Tensor]:
 def one_step(job: Job) -> Job:
     """All records of a client in one step of SGD."""
     largest = max(len(records) for records in job.clients)
-    return replace(job, local=replace(job.local, optimizer="sgd", learning_rate=RATE, batch_size=largest))
+    return replace(job, local=job.local.but(optimizer="sgd", learning_rate=RATE, batch_size=largest))
 
 
 def private_step(job: Job, engine: CohortEngine, noise_multiplier: float = NOISE_MULTIPLIER) -> Callable[[], Tensor]:

@@ -183,10 +183,17 @@ def build_step(name: str, variant: str, folder: Path) -> Callable[[], object]:
     by_hooks = variant == STEP_BY_HOOKS
     engine: Any = OpacusEngine(model, spec, task) if by_hooks else CohortEngine(model, spec, task, precision="fp32")
     if variant == WITHOUT:
-        local = LocalTraining("sgd", learning_rate=0.01, batch_size=len(records))
+        local = LocalTraining(optimizer="sgd", learning_rate=0.01, batch_size=len(records))
         return lambda: engine.train_all(start, [records], local, [0])
     settings = RecordLevelSettings(
-        "record", 200, len(records), 100.0, 1e-5, controller_options={"clip-norm": 0.1}, optimizer="fedadam"
+        unit="record",
+        steps=200,
+        batch_size=len(records),
+        epsilon=100.0,
+        delta=1e-5,
+        controller="fixed",
+        controller_options={"clip-norm": 0.1},
+        optimizer="fedadam",
     )
     index = UnitIndex.of(records, grouped=False)
     commitment, multipliers = commit(settings, len(index))

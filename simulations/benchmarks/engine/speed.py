@@ -57,7 +57,7 @@ def tiny_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
     """Two layers, width 64; 4 x 16 and 10 x 64 records x tokens a step, two steps."""
     rows = []
     for records, tokens in ((4, 16), (10, 64)):
-        local = replace(jobs.ADAMW, batch_size=records)
+        local = jobs.ADAMW.but(batch_size=records)
         cohort = jobs.uniform_clients(clients, 2 * records, tokens)
         job = jobs.Job(f"tiny, {records} x {tokens}", jobs.tiny, jobs.SPEC, cohort, local)
         rows += compare(job, {"engine": engine(job, "fp32")}, rounds)

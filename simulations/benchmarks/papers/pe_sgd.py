@@ -207,7 +207,12 @@ class Seed:
         self.base_loss = bench.engine.evaluate(bench.adapter, self.test).loss
         self.synthesiser = bench.synthesiser(self.seed)
         self.texts = self.synthesiser.initial(bench.adapter)
-        local = LocalTraining("adamw", chosen.warm_start_learning_rate, batch_size=8, epochs=chosen.warm_start_epochs)
+        local = LocalTraining(
+            optimizer="adamw",
+            learning_rate=chosen.warm_start_learning_rate,
+            batch_size=8,
+            epochs=chosen.warm_start_epochs,
+        )
         layout = bench.engine.layout
         moved = bench.engine.train_all(bench.adapter, [self.texts], local, [self.seed])[0]
         self.start = layout.with_trainable(bench.adapter, layout.trainable(bench.adapter) + moved.float())
@@ -225,6 +230,7 @@ class Seed:
             batch_size=chosen.batch,
             epsilon=chosen.epsilon,
             delta=chosen.delta,
+            controller="fixed",
             controller_options={"clip-norm": embedded if method == "GEP" else whole},
             optimizer="fedadamw",
             optimizer_options={"learning-rate": rate, "bias-correction": False, "beta2": 0.999, "weight-decay": 0.01},

@@ -7,7 +7,8 @@ import pytest
 
 from client.data.labels import class_ids, class_names, missing
 from client.data.local import label_ids
-from client.data.sources import Columns, read
+from client.data.sources import read
+from client.data.spec import Reading
 
 
 def test_classes_are_numbered_in_sorted_order():
@@ -62,7 +63,7 @@ def _read(folder, kind, name, labels):
             frame.to_parquet(path)
         case _:
             path.write_text("".join(json.dumps(row) + "\n" for row in frame.to_dict("records")))
-    return read(f"{kind}:{path}", Columns(text="text", label="label")).labels
+    return read(f"{kind}:{path}", Reading(text_column="text", label_column="label")).labels
 
 
 FORMATS = ("csv", "parquet", "jsonl")

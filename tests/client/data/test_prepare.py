@@ -1,6 +1,5 @@
 """Prepared data: what goes in comes out, parts never meet, the cache is safe to share."""
 
-import dataclasses
 import inspect
 import multiprocessing
 import os
@@ -70,7 +69,7 @@ def test_second_call_opens_and_other_settings_build_anew(spec):
     assert prepare(spec).folder == first.folder
     assert (first.folder / "meta.json").stat().st_mtime_ns == stamp
     for change in ({"seed": 6}, {"max_length": 64}, {"clients": 11}, {"dirichlet_alpha": 2.0}):
-        assert prepare(dataclasses.replace(spec, **change)).folder != first.folder
+        assert prepare(spec.but(**change)).folder != first.folder
     assert [entry.name for entry in first.folder.parent.iterdir() if entry.name.startswith(".")] == []
 
 
@@ -86,7 +85,7 @@ def test_changed_generator_does_not_find_the_old_data(spec, monkeypatch):
 
 
 def test_two_processes_may_build_at_once(spec):
-    spec = dataclasses.replace(spec, partition="iid", records_per_client=40)
+    spec = spec.but(partition="iid", records_per_client=40)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
 
@@ -146,7 +145,7 @@ def table(tmp_path):
 
 def _file_spec(spec, table, **change):
     settings = {"source": f"parquet:{table / 'train.parquet'}", "text_column": "words", "label_column": "y", **change}
-    return dataclasses.replace(spec, **settings)
+    return spec.but(**settings)
 
 
 def test_carved_parts_never_meet(spec, table):
@@ -237,7 +236,7 @@ def test_language_model_data_has_no_labels_and_ends_every_record(spec, table):
 
 def test_the_name_does_not_depend_on_what_the_process_prepared_before(spec):
     first = prepare(spec).folder
-    prepare(dataclasses.replace(spec, max_length=9))  # leaves its truncation in the tokenizer, which is kept
+    prepare(spec.but(max_length=9))  # leaves its truncation in the tokenizer, which is kept
     assert prepare(spec).folder == first
 
 
@@ -267,7 +266,7 @@ def test_a_pair_is_known_by_both_its_texts(spec, table):
 
 
 def test_a_million_overlapping_clients_for_speed_tests(spec):
-    data = prepare(dataclasses.replace(spec, partition="repeated", clients=1_000_000, records_per_client=2))
+    data = prepare(spec.but(partition="repeated", clients=1_000_000, records_per_client=2))
     assert data.num_clients == 1_000_000
     assert len(data.train) == 2000
     assert len(data.client(999_999)) == 2
@@ -276,10 +275,10 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clients": 0}, "clients must be an integer >= 1, got 0"),
-        ({"dirichlet_alpha": 0.0}, "dirichlet_alpha must be > 0"),
-        ({"max_length": 3}, "max_length must be an integer >= 4"),
-        ({"partition": "shards"}, "partition must be one of"),
+        ({"clients": 0}, "clients = 0: .* greater than or equal to 1"),
+        ({"dirichlet_alpha": 0.0}, "dirichlet_alpha = 0.0: .* greater than 0"),
+        ({"max_length": 3}, "max_length = 3: .* greater than or equal to 4"),
+        ({"partition": "shards"}, "partition = .shards.: .* or .repeated."),
         ({"label_column": ""}, r"data\.label-column must be set"),
         ({"label_column": "text"}, r"data\.label-column = 'text' is a column of texts; name that of the labels"),
         ({"source": "csv:x.csv", "partition": "natural"}, r"needs data\.client-column"),
@@ -291,7 +290,7 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
 )
 def test_bad_settings_are_refused(spec, change, message):
     with pytest.raises(ValueError, match=message):
-        prepare(dataclasses.replace(spec, **change))
+        prepare(spec.but(**change))
 
 
 def test_a_label_that_only_the_test_file_has_is_a_fault_of_the_test_file(spec, table):

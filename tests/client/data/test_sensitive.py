@@ -15,10 +15,10 @@ from spacy.tokens import Doc
 
 from client.data import sensitive
 from client.data.canaries import Canaries
-from client.data.prepare import prepare
-from client.data.sensitive import PresidioDetector, Sensitive, SpacyDetector, make_detector, redact, words
+from client.data.prepare import check, prepare
+from client.data.sensitive import PresidioDetector, SpacyDetector, make_detector, redact, words
 from client.data.sources import Texts
-from client.data.spec import DataSpec
+from client.data.spec import DataSettings, DataSpec
 from client.engine.cohort import CohortEngine
 from client.models.base import load_base, load_tokenizer
 from client.models.lora import LoraSpec, initial_adapter
@@ -138,11 +138,9 @@ def test_a_detector_that_is_not_used_is_called_by_its_name_too(use: str, monkeyp
     monkeypatch.setattr("importlib.import_module", _not_installed)  # which of them are installed does not matter here
     for wrong, message in WRONG_DETECTORS.items():
         with pytest.raises(ValueError, match=message):
-            Sensitive(use, wrong)
-        with pytest.raises(ValueError, match=message):
-            spec("x", "cache", sensitive=use, detector=wrong).check()
+            check(spec("x", "cache", sensitive=use, detector=wrong))
     for right in (*TIERS, "presidio", "regex", "regex:-number", "regex:-number,-identifier"):
-        assert Sensitive(use, right).detector == right
+        check(spec("x", "cache", sensitive=use, detector=right))
 
 
 def test_detectors_are_chosen_by_name() -> None:
@@ -164,7 +162,7 @@ def source(tmp_path_factory) -> str:
 
 def spec(source: str, cache, **settings: object) -> DataSpec:
     fixed = {"task": "causal-lm", "partition": "iid", "validation_records": 4, "test_records": 4, "clients": 2}
-    return DataSpec(**{"tokenizer": "random:llama", "source": source, "cache": str(cache), **fixed, **settings})
+    return DataSpec.of(**{"tokenizer": "random:llama", "source": source, "cache": str(cache), **fixed, **settings})
 
 
 def test_weights_go_with_the_training_tokens_and_leave_them_alone(source: str, tmp_path) -> None:
@@ -220,16 +218,16 @@ def test_redaction_masks_the_training_texts_only_and_the_canaries_in_them(source
 
 def test_what_cannot_work_is_refused(source: str, tmp_path) -> None:
     wrong = {
-        "data_sensitive must be one of": {"sensitive": "both"},
+        "sensitive = 'both': .* or 'redaction'": {"sensitive": "both"},
         "must be 'causal-lm'": {"sensitive": "weights", "task": "classification", "label_column": "label"},
         "data.text-pair-column must be empty": {"sensitive": "redaction", "text_pair_column": "text"},
-        "other_weight must be in": {"sensitive": "weights", "other_weight": 0.0},
+        "other_weight = 0.0: .* greater than 0": {"sensitive": "weights", "other_weight": 0.0},
     }
     for message, settings in wrong.items():
         with pytest.raises(ValueError, match=message):
             prepare(spec(source, tmp_path, **settings))
     unchanged = Texts(["Ann"])
-    assert redact(unchanged, Sensitive()) is unchanged
+    assert redact(unchanged, DataSettings()) is unchanged
 
 
 def test_gradients_of_weighted_records_are_those_of_their_weighted_losses(source: str, tmp_path) -> None:

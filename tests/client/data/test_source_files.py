@@ -6,9 +6,10 @@ import pyarrow.parquet
 import pytest
 
 from client.data import sources
-from client.data.sources import Columns, read
+from client.data.sources import read
+from client.data.spec import Reading
 
-COLUMNS = Columns(text="text", label="label", unit="unit")
+COLUMNS = Reading(text_column="text", label_column="label", unit_column="unit")
 
 
 def _write(folder, content, name="d.csv"):
@@ -27,7 +28,7 @@ def test_blank_ids_of_a_csv_file_are_missing(tmp_path, blank):
 def test_blank_ids_of_a_parquet_file_are_missing(tmp_path, ids):
     pandas.DataFrame({"text": ["a", "b", "c"], "who": ids}).to_parquet(tmp_path / "d.parquet")
     with pytest.raises(ValueError, match=r"rows have no client in column 'who'"):
-        read(f"parquet:{tmp_path / 'd.parquet'}", Columns(text="text", client="who"))
+        read(f"parquet:{tmp_path / 'd.parquet'}", Reading(text_column="text", client_column="who", label_column=""))
 
 
 def test_ids_of_a_csv_file_are_text(tmp_path):
@@ -68,10 +69,10 @@ def test_columns_of_one_name_that_nobody_reads_do_no_harm(tmp_path):
     for names in (["text", "more", "more"], ["text", "text", "more"]):
         pyarrow.parquet.write_table(pyarrow.table([["x"], ["y"], ["z"]], names=names), path)
         if names.count("text") == 1:
-            assert read(f"parquet:{path}", Columns(text="text")).texts == ["x"]
+            assert read(f"parquet:{path}", Reading(text_column="text", label_column="")).texts == ["x"]
         else:
             with pytest.raises(ValueError, match=r"2 columns are called 'text' \(data\.text-column\)"):
-                read(f"parquet:{path}", Columns(text="text"))
+                read(f"parquet:{path}", Reading(text_column="text", label_column=""))
 
 
 def test_a_cell_of_megabytes_is_read(tmp_path):
@@ -79,7 +80,7 @@ def test_a_cell_of_megabytes_is_read(tmp_path):
     records = read(_write(tmp_path, f"text,label,unit\nx,a,p\n{long},b,q\ny,a,r\n"), COLUMNS)
     assert [len(text) for text in records.texts] == [1, len(long), 1]
     (tmp_path / "d.jsonl").write_text(f'{{"text": "x"}}\n{{"text": "{long}"}}\n')
-    assert len(read(f"jsonl:{tmp_path / 'd.jsonl'}", Columns(text="text"))) == 2
+    assert len(read(f"jsonl:{tmp_path / 'd.jsonl'}", Reading(text_column="text", label_column=""))) == 2
 
 
 @pytest.mark.parametrize(

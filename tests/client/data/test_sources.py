@@ -5,7 +5,8 @@ import json
 import pandas
 import pytest
 
-from client.data.sources import Columns, fingerprint, read
+from client.data.sources import fingerprint, read
+from client.data.spec import Reading
 
 ROWS = {
     "sentence": ["good, film", "bad\nfilm", "  ", "it's fine", None],
@@ -13,7 +14,7 @@ ROWS = {
     "label": [1, 0, 1, 1, 0],
     "author": ["x", "y", "x", "y", "x"],
 }
-COLUMNS = Columns(text="sentence", label="label", client="author")
+COLUMNS = Reading(text_column="sentence", label_column="label", client_column="author")
 
 
 @pytest.fixture
@@ -43,7 +44,9 @@ def test_every_format_reads_the_same_records(files, kind, name):
 
 
 def test_pairs_and_selection(files):
-    records = read(f"parquet:{files / 'd.parquet'}", Columns(text="other", pair="sentence"))
+    records = read(
+        f"parquet:{files / 'd.parquet'}", Reading(text_column="other", text_pair_column="sentence", label_column="")
+    )
     assert records.pairs == ["good, film", "bad\nfilm", "it's fine"]
     chosen = records.select([2, 0])
     assert (chosen.texts, chosen.pairs) == (["d", "a"], ["it's fine", "good, film"])
@@ -52,9 +55,13 @@ def test_pairs_and_selection(files):
 
 def test_a_text_of_few_words_may_be_left_out(files):
     source = f"parquet:{files / 'd.parquet'}"
-    assert read(source, Columns(text="sentence", least_words=2)).texts == ["good, film", "bad\nfilm", "it's fine"]
+    assert read(source, Reading(text_column="sentence", least_words=2, label_column="")).texts == [
+        "good, film",
+        "bad\nfilm",
+        "it's fine",
+    ]
     with pytest.raises(ValueError, match=r"no text has 3 words \(data.least-words\)"):
-        read(source, Columns(text="sentence", least_words=3))
+        read(source, Reading(text_column="sentence", least_words=3, label_column=""))
 
 
 def test_fingerprint_follows_the_content(files):
@@ -68,11 +75,11 @@ def test_absent_column_lists_the_columns_and_the_nearest(files):
     with pytest.raises(
         ValueError, match=r"no column 'sentense' \(data\.text-column\); it has sentence, other, .*'sentence'\?"
     ):
-        read(f"csv:{files / 'd.csv'}", Columns(text="sentense"))
+        read(f"csv:{files / 'd.csv'}", Reading(text_column="sentense", label_column=""))
     with pytest.raises(ValueError, match=r"no column 'target' \(data\.label-column\)"):
-        read(f"csv:{files / 'd.csv'}", Columns(text="sentence", label="target"))
+        read(f"csv:{files / 'd.csv'}", Reading(text_column="sentence", label_column="target"))
     with pytest.raises(ValueError, match=r"'label' holds int64, not text; columns of text: sentence, other, author"):
-        read(f"parquet:{files / 'd.parquet'}", Columns(text="label"))
+        read(f"parquet:{files / 'd.parquet'}", Reading(text_column="label", label_column=""))
 
 
 def test_missing_broken_and_empty_files_are_refused(files):
@@ -98,7 +105,10 @@ def test_missing_broken_and_empty_files_are_refused(files):
 def test_rows_without_client_are_refused(files):
     pandas.DataFrame({"sentence": ["a", "b"], "author": ["x", None]}).to_parquet(files / "orphans.parquet")
     with pytest.raises(ValueError, match="1 rows have no client in column 'author'"):
-        read(f"parquet:{files / 'orphans.parquet'}", Columns(text="sentence", client="author"))
+        read(
+            f"parquet:{files / 'orphans.parquet'}",
+            Reading(text_column="sentence", client_column="author", label_column=""),
+        )
 
 
 def test_hub_out_of_reach_names_the_other_sources():

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from client.settings import Options
 from server.config.load import ConfigError, flatten, known_keys, load, parse, unflatten
 from server.config.methods import methods
 from server.config.schema import RunConfig
-from server.config.tables import Options
 
 
 def refusal(table: dict[str, Any]) -> str:
