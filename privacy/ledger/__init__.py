@@ -1,1 +1,10 @@
-"""What a run has spent: charged durably before noise is drawn, and stated afterwards."""
+"""What a run has spent: charged durably before noise is drawn (``ledger``), and stated afterwards (``statement``).
+
+``journal`` is the file, ``budget`` the rules of floor and filter mode.
+"""
+
+from privacy.ledger.journal import Journal
+from privacy.ledger.ledger import Charge, Ledger, Receipt
+from privacy.ledger.statement import privacy_statement, sentence
+
+__all__ = ["Charge", "Journal", "Ledger", "Receipt", "privacy_statement", "sentence"]

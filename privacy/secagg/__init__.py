@@ -21,3 +21,27 @@ unmask       one share of every party: of the seed if    enough parties signed t
 ``party.py`` is a party, ``aggregator.py`` the server; both are plain functions of values, without a network. Masks come
 from ChaCha20, keys from X25519 and HKDF, signatures are Ed25519, shares are sealed with ChaCha20-Poly1305.
 """
+
+from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
+from privacy.secagg.federation import Federation, load_identity, save_identity
+from privacy.secagg.keys import fresh_identity, public_identity
+from privacy.secagg.party import PartyState, Refused, accept, begin, confirm, masked, reveal, share
+
+__all__ = [
+    "Aggregator",
+    "BadPart",
+    "Federation",
+    "NotOpened",
+    "PartyState",
+    "Refused",
+    "accept",
+    "begin",
+    "confirm",
+    "fresh_identity",
+    "load_identity",
+    "masked",
+    "public_identity",
+    "reveal",
+    "save_identity",
+    "share",
+]

@@ -1,1 +1,34 @@
-"""Sensitive spans of texts: who finds them, and what is done about them."""
+"""Which words of a text are sensitive (``detectors``), and what is done with them (``treatments``).
+
+Public functions of one text at a time, applied before a record is a record: no guarantee of the ledger leans on them.
+"""
+
+from privacy.sensitive_text.detectors import (
+    STOP_WORDS,
+    TIERS,
+    Detector,
+    PatternDetector,
+    Span,
+    Tier,
+    Word,
+    tier_spans,
+    without_overlap,
+)
+from privacy.sensitive_text.treatments import TYPED, Mask, TokenWeights, other_weight, redacted
+
+__all__ = [
+    "STOP_WORDS",
+    "TIERS",
+    "TYPED",
+    "Detector",
+    "Mask",
+    "PatternDetector",
+    "Span",
+    "Tier",
+    "TokenWeights",
+    "Word",
+    "other_weight",
+    "redacted",
+    "tier_spans",
+    "without_overlap",
+]
