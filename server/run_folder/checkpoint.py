@@ -14,6 +14,7 @@ one. The ledger's head is in it, so that a ledger restored from an older backup 
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +42,26 @@ class Times:
     run: float = 0.0
     round: float = 0.0
     processor: float = 0.0
+
+
+class Stopwatch:
+    """Time that a run, or a phase of it, has taken: since this was made, and before it was interrupted.
+
+    Attributes:
+        before: what it had taken when it was interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.before = Times()
+        self._started = time.monotonic(), time.process_time()
+
+    def taken(self) -> Times:
+        """Up to now."""
+        wall, processor = self._started
+        return Times(
+            run=self.before.run + time.monotonic() - wall,
+            processor=self.before.processor + time.process_time() - processor,
+        )
 
 
 @dataclass(frozen=True)

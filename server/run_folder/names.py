@@ -15,8 +15,10 @@ DATA_FILE = "data.digest"
 ADAPTER_FOLDER = "adapter"
 PRIVACY_FILE = "privacy.json"
 RESULTS_FILE = "results.json"
-RECIPE_FILE = "recipe.toml"
+PHASES_FILE = "recipe.toml"
 """In the run folder: the recipe with all its settings."""
+STAMP_FILE = "NOT-PRIVATE.txt"
+"""In the run folder and beside the adapter, wherever there is no guarantee."""
 
 
 def new_run_folder(config: RunConfig) -> Path:

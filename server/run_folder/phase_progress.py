@@ -1,4 +1,4 @@
-"""How far a recipe's run has come: the adapter behind every phase, and a checkpoint inside a private one.
+"""How far a run in phases has come: the adapter behind every phase, and a checkpoint inside a private one.
 
     phases/2/done.safetensors    the adapter behind the second phase, and in its header what PhaseResult tells
     phases/2/checkpoint/         inside it, after every release
@@ -10,9 +10,7 @@ with the committed step that was meant for it, whatever its noise.
 """
 
 import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from client.record_level.dp_sgd import PrivateSgd
 from privacy import durable
 from privacy.errors import CorruptRun
-from privacy.ledger.ledger import Ledger
+from privacy.ledger.ledger import Charge, Ledger
 from privacy.randomness.sampling import CohortSampler
-from server.run_folder.checkpoint import (
-    Checkpoint,
-    Times,
-    checkpoint_folder,
-    ledger_head,
-    load_checkpoint,
-    save_checkpoint,
-)
+from server.run_folder.checkpoint import ledger_head
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, SAMPLING_SECRET
 
@@ -62,26 +52,6 @@ class PhaseResult:
 
 
 _DONE = "done.safetensors"
-
-
-class Watch:
-    """Time taken by a phase: since this was made, and before.
-
-    Attributes:
-        before: what it had taken when it was broken off.
-    """
-
-    def __init__(self) -> None:
-        self.before = Times()
-        self._started = time.monotonic(), time.process_time()
-
-    def times(self) -> Times:
-        """So far."""
-        wall, processor = self._started
-        return Times(
-            run=self.before.run + time.monotonic() - wall,
-            processor=self.before.processor + time.process_time() - processor,
-        )
 
 
 class PhaseFolder:
@@ -131,36 +101,6 @@ class PhaseFolder:
         sampler.save(secret)
         return sampler
 
-    def save(self, training: PrivateSgd, taken: Times) -> None:
-        """Keep the release just made."""
-        save_checkpoint(self.path, Checkpoint.after(training.state, training.release, training.ledger.head, taken))
-
-    def go_on(self, training: PrivateSgd, charged: int, observe: Callable[[], None]) -> Times:
-        """Bring `training`, which has begun, to where the phase stood; the time it had taken.
-
-        Args:
-            training: as :meth:`client.record_level.dp_sgd.PrivateSgd.begin` leaves it.
-            charged: releases of this phase that the ledger holds.
-            observe: tells the controller of the release of the checkpoint.
-
-        Raises:
-            CannotResume: the release was lost that the phase's controller starts from.
-        """
-        first, taken = training.state.round, Times()
-        if checkpoint_folder(self.path) is not None:
-            checkpoint = load_checkpoint(self.path, training.state)
-            training.restore(checkpoint.state, checkpoint.update, checkpoint.answers)
-            observe()
-            taken = checkpoint.taken
-        lost = charged - (training.state.round - first)
-        if lost and training.state.round < 0:
-            raise CannotResume(
-                f"the run was broken off in the first release of phase {self.path.name}, which its controller starts "
-                "from and which is spent; start a new run (which spends a budget of its own)"
-            )
-        training.state = replace(training.state, round=training.state.round + lost)
-        return taken
-
 
 def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
     """The ledger of a recipe's run, verified and held; None if the run has none (yet).
@@ -179,3 +119,12 @@ def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
         return Ledger.open(path, next((head for head in heads if head is not None), None))
     except BlockingIOError:
         raise CannotResume(f"{run_folder} is still running: a process holds its ledger; stop that one first") from None
+
+
+def charges_of(run_folder: Path) -> tuple[Charge, ...]:
+    """What the run has been charged for so far."""
+    path = run_folder / LEDGER_FILE
+    if not path.is_file():
+        return ()
+    with Ledger.open(path, read_only=True) as ledger:
+        return ledger.charges

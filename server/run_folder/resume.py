@@ -26,7 +26,15 @@ from server.config.load import ConfigError, flatten, load, parse
 from server.config.schema import RunConfig
 from server.run_folder.checkpoint import checkpoint_folder, ledger_head
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import CONFIG_FILE, DATA_FILE, LEDGER_FILE, ORIGIN_FILE, SAMPLING_SECRET
+from server.run_folder.names import (
+    CONFIG_FILE,
+    DATA_FILE,
+    LEDGER_FILE,
+    ORIGIN_FILE,
+    PHASES_FILE,
+    RESULTS_FILE,
+    SAMPLING_SECRET,
+)
 from server.run_folder.progress import FILE as SILOS_FILE
 from server.run_folder.progress import owned
 from server.run_folder.provenance import code_version, differences
@@ -147,7 +155,7 @@ def claim(run_folder: Path) -> Ledger:
         CannotResume: the run has ended, another process holds the ledger, or there is none.
         CorruptRun: the ledger was tampered with or rolled back.
     """
-    _refuse_ended(run_folder)
+    refuse_ended(run_folder)
     path = run_folder / LEDGER_FILE
     if not path.is_file():
         raise CannotResume(
@@ -159,13 +167,16 @@ def claim(run_folder: Path) -> Ledger:
         raise CannotResume(f"{run_folder} is still running: a process holds its ledger; stop that one first") from None
 
 
-def _refuse_ended(run_folder: Path) -> None:
+def refuse_ended(run_folder: Path) -> None:
+    """CannotResume if the run has ended."""
+    if (run_folder / RESULTS_FILE).is_file():
+        raise CannotResume(f"{run_folder} has ended; there is nothing to go on with")
     status = read_status(run_folder)
     if status is not None and status.state in ENDED:
         raise CannotResume(f"{run_folder} has ended ({status.state}: {status.message}); there is nothing to go on with")
 
 
-def check_resumable(run_folder: Path, *, other_code: bool = False) -> RunConfig:
+def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Tables = ()) -> RunConfig:
     """All that can be checked before anything starts; the run's settings.
 
     Raises:
@@ -173,6 +184,12 @@ def check_resumable(run_folder: Path, *, other_code: bool = False) -> RunConfig:
     """
     if not (run_folder / CONFIG_FILE).is_file():
         raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
+    if (run_folder / PHASES_FILE).is_file():
+        with owned(run_folder):
+            refuse_ended(run_folder)
+        config = load(run_folder / CONFIG_FILE)
+        check_origin(run_folder, config, other_code=other_code, phases=phases)
+        return config
     config = load(run_folder / CONFIG_FILE)
     if config.privacy.unit != "client" and not config.alone:
         with owned(run_folder):
@@ -194,7 +211,7 @@ def check_silos(run_folder: Path, *, resume: bool) -> None:
     """
     began = (run_folder / SILOS_FILE).is_file()
     if resume:
-        _refuse_ended(run_folder)
+        refuse_ended(run_folder)
         if not began:
             raise CannotResume(f"{run_folder} was broken off before its silos were asked for anything; start it anew")
     elif began:

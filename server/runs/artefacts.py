@@ -1,84 +1,113 @@
-"""What a finished run leaves behind: the adapter as PEFT files, its card, privacy.json, results.json."""
+"""What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, results.json.
+
+One writer for every kind of run. results.json comes last: with it everything is there.
+"""
 
 import json
 import pprint
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from client.data.spec import PreparedData
-from client.models.frozen_linear import batch_invariance_note
-from client.models.lora import save_peft
+from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
-from privacy.ledger.ledger import Ledger
-from privacy.ledger.statement import privacy_statement
 from server.config.schema import RunConfig
 from server.evaluation.rouge import rouge_terms, rouge_text
-from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE
-from server.runs.assembly import Assembly
-from strategies.private_training import ServerState
+from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
+from strategies.adapter.layout import AdapterLayout
+
+
+class Final(NamedTuple):
+    """An adapter on the base model as it was loaded: full vector, its layout, its specification."""
+
+    vector: Tensor
+    layout: AdapterLayout
+    spec: LoraSpec
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """Utility of the served adapter on public data, and how the run went.
+class Outcome:
+    """Utility of the final adapter on public data, and how the run went.
 
     Attributes:
-        validation: on the public validation records (those a warm start did not use).
+        adapter: to be saved.
+        validation: on the public validation records that nothing was trained on.
         test: on the test set, which is used for nothing else.
-        rounds_done: rounds released.
+        data: of the run.
+        rounds_done: released.
         seconds: wall time from configuration to here.
         stopped: why the run ended before its last round, or None.
+        dimension: trained values, the most of any round.
         rouge: what :func:`server.evaluation.rouge.adapter_rouge` found.
+        note: a sentence for the card.
+        further: results of this kind of run alone.
     """
 
+    adapter: Final
     validation: Metrics
     test: Metrics
+    data: PreparedData
     rounds_done: int
     seconds: float
     stopped: str | None
+    dimension: int
     rouge: Mapping[str, Any]
+    note: str = ""
+    further: Mapping[str, Any] = field(default_factory=dict)
 
 
-def write_artefacts(
-    folder: Path,
-    assembly: Assembly,
-    state: ServerState,
-    ledger: Ledger,
-    result: RunResult,
-    *,
-    trust_model: str | None = None,
-    not_covered: Sequence[str] | None = None,
-) -> None:
-    """Write adapter/, privacy.json and results.json into the run folder."""
-    further = batch_invariance_note(assembly.config.engine.precision)
-    statement = privacy_statement(ledger, trust_model=trust_model, not_covered=not_covered, further=further)
-    (folder / PRIVACY_FILE).write_text(json.dumps(statement, indent=2) + "\n")
-    results = {
-        **perplexities(result.validation, result.test),
-        **result.rouge,
-        "test_accuracy": result.test.accuracy,
-        "test_loss": result.test.loss,
-        "test_records": result.test.count,
-        "validation_accuracy": result.validation.accuracy,
-        "validation_loss": result.validation.loss,
-        "validation_records": result.validation.count,
-        "majority_accuracy": majority_accuracy(assembly.data),
-        "seconds": result.seconds,
-        "rounds_done": result.rounds_done,
-        "stopped": result.stopped,
-        "dimension": max(map(sum, assembly.setting.layouts)),
-        "model": assembly.config.model.name,
-        "label_names": list(assembly.data.label_names),
-        "not_private": ledger.not_private,
-    }
-    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
-    save_peft(folder / ADAPTER_FOLDER, state.served, assembly.layout, assembly.spec, base=assembly.config.model.name)
-    card = _card(assembly, statement["sentence"], result)
+def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement: Mapping[str, Any]) -> None:
+    """Write privacy.json, adapter/ and results.json into the run folder.
+
+    Args:
+        folder: of the run.
+        config: resolved.
+        outcome: what it came to.
+        statement: what it guarantees, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder
+            that holds an adapter says so.
+    """
+    _write_json(folder / PRIVACY_FILE, statement)
+    final, model, names = outcome.adapter, config.model.name, outcome.data.label_names
+    save_peft(folder / ADAPTER_FOLDER, final.vector, final.layout, final.spec, base=model)
+    card = _card(config, str(statement["sentence"]), outcome)
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
+    stamp(statement, folder / ADAPTER_FOLDER)
+    results = {
+        **perplexities(outcome.validation, outcome.test),
+        **outcome.rouge,
+        "test_accuracy": outcome.test.accuracy,
+        "test_loss": outcome.test.loss,
+        "test_records": outcome.test.count,
+        "validation_accuracy": outcome.validation.accuracy,
+        "validation_loss": outcome.validation.loss,
+        "validation_records": outcome.validation.count,
+        "majority_accuracy": majority_accuracy(outcome.data),
+        "seconds": outcome.seconds,
+        "rounds_done": outcome.rounds_done,
+        "stopped": outcome.stopped,
+        "dimension": outcome.dimension,
+        "model": model,
+        "label_names": list(names),
+        "not_private": statement["not_private"],
+        **outcome.further,
+    }
+    _write_json(folder / RESULTS_FILE, results)
+
+
+def stamp(statement: Mapping[str, Any], *folders: Path) -> None:
+    """Where there is no guarantee, every folder that holds an adapter says so."""
+    if statement["not_private"] is not None:
+        for folder in folders:
+            (folder / STAMP_FILE).write_text(f"{statement['sentence']}\n", encoding="utf-8")
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
 
 
 def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
@@ -88,7 +117,7 @@ def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
     return {"test_perplexity": test.perplexity, "validation_perplexity": validation.perplexity}
 
 
-def rouge_sentence(rouge: Mapping[str, Any]) -> str:
+def _rouge_sentence(rouge: Mapping[str, Any]) -> str:
     """Of a card, with a blank in front; empty where no summaries were written."""
     text = rouge_text(rouge)
     return f" Its summaries: {text} ({rouge_terms(rouge)})." if text else ""
@@ -136,17 +165,18 @@ def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
     return "\n".join(["```python", *lines, "```", ""])
 
 
-def _card(assembly: Assembly, sentence: str, result: RunResult) -> str:
-    config, test = assembly.config, result.test
+def _card(config: RunConfig, sentence: str, outcome: Outcome) -> str:
+    test = outcome.test
     if test.perplexity is None:
         quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
     else:
         quality = f"test perplexity {test.perplexity:.3f} on {test.count} tokens"
+    note = f"\n\n{outcome.note}" if outcome.note else ""
     return f"""# Adapter of run {config.name}
 
 {sentence}
 
-Base model: `{config.model.name}`; LoRA rank {config.model.rank} on {config.model.targets};
-{quality}.{rouge_sentence(result.rouge)}
+Base model: `{config.model.name}`; LoRA rank {outcome.adapter.spec.rank} on {config.model.targets};
+{quality}.{_rouge_sentence(outcome.rouge)}{note}
 
-{how_to_use(config, assembly.data.label_names)}"""
+{how_to_use(config, outcome.data.label_names)}"""

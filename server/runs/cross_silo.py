@@ -15,21 +15,21 @@ import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from client.models.lora import as_one_adapter
 from client.models.tasks import Metrics
 from client.record_level.messages import ACTION, SiloReply, SiloRequest
 from privacy.randomness.rng import simulation_generator
-from server.config.schema import RunConfig
 from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.evaluation.rouge import adapter_rouge
 from server.network.grid import answers, roster
-from server.run_folder.names import CONFIG_FILE
+from server.run_folder.checkpoint import Times
 from server.run_folder.progress import Progress, Said, load_progress, save_progress
-from server.run_folder.provenance import write_environment
-from server.run_folder.resume import Resumed, check_origin, note_resumed, write_origin
+from server.run_folder.resume import Resumed, note_resumed
 from server.run_folder.round_record import RoundRecord
-from server.run_folder.telemetry import Telemetry
+from server.runs import guarantee
+from server.runs.artefacts import Final, Outcome
 from server.runs.assembly import connected_nodes
-from server.runs.cross_silo_artefacts import Outcome, final_adapter, write_silo_artefacts
+from server.runs.lifecycle import Run
 from server.runs.public_data import PublicTraining
 from server.runs.record_level_assembly import Federation, assemble_federation
 from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
@@ -42,58 +42,70 @@ STATE = "silos"
 """In the run folder of a simulation: a folder for every silo's own ledger."""
 
 
-def run_cross_silo(
-    config: RunConfig, folder: Path, grid: Grid, telemetry: Telemetry, *, resume: bool = False, other_code: bool = False
-) -> None:
-    """One federation of silos, from configuration to artefacts.
-
-    Args:
-        resume: go on with the run in ``folder``, which the caller owns.
-        other_code: go on although the code has changed.
-    """
-    begun = time.monotonic()
-    telemetry.status("preparing", "preparing data and model")
+def run_cross_silo(run: Run, grid: Grid) -> None:
+    """One federation of silos, from configuration to artefacts."""
+    run.status("preparing data and model")
+    config, telemetry, folder = run.config, run.telemetry, run.folder
     ready = assemble_federation(config)
     public = PublicTraining.on(config, ready.data, ready.described.job)
-    if resume:
-        changes = check_origin(folder, config, data=ready.data.folder.name, other_code=other_code)
+    run.note_start(ready.data)
+    if run.resumes:
         progress = load_progress(folder, ready.described.layout)
-        note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(changes)))
+        note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(run.changes)))
+        run.clock.before = Times(progress.seconds)
     else:
-        write_origin(folder, config, ready.data.folder.name)
         if config.public.warm_start_epochs:
-            telemetry.status("preparing", "warm start on public records")
+            run.status("warm start on public records")
         progress = Progress(GlobalModel(public.warm_start(ready.described.start)))
         save_progress(folder, progress)
-    (folder / CONFIG_FILE).write_text(config.to_toml())
-    write_environment(folder)
-    telemetry.status("preparing", "waiting for nodes")
+    run.status("waiting for nodes")
     nodes, evaluate = _connected(ready, folder, grid, public.used)
-    before = progress.seconds
 
     def record(seconds: float) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
         metrics = evaluate(progress.model.served, "validation", progress.model.residual) if due else None
         telemetry.round(_record(ready, progress, metrics, seconds))
 
-    kept = telemetry.rewind(progress.round) if resume else []
-    if progress.round > len(kept):  # the run broke off between the two
+    kept = telemetry.rewind(progress.round) if run.resumes else []
+    if progress.round > len(kept):  # the run was interrupted between the two
         record(0.0)
     while progress.round < config.rounds and len(progress.refusals) < config.clients:
         start = time.monotonic()
         telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
         _round(ready, folder, grid, nodes, progress)
-        progress.seconds = before + time.monotonic() - begun
+        progress.seconds = run.clock.taken().run
         save_progress(folder, progress)
         record(time.monotonic() - start)
     telemetry.status("running", "evaluating on the test set")
-    model, stopped = progress.model, progress.ended(config.clients)
-    validation, test = (evaluate(model.served, split, model.residual) for split in ("validation", "test"))
-    final = final_adapter(ready, model)
-    outcome = Outcome(validation, test, stopped, final, adapter_rouge(config, ready.data.test, *final, telemetry))
-    progress.seconds = before + time.monotonic() - begun
-    write_silo_artefacts(folder, ready, progress, outcome)
-    telemetry.status("stopped-budget" if stopped else "completed", stopped or progress.told())
+    final = final_adapter(ready, progress.model)
+    outcome = _outcome(run, ready, progress, final, evaluate)
+    steered = ready.methods.steered
+    run.finish(outcome, guarantee.cross_silo(config, ready.silo, progress.silos, steered=steered), progress.told())
+
+
+def final_adapter(ready: Federation, model: GlobalModel) -> Final:
+    """The adapter of a federation, with what its aggregation adds to the base in it."""
+    final = Final(model.served, ready.described.layout, ready.described.spec)
+    if model.residual is None:
+        return final
+    return Final(*as_one_adapter(final.vector, model.residual, final.layout, final.spec))
+
+
+def _outcome(run: Run, ready: Federation, progress: Progress, final: Final, evaluate: Evaluate) -> Outcome:
+    model, config = progress.model, run.config
+    kind = config.strategy.aggregation
+    return Outcome(
+        adapter=final,
+        validation=evaluate(model.served, "validation", model.residual),
+        test=evaluate(model.served, "test", model.residual),
+        data=ready.data,
+        rounds_done=progress.round,
+        seconds=run.clock.taken().run,
+        stopped=progress.ended(config.clients),
+        dimension=ready.described.layout.dim,
+        rouge=adapter_rouge(config, ready.data.test, *final, run.telemetry),
+        note="" if model.residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base.",
+    )
 
 
 def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[tuple[int, ...], Evaluate]:

@@ -12,14 +12,20 @@
 Who trusts whom with what in a silo, and what its guarantee does not cover: the words of its privacy.json.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from client.data.sensitive import make_detector
+from client.models.frozen_linear import batch_invariance_note
+from client.record_level.settings import RecordLevelSettings
 from privacy.accountants import composition
-from privacy.ledger.statement import rounded_up
+from privacy.ledger.ledger import Ledger
+from privacy.ledger.statement import privacy_statement, rounded_up
 from server.config.schema import RunConfig
-from server.runs.phase_plan import Phases, PlannedNoise
+from server.run_folder.progress import Said
+from server.runs.phase_config import PhasesConfig
+from server.runs.phase_plan import DpPhase, Phase, Phases, PlannedNoise
 
 
 @dataclass(frozen=True)
@@ -120,3 +126,72 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
             f"released ({config.strategy.controller}, {config.strategy.optimizer})"
         )
     return tuple(found)
+
+
+def client_level(config: RunConfig, ledger: Ledger) -> dict[str, Any]:
+    """privacy.json of a run over clients."""
+    return privacy_statement(ledger, further=batch_invariance_note(config.engine.precision))
+
+
+def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:
+    """privacy.json of a run over the records of one site; ``steered``: see :func:`not_covered`."""
+    said = not_covered(config, steered=steered)
+    further = batch_invariance_note(config.engine.precision)
+    return privacy_statement(ledger, trust_model=TRUST, not_covered=said, further=further)
+
+
+def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) -> dict[str, Any]:
+    """privacy.json of phases; ``ledger`` is that of the private ones, None if there are none."""
+    statement: dict[str, Any] = {**guarantee.to_json(), "private": guarantee.kind == "record"}
+    statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
+    if ledger is not None:
+        further = batch_invariance_note(config.run.engine.precision)
+        statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED, further=further)
+    return statement
+
+
+def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
+    kind = "private" if isinstance(phase, DpPhase) else "ordinary"
+    detector = None if phase.text == "original" else config.recipe.detector_of(phase)
+    return {"kind": kind, **vars(phase), "detector": detector}
+
+
+def cross_silo(
+    config: RunConfig, silo: RecordLevelSettings, silos: Mapping[int, Said], *, steered: bool
+) -> dict[str, Any]:
+    """privacy.json of a federation of silos: what each says of its own commitment."""
+    unit = silo.unit.removeprefix("group:")
+    worst = max((reply.epsilon for reply in silos.values()), default=0.0)
+    sentence = (
+        f"This run is NOT PRIVATE: {silo.not_private}."
+        if silo.not_private
+        else f"With respect to adding or removing one {unit} of any one silo, everything that silo sends in this run "
+        f"is differentially private with epsilon at most {rounded_up(worst, 2):.2f} at delta {silo.delta:g}, against "
+        "anyone, the server and the other silos included; other runs on the same data are not included and add to it."
+    )
+    return {
+        "sentence": sentence,
+        "format": 1,
+        "private": silo.not_private is None,
+        "not_private": silo.not_private,
+        "unit": silo.unit,
+        "adjacency": "add_remove",
+        "epsilon": rounded_up(worst, 4),
+        "delta": silo.delta,
+        "mode": silo.mode,
+        "mechanism": "DP-SGD in every silo, with the silo's own ledger; the server averages and adds nothing",
+        "trust_model": "every silo trusts itself only",
+        "silos": {
+            str(number): {
+                "population": reply.population,
+                "epsilon": rounded_up(reply.epsilon, 4),
+                "noise_multiplier": reply.noise_multiplier,
+            }
+            for number, reply in sorted(silos.items())
+        },
+        "silos_asked": config.clients,
+        "not_covered": [
+            *not_covered(config, steered=steered),
+            *batch_invariance_note(config.engine.precision),
+        ],
+    }

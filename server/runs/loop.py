@@ -1,136 +1,183 @@
-"""The rounds of a run: refuse or sample, train, release, checkpoint, evaluate, tell the controller, record."""
+"""The rounds of a private training: refuse or sample, train, release, checkpoint, evaluate, observe, record.
+
+One loop for every kind of training: a server over clients, a client over its records, each private phase of several.
+"""
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
+from torch import Tensor
 
 from client.models.tasks import Metrics
-from privacy.ledger.ledger import Ledger
-from privacy.mechanism import Release
-from server.config.schema import RunConfig
-from server.evaluation.metrics import Evaluate
-from server.network.grid import answers
-from server.run_folder.checkpoint import Checkpoint, Times, save_checkpoint
+from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, load_checkpoint, save_checkpoint
+from server.run_folder.errors import CannotResume
 from server.run_folder.round_record import RoundRecord, released_values
 from server.run_folder.telemetry import Telemetry
-from strategies.controllers.controller import Controller, PublicSignals
-from strategies.dp_fedavg import DpFedAvg
-from strategies.private_training import ServerState
+from strategies.controllers.controller import PublicSignals
+from strategies.private_training import PrivateTraining, ServerState
+
+Evaluate = Callable[[Tensor, str], Metrics]
+"""Metrics of a full adapter on a public split, ``"validation"`` or ``"test"``."""
+
+Rounds = Callable[[int], bool]
+"""Whether something is done behind the release of this round; 0 is an initial release."""
 
 
-def run_rounds(
-    strategy: DpFedAvg,
-    grid: Grid,
-    evaluate: Evaluate,
-    config: RunConfig,
-    telemetry: Telemetry,
-    run_folder: Path,
-    *,
-    elapsed: Callable[[], float] = time.monotonic,
-) -> str | None:
-    """Run until the last planned round or until the budget refuses; the refusal in words, or None.
+@dataclass
+class Loop:
+    """A private training, where it keeps its state, and what is done behind its releases.
 
-    A release is checkpointed before anything else happens, so that what fails after it (evaluation on workers, a
-    controller) loses no round: :func:`finish_round` is done again when the run goes on.
-
-    Args:
-        elapsed: wall seconds that the run has taken, for the checkpoints.
-
-    Raises:
-        RoundFailed: a round could not be held; everything up to the last release is checkpointed.
+    Attributes:
+        training: to be driven.
+        evaluate: on public records.
+        telemetry: of the run.
+        folder: of the checkpoints.
+        rounds: planned, without an initial release.
+        epsilon: the run's target, for the records.
+        evaluated, recorded, kept: behind which releases the validation loss is measured, a record written, a
+            checkpoint made.
+        noun: what people call a round.
+        where: what the run's status says before the round.
+        clock: of the run, or of the phase.
+        offset, planned: rounds of the run before this training, and of the whole run; for the records.
+        charged_before: releases of the run's ledger that belong to earlier trainings.
     """
-    while _state(strategy).round < config.rounds:
-        if (refusal := strategy.refusal()) is not None:
-            return refusal
-        start = time.monotonic()
-        round, _, _ = strategy.next_plan()
-        telemetry.status("running", f"round {round} of {config.rounds}" if round else "histogram of thresholds")
-        messages = list(strategy.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
-        strategy.aggregate_train(round, answers(grid, messages, config.engine.round_timeout))
-        taken = Times(elapsed(), time.monotonic() - start)
-        save_checkpoint(run_folder, Checkpoint.after(_state(strategy), strategy.release, strategy.ledger.head, taken))
-        finish_round(strategy, evaluate, config, telemetry, start)
-    return None
 
-
-def finish_round(strategy: DpFedAvg, evaluate: Evaluate, config: RunConfig, telemetry: Telemetry, start: float) -> None:
-    """What follows a release: evaluate on public data, tell the controller, record it all.
-
-    ``start`` is when the round began, by ``time.monotonic``.
-    """
-    round, metrics = _state(strategy).round, None
-    if round > 0 and (round % config.evaluation.every == 0 or round == config.rounds):
-        metrics = evaluate(_state(strategy).served, "validation")
-    _tell(strategy, None if metrics is None else metrics.loss)
-    telemetry.round(record_of(strategy, strategy.controller, metrics, time.monotonic() - start, config))
-
-
-def go_on(
-    strategy: DpFedAvg, evaluate: Evaluate, config: RunConfig, telemetry: Telemetry, checkpoint: Checkpoint
-) -> None:
-    """Put a strategy where a checkpoint left it, and do what may have been missing behind its release."""
-    strategy.restore(checkpoint.state, checkpoint.update, checkpoint.answers)
-    round = checkpoint.state.round
-    kept = telemetry.rewind(round if checkpoint.update is not None else -1)
-    if checkpoint.update is None:
-        return
-    if kept and kept[-1].round == round:  # it was evaluated and recorded: the same loss gives the same plans
-        _tell(strategy, kept[-1].validation_loss)
-    else:
-        finish_round(strategy, evaluate, config, telemetry, time.monotonic() - checkpoint.taken.round)
-
-
-def _tell(strategy: DpFedAvg, loss: float | None) -> None:
-    strategy.observe(PublicSignals(_state(strategy).round, loss, strategy.ledger.rho_spent))
-
-
-def _state(strategy: DpFedAvg) -> ServerState:
-    assert strategy.state is not None, "begin() or restore a checkpoint first"
-    return strategy.state
-
-
-class Trained(Protocol):
-    """A strategy or a silo's training after a release."""
+    training: PrivateTraining
+    evaluate: Evaluate
+    telemetry: Telemetry
+    folder: Path
+    rounds: int
+    epsilon: float
+    evaluated: Rounds
+    clock: Stopwatch
+    recorded: Rounds = lambda round: True
+    kept: Rounds = lambda round: True
+    noun: str = "round"
+    where: str = ""
+    offset: int = 0
+    planned: int = 0
+    charged_before: int = 0
 
     @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def state(self) -> ServerState | None: ...
-    @property
-    def release(self) -> Release | None: ...
+    def state(self) -> ServerState:
+        """Of the training, which has begun."""
+        assert self.training.state is not None, "begin() or go_on() first"
+        return self.training.state
 
+    def begin(self, start: Tensor) -> None:
+        """From an adapter to the state before the first release, which is checkpointed."""
+        self.training.begin(start, PublicSignals(0, self.evaluate(start, "validation").loss))
+        save_checkpoint(self.folder, Checkpoint.after(self.state, None, self.training.ledger.head, Times()))
 
-def record_of(
-    training: Trained, controller: Controller[Any], metrics: Metrics | None, seconds: float, config: RunConfig
-) -> RoundRecord:
-    """What may be shown of the last release: released values and public ones."""
-    state, release = training.state, training.release
-    assert state is not None
-    assert release is not None
-    round = state.round
-    noise_norm = release.plan.noise_norm(release.expected_units)
-    update_norm = float(release.update.double().norm())
-    bound = getattr(release.plan.clip, "bound", None)
-    return RoundRecord(
-        phase="round" if round else "histogram",
-        round=round,
-        rounds=config.rounds,
-        epsilon_spent=training.ledger.spent(),
-        epsilon_budget=config.privacy.epsilon,
-        noise_multiplier=release.plan.effective_noise_multiplier,
-        expected_cohort=release.expected_units,
-        seconds=seconds,
-        clip_bound=None if bound is None else float(bound),
-        validation_loss=None if metrics is None else metrics.loss,
-        validation_accuracy=None if metrics is None else metrics.accuracy,
-        update_norm=update_norm if round else None,
-        noise_norm=noise_norm if round else None,
-        signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if round else None,
-        extra=released_values(controller.released_values(state.controller)),
-        not_private=training.ledger.not_private,
-    )
+    def go_on(self, start: Tensor) -> int:
+        """Back to where the last checkpoint left the training, and what may have been missing behind its release.
+
+        Args:
+            start: an adapter of the run's form.
+
+        Returns:
+            How many releases the ledger holds of this training that the checkpoint does not: they stay spent.
+        """
+        first = self._form(start)
+        checkpoint = load_checkpoint(self.folder, self.state)
+        self.training.restore(checkpoint.state, checkpoint.update, checkpoint.answers)
+        self.clock.before = checkpoint.taken
+        round, released = self.state.round, checkpoint.update is not None
+        self.telemetry.status("preparing", f"{self.where}resuming after {self.noun} {max(round, 0)}")
+        kept = self.telemetry.rewind(self.offset + round if released else self.offset or -1)
+        if released:
+            recorded = kept[-1] if kept and kept[-1].round == self.offset + round else None
+            self._after_release(time.monotonic() - checkpoint.taken.round, recorded)
+        return len(self.training.ledger.charges) - self.charged_before - (round - first)
+
+    def skip(self, releases: int) -> None:
+        """Count lost releases as done: every step of a phase is paid for by the committed step that was meant for it.
+
+        Raises:
+            CannotResume: the release was lost that the controller starts from.
+        """
+        if releases and self.state.round < 0:
+            raise CannotResume(
+                f"the run was interrupted in the first release of {self.where.rstrip(': ')}, which its controller "
+                "starts from and which is spent; start a new run (which spends a budget of its own)"
+            )
+        self.training.state = replace(self.state, round=self.state.round + releases)
+
+    def run(self) -> str | None:
+        """Until the last planned round or until the budget refuses; the refusal in words, or None.
+
+        A release is checkpointed before anything else happens, so that what fails after it (evaluation on workers, a
+        controller) loses no round.
+
+        Raises:
+            RoundFailed: a round could not be held; everything up to the last release is checkpointed.
+        """
+        while self.state.round < self.rounds:
+            if (refusal := self.training.refusal()) is not None:
+                if self.state.round > 0 and not self.recorded(self.state.round):  # the last one is always told of
+                    self.telemetry.round(self._record(self.evaluate(self.state.served, "validation"), 0.0))
+                return refusal
+            start, number = time.monotonic(), self.training.next_release().round
+            if self.recorded(number) or self.kept(number - 1):
+                text = f"{self.noun} {number} of {self.rounds}" if number else "histogram of thresholds"
+                self.telemetry.status("running", f"{self.where}{text}")
+            self.training.step()
+            if self.kept(self.state.round) or self.recorded(self.state.round):
+                self._save(time.monotonic() - start)
+            self._after_release(start, None)
+        return None
+
+    def _form(self, start: Tensor) -> int:
+        """Begin only for the form of a state; the round before the first release."""
+        self.training.begin(start, PublicSignals(0, 1.0))
+        return self.state.round
+
+    def _save(self, seconds: float) -> None:
+        training, taken = self.training, replace(self.clock.taken(), round=seconds)
+        save_checkpoint(self.folder, Checkpoint.after(self.state, training.release, training.ledger.head, taken))
+
+    def _after_release(self, start: float, recorded: RoundRecord | None) -> None:
+        """Evaluate on public data where that is due, tell the controller, record it all.
+
+        Args:
+            start: when the round began, by ``time.monotonic``.
+            recorded: what a record of this round holds already: the same loss gives the same plans.
+        """
+        round, metrics = self.state.round, None
+        loss = None if recorded is None else recorded.validation_loss
+        if recorded is None and round > 0 and self.evaluated(round):
+            metrics = self.evaluate(self.state.served, "validation")
+            loss = metrics.loss
+        self.training.observe(PublicSignals(round, loss, self.training.ledger.rho_spent))
+        if recorded is None and self.recorded(round):
+            self.telemetry.round(self._record(metrics, time.monotonic() - start))
+
+    def _record(self, metrics: Metrics | None, seconds: float) -> RoundRecord:
+        """What may be shown of the last release: released values and public ones."""
+        training, state, release = self.training, self.state, self.training.release
+        assert release is not None
+        noise_norm = release.plan.noise_norm(release.expected_units)
+        update_norm = float(release.update.double().norm())
+        bound = getattr(release.plan.clip, "bound", None)
+        return RoundRecord(
+            phase="round" if state.round else "histogram",
+            round=self.offset + state.round,
+            rounds=self.planned or self.rounds,
+            epsilon_spent=training.ledger.spent(),
+            epsilon_budget=self.epsilon,
+            noise_multiplier=release.plan.effective_noise_multiplier,
+            expected_cohort=release.expected_units,
+            seconds=seconds,
+            clip_bound=None if bound is None else float(bound),
+            validation_loss=None if metrics is None else metrics.loss,
+            validation_accuracy=None if metrics is None else metrics.accuracy,
+            update_norm=update_norm if state.round else None,
+            noise_norm=noise_norm if state.round else None,
+            signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if state.round else None,
+            extra=released_values(training.controller.released_values(state.controller)),
+            not_private=training.ledger.not_private,
+        )

@@ -1,8 +1,14 @@
-"""A recipe's run: phase after phase on one adapter and one ledger, and what it leaves behind."""
+"""A run in phases, with and without noise, on one adapter and one ledger.
+
+A phase without noise that was interrupted is trained again from its start, to the same adapter. A private one goes on
+behind its last checkpoint: its loop is that of every private training (:mod:`server.runs.loop`).
+"""
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from torch import Tensor
@@ -13,27 +19,35 @@ from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
 from client.models.lora import adapter_layout, initial_adapter
+from client.models.tasks import Metrics
 from client.record_level.training import controller_of, private_training, setting_of
 from client.record_level.units import UnitIndex
 from client.worker import Job, make_engine
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.evaluation.rouge import adapter_rouge
+from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import LEDGER_FILE
-from server.run_folder.phase_progress import PhaseFolder, PhaseResult, Watch, reopened_ledger
-from server.run_folder.progress import owned
+from server.run_folder.names import LEDGER_FILE, PHASES_FILE
+from server.run_folder.phase_progress import PhaseFolder, PhaseResult, charges_of, reopened_ledger
+from server.run_folder.resume import Resumed, note_resumed, read_resumed
+from server.run_folder.telemetry import Telemetry
+from server.runs import guarantee
+from server.runs.artefacts import Final, Outcome, stamp
 from server.runs.assembly import data_spec, lora_spec
 from server.runs.guarantee import guarantee_of
-from server.runs.phase_artefacts import PhasesResult, stamp, write_phases_artefacts
+from server.runs.lifecycle import Run
+from server.runs.loop import Loop
 from server.runs.phase_config import PhasesConfig
 from server.runs.phase_plan import TEXTS, DpPhase, NonPrivatePhase, Phase, plan_noise
 from server.runs.record_level_assembly import refuse_unplannable
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
-from strategies.controllers.controller import PublicSignals
 
 log = logging.getLogger(__name__)
+
+RECORDED_EVERY = 10
+"""Private steps between two records of a phase."""
 
 
 class PhasesRun:
@@ -84,16 +98,19 @@ class PhasesRun:
         )
         self.engine: Engine = make_engine(job)
 
-    def train(self, folder: Path, done: Sequence[PhaseResult] = ()) -> PhasesResult:
-        """Run all phases, or those that a run broken off in `folder` has left.
+    def train(
+        self, folder: Path, done: Sequence[PhaseResult] = (), telemetry: Telemetry | None = None
+    ) -> tuple[PhaseResult, ...]:
+        """Run all phases, or those that an interrupted run in `folder` has left.
 
-        The ledger of the private phases is made in `folder` and charged before any noise is drawn. Whether the folder
-        is of these settings is for the caller to check, see :func:`server.run_folder.resume.check_origin`.
+        The ledger of the private phases is made in `folder` and charged before any noise is drawn. The folder is the
+        caller's (:func:`server.run_folder.progress.owned`), who also checks that it is of these settings.
 
         Args:
             folder: exists.
             done: results of the first phases, all without noise, from a run with the same settings and data: such a
                 phase gives the same adapter again.
+            telemetry: of the run; None keeps one in `folder` without TensorBoard.
 
         Raises:
             CannotResume, CorruptRun: why the run in `folder` cannot go on.
@@ -103,32 +120,20 @@ class PhasesRun:
             result.name for result in done
         ]:
             raise ValueError(f"done must be the first phases, without noise, got {[result.name for result in done]}")
-        with owned(folder), ExitStack() as open_files:
-            ledger = self._ledger(folder)
+        with ExitStack() as open_files:
+            ledger = self.ledger(folder)
             if ledger is not None:
                 open_files.enter_context(ledger)
+            if telemetry is None:
+                telemetry = open_files.enter_context(Telemetry(folder, tensorboard=False))
             results = list(done)
             for number in range(len(done), len(phases)):
-                results.append(self._phase(number, results[-1].adapter if results else self.start, folder, ledger))
-            adapter = results[-1].adapter
-            result = PhasesResult(
-                self.promise,
-                self.planned,
-                tuple(results),
-                self.engine.evaluate(adapter, self.test),
-                self.engine.evaluate(adapter, self.plain.validation),
-                adapter,
-                self.spec,
-                self.layout.dim,
-                self.population,
-                self.plain.label_names,
-                adapter_rouge(self.config.run, self.test, adapter, self.layout, self.spec),
-            )
-            write_phases_artefacts(folder, self.config, result, self.layout, ledger)
-        return result
+                start = results[-1].adapter if results else self.start
+                results.append(self._phase(number, start, folder, ledger, telemetry))
+        return tuple(results)
 
-    def _ledger(self, folder: Path) -> Ledger | None:
-        """Made, or found again; None if no phase has noise."""
+    def ledger(self, folder: Path) -> Ledger | None:
+        """The ledger of the private phases, made or found again; None if no phase has noise."""
         if not self.planned.floor:
             return None
         commitment = self.planned.commitment(self.config.recipe, self.population, self.promise.not_private)
@@ -143,27 +148,35 @@ class PhasesRun:
             )
         return ledger
 
-    def _phase(self, number: int, adapter: Tensor, folder: Path, ledger: Ledger | None) -> PhaseResult:
+    def evaluate(self, adapter: Tensor, split: str) -> Metrics:
+        """On the public validation records, or on the test set."""
+        return self.engine.evaluate(adapter, self.test if split == "test" else self.plain.validation)
+
+    def _phase(
+        self, number: int, adapter: Tensor, folder: Path, ledger: Ledger | None, telemetry: Telemetry
+    ) -> PhaseResult:
         """The phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
         phase, place = self.config.recipe.phases[number], PhaseFolder(folder, number + 1)
-        stamp(self.promise, folder, place.path)
+        stamp({"not_private": self.promise.not_private, "sentence": self.promise.sentence}, folder, place.path)
         if (kept := place.result(phase.name, self.layout.size)) is not None:
             log.info("phase %s: done before", phase.name)
             return kept
-        watch = Watch()
+        clock = Stopwatch()
+        where = f"phase {number + 1} of {len(self.config.recipe.phases)}, {phase.name!r}: "
         if isinstance(phase, NonPrivatePhase):
-            adapter = self._ordinary(phase, adapter)
+            telemetry.status("running", f"{where}training without noise")
+            adapter = self._without_noise(phase, adapter)
         else:
             assert ledger is not None
-            adapter = self._private(number, adapter, ledger, place, watch)
-        taken = watch.times()
-        loss = self.engine.evaluate(adapter, self.plain.validation).loss
+            adapter = self._private(number, adapter, ledger, place, telemetry, clock, where)
+        taken = clock.taken()
+        loss = self.evaluate(adapter, "validation").loss
         result = PhaseResult(phase.name, taken.run, taken.processor, loss, adapter)
         place.finish(result)
         log.info("phase %s: %.0f s, validation loss %.4f", phase.name, taken.run, loss)
         return result
 
-    def _ordinary(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
+    def _without_noise(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
         local = LocalTraining.of(phase)
         self.engine.train_factors("both")
         records = self.data[self._key(phase)].train
@@ -171,10 +184,19 @@ class PhasesRun:
         start = self.layout.trainable(adapter)
         return self.layout.with_trainable(adapter, start + change.to(start))
 
-    def _private(self, number: int, adapter: Tensor, ledger: Ledger, place: PhaseFolder, watch: Watch) -> Tensor:
+    def _private(
+        self,
+        number: int,
+        adapter: Tensor,
+        ledger: Ledger,
+        place: PhaseFolder,
+        telemetry: Telemetry,
+        clock: Stopwatch,
+        where: str,
+    ) -> Tensor:
+        private = self.config.recipe.private
         before = sum(isinstance(phase, DpPhase) for phase in self.config.recipe.phases[:number])
-        phase = self.config.recipe.private[before]
-        charged = len(ledger.charges) - self.planned.releases(before)
+        phase, charged_before = private[before], self.planned.releases(before)
         # every phase draws its batches under a secret of its own
         training = private_training(
             self.config.recipe.silo(phase, self.promise.not_private),
@@ -182,25 +204,34 @@ class PhasesRun:
             self.index[self._key(phase)],
             ledger,
             self.planned.multipliers[before],
-            place.sampler(charged),
+            place.sampler(len(ledger.charges) - charged_before),
         )
-        reads = training.planner.controller.reads_validation
-
-        def observe() -> None:
-            training.observe(self._public(training.state.adapter, training.state.round, reads, ledger))
-
-        training.begin(adapter, self._public(adapter, 0, reads, ledger))
-        watch.before = place.go_on(training, charged, observe)
-        while training.state.round < phase.steps:
-            training.step()
-            place.save(training, watch.times())
-            observe()
-        served: Tensor = training.state.served
+        reads = training.controller.reads_validation
+        loop = Loop(
+            training,
+            self.evaluate,
+            telemetry,
+            place.path,
+            phase.steps,
+            self.config.recipe.epsilon,
+            evaluated=lambda step: reads,
+            clock=clock,
+            recorded=lambda step: step > 0 and (step % RECORDED_EVERY == 0 or step == phase.steps),
+            noun="step",
+            where=where,
+            offset=sum(earlier.steps for earlier in private[:before]),
+            planned=sum(each.steps for each in private),
+            charged_before=charged_before,
+        )
+        if checkpoint_folder(place.path) is None:
+            loop.begin(adapter)
+            lost = len(ledger.charges) - charged_before
+        else:
+            lost = loop.go_on(adapter)
+        loop.skip(lost)
+        loop.run()
+        served: Tensor = loop.state.served
         return served
-
-    def _public(self, adapter: Tensor, step: int, reads: bool, ledger: Ledger) -> PublicSignals:
-        loss = self.engine.evaluate(adapter, self.plain.validation).loss if reads or not step else None
-        return PublicSignals(step, loss, ledger.rho_spent)
 
     def _key(self, phase: Phase) -> tuple[str, str]:
         """What of the data's settings a phase's text depends on; the original text on no detector."""
@@ -210,3 +241,42 @@ class PhasesRun:
     def _indexed(self, data: PreparedData) -> UnitIndex:
         recipe = self.config.recipe
         return UnitIndex.of(data.train, grouped=recipe.unit != "record", most=recipe.records_per_unit, seed=recipe.seed)
+
+
+def run_phases(run: Run, config: PhasesConfig) -> None:
+    """One run in phases, from configuration to artefacts."""
+    run.status("preparing data, model and noise")
+    ready = PhasesRun(config)
+    log.info("%s", ready.promise.sentence)
+    run.note_start(ready.plain, phases=config.phase_tables())
+    (run.folder / PHASES_FILE).write_text(config.to_toml(), encoding="utf-8")
+    if run.resumes:
+        charges = charges_of(run.folder)
+        unreleased = sum(charge.released_at is None for charge in charges)
+        note_resumed(run.folder, Resumed(len(charges), time.time(), unreleased, tuple(run.changes)))
+    results = ready.train(run.folder, telemetry=run.telemetry)
+    run.telemetry.status("running", "evaluating on the test set")
+    adapter = results[-1].adapter
+    outcome = Outcome(
+        adapter=Final(adapter, ready.layout, ready.spec),
+        validation=ready.evaluate(adapter, "validation"),
+        test=ready.evaluate(adapter, "test"),
+        data=ready.plain,
+        rounds_done=sum(phase.steps for phase in config.recipe.private),
+        seconds=sum(result.seconds for result in results),
+        stopped=None,
+        dimension=ready.layout.dim,
+        rouge=adapter_rouge(config.run, ready.test, adapter, ready.layout, ready.spec, run.telemetry),
+        further={
+            "phases": [result.to_json() for result in results],
+            "population": ready.population,
+            "guarantee": ready.promise.sentence,
+            "resumed": [asdict(resumed) for resumed in read_resumed(run.folder)],
+        },
+    )
+    with ExitStack() as open_files:
+        ledger = ready.ledger(run.folder)
+        if ledger is not None:
+            open_files.enter_context(ledger)
+        statement = guarantee.phases(config, ready.promise, ledger)
+    run.finish(outcome, statement, f"{len(results)} phases done")

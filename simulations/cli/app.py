@@ -1,7 +1,6 @@
 """The ``lacquer`` command."""
 
 import enum
-import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,17 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from server.config.load import ConfigError, load
-from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import RECIPE_FILE, new_run_folder
+from server.run_folder.names import new_run_folder
 from simulations.cli.calibrate import calibrate_command
 from simulations.cli.deploy import admit_command, clients_command, deploy_command, expel_command
 from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.cli.keys import federation_command, identity_command, keys_command
-from simulations.cli.phases import recipe_command, recipe_files, resume_recipe
 from simulations.cli.sweep import sweep_command
-from simulations.presets.load import configure, describe, preset_files
+from simulations.presets.asked import Asked, ask, ask_again
+from simulations.presets.load import describe, preset_files
 from simulations.sweep.cells import sweep_files
 
 app = typer.Typer(
@@ -33,7 +30,6 @@ app = typer.Typer(
 )
 app.command("calibrate")(calibrate_command)
 app.command("sweep")(sweep_command)
-app.command("recipe")(recipe_command)
 app.command("keys")(keys_command)
 app.command("identity")(identity_command)
 app.command("federation")(federation_command)
@@ -50,6 +46,9 @@ class EngineKind(enum.StrEnum):
     inprocess = "inprocess"
 
 
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")]
+
+
 @app.command()
 def run(
     preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "quickstart",
@@ -61,52 +60,55 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=0, help="Worker processes; 0 takes what the host has.", show_default="0")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
+    ] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Train, under differential privacy. Ends with a summary and the path of the run folder."""
-    overrides = _engine_settings(engine, workers)
+    """Train, under differential privacy. Ends with a summary and the path of the run folder.
+
+    The file says what is protected: clients, the records of one site, those of several sites, or records in phases.
+    """
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
-    with refusals():
-        from simulations.cli.preflight import check
+    with refusals(ValueError):
+        from simulations.cli.preflight import check_run
 
-        config = configure(preset, settings or [], overrides, here)
-        if config.alone:
-            raise ConfigError(
-                f"privacy.unit = {config.privacy.unit!r} with one client: use `lacquer silo` for one silo"
-            )
-        if config.deployed:
-            raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
-        check(config)
-        folder = new_run_folder(config)
+        asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+        said = check_run(asked)
+        folder = new_run_folder(asked.run)
+        asked.write(folder)
+    if said and not quiet:
+        typer.echo(said)
     with interruptible():
-        _run(config, folder, here, quiet)
+        _run(asked, folder, here, quiet)
 
 
-@app.command()
+@app.command(hidden=True)
 def silo(
-    preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "silo-quickstart",
+    preset: Annotated[str, typer.Argument(help="A preset or a TOML file.")] = "silo-quickstart",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Folder of relative data files.", show_default=".")] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Train one silo under record-level differential privacy: every record, or every patient, is protected."""
-    here = Path.cwd()
-    sys.path.append(str(here))
-    with refusals(ValueError):
-        from simulations.cli.preflight import check_silo
-        from simulations.presets.load import configure_silo
+    """The former name of `lacquer run` for the records of one site; it goes with the next release."""
+    run(preset, settings, data=data, quiet=quiet)
 
-        config = configure_silo(preset, settings or [], here, here if data is None else data.expanduser().resolve())
-        check_silo(config)
-        folder = new_run_folder(config)
-    with interruptible():
-        _run(config, folder, here, quiet)
+
+@app.command(hidden=True)
+def recipe(
+    preset: Annotated[str, typer.Argument(help="A preset or a TOML file with [[phases]].")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """The former name of `lacquer run` for phases; it goes with the next release."""
+    run(preset, settings, quiet=quiet)
 
 
 @app.command()
@@ -129,17 +131,12 @@ def resume(
         from server.run_folder.telemetry import Telemetry
 
         folder = run_folder.resolve()
-        if (folder / RECIPE_FILE).is_file():
-            if engine is not None or workers is not None:
-                raise ConfigError("--engine and --workers are not for a recipe, which trains in this process")
-            resume_recipe(folder, other_code, quiet)
-            return
-        check_resumable(folder, other_code=other_code)
-        config = load(folder / "config.toml", _engine_settings(engine, workers))
+        asked = ask_again(folder, _engine_settings(engine, workers))
+        check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
         with Telemetry(folder, tensorboard=False) as telemetry:
             telemetry.status("preparing", "resuming")
     with interruptible():
-        _run(config, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
+        _run(asked, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
 
 
 def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
@@ -151,21 +148,16 @@ def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str
     return settings
 
 
-def _run(
-    config: RunConfig, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None
-) -> None:
+def _run(asked: Asked, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None) -> None:
     from simulations.cli.progress import follow
-    from simulations.engines import record_level_process
     from simulations.engines.flower import RunFailed
     from simulations.engines.launcher import run_child, run_flower, wait_quietly
     from simulations.report.page import write_report
     from simulations.report.summary import print_summary
 
-    console = Console()
-    launch = run_flower if config.engine.kind == "flower" else run_child
-    if config.alone:
-        launch = functools.partial(run_child, module=record_level_process.MODULE)
-    watch = wait_quietly if quiet else lambda is_alive: follow(folder, config, is_alive, console=console)
+    console, config = Console(), asked.run
+    launch = run_flower if config.engine.kind == "flower" and not config.alone else run_child
+    watch = wait_quietly if quiet else lambda is_alive: follow(folder, asked.shown, is_alive, console=console)
     try:
         launch(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:
@@ -187,15 +179,14 @@ def _run(
 
 @app.command()
 def presets() -> None:
-    """List the presets, the recipes and the sweeps."""
-    table, lists = Table.grid(padding=(0, 3, 0, 0)), (("Recipes", recipe_files()), ("Sweeps", sweep_files()))
+    """List the presets and the sweeps."""
+    table = Table.grid(padding=(0, 3, 0, 0))
     for name, file in preset_files().items():
-        table.add_row(name, describe(file))
-    for title, files in lists:
-        table.add_row()
-        table.add_row(title, f"for `lacquer {title.lower().removesuffix('s')}`", style="bold")
-        for name, file in files.items():
-            table.add_row(name, describe(file, lines=1))
+        table.add_row(name, describe(file, lines=None))
+    table.add_row()
+    table.add_row("Sweeps", "for `lacquer sweep`", style="bold")
+    for name, file in sweep_files().items():
+        table.add_row(name, describe(file, lines=1))
     Console().print(table)
 
 

@@ -8,6 +8,30 @@ from contextlib import contextmanager
 
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
+from simulations.presets.asked import Asked
+
+
+def check_run(asked: Asked) -> str:
+    """Check whatever was asked for, as far as that goes without training or sampling.
+
+    Returns:
+        What should be known before it starts; empty where the progress says all of it.
+
+    Raises:
+        ConfigError, ValueError: naming every setting that cannot work.
+    """
+    config = asked.run
+    if asked.phases is not None:
+        from server.runs.phases import PhasesRun
+
+        return PhasesRun(asked.phases).promise.sentence
+    if config.alone:
+        check_silo(config)
+    elif config.deployed:
+        raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
+    else:
+        check(config)
+    return ""
 
 
 def check(config: RunConfig) -> None:

@@ -4,7 +4,8 @@
 and a client that raises becomes the error reply that Flower's engine makes of it. Contributions are integers, so the
 sums of a round are those of any other engine, whatever the number of nodes.
 
-``lacquer run --engine inprocess`` starts this module as a process.
+``lacquer run --engine inprocess`` starts this module as a process; so does every run that needs no clients, over the
+records of one site or in phases.
 """
 
 import json
@@ -25,6 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from server.config.load import load
 from server.config.schema import RunConfig
+from server.run_folder.names import CONFIG_FILE
 from simulations.engines.hardware import resources, with_workers
 from simulations.engines.processes import end_with_launcher
 
@@ -163,21 +165,26 @@ def run_inprocess(
         server_app, client_app: the apps to run; Lacquer's own by default.
         keys: further keys for the ServerApp: ``resume`` goes on with the run in ``run_folder``.
     """
+    keys, run_folder = dict(keys or {}), run_folder.resolve()
+    if config.alone:
+        from server.runs.start import run_in_folder
+
+        run_in_folder(config, run_folder, resume=bool(keys.get("resume")), other_code=bool(keys.get("other-code")))
+        return
     if server_app is None or client_app is None:
         import client.app  # they load torch and transformers, which a grid in a test may not need
         import server.app
 
         server_app = server_app or server.app.app
         client_app = client_app or client.app.app
-    run_folder = run_folder.resolve()
     config = with_workers(config, resources(config).workers)
-    config_file = run_folder / "config.toml"
+    config_file = run_folder / CONFIG_FILE
     config_file.write_text(config.to_toml(), encoding="utf-8")
     nodes = config.clients if config.simulation.clients_per_node == 1 else config.engine.workers
     run_config: dict[str, str | int | float | bool] = {
         "config-file": str(config_file),
         "run-folder": str(run_folder),
-        **(keys or {}),
+        **keys,
     }
     grid = InProcessGrid(client_app, nodes, run_config)
     with _identity(SERVER_NODE):
@@ -194,4 +201,4 @@ if __name__ == "__main__":
     end_with_launcher(int(launcher), Path(private))
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run_inprocess(load(Path(folder) / "config.toml"), Path(folder), keys=json.loads(special[0]) if special else None)
+    run_inprocess(load(Path(folder) / CONFIG_FILE), Path(folder), keys=json.loads(special[0]) if special else None)

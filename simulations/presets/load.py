@@ -17,8 +17,8 @@ _FILE_SOURCES = ("parquet:", "csv:", "jsonl:", "diabetes130:", "wikitext2:", "ab
 
 
 def preset_files() -> dict[str, Path]:
-    """Presets by name."""
-    return {file.stem: file for file in sorted(PRESETS.glob("*.toml"))}
+    """Presets by name, those with phases last."""
+    return {file.stem: file for folder in (PRESETS, PRESETS / "phases") for file in sorted(folder.glob("*.toml"))}
 
 
 def describe(file: Path, lines: int | None = None) -> str:
@@ -56,21 +56,6 @@ def configure(name: str, settings: Sequence[str], overrides: Mapping[str, Any], 
     """
     chosen = dict(parse_setting(setting) for setting in settings)
     return absolute_paths(load(find(name), {**chosen, **overrides}), folder)
-
-
-def configure_silo(name: str, settings: Sequence[str], folder: Path, data: Path) -> RunConfig:
-    """The same for one silo, whose relative data files are looked for in ``data``; ``folder`` is for all else.
-
-    Raises:
-        ConfigError: naming every wrong key, or what makes it no configuration of one silo.
-    """
-    config = configure(name, settings, {}, data)
-    if not config.alone:
-        raise ConfigError(
-            f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: `lacquer silo` trains one silo; set "
-            "privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
-        )
-    return configure(name, settings, {"output": str(folder / configure(name, settings, {}, folder).output)}, data)
 
 
 def parse_setting(setting: str) -> tuple[str, str | int | float | bool]:

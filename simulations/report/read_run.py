@@ -15,7 +15,7 @@ from privacy.ledger.ledger import Charge, Ledger
 from privacy.ledger.statement import privacy_statement
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
-from server.run_folder.names import RECIPE_FILE
+from server.run_folder.names import PHASES_FILE
 from server.run_folder.provenance import ENVIRONMENT_FILE
 from server.run_folder.resume import RESUMES_FILE, Resumed, read_resumed
 from server.run_folder.round_record import RoundRecord
@@ -28,7 +28,7 @@ GUARANTEE_FILE = "privacy.json"
 RESULTS_FILE = "results.json"
 LEDGER_FILE = "ledger.jsonl"
 ADAPTER_FOLDER = "adapter"
-STARTED_WITH = (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE, RECIPE_FILE)
+STARTED_WITH = (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE, PHASES_FILE)
 
 _T = TypeVar("_T")
 Json = dict[str, Any]
@@ -137,7 +137,7 @@ def read_run(path: Path) -> Run:
             problems.append(f"{name} cannot be read: {error}")
             return None
 
-    config, recipe = attempt(CONFIG_FILE, load), attempt(RECIPE_FILE, read_recipe)
+    config, recipe = attempt(CONFIG_FILE, load), attempt(PHASES_FILE, read_recipe)
     account = attempt(LEDGER_FILE, lambda file: _account(file, recipe.run if recipe else config))
     guarantee = written = attempt(GUARANTEE_FILE, _json_object)
     if account and written and _head(written) != account.head:

@@ -17,7 +17,6 @@ def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
     """Run the cell whose folder holds ``config.toml`` and ``cell.json``."""
     # Imported here: whoever only reads what a cell left needs none of it.
     from server.config.load import load
-    from simulations.engines import record_level_process
     from simulations.engines.inprocess import run_inprocess
     from simulations.engines.processes import end_with_launcher
     from simulations.engines.public_only import run_public_only
@@ -26,11 +25,8 @@ def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     kind = json.loads((folder / CELL_FILE).read_text())["kind"]
-    if kind == "silo":
-        record_level_process.run(folder, {})
-    else:
-        run = run_public_only if kind == "public-only" else run_inprocess
-        run(load(folder / "config.toml"), folder)
+    run = run_public_only if kind == "public-only" else run_inprocess
+    run(load(folder / "config.toml"), folder)
     (folder / USAGE_FILE).write_text(json.dumps({"cpu_seconds": time.process_time()}) + "\n")
 
 

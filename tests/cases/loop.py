@@ -18,15 +18,16 @@ from privacy.randomness.rng import torch_generator
 from privacy.randomness.sampling import CohortSampler
 from server.config.load import parse
 from server.config.schema import RunConfig
-from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, save_checkpoint
+from server.network.grid import answers
+from server.run_folder.checkpoint import Stopwatch
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
 from server.runs.commitment import round_sampling
-from server.runs.loop import go_on, run_rounds
+from server.runs.loop import Loop
 from simulations.engines.inprocess import InProcessGrid
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.aggregations.factors import Plain
-from strategies.controllers.controller import PublicSignals, RunInfo
+from strategies.controllers.controller import RunInfo
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest, contribution_records
 from strategies.optimizers.fedavg import FedAvgM
@@ -108,29 +109,39 @@ class Run:
             noise=self.noise,
             patience=0.0,
         )
-        made.begin(torch.zeros(LAYOUT.size), PublicSignals(0, loss_of(torch.zeros(LAYOUT.size))))
         return made
 
     def evaluate(self, adapter: torch.Tensor, split: str) -> Metrics:
         assert split == "validation"
-        self.evaluated.append(len(self.evaluated))
+        if bool(adapter.any()):  # not that of the start
+            self.evaluated.append(len(self.evaluated))
         return Metrics(loss=loss_of(adapter), accuracy=0.5, count=10)
 
-    def go(self, ledger: Ledger, resume: bool = False) -> str | None:
-        strategy = self.strategy(ledger)
-        if resume:
-            assert strategy.state is not None
-            checkpoint = load_checkpoint(self.folder, strategy.state)
-        else:
-            assert strategy.state is not None
-            save_checkpoint(self.folder, Checkpoint.after(strategy.state, None, ledger.head, Times()))
-        grid = InProcessGrid(self.app or clients(), self.nodes)
-        with Telemetry(self.folder, tensorboard=False) as telemetry:
-            if resume:
-                go_on(strategy, self.evaluate, self.config, telemetry, checkpoint)
-            refusal = run_rounds(strategy, grid, self.evaluate, self.config, telemetry, self.folder)
+    def loop(self, ledger: Ledger, telemetry: Telemetry) -> Loop:
+        """The loop of a strategy that was never begun."""
+        strategy, grid = self.strategy(ledger), InProcessGrid(self.app or clients(), self.nodes)
+        strategy.grid = grid
+        strategy.exchange = lambda messages: answers(grid, messages, 60.0)
         self.last = strategy
-        return refusal
+        return Loop(
+            strategy,
+            lambda adapter, split: self.evaluate(adapter, split),
+            telemetry,
+            self.folder,
+            self.config.rounds,
+            self.config.privacy.epsilon,
+            evaluated=lambda round: round % self.config.evaluation.every == 0 or round == self.config.rounds,
+            clock=Stopwatch(),
+        )
+
+    def go(self, ledger: Ledger, resume: bool = False) -> str | None:
+        with Telemetry(self.folder, tensorboard=False) as telemetry:
+            loop = self.loop(ledger, telemetry)
+            if resume:
+                loop.go_on(torch.zeros(LAYOUT.size))
+            else:
+                loop.begin(torch.zeros(LAYOUT.size))
+            return loop.run()
 
     @property
     def records(self) -> list[RoundRecord]:

@@ -16,12 +16,12 @@ from server.run_folder.checkpoint import load_checkpoint
 from server.run_folder.telemetry import Telemetry, read_metrics
 from server.runs import loop
 from server.runs.commitment import round_sampling
-from server.runs.loop import go_on
+from strategies.controllers.controller import PublicSignals
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
-from tests.cases.loop import N, Run, clients, everything, settings
+from tests.cases.loop import LAYOUT, N, Run, clients, everything, settings
 from tests.cases.runs import MakeRun
 
 ROUNDS = 4
@@ -39,9 +39,9 @@ class Dying(InsecureZeroNoise):
 
 
 PLACES: dict[str, tuple[Any, str, bool]] = {
-    "before the cohort": (DpFedAvg, "configure_train", False),
-    "after the messages": (DpFedAvg, "configure_train", True),
-    "before the sum": (DpFedAvg, "aggregate_train", False),
+    "before the cohort": (DpFedAvg, "_messages", False),
+    "after the messages": (DpFedAvg, "_messages", True),
+    "before the sum": (DpFedAvg, "_opened", False),
     "before the charge": (Ledger, "charge", False),
     "after the charge": (Ledger, "charge", True),
     "before the release is noted": (Ledger, "released", False),
@@ -81,6 +81,12 @@ def dying(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
     patch.setattr(owner, name, step)
 
 
+def begun(run: Run, ledger: Ledger) -> DpFedAvg:
+    strategy = run.strategy(ledger)
+    strategy.begin(torch.zeros(LAYOUT.size), PublicSignals(0, 1.0))
+    return strategy
+
+
 def broken_off(run: Run, ledger: Ledger, place: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         dying(patch, place, call)
@@ -91,7 +97,13 @@ def broken_off(run: Run, ledger: Ledger, place: str, call: int, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("place", "call"),
-    [*((place, 2) for place in PLACES), ("after the charge", 0), ("after the checkpoint", 0), ("before the charge", 0)],
+    [
+        *((place, 2) for place in PLACES),
+        ("after the charge", 0),
+        ("after the checkpoint", 0),
+        ("after the checkpoint", 1),
+        ("before the charge", 0),
+    ],
 )
 def test_a_run_that_dies_anywhere_goes_on_as_if_nothing_had_happened(
     place: str, call: int, start: MakeRun, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +186,9 @@ def test_an_evaluation_that_fails_after_the_release_loses_no_round(
     whole.go(ledger)
     run, ledger = start("run", settings(ROUNDS), DpLac(), noise=InsecureZeroNoise())
 
-    def fail(*_: Any) -> Any:
+    def fail(adapter: torch.Tensor, split: str, evaluate: Any = run.evaluate) -> Any:
+        if not bool(adapter.any()):  # the start, before any release
+            return evaluate(adapter, split)
         raise RoundFailed("evaluation on validation: 0 of 3 workers answered")
 
     with monkeypatch.context() as patch:
@@ -197,28 +211,19 @@ def test_noise_of_a_round_that_is_held_again_is_fresh(start: MakeRun, monkeypatc
     run, ledger = start(
         "run", settings(1), Fixed(1e-3), sampler=CohortSampler.fresh(), floor=commitment, app=clients(0.0)
     )
-    broken_off(run, ledger, "after the checkpoint", 0, monkeypatch)
-    template = run.strategy(Ledger.open(run.folder / "ledger.jsonl", read_only=True)).state
+    broken_off(run, ledger, "after the checkpoint", 1, monkeypatch)  # the first one is that of the beginning
+    template = begun(run, Ledger.open(run.folder / "ledger.jsonl", read_only=True)).state
     assert template is not None
     first = load_checkpoint(run.folder, template)
     for _ in range(2):
         with Ledger.open(run.folder / "ledger.jsonl") as ledger:
-            strategy = run.strategy(ledger)  # begins anew: round 1 is held again, and charged again
-            with Telemetry(run.folder, tensorboard=False) as telemetry:
-                loop.run_rounds(strategy, _grid(run), run.evaluate, run.config, telemetry, run.folder)
-            assert strategy.release is not None
-            updates.append(strategy.release.update)
+            run.go(ledger)  # begins anew: round 1 is held again, and charged again
+            assert run.last.release is not None
+            updates.append(run.last.release.update)
     assert first.update is not None
     for one, other in ((first.update, updates[0]), (updates[0], updates[1])):
         assert not torch.equal(one, other)
         assert float(torch.nn.functional.cosine_similarity(one, other, dim=0)) < 0.999
-
-
-def _grid(run: Run) -> Any:
-    from simulations.engines.inprocess import InProcessGrid
-
-    assert run.app is not None
-    return InProcessGrid(run.app, run.nodes)
 
 
 def test_tensorboard_shows_every_round_once(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +231,7 @@ def test_tensorboard_shows_every_round_once(start: MakeRun, monkeypatch: pytest.
     broken_off(run, ledger, "before the record", 2, monkeypatch)
     (run.folder / "metrics.jsonl").open("a").write('{"phase": "round", "rou')  # and the disk kept half a line
     with Ledger.open(run.folder / "ledger.jsonl") as ledger, Telemetry(run.folder) as telemetry:
-        strategy = run.strategy(ledger)
-        assert strategy.state is not None
-        go_on(strategy, run.evaluate, run.config, telemetry, load_checkpoint(run.folder, strategy.state))
+        run.loop(ledger, telemetry).go_on(torch.zeros(LAYOUT.size))
     events = EventAccumulator(str(run.folder / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Tensors("validation/loss")] == [1, 2, 3]
@@ -243,11 +246,11 @@ def test_a_checkpoint_whose_release_the_ledger_does_not_know_is_refused(
     run, ledger = start("run", settings(3), Fixed(0.5), noise=InsecureZeroNoise())
     run.go(ledger)
     other, foreign = start("other", settings(3), Fixed(0.5), noise=InsecureZeroNoise())
-    strategy = other.strategy(foreign)
+    strategy = begun(other, foreign)
     assert strategy.state is not None
     checkpoint = load_checkpoint(run.folder, strategy.state)
     with pytest.raises(CorruptRun, match="the ledger knows of no release 'round' of round 3"):
         strategy.restore(checkpoint.state, checkpoint.update, checkpoint.answers)
-    own = run.strategy(ledger)
+    own = begun(run, ledger)
     with pytest.raises(CorruptRun, match="do not have the form"):
         own.restore(checkpoint.state, checkpoint.update.double(), checkpoint.answers)  # type: ignore[union-attr]

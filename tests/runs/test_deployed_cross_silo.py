@@ -87,7 +87,7 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.network.grid.roster", functools.partial(roster, settle=0.0, patience=0.0))
+    monkeypatch.setattr("server.runs.cross_silo.roster", functools.partial(roster, settle=0.0, patience=0.0))
 
 
 @pytest.mark.parametrize(

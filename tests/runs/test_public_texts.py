@@ -9,11 +9,10 @@ import torch
 
 from client.record_level.dp_sgd import PrivateSgd
 from privacy.ledger.ledger import Ledger
-from server.app import held
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.checkpoint import load_checkpoint
-from server.runs.record_level import run_record_level
+from server.runs.start import run_in_folder
 
 SPAN = {"samples": 6, "directions": 3, "openings": "Notes: |A patient", "warm-start-epochs": 1}
 
@@ -44,8 +43,7 @@ def config(cache: Path, method: str, **settings: Any) -> RunConfig:
 
 def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     folder.mkdir(exist_ok=True)
-    with held(folder, resume=resume) as (telemetry, ledger):
-        run_record_level(settings, folder, telemetry, ledger)
+    run_in_folder(settings, folder, resume=resume)
 
 
 @pytest.mark.parametrize(

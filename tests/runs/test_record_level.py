@@ -11,13 +11,12 @@ from client.models.base import load_base
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.settings import RecordLevelSettings
 from privacy.ledger.ledger import Ledger
-from server.app import held
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
-from server.runs.record_level import run_record_level
 from server.runs.record_level_assembly import assemble_record_level
+from server.runs.start import run_in_folder
 from simulations.report.page import loading_code
 from simulations.report.read_run import read_run
 
@@ -52,8 +51,7 @@ def config(cache: Path, **settings: Any) -> RunConfig:
 
 def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     folder.mkdir(exist_ok=True)
-    with held(folder, resume=resume) as (telemetry, ledger):
-        run_record_level(settings, folder, telemetry, ledger)
+    run_in_folder(settings, folder, resume=resume)
 
 
 def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
@@ -145,7 +143,7 @@ def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, mon
         ({"privacy.delta": 0.4}, "delta must be < 1/population"),
         ({"strategy.controller": "dp-lac", "evaluation.every": 1}, "clip-norm"),
         ({"strategy.aggregation": "flora"}, "this is one"),
-        ({"clients": 2, "sampling-rate": 1.0}, "clients = 1"),
+        ({"clients": 2, "sampling-rate": 1.0}, "clients = 2: .* grid"),
         ({"silo.warm-up": 6}, "warm_up must be < steps"),
     ],
 )

@@ -12,8 +12,8 @@ from server.config.load import flatten
 from server.runs.record_level_assembly import record_level_settings
 from simulations.benchmarks.papers.diabetes import NAMES
 from simulations.cli.app import app
-from simulations.engines import record_level_process
-from simulations.presets.load import configure_silo
+from simulations.engines.inprocess import run_inprocess
+from simulations.presets.asked import ask
 from simulations.sweep.cells import SWEEPS, read_cells
 from simulations.sweep.child import CELL_FILE
 from simulations.sweep.rows import row
@@ -76,7 +76,7 @@ def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     place.mkdir()
     (place / "config.toml").write_text(cells[0].config.to_toml())
     (place / CELL_FILE).write_text("{}")
-    record_level_process.run(place, {})
+    run_inprocess(cells[0].config, place)
     entry = row(cells[0], place)
     assert entry["unit"] == "group:patient"
     assert 1 < entry["test_perplexity"] < 400
@@ -138,15 +138,13 @@ def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> N
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["silo", "BASE", "--set", "silo.batch-size=1000"], "batch_size must be <= the number of units"),
-        (["silo", "BASE", "--set", "clients=3"], "clients = 1"),
+        (["run", "BASE", "--set", "silo.batch-size=1000"], "batch_size must be <= the number of units"),
         (["silo", "BASE", "--set", "data.unit-column=doctor"], "doctor"),
-        (["silo", "quickstart"], "privacy.unit"),
         (
-            ["silo", "BASE", "--set", "data.detector=high-entitty"],
+            ["run", "BASE", "--set", "data.detector=high-entitty"],
             "detector = 'high-entitty': unknown; there are regex",
         ),
-        (["run", "BASE"], "lacquer silo"),
+        (["run", "BASE", "--workers", "2"], "leave out --engine and --workers"),
     ],
 )
 def test_the_command_refuses_what_cannot_be_a_silo(folder: Path, monkeypatch, arguments, reason) -> None:
@@ -159,6 +157,6 @@ def test_the_command_refuses_what_cannot_be_a_silo(folder: Path, monkeypatch, ar
 
 def test_data_are_looked_for_in_their_own_folder(folder: Path, tmp_path_factory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    config = configure_silo(str(folder / "base.toml"), ["output=out"], elsewhere, folder)
+    config = ask(str(folder / "base.toml"), ["output=out"], {}, elsewhere, folder).run
     assert config.data.source == f"jsonl:{folder / 'visits.jsonl'}"
     assert config.output == str(elsewhere / "out")

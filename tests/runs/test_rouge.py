@@ -16,17 +16,15 @@ from client.data.prepare import prepare
 from client.models.base import load_base
 from client.models.lora import load_peft
 from client.record_level.dp_sgd import PrivateSgd
-from server.app import held
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.evaluation.rouge import SCORES, adapter_rouge
 from server.run_folder.resume import check_resumable
 from server.runs.assembly import data_spec
-from server.runs.cross_silo_artefacts import final_adapter
+from server.runs.cross_silo import final_adapter
 from server.runs.phase_config import parse_phases
-from server.runs.phases import PhasesRun
-from server.runs.record_level import run_record_level
 from server.runs.record_level_assembly import assemble_federation, assemble_record_level
+from server.runs.start import run_in_folder
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
 from simulations.report.page import loading_code, write_report
@@ -34,6 +32,7 @@ from simulations.report.read_run import read_run
 from simulations.report.summary import print_summary
 from strategies.adapter.residual import pairs, residual_size
 from strategies.cross_silo import GlobalModel
+from tests.cases.phases import train
 
 MODEL = {
     "name": "random:llama", "task": "summarisation", "rank": 8, "alpha": 16.0, "max-length": 60,
@@ -85,8 +84,7 @@ def config(place: Path, **settings: Any) -> RunConfig:
 
 def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     folder.mkdir(exist_ok=True)
-    with held(folder, resume=resume) as (telemetry, ledger):
-        run_record_level(settings, folder, telemetry, ledger)
+    run_in_folder(settings, folder, resume=resume)
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -237,8 +235,7 @@ def test_a_recipe_ends_with_them(place, tmp_path):
         "learning-rate": 0.01,
     }
     settings = parse_phases({**kept, "phases": [phase]})
-    (tmp_path / "run").mkdir()
-    PhasesRun(settings).train(tmp_path / "run")
+    train(settings, tmp_path / "run")
     results, expected = results_of(tmp_path / "run"), independent(settings.run, tmp_path / "run")
     assert expected["rougeL"] > 0.2
     assert results["test_rougeL"] == pytest.approx(expected["rougeL"], abs=1e-6)

@@ -1,6 +1,7 @@
 import pytest
 
 from server.config.load import ConfigError, parse
+from simulations.presets.asked import ask
 from simulations.presets.load import absolute_paths, configure, describe, find, parse_setting, preset_files
 
 
@@ -36,8 +37,9 @@ def test_a_setting_that_is_no_key_and_value_is_refused(setting):
 
 @pytest.mark.parametrize("name", sorted(preset_files()))
 def test_every_preset_parses_and_says_what_it_is(name, tmp_path):
-    config = configure(name, [], {}, tmp_path)
-    assert config.name == name
+    asked = ask(name, [], {}, tmp_path, tmp_path)
+    assert asked.run.name == name
+    assert (asked.phases is not None) == (preset_files()[name].parent.name == "phases")
     assert len(describe(preset_files()[name])) > 20
 
 

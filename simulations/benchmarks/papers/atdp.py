@@ -124,17 +124,17 @@ def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[
             }
         with tempfile.TemporaryDirectory() as folder:
             done = [ordinary[chain[0]]] if chain[0] in ordinary else []
-            result = run.train(Path(folder), done)
+            results = run.train(Path(folder), done)
         if chain[0] in ("plain", "redacted"):
-            ordinary[chain[0]] = result.phases[0]
+            ordinary[chain[0]] = results[0]
         for length, row in enumerate(rows, start=1):
             if row:
                 part = replace(recipe, phases=recipe.phases[:length])
                 found[row] = {
                     **_guarantee(part, run.population),
-                    **_quality(run, result.phases[length - 1].adapter, candidates),
-                    "cpu_seconds": sum(phase.cpu_seconds for phase in result.phases[:length]),
-                    "phases": [phase.to_json() for phase in result.phases[:length]],
+                    **_quality(run, results[length - 1].adapter, candidates),
+                    "cpu_seconds": sum(phase.cpu_seconds for phase in results[:length]),
+                    "phases": [phase.to_json() for phase in results[:length]],
                 }
     size = {
         "population": run.population,
@@ -142,7 +142,7 @@ def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[
         "copies": config.run.data.canary_copies,
         "delta": config.recipe.delta,
         "model": _model_name(config.run.model.name),
-        "dimension": result.dimension,
+        "dimension": run.layout.dim,
     }
     return [{"row": row, **values, **size} for row, values in found.items()]
 

@@ -1,0 +1,135 @@
+"""What every kind of run does alike: own its folder, note what it starts with, end with artefacts and a status."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from client.data.spec import PreparedData
+from privacy.commitment import Commitment
+from privacy.ledger.ledger import Ledger
+from server.config.load import ConfigError
+from server.config.schema import RunConfig
+from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
+from server.run_folder.names import CONFIG_FILE, LEDGER_FILE
+from server.run_folder.progress import owned
+from server.run_folder.provenance import write_environment
+from server.run_folder.resume import Resumed, check_origin, check_same_run, claim, note_resumed, write_origin
+from server.run_folder.telemetry import Telemetry
+from server.runs.artefacts import Outcome, write_artefacts
+from server.runs.loop import Loop
+
+
+@dataclass
+class Run:
+    """A run in its folder.
+
+    Attributes:
+        config: resolved.
+        folder: of the run; this process owns it.
+        telemetry: of the run.
+        ledger: held, of the run that goes on; None where the run is new, or of a kind without a ledger of the server.
+        resumes: whether it goes on after an interruption.
+        other_code: go on although the code has changed.
+        clock: of the run.
+    """
+
+    config: RunConfig
+    folder: Path
+    telemetry: Telemetry
+    ledger: Ledger | None = None
+    resumes: bool = False
+    other_code: bool = False
+    clock: Stopwatch = field(default_factory=Stopwatch)
+    changes: list[str] = field(default_factory=list)
+
+    def status(self, message: str) -> None:
+        """What the run prepares."""
+        self.telemetry.status("preparing", message)
+
+    def note_start(
+        self, data: PreparedData, commitment: Commitment | None = None, phases: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Note what the run starts with, or hold it against what it started with.
+
+        Args:
+            data: prepared.
+            commitment: of the ledger; None where the server holds none.
+            phases: tables of a run in phases.
+
+        Raises:
+            CannotResume, CorruptRun: it cannot be the same run.
+        """
+        config, name = self.config, data.folder.name
+        if self.ledger is not None and commitment is not None:
+            self.changes = check_same_run(config, name, commitment, self.folder, self.ledger, self.other_code)
+        elif self.resumes:
+            self.changes = check_origin(self.folder, config, data=name, other_code=self.other_code, phases=phases)
+        else:
+            write_origin(self.folder, config, name, phases)
+        (self.folder / CONFIG_FILE).write_text(config.to_toml())
+        write_environment(self.folder)
+
+    @contextmanager
+    def paying(self, commitment: Commitment) -> Iterator[Ledger]:
+        """The ledger of the run, made where the run is new."""
+        with self.ledger or Ledger.create(self.folder / LEDGER_FILE, commitment) as ledger:
+            yield ledger
+
+    def train(self, loop: Loop, start: Callable[[], Any], form: Any) -> str | None:
+        """Begin or go on, and train to the end; why the budget refused, or None.
+
+        Args:
+            loop: with a training whose checkpoints lie in the run's folder.
+            start: the adapter that a new run begins with; not called when it goes on.
+            form: an adapter of the run's form.
+        """
+        if checkpoint_folder(self.folder) is not None:
+            lost = loop.go_on(form)
+            note_resumed(self.folder, Resumed(loop.state.round, time.time(), lost, tuple(self.changes)))
+        else:
+            if self.config.public.warm_start_epochs:
+                self.status("warm start on public records")
+            first = start()
+            self.status("first evaluation")
+            loop.begin(first)
+        return loop.run()
+
+    def finish(self, outcome: Outcome, statement: Mapping[str, Any], done: str) -> None:
+        """Write what the run leaves behind, then say that it has ended; ``done`` says so in words."""
+        write_artefacts(self.folder, self.config, outcome, statement)
+        stopped = outcome.stopped
+        self.telemetry.status("stopped-budget" if stopped else "completed", stopped or done)
+
+
+@contextmanager
+def opened(
+    config: RunConfig, folder: Path, *, resume: bool, other_code: bool = False, ledger: bool = True
+) -> Iterator[Run]:
+    """A run's folder for its one owner. A failure is noted in its status before it goes on.
+
+    Args:
+        config: of the run.
+        folder: exists.
+        resume: go on with the run in it.
+        other_code: although the code has changed.
+        ledger: whether the server keeps the ledger in the folder and finds it again by :func:`claim`.
+
+    Raises:
+        ConfigError: the folder already holds a run and this is another.
+        CannotResume, CorruptRun: see :func:`server.run_folder.resume.claim`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(owned(folder))
+        # Whoever holds the ledger owns the folder, so it comes before anything is written there.
+        held = stack.enter_context(claim(folder)) if resume and ledger else None
+        if not resume and (folder / LEDGER_FILE).exists():
+            raise ConfigError(f"run-folder = {str(folder)!r} already holds a run; a ledger is never overwritten")
+        telemetry = stack.enter_context(Telemetry(folder))
+        try:
+            yield Run(config, folder, telemetry, held, resume, other_code)
+        except BaseException as error:
+            telemetry.status("failed", f"{type(error).__name__}: {error}")
+            raise

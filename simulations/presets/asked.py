@@ -1,0 +1,109 @@
+"""What a person asked to run: a configuration, or one with phases, whichever the file describes."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from server.config.load import ConfigError, load
+from server.config.schema import RunConfig
+from server.run_folder.errors import CannotResume
+from server.run_folder.names import CONFIG_FILE, PHASES_FILE
+from simulations.presets.load import absolute_paths, find, parse_setting
+
+if TYPE_CHECKING:
+    from server.runs.phase_config import PhasesConfig
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run to be started or gone on with.
+
+    Attributes:
+        run: the settings that every kind of run has.
+        phases: those of a run in phases, else None.
+    """
+
+    run: RunConfig
+    phases: "PhasesConfig | None" = None
+
+    @property
+    def shown(self) -> RunConfig:
+        """For a display, with the rounds that are planned."""
+        if self.phases is None:
+            return self.run
+        steps = sum(phase.steps for phase in self.phases.recipe.private)
+        return self.run.model_copy(update={"rounds": max(steps, 1)})
+
+    @property
+    def phase_tables(self) -> list[dict[str, Any]]:
+        """The phases as they stand in a file; none for other runs."""
+        return [] if self.phases is None else self.phases.phase_tables()
+
+    def write(self, folder: Path) -> None:
+        """The phases into the run's folder; the other settings are written by whoever starts the run."""
+        if self.phases is not None:
+            (folder / PHASES_FILE).write_text(self.phases.to_toml(), encoding="utf-8")
+
+
+def ask(name: str, settings: Sequence[str], overrides: Mapping[str, Any], here: Path, data: Path) -> Asked:
+    """The run that a preset or a file describes, with ``settings`` ("key=value") and ``overrides`` on top.
+
+    Args:
+        name: of a preset, or a path.
+        settings: as typed.
+        overrides: of single keys, such as the engine.
+        here: folder where the output goes, if its path is relative.
+        data: folder in which all other relative paths begin.
+
+    Raises:
+        ConfigError: naming every wrong key.
+    """
+    file = find(name)
+    chosen = {**dict(parse_setting(setting) for setting in settings), **overrides}
+    if not has_phases(file):
+        return _checked(Asked(_absolute(load(file, chosen), here, data)), overrides)
+    from server.runs.phase_config import PhasesConfig, load_phases  # with torch, which `lacquer --help` does not need
+
+    config = load_phases(file, chosen)
+    run = _absolute(config.run, here, data)
+    return _checked(Asked(run, PhasesConfig(run, config.recipe)), overrides)
+
+
+def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:
+    """The run in a folder, with ``overrides`` of where it trains.
+
+    Raises:
+        CannotResume, ConfigError: it is no run folder, or its configuration is damaged.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise CannotResume(f"{folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
+    if not (folder / PHASES_FILE).is_file():
+        return _checked(Asked(load(folder / CONFIG_FILE, dict(overrides))), overrides)
+    from server.runs.phase_config import load_phases
+
+    config = load_phases(folder / PHASES_FILE)
+    return _checked(Asked(config.run, config), overrides)
+
+
+def has_phases(file: Path) -> bool:
+    """Whether a TOML file has ``[[phases]]``; a file that cannot be read has none, and is refused by who reads it."""
+    try:
+        return "phases" in tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _absolute(config: RunConfig, here: Path, data: Path) -> RunConfig:
+    output = str((here / Path(config.output).expanduser()).resolve())
+    return absolute_paths(config.model_copy(update={"output": output}), data.expanduser().resolve())
+
+
+def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
+    if overrides and asked.run.alone:
+        raise ConfigError(
+            f"{', '.join(overrides)}: a run over the records of one site trains in a process of its own; leave out "
+            "--engine and --workers"
+        )
+    return asked
