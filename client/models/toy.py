@@ -25,7 +25,8 @@ from transformers import (
     RobertaConfig,
 )
 
-PREFIX = "random:"
+from client.models.files import RANDOM_PREFIX
+
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _VOCABULARY = len(_SPECIAL) + 256
 _POSITIONS = 130
@@ -85,9 +86,9 @@ def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
     Raises:
         ValueError: unknown architecture.
     """
-    architecture = name.removeprefix(PREFIX)
+    architecture = name.removeprefix(RANDOM_PREFIX)
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"unknown random model {name!r}; known: {', '.join(PREFIX + key for key in ARCHITECTURES)}")
+        raise ValueError(f"unknown random model {name!r}; known: {', '.join(RANDOM_PREFIX + key for key in ARCHITECTURES)}")
     make, arguments = ARCHITECTURES[architecture]
     config = make(**arguments)
     if causal and isinstance(config, BertConfig | RobertaConfig):

@@ -17,7 +17,6 @@ from server.config.schema import RunConfig
 from server.run_folder.provenance import write_environment
 from server.run_folder.round_record import RoundRecord, released_values
 from server.run_folder.telemetry import State, Telemetry
-from server.runs.artefacts import how_to_use
 
 
 def recorded_metrics(
@@ -114,6 +113,8 @@ def _write_ledger(path: Path, done: int, state: State, not_private: str | None) 
 
 
 def _write_outcome(folder: Path) -> None:
+    from server.runs.artefacts import how_to_use  # loads transformers
+
     results = {
         "test_accuracy": 0.8125,
         "test_loss": 0.5,

@@ -1,23 +1,16 @@
-"""Runs of the server's loop, and Flower's idea of who is asking."""
+"""Runs of the server's loop."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
 from privacy.commitment import Commitment, FloorStep
 from privacy.ledger.ledger import Ledger
 from server.config.schema import RunConfig
 from server.runs.commitment import round_sampling
 from tests.cases.loop import N, Run
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 MakeRun = Callable[..., tuple[Run, Ledger]]

@@ -1,5 +1,6 @@
 """Fixtures of the integration tests."""
 
 from tests.cases.federation import fed, ledger_for, quick_ledger_for, released  # noqa: F401
+from tests.cases.identity import identity  # noqa: F401
 from tests.cases.recorded_runs import complete_run, record_run, run_config  # noqa: F401
-from tests.cases.runs import identity, start  # noqa: F401
+from tests.cases.runs import start  # noqa: F401

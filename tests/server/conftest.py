@@ -1,1 +1,1 @@
-from tests.cases.runs import identity, start  # noqa: F401
+from tests.cases.identity import identity  # noqa: F401

@@ -13,7 +13,6 @@ from privacy.errors import CorruptRun
 from privacy.events import Component, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
-from server.app import configuration
 from server.config.load import ConfigError, parse
 from server.config.schema import RunConfig
 from server.run_folder import provenance, resume
@@ -204,11 +203,6 @@ def test_a_missing_file_is_named(file: str, error: type[Exception], words: str, 
 def test_a_damaged_file_is_named(file: str, text: str, folder: Path) -> None:
     (folder / file).write_text(text)
     assert str(folder / file.partition("/")[0]) in refused(folder, CorruptRun)
-
-
-def test_plain_flower_names_the_folder_and_nothing_else(folder: Path) -> None:
-    keys = {"config-file": "", "run-folder": "", "resume": str(folder), "rounds": 99}  # flwr gives all its defaults
-    assert configuration(keys) == CONFIG
 
 
 def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:

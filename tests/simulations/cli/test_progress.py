@@ -13,7 +13,6 @@ from server.config.schema import RunConfig
 from server.run_folder.telemetry import Status, Telemetry
 from simulations.cli.live_display import Snapshot, display, sparkline
 from simulations.cli.progress import follow, round_line
-from simulations.report.summary import print_summary
 from tests.cases.recorded_runs import recorded_metrics
 
 
@@ -151,31 +150,3 @@ def test_a_dumb_terminal_gets_plain_lines(
 )
 def test_sparkline(values: list[float], cells: int, text: str) -> None:
     assert sparkline(values, cells) == text
-
-
-def test_the_summary_states_quality_privacy_time_folder_and_next_steps(complete_run: Path) -> None:
-    for make in (plain, terminal):
-        console, stream = make(100)
-        print_summary(complete_run, console)
-        text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
-        for expected in ("81.2\u00a0%", "epsilon at most 0.", "at delta 1e-5", "5 of 5", "2:05", "report.html"):
-            assert expected in text
-        assert "adding or removing one client" in text
-    assert 'load_base("minilm", "classification", num_labels=7)' in text  # of the terminal, the last one
-
-
-def test_the_summary_of_a_failed_run_says_why_and_what_is_spent(record_run: Callable[..., Path]) -> None:
-    console, stream = terminal(100)
-    print_summary(record_run(done=2, state="failed"), console)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
-    assert "small failed" in text
-    assert "worker 2 did not answer" in text
-    assert re.search(r"epsilon at most [0-9.]+ at delta 1e-5, [0-9.]+ spent", text)
-    assert "PeftModel" not in text
-
-
-def test_the_summary_of_a_run_without_a_guarantee_hides_every_epsilon(record_run: Callable[..., Path]) -> None:
-    console, stream = plain()
-    print_summary(record_run(not_private="noise is off"), console)
-    assert "privacy: none" in stream.getvalue()
-    assert "epsilon" not in stream.getvalue()

@@ -1,10 +1,14 @@
+"""The settings that `flwr run` reads from pyproject.toml are those of the schema."""
+
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from server.app import SPECIAL_KEYS
+from server.app import SPECIAL_KEYS, configuration
 from server.config.load import parse, unflatten
 from server.config.schema import RunConfig
+from server.run_folder.resume import write_origin
 from simulations.tools.flwr_defaults import HEADER, LAUNCHER_KEYS, PYPROJECT, flwr_defaults, rewritten
 
 
@@ -33,3 +37,11 @@ def test_rewriting_replaces_the_table_and_nothing_else():
 def test_a_pyproject_without_the_table_is_refused():
     with pytest.raises(ValueError, match="once"):
         rewritten("[a]\n")
+
+
+def test_plain_flower_names_the_folder_of_a_resumed_run_and_nothing_else(tmp_path: Path) -> None:
+    config = RunConfig(seed=7)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    write_origin(tmp_path, config, "digest")
+    keys = {"config-file": "", "run-folder": "", "resume": str(tmp_path), "rounds": 99}  # flwr gives all its defaults
+    assert configuration(keys) == config
