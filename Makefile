@@ -5,10 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := privacy client strategies server simulations
 ARGS ?=
-PARALLEL ?= -n auto --dist loadfile
+PYTEST = $(BIN)/pytest
+SPREAD ?= -n logical --maxprocesses 8
+UNITS = tests/privacy tests/strategies tests/client tests/server tests/simulations tests/test_*.py
+UNIT = not run and not slow and not nightly
+# Compiled sources are kept: without them every process compiles everything anew, and pytest rewrites every test.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow test-all check format bench flwr-defaults clean
+.PHONY: help install run test test-runs test-e2e test-nightly test-all check format bench flwr-defaults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -25,13 +30,19 @@ $(STAMP): pyproject.toml constraints.txt
 run: install ## run the main job (make run ARGS="sst2 --set seed=1")
 	$(BIN)/lacquer run $(ARGS)
 
-test: install ## the fast tests, a few minutes on two cores, no network
-	$(BIN)/pytest -n logical --maxprocesses 8 --dist loadfile $(ARGS)
+test: install ## unit tests, about a minute on two cores
+	$(PYTEST) -m '$(UNIT)' $(SPREAD) --dist worksteal $(UNITS) $(ARGS)
 
-test-slow: install ## the slow tests: whole runs through Flower on Ray, audits
-	$(BIN)/pytest -m slow $(ARGS)
+test-runs: install ## models and whole runs in one process, some minutes
+	$(PYTEST) -m 'run and not slow and not nightly' $(SPREAD) --dist loadfile tests $(ARGS)
 
-test-all: test test-slow ## every test
+test-e2e: install ## whole processes through Flower and Ray, kills, a quarter of an hour
+	$(PYTEST) -m 'slow and not nightly' tests/end_to_end tests/runs tests/engine $(ARGS)
+
+test-nightly: install ## audits, tables of golden numbers, soaks, benchmarks
+	$(PYTEST) -m nightly $(SPREAD) --dist loadfile tests $(ARGS)
+
+test-all: test test-runs test-e2e test-nightly ## every test
 
 check: install ## ruff, formatting, types, import rules, tables of the documentation
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ Nothing of ours is imported here: pytest reads this file before jaxtyping's impo
 
 import os
 import signal
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -22,6 +23,18 @@ jaxtyping.jaxtyped = shape_checks.sparing(jaxtyping.jaxtyped)
 # A suite started in the background of a shell inherits an ignored Ctrl-C, and so would every process it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+TIERS = {"engine": "run", "runs": "run", "docker": "run", "end_to_end": "slow", "benchmarks": "nightly"}
+"""The tier of all tests of a folder of tests/; tests elsewhere are unit tests unless they are marked."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        tier = TIERS.get(item.path.relative_to(here).parts[0])
+        if tier is not None:
+            item.add_marker(tier)
 
 
 @pytest.fixture

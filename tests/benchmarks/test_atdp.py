@@ -14,7 +14,6 @@ from simulations.benchmarks.papers.atdp import ORDER, comparison
 KINDS = dict(zip(ORDER, ["public", "none", "none", *["selective"] * 4, "record", "record"], strict=True))
 
 
-@pytest.mark.slow
 def test_every_row_is_measured_and_says_what_it_guarantees(tmp_path: Path) -> None:
     texts = [{"text": f"on day {i} the nurse Ann wrote a note of {i * i} words"} for i in range(60)]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))

@@ -50,7 +50,6 @@ def job() -> jobs.Job:
     return jobs.Job("tiny", jobs.tiny, jobs.SPEC, clients, jobs.ADAMW.but(batch_size=2))
 
 
-@pytest.mark.slow
 def test_engine_and_benchmarks_run_without_flower_and_ray() -> None:
     modules = [*LIBRARY, *(f"simulations.benchmarks.engine.{name}" for name in SCRIPTS)]
     code = f"""
@@ -105,7 +104,6 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("identity")
-@pytest.mark.slow
 def test_rounds_of_a_million_clients_draw_the_cohort_of_a_hundred(tmp_path: Path) -> None:
     config = population.configuration(1_000_000, tmp_path / "cache", "random:bert", records=1)
     measured, clients = population.rounds_of(config, tmp_path, 3)
@@ -165,7 +163,6 @@ def test_flame_graph_is_a_picture_of_what_was_profiled(job: jobs.Job) -> None:
     assert 0 < shares[0] < 100
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_lacquer_sends_one_message_per_worker_and_flower_one_per_client() -> None:

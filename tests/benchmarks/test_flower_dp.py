@@ -48,13 +48,11 @@ def test_the_faults_that_decided_against_the_wrappers(check: Callable[[Ledger], 
     agree(next(name for name, known in CHECKS.items() if known is check), pair)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_line_of_the_table(name: str, ledger: Ledger) -> None:
     agree(name, CHECKS[name](ledger))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", flower_dp.AUDITS)
 def test_audits(name: str, ledger: Ledger) -> None:
     agree(name, flower_dp.audit_of(name, ledger))

@@ -7,7 +7,6 @@ import pytest
 from simulations.benchmarks.faults.soak import soak_inprocess
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_thirty_rounds_under_faults_leave_a_right_ledger_and_an_adapter(tmp_path: Path) -> None:
     """What must hold is checked by the run itself; here, that the faults really happened."""

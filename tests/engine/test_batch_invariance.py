@@ -35,7 +35,7 @@ PRECISIONS = [
     pytest.param(
         "bf16",
         marks=[
-            pytest.mark.slow,
+            pytest.mark.nightly,
             pytest.mark.skipif(
                 not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()),
                 reason="no bfloat16 products in hardware, so nobody gets them unasked",
@@ -47,7 +47,7 @@ LONGEST = {"few words": 10, "a sentence": 40, "a paragraph": 90}
 
 
 def _some_slow(cases: dict[str, Any], *fast: str) -> list[Any]:
-    return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+    return [case if case in fast else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
 
 
 SOME_JOBS = _some_slow(JOBS, "minilm, upper layers", "minilm, head alone", "lacquer-small")

@@ -42,7 +42,7 @@ def test_updates_equal_sequential_peft_in_double_precision(name, optimizer):
         assert torch.linalg.norm(row - reference) <= 1e-10 * torch.linalg.norm(reference)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_updates_equal_sequential_peft_in_single_precision(name):
     for local in (OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]):

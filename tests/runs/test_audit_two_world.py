@@ -63,7 +63,7 @@ class TestTheRealPathPasses:
         assert result.passed
         assert result.mu_estimate == pytest.approx(1 / Z, abs=0.35)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_clipping_in_a_public_subspace(self) -> None:
         """16 of 64 directions: the canary lies inside them, the honest rows mostly outside."""
         basis = torch.linalg.qr(torch.randn(DIM, 16, generator=torch.Generator().manual_seed(2))).Q.T.contiguous()
@@ -81,11 +81,11 @@ class TestTheRealPathPasses:
     def test_with_the_durable_ledger(self, tmp_path: Path) -> None:
         audit_with_durable_ledger(tmp_path, repetitions=100)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_with_the_durable_ledger_at_full_size(self, tmp_path: Path) -> None:
         audit_with_durable_ledger(tmp_path, repetitions=1000)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("z", [0.5, 1.0, 2.0])
     def test_exact_noise(self, z: float) -> None:
         result = Parts(noise=DiscreteGaussianNoise, plan=Plan(FlatClip(BOUND, DIM), z)).audit()
@@ -113,11 +113,11 @@ class TestPlantedBugsFail:
     def test_weighting_by_the_number_of_examples(self) -> None:
         assert not planted_bugs.weighted_by_examples().audit().passed
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_noise_before_averaging_with_the_wrong_sensitivity(self) -> None:
         assert not planted_bugs.noise_before_averaging().audit().passed
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_clipping_per_tensor_under_noise_for_the_whole(self) -> None:
         assert not planted_bugs.clipped_per_tensor().audit().passed
 
@@ -125,7 +125,7 @@ class TestPlantedBugsFail:
         """``contribute`` measures the norm of every encoded row again, whoever encoded it."""
         assert Parts(plan=planted_bugs.per_tensor_clip()).audit(repetitions=400).passed
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_noise_used_again_in_the_next_round(self) -> None:
         result = planted_bugs.reused_noise().audit_successive()
         assert not result.passed

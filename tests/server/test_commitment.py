@@ -39,7 +39,8 @@ def committed(controller: Fixed | DpLac) -> tuple[Commitment, tuple[float, ...]]
     return commit(small(), controller)
 
 
-@pytest.mark.parametrize("controller", [Fixed(), DpLac(), pytest.param(Falling(), marks=pytest.mark.slow)])
+@pytest.mark.run
+@pytest.mark.parametrize("controller", [Fixed(), DpLac(), Falling()])
 def test_the_commitment_costs_the_target_and_hardly_less(controller: Fixed | DpLac) -> None:
     commitment, multipliers = committed(controller)
     steps = [(step.sampling, step.noise_multiplier, step.count) for step in commitment.floor]
@@ -77,6 +78,7 @@ def test_the_histogram_is_part_of_the_target() -> None:
     assert with_it[1][0] > without[1][0]
 
 
+@pytest.mark.run
 def test_noise_follows_the_controllers_profile() -> None:
     _, multipliers = committed(Falling())
     assert [m / multipliers[0] for m in multipliers] == pytest.approx([1.0, 1.25 / 1.5, 1.0 / 1.5])

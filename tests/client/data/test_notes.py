@@ -23,7 +23,7 @@ PRINT_DIGEST = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_same_notes_in_every_process_and_for_every_range():
     whole = generate(60, 3)
     environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT), "TZ": "Asia/Tokyo", "LC_ALL": "C"}
@@ -87,7 +87,7 @@ def test_age_agrees_with_birth_and_visit():
     assert seen > 50
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_bayes_accuracy_is_the_stated_one():
     """The rule over the latent findings is right on 97% of the labels, within five standard errors, and on no more."""
     notes = generate(8_000, 1)

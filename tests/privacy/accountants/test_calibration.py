@@ -38,12 +38,13 @@ def check_against_table(rate: float, target: float, expected: float) -> None:
     assert epsilon([(poisson(rate), z - 2e-4, ROUNDS)], DELTA) > target, "and hardly more"
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("rate", "target", "expected"), CHEAP)
 def test_the_table(rate: float, target: float, expected: float) -> None:
     check_against_table(rate, target, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rate", "target", "expected"), [row for row in TABLE if row not in CHEAP])
 def test_the_rest_of_the_table(rate: float, target: float, expected: float) -> None:
     check_against_table(rate, target, expected)
@@ -53,26 +54,27 @@ def test_the_rest_of_the_table(rate: float, target: float, expected: float) -> N
     ("target", "expected"),
     [
         (2.0, 3.2372),
-        pytest.param(4.0, 1.8815, marks=pytest.mark.slow),
-        pytest.param(8.0, 1.1958, marks=pytest.mark.slow),
+        pytest.param(4.0, 1.8815, marks=pytest.mark.nightly),
+        pytest.param(8.0, 1.1958, marks=pytest.mark.nightly),
     ],
 )
 def test_the_table_by_rdp(target: float, expected: float) -> None:
     assert calibrate(target, DELTA, poisson(0.1), ROUNDS, accountant="rdp") == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("rate", "target", "expected"),
     [
         (0.1, 2.0, 5.634),
         (0.1, 4.0, 3.049),
-        pytest.param(0.1, 8.0, 1.690, marks=pytest.mark.slow),
-        pytest.param(0.05, 2.0, 2.819, marks=pytest.mark.slow),
-        pytest.param(0.05, 4.0, 1.542, marks=pytest.mark.slow),
-        pytest.param(0.05, 8.0, 0.927, marks=pytest.mark.slow),
-        pytest.param(0.02, 2.0, 1.188, marks=pytest.mark.slow),
-        pytest.param(0.02, 4.0, 0.800, marks=pytest.mark.slow),
-        pytest.param(0.02, 8.0, 0.604, marks=pytest.mark.slow),
+        pytest.param(0.1, 8.0, 1.690, marks=pytest.mark.nightly),
+        pytest.param(0.05, 2.0, 2.819, marks=pytest.mark.nightly),
+        pytest.param(0.05, 4.0, 1.542, marks=pytest.mark.nightly),
+        pytest.param(0.05, 8.0, 0.927, marks=pytest.mark.nightly),
+        pytest.param(0.02, 2.0, 1.188, marks=pytest.mark.nightly),
+        pytest.param(0.02, 4.0, 0.800, marks=pytest.mark.nightly),
+        pytest.param(0.02, 8.0, 0.604, marks=pytest.mark.nightly),
     ],
 )
 def test_replacing_one_of_a_poisson_sample(rate: float, target: float, expected: float) -> None:
@@ -85,8 +87,9 @@ def test_without_amplification(target: float, expected: float) -> None:
     assert calibrate(target, DELTA, Poisson(1.0, 1000), ROUNDS) == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
-    ("target", "expected"), [(2.0, 3.059), (4.0, 1.770), pytest.param(8.0, 1.131, marks=pytest.mark.slow)]
+    ("target", "expected"), [(2.0, 3.059), (4.0, 1.770), pytest.param(8.0, 1.131, marks=pytest.mark.nightly)]
 )
 def test_the_histogram_is_absorbed(target: float, expected: float) -> None:
     z = calibrate(target, DELTA, poisson(0.1), ROUNDS, extra=[FloorStep("histogram", Poisson(1.0, 1000), 10.0)])
@@ -97,6 +100,7 @@ def joint(*multipliers: float) -> float:
     return 1.0 / math.hypot(*(1.0 / z for z in multipliers))
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("target", "expected"), [(2.0, 3.067), (4.0, 1.798)])
 def test_a_loss_query_at_five_times_the_noise(target: float, expected: float) -> None:
     """DP-CLAC's loss beside the update, as one joint event."""
@@ -105,13 +109,14 @@ def test_a_loss_query_at_five_times_the_noise(target: float, expected: float) ->
     assert epsilon([(poisson(0.1), joint(z, 5 * z), ROUNDS)], DELTA) <= target
 
 
+@pytest.mark.run
 def test_queries_with_noise_of_their_own() -> None:
     z = calibrate(4.0, DELTA, poisson(0.1), ROUNDS, queries=(10.0, 20.0))
     assert joint(z, 10.0, 20.0) == pytest.approx(1.7618, abs=5e-4)
     assert epsilon([(poisson(0.1), joint(z, 10.0, 20.0), ROUNDS)], DELTA) <= 4.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rate", "target", "update", "loss", "true"),
     [
@@ -133,7 +138,7 @@ def test_splitting_the_budget_by_basic_composition(
     assert epsilon([(poisson(rate), joint(z_update, z_loss), ROUNDS)], DELTA) == pytest.approx(true, abs=6e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_a_short_schedule_of_noise_and_rates() -> None:
     profile = [2.0] * 10 + [1.0] * 10
     samplings = [Poisson(0.2, 1000)] * 15 + [Poisson(0.4, 1000)] * 5
@@ -142,13 +147,14 @@ def test_a_short_schedule_of_noise_and_rates() -> None:
     assert 1.99 < epsilon(run, DELTA) <= 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_long_schedule_of_different_steps() -> None:
     profile = [1.5 - t / 40 for t in range(40)]
     z = calibrate(2.0, DELTA, poisson(0.05), 40, profile=profile)
     assert 1.98 < epsilon([(poisson(0.05), z * share, 1) for share in profile], DELTA) <= 2.0
 
 
+@pytest.mark.run
 def test_floor_commitment_holds_what_was_calibrated() -> None:
     histogram = FloorStep("histogram", Poisson(1.0, 1000), 10.0)
     commitment, z = floor_commitment(4.0, DELTA, poisson(0.1), 200, extra=[histogram], queries=(20.0,))
@@ -159,6 +165,7 @@ def test_floor_commitment_holds_what_was_calibrated() -> None:
     assert (commitment.unit, commitment.population, commitment.mode) == ("client", 1000, "floor")
 
 
+@pytest.mark.run
 def test_floor_commitment_of_a_schedule_has_one_step_per_stretch() -> None:
     commitment, z = floor_commitment(2.0, DELTA, poisson(0.5), 6, profile=[1, 1, 2, 2, 2, 1])
     assert [step.count for step in commitment.floor] == [2, 3, 1]
@@ -218,7 +225,7 @@ def test_a_tiny_epsilon_is_accounted_finely_enough() -> None:
     assert epsilon([(poisson(0.01), z, 2)], DELTA, interval=5e-5) == pytest.approx(2e-3, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_weak_noise_can_be_forced() -> None:
     z = calibrate(50.0, DELTA, Poisson(1.0, 1000), 1, force=True)
     assert z < 0.3

@@ -1,6 +1,7 @@
 """Epsilon by every accountant against golden numbers, exact formulas, and each other."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,14 +67,18 @@ def test_golden_numbers(
         assert epsilon(run, delta, "gdp-approx") == pytest.approx(gdp, abs=2e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine"), [row[:5] for row in GOLDEN])
+def nightly_but(chosen: tuple[int, ...], column: int) -> list[Any]:
+    """Setting and golden number of every row; all but the `chosen` rows wait for the night."""
+    marks = [pytest.mark.run if row in chosen else pytest.mark.nightly for row in range(len(GOLDEN))]
+    return [pytest.param(*row[:4], row[column], marks=mark) for row, mark in zip(GOLDEN, marks, strict=True)]
+
+
+@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine"), nightly_but((2, 4, 6, 8), 4))
 def test_golden_numbers_at_the_finer_interval(rate: float, z: float, rounds: int, delta: float, fine: float) -> None:
     check_pld([(Poisson(rate, N), z, rounds)], delta, 1e-4, fine)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "prv"), [(*row[:4], row[7]) for row in GOLDEN])
+@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "prv"), nightly_but((3, 5, 7, 12), 7))
 def test_opacus_agrees(rate: float, z: float, rounds: int, delta: float, prv: float) -> None:
     """Another library, other mathematics, other hands: about its own error bound of 0.01 above."""
     run = [(Poisson(rate, N), z, rounds)]
@@ -81,7 +86,7 @@ def test_opacus_agrees(rate: float, z: float, rounds: int, delta: float, prv: fl
     assert 0.0 < epsilon(run, delta, "prv") - epsilon(run, delta) < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_opacus_agrees_on_a_schedule() -> None:
     steps = [(Poisson(0.05, N), 1.5, 50), (Poisson(0.1, N), 2.5, 50), (Poisson(1.0, N), 20.0, 1)]
     assert epsilon(steps, 1e-5, "prv") == pytest.approx(epsilon(steps, 1e-5) + 0.01, abs=5e-3)
@@ -93,7 +98,7 @@ def test_refinement_comes_within_a_thousandth_of_the_finer_interval(row: int) ->
     assert epsilon([(Poisson(rate, N), z, rounds)], delta) == pytest.approx(fine, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_refinement_reaches_a_million_rounds() -> None:
     """With the allowance for floating point, which is four tenths of delta here: less than RDP's 0.3383."""
     assert 0.329 < epsilon([(Poisson(0.0005, N), 8.0, 1_000_000)], 1e-9) < 0.3383
@@ -148,6 +153,7 @@ runs = st.lists(
 )
 
 
+@pytest.mark.run
 @settings(derandomize=True, max_examples=8, deadline=None)
 @given(runs, st.sampled_from([1e-3, 1e-5, 1e-8]))
 def test_pld_is_never_above_rdp(run: list[tuple[float, float, int]], delta: float) -> None:
@@ -158,6 +164,7 @@ def test_pld_is_never_above_rdp(run: list[tuple[float, float, int]], delta: floa
     assert tightest_bound(steps, delta) == min((pld, "pld"), (rdp, "rdp"))
 
 
+@pytest.mark.run
 @settings(derandomize=True, max_examples=6, deadline=None)
 @given(st.floats(0.01, 0.5), st.floats(0.8, 4.0), st.integers(1, 100))
 def test_epsilon_grows_with_rate_and_rounds_and_falls_with_noise(rate: float, z: float, rounds: int) -> None:

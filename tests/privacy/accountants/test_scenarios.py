@@ -11,6 +11,7 @@ from privacy.events import Poisson
 SETTING = Scenario(2.0, 1e-5, 1000, 0.1, 20, histogram=10.0, queries=(20.0,))
 
 
+@pytest.mark.run
 def test_a_price_is_a_calibration() -> None:
     now = price("now", SETTING)
     z = calibrate(2.0, 1e-5, Poisson(0.1, 1000), 20, extra=[(Poisson(1.0, 1000), 10.0, 1)], queries=(20.0,))
@@ -20,7 +21,7 @@ def test_a_price_is_a_calibration() -> None:
     assert now.break_even_dimension == pytest.approx((100 / z) ** 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_change_buys() -> None:
     now = price("now", SETTING)
     found = {option.name: option for option in alternatives(now)}
@@ -35,7 +36,7 @@ def test_what_a_change_buys() -> None:
     assert options["rounds/2"].noise_multiplier < now.noise_multiplier < options["2 x rounds"].noise_multiplier
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_impossible_changes_are_said_to_be() -> None:
     """Four times the clients make delta too large; half the rounds need no noise worth the name."""
     with pytest.warns(UserWarning, match="smaller is the custom"):
@@ -47,6 +48,7 @@ def test_impossible_changes_are_said_to_be() -> None:
     assert "protects no one" in found["rounds/2"].reason
 
 
+@pytest.mark.run
 def test_a_change_that_changes_nothing_is_left_out() -> None:
     assert "2 x rate" not in {option.name for option in alternatives(price("now", Scenario(2.0, 1e-5, 100, 1.0, 2)))}
 

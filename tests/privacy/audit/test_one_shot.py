@@ -148,7 +148,7 @@ class TestEstimate:
             wrong += one_shot.epsilon_lower_final(seen, dim, delta=DELTA, alpha=alpha) > gdp_epsilon(mu, DELTA)
         assert wrong / 300 <= stats.binom.isf(1e-3, 300, alpha) / 300
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_thousand_canaries_in_many_dimensions(self) -> None:
         _, _, final = federated_run(canaries=1000, dim=100_000, rate=1.0, rounds=1, z=1.0, seed=0)
         assert one_shot.estimate_final(final[:1000], 100_000, DELTA).epsilon == pytest.approx(4.377, abs=0.3)

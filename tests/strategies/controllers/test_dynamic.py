@@ -19,7 +19,7 @@ from tests.cases.population import Population
 ROUNDS = 5
 
 
-@pytest.mark.parametrize("mode", [pytest.param("floor", marks=pytest.mark.slow), "filter"])
+@pytest.mark.parametrize("mode", [pytest.param("floor", marks=pytest.mark.run), "filter"])
 def test_both_modes_pay_for_the_schedule_and_its_ends_have_the_papers_ratios(mode: str, tmp_path) -> None:
     config = parse({"rounds": ROUNDS, "clients": 1000, "sampling-rate": 0.1, "privacy": {"epsilon": 2.0, "mode": mode}})
     controller = Dynamic(clip_norm=2.0, clip_ratio=0.3, noise_ratio=0.8)

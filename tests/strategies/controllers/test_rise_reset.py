@@ -43,7 +43,7 @@ def test_factors_come_from_the_seed_alone_and_once_every_epoch() -> None:
     assert RiseReset(growth=1.0, low=0.5, high=0.5).profile(3) == (1.0,) * 3  # never below sigma_0
 
 
-@pytest.mark.parametrize("mode", [pytest.param("floor", marks=pytest.mark.slow), "filter"])
+@pytest.mark.parametrize("mode", [pytest.param("floor", marks=pytest.mark.run), "filter"])
 def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None:
     config = parse({"rounds": ROUNDS, "clients": 1000, "sampling-rate": 0.1, "privacy": {"epsilon": 2.0, "mode": mode}})
     controller = RiseReset(reset=2.5, every=2)
