@@ -88,7 +88,9 @@ def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
     """
     architecture = name.removeprefix(RANDOM_PREFIX)
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"unknown random model {name!r}; known: {', '.join(RANDOM_PREFIX + key for key in ARCHITECTURES)}")
+        raise ValueError(
+            f"unknown random model {name!r}; known: {', '.join(RANDOM_PREFIX + key for key in ARCHITECTURES)}"
+        )
     make, arguments = ARCHITECTURES[architecture]
     config = make(**arguments)
     if causal and isinstance(config, BertConfig | RobertaConfig):

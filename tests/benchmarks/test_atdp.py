@@ -5,8 +5,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from server.runs.phase_config import parse_phases
 from simulations.benchmarks.papers import atdp
 from simulations.benchmarks.papers.atdp import ORDER, comparison

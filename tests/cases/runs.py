@@ -12,7 +12,6 @@ from server.config.schema import RunConfig
 from server.runs.commitment import round_sampling
 from tests.cases.loop import N, Run
 
-
 MakeRun = Callable[..., tuple[Run, Ledger]]
 
 
