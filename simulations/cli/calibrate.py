@@ -1,37 +1,14 @@
-"""`lacquer calibrate`: what a privacy budget costs in noise, and what more clients, rounds or sampling would buy.
+"""`lacquer calibrate`: what a privacy budget costs in noise, and what more clients, rounds or sampling would buy."""
 
-`lacquer calibrate --trust secagg`: the noise that clients make together, beside what a trusted server would need.
-"""
-
-import math
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
-from simulations.report.notation import delta_text, epsilon_text, number_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from privacy.accountants.scenarios import Option, Refusal, Scenario
-from privacy.accountants.calibration import calibrate, filter_commitment
-from privacy.events import NoiseShares, Poisson
-from server.config.load import parse
-
-_MISUSED = 2
-_ACCOUNTANTS = {
-    "pld": "upper bound, nearly exact",
-    "rdp": "upper bound",
-    "prv": "upper bound by Opacus, about 0.01 above pld",
-    "gdp-approx": "optimistic, not a bound: never report it",
-}
+from simulations.cli.exits import MISUSED, fail
 
 
 def calibrate_command(
@@ -51,7 +28,6 @@ def calibrate_command(
     adjacency: Annotated[
         Literal["add_remove", "replace_one"], typer.Option(help="What neighbouring data sets differ in.")
     ] = "add_remove",
-    plot: Annotated[Path | None, typer.Option(help="Also draw a figure into this file (png, svg, pdf).")] = None,
     controller: Annotated[
         str | None, typer.Option(help="Show what a run with this controller releases, part by part, instead.")
     ] = None,
@@ -68,22 +44,23 @@ def calibrate_command(
     colluding: Annotated[int, typer.Option(help="With secagg: clients that may collude with the server.")] = 0,
 ) -> None:
     """Noise for a privacy budget, and what more clients, rounds or sampling would buy."""
-    console = Console()
+    from privacy.accountants.scenarios import Scenario
+    from simulations.cli import calibrate_page
+
+    console, notes = Console(), list[warnings.WarningMessage]()
     try:
-        _check_arguments(dimension, plot)
+        if dimension is not None and dimension < 1:
+            raise ValueError(f"dimension must be an integer >= 1, got {dimension}")
         if trust == "secagg":
-            if histogram or query or plot or controller or option or adjacency != "add_remove":
+            if histogram or query or controller or option or adjacency != "add_remove":
                 raise ValueError(
                     "trust secagg goes with epsilon, delta, clients, rate, rounds, survivors and colluding only: every "
                     "client takes part in every round, and one kind of sum is priced"
                 )
-
             with console.status("Calibrating"):
-                shared = secagg_page(epsilon, delta, clients, rate, rounds, survivors, colluding)
-            console.print(shared)
-            return
-        if controller is not None or option:
-            if histogram or query or plot or adjacency != "add_remove" or not controller:
+                page = calibrate_page.secagg(epsilon, delta, clients, rate, rounds, survivors, colluding)
+        elif controller is not None or option:
+            if histogram or query or adjacency != "add_remove" or not controller:
                 raise ValueError(
                     "controller goes with epsilon, delta, clients, rate, rounds, dimension and option only: it says "
                     "itself what is released, and runs sample by Poisson under add_remove"
@@ -96,191 +73,14 @@ def calibrate_command(
                     controller, option or [], epsilon=epsilon, delta=delta, clients=clients, rate=rate, rounds=rounds
                 )
                 page = controller_page(config, dimension)
-            console.print(page)
-            return
-        from privacy.accountants.scenarios import Scenario, price
-
-        with warnings.catch_warnings(record=True) as notes:
-            warnings.simplefilter("always", UserWarning)
-            setting = Scenario(epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency)
-        with console.status("Calibrating"):
-            now = price("now", setting)
-            page = advice(now, dimension, console.width)
-            if plot is not None:
-                from simulations.cli.calibrate_figure import save_figure
-
-                save_figure(now, dimension, plot)
+        else:
+            with warnings.catch_warnings(record=True) as notes:
+                warnings.simplefilter("always", UserWarning)
+                scenario = Scenario(epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency)
+            with console.status("Calibrating"):
+                page = calibrate_page.advice(scenario, dimension, console.width)
     except ValueError as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
-        raise typer.Exit(_MISUSED) from None
+        fail(str(error), MISUSED)
     for note in dict.fromkeys(str(note.message) for note in notes):
         console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
     console.print(page)
-    if plot is not None:
-        console.print(f"Figure: {plot}", markup=False, highlight=False, soft_wrap=True)
-
-
-def advice(now: "Option", dimension: int | None, width: int) -> RenderableType:
-    """Everything there is to say about a priced setting, to be printed; takes some seconds of accounting."""
-    from privacy.accountants.scenarios import Refusal, alternatives, by_accountant
-
-    accounts = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", title_justify="left")
-    accounts.add_column("Accountant")
-    accounts.add_column("Epsilon", justify="right")
-    accounts.add_column("")
-    for name, value in by_accountant(now.setting, now.noise_multiplier).items():
-        style = "dim" if name == "gdp-approx" else ""
-        if isinstance(value, str):
-            accounts.add_row(name, "-", "cannot account this sampling", style="dim")
-        else:
-            used = "; calibrated with it" if name == "pld" else ""
-            # an accountant's 0 means that delta alone covers the run; in print it would read as no cost at all
-            accounts.add_row(name, epsilon_text(value or sys.float_info.min, 4), _ACCOUNTANTS[name] + used, style=style)
-    others = alternatives(now)
-    refusals = [Text(f"{other.name}: {other.reason}", style="dim") for other in others if isinstance(other, Refusal)]
-    return Group(
-        Text(_headline(now.setting), style="bold"),
-        Padding(_facts(now, dimension), (1, 0, 1, 2)),
-        Padding(accounts, (0, 0, 1, 2)),
-        Text("What a change would buy, at the same epsilon and delta", style="bold"),
-        Padding(_choices(now, others, dimension, 2 if width >= 90 else 1), (0, 0, 0, 2)),
-        *(Padding(text, (1, 0, 0, 2)) for text in refusals),
-        Padding(Text(_LEGEND, style="dim"), (1, 0, 0, 2)),
-    )
-
-
-_LEGEND = (
-    "Noise is in units of the clip bound C, which no mean of clipped updates exceeds. Over the run the signal adds up "
-    "with the rounds and the noise with their square root; that is the last but one column, and the last compares it "
-    "with now. More rounds also mean more training."
-)
-
-
-def _headline(setting: "Scenario") -> str:
-    return (
-        f"Epsilon {number_text(setting.epsilon)} at delta {delta_text(setting.delta)}, {setting.adjacency}: "
-        f"{setting.clients:,} clients, Poisson rate {setting.rate:g}, {setting.rounds:,} rounds"
-    )
-
-
-def _facts(now: "Option", dimension: int | None) -> Table:
-    noise, break_even = now.noise_on_mean, now.break_even_dimension
-    facts = Table.grid(padding=(0, 3, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    facts.add_row("Noise multiplier z", Text(f"{now.noise_multiplier:.4f}", style="bold"))
-    facts.add_row("Expected cohort m", number_text(now.cohort))
-    facts.add_row("Noise on the mean, per coordinate", f"z C / m = {number_text(noise)} C")
-    if dimension is not None:
-        norm = noise * math.sqrt(dimension)
-        facts.add_row(
-            f"Noise norm on the mean, d = {dimension:,}",
-            f"z C sqrt(d) / m = {number_text(norm)} C, against a signal of at most C",
-        )
-    facts.add_row("Noise as long as C at", f"d = (m / z)^2 = {number_text(round(break_even))} parameters")
-    return facts
-
-
-def _choices(now: "Option", others: "Sequence[Option | Refusal]", dimension: int | None, gap: int) -> Table:
-    from privacy.accountants.scenarios import Refusal
-
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
-    table.add_column("\nChange", no_wrap=True)
-    per_round = "noise\n/ C" if dimension is None else "noise\nnorm / C"
-    for name in ("\nclients", "\ncohort", "\nrounds", "\nz", per_round, "over\nthe run", "against\nnow"):
-        table.add_column(name, justify="right", no_wrap=True)
-    length = 1.0 if dimension is None else math.sqrt(dimension)
-    for option in (now, *others):
-        if isinstance(option, Refusal):
-            table.add_row(option.name, *"-------", style="dim")
-            continue
-        setting = option.setting
-        size = (f"{setting.clients:,}", number_text(option.cohort), f"{setting.rounds:,}")
-        noise, total = option.noise_on_mean * length, option.noise_over_run * length
-        against = f"{option.noise_over_run / now.noise_over_run:.2f} x"
-        row = (f"{option.noise_multiplier:.4f}", number_text(noise), number_text(total), against)
-        table.add_row(option.name, *size, *row, style="bold" if option is now else "")
-    return table
-
-
-def _check_arguments(dimension: int | None, plot: Path | None) -> None:
-    if dimension is not None and dimension < 1:
-        raise ValueError(f"dimension must be an integer >= 1, got {dimension}")
-    if plot is None:
-        return
-    if plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"plot must end in .png, .svg or .pdf, got {str(plot)!r}")
-    if not plot.parent.is_dir():
-        raise ValueError(f"plot must lie in a folder that exists, got {str(plot)!r}; make {plot.parent} first")
-
-
-def secagg_page(
-    epsilon: float, delta: float, clients: int, rate: float, rounds: int, survivors: int, colluding: int
-) -> RenderableType:
-    """Noise of the sum, of one client's share, and of a mean, without and with trust in the server.
-
-    Args:
-        epsilon, delta: the guarantee.
-        clients: all of whom take part in every round.
-        rate: of the run with a trusted server that stands beside it.
-        rounds: T.
-        survivors: as ``privacy.secagg.min-survivors``, 0 for its default.
-        colluding: as ``privacy.secagg.colluding``.
-
-    Raises:
-        ValueError: no noise keeps the target, or these clients cannot form a federation.
-    """
-    everyone = Poisson(1.0, clients)
-    shares = shares_of(clients, survivors, colluding)
-    _, z = filter_commitment(epsilon, delta, everyone, rounds, adjacency="zero_out", noise_shares=shares)
-    bits = shares.grid_bits([z])
-    whole = z * math.sqrt(clients / shares.honest)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("Noise, in clip bounds C")
-    for column in ("on the sum", "on the mean", "of one client's share"):
-        table.add_column(column, justify="right")
-    share = f"{z / math.sqrt(shares.honest):.4f}"
-    table.add_row(f"secagg, {shares.survivors} clients left: what is guaranteed", f"{z:.4f}", _mean(z, clients), share)
-    table.add_row(f"secagg, all {clients:,} left", f"{whole:.4f}", _mean(whole, clients), share)
-    for sampling in dict.fromkeys((everyone, Poisson(rate, clients))):
-        central = calibrate(epsilon, delta, sampling, rounds)
-        cohort = "everybody in every round" if sampling.rate == 1.0 else f"a share of {rate:g} in every round"
-        name = f"trusted server, {cohort}"
-        table.add_row(name, f"{central:.4f}", _mean(central, sampling.expected_units), "", style="dim")
-    headline = (
-        f"Epsilon {number_text(epsilon)} at delta {delta_text(delta)} against everybody, the server included: "
-        f"{clients:,} clients, {rounds:,} rounds"
-    )
-    note = (
-        f"At most {colluding} clients may tell the server what they know; {shares.survivors} must hand in a vector, "
-        f"{shares.threshold} open a sum. Sums modulo 2^{shares.modulus_bits} of integers on a grid of 2^{bits} points "
-        "a clip bound. Accounted in Rényi terms and without amplification by sampling, for one client's contribution "
-        "replaced by zero; a trusted server is accounted by PLD, for one client added or removed."
-    )
-    return Group(
-        Text(headline, style="bold"), Padding(table, (1, 0, 1, 2)), Padding(Text(note, style="dim"), (0, 0, 0, 2))
-    )
-
-
-def shares_of(clients: int, survivors: int, colluding: int) -> NoiseShares:
-    """What a run with these settings would agree on."""
-    config = parse(
-        {
-            "clients": clients,
-            "sampling-rate": 1.0,
-            "privacy": {
-                "delta": 0.5 / clients,
-                "trust": "secagg",
-                "mode": "filter",
-                "noise": "discrete",
-                "secagg": {"min-survivors": survivors, "colluding": colluding},
-            },
-            "simulation": {"clients-per-node": 1},
-        }
-    )
-    assert config.noise_shares is not None
-    return config.noise_shares
-
-
-def _mean(noise: float, units: float) -> str:
-    return f"{noise / units:.5f}"

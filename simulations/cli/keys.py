@@ -122,7 +122,7 @@ def federation_command(
 ) -> None:
     """Write the list of a federation, or show one, with the digest that everybody compares."""
     from privacy.secagg.federation import Federation
-    from simulations.cli.calibrate import shares_of
+    from simulations.cli.calibrate_page import shares_of
 
     try:
         if member:
