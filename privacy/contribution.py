@@ -12,7 +12,7 @@ float64, whoever encoded it; with n terms the computed norm is off by a relative
 order of summation, so rows measured above 1 - (n + 16) u are scaled to that. The exact integer norm is therefore at
 most 2^40, with no tolerance. A row with one term needs no slack (sqrt(fl(x^2)) = |x|), so bits and one-hots stay exact.
 
-What is computed on one cohort and how much noise goes on it: decided before any unit is looked at.
+The :class:`Plan` says what is computed on one cohort and how much noise goes on it, before any unit is looked at.
 """
 
 import math
@@ -31,6 +31,14 @@ from privacy.clipping.clip_map import ClipMap
 from privacy.clipping.units import Units, slabs, squared_norms
 from privacy.events import Component
 from privacy.queries import Query, query_from_json
+
+GRID: Final = 2.0**40
+"""Grid points per unit of sensitivity."""
+
+MAX_UNITS: Final = 2**22 - 1
+"""Most units one sum may hold: 2^22 * 2^40 = 2^62 leaves room in int64 for the noise."""
+
+_ROUNDOFF = 2.0**-53
 
 # Noise multipliers of a single component. Below 2^-20 the noise would be coarse against the grid of a Contribution;
 # above 2^16 the noisy sum might leave the range of int64. Both are far outside anything useful.
@@ -92,15 +100,6 @@ class Plan:
             float(data["noise_multiplier"]),
             tuple(query_from_json(query) for query in data["queries"]),
         )
-
-
-GRID: Final = 2.0**40
-"""Grid points per unit of sensitivity."""
-
-MAX_UNITS: Final = 2**22 - 1
-"""Most units one sum may hold: 2^22 * 2^40 = 2^62 leaves room in int64 for the noise."""
-
-_ROUNDOFF = 2.0**-53
 
 
 @dataclass(frozen=True, eq=False, repr=False)

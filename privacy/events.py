@@ -9,39 +9,10 @@ The joint Gaussian over parts with L2 sensitivities ``S_j`` and noise standard d
 scaling each part by ``1/s_j``, one unit-variance Gaussian whose L2 sensitivity is ``(sum_j (S_j/s_j)^2)^(1/2)``. So it
 costs exactly what a single Gaussian of noise multiplier ``z_eff = (sum_j (S_j/s_j)^2)^(-1/2)`` costs.
 
+The noise is made by the server, or by the clients together as :class:`NoiseShares` says.
+
 Descriptions only: no noise, no sampling, no accounting happens here. Conversion into dp_accounting's terms lives in
 ``accountants/``. Every class round-trips through plain JSON values.
-
-Noise made by the clients: every party adds a share, and the sum of enough shares is the noise of the release.
-
-With n parties of which at least m hand in a share, c of them perhaps in league with the server, every party adds to
-each coordinate of its own vector, on an integer grid of 2^g points per unit of sensitivity, a discrete Gaussian of
-
-    s_j = ceil( z_j 2^g / sqrt(m - c) )        for a part j of the release with noise multiplier z_j.
-
-Whoever knows the shares of c parties still faces the sum of at least m - c others, whose variance parameter is at least
-(z_j 2^g)^2. All of it is in the sum that secure aggregation reveals, so the guarantee is against the server too.
-
-Reference: Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for federated learning with secure
-aggregation" (arXiv 2102.06387). Their bound on sums: that of k discrete Gaussians of parameter s is within a factor
-exp(+-tau) of one discrete Gaussian of variance k s^2, point by point, with
-
-    tau <= 5 sum_{i=1}^{k-1} exp(-2 pi^2 s^2 i / (i + 1)) <= 5 k exp(-pi^2 s^2),
-
-which for the least share allowed here, s = 64, is below 10^-17000: it is zero in every digit of every accountant, for
-any number of coordinates, so it does not appear in the account. The discrete Gaussian itself satisfies concentrated
-differential privacy with exactly the parameter of the continuous one (Canonne, Kamath and Steinke, arXiv 2004.00010v5,
-for integer shifts, coordinate by coordinate), so parts of different noise add up like those of a joint
-Gaussian. Guarantee: at every Rényi order a, one release costs at most a / (2 z_eff^2) under replacing one party's
-contribution by zero, with no amplification by sampling: the server knows who takes part.
-
-Deviations from the paper: no random rotation and no stochastic rounding. Rows are clipped on a grid of 2^40 (see
-``contribution.py``) and brought to the coarser one by rounding TOWARD ZERO, which never raises a norm, so that the
-sensitivity is exactly 2^g and no rounding enters the account. The price is a shrinkage of at most one grid step a
-coordinate and party, far below the noise for the moduli allowed here.
-
-Skellam noise (Agarwal, Kairouz and Liu, arXiv 2110.04995) is closed under addition but needs the L1 norm in its account
-and an exact Poisson sampler for means near 2^40; sums of discrete Gaussians use the exact sampler that is here already.
 """
 
 import math
@@ -50,6 +21,85 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from privacy import checks
+
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Component:
+    """One part of a joint Gaussian release.
+
+    Attributes:
+        name: what is released, e.g. ``"update"`` or ``"norm-bit"``.
+        sensitivity: how far one unit can move the SUM in L2 norm (add or remove one unit), > 0.
+        noise_std: standard deviation of the noise added to each coordinate of the SUM, >= 0; 0 is not private.
+        dim: number of coordinates, >= 1.
+    """
+
+    name: str
+    sensitivity: float
+    noise_std: float
+    dim: int
+
+    def __post_init__(self) -> None:
+        checks.positive(sensitivity=self.sensitivity)
+        checks.non_negative(noise_std=self.noise_std)
+        checks.integer_at_least(1, dim=self.dim)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation over L2 sensitivity."""
+        return self.noise_std / self.sensitivity
+
+    def to_json(self) -> Json:
+        return {
+            "name": self.name,
+            "sensitivity": float(self.sensitivity),
+            "noise_std": float(self.noise_std),
+            "dim": int(self.dim),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Component":
+        return cls(str(data["name"]), float(data["sensitivity"]), float(data["noise_std"]), int(data["dim"]))
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every unit of the population joins independently with probability ``rate``; rate 1 is the whole population.
+
+    ``unit`` says what a unit is: ``"client"``, ``"record"`` (inside one client) or ``"group:NAME"``. Costs of different
+    units never add up, so a ledger takes events of its own unit only.
+    """
+
+    rate: float
+    population: int
+    unit: str = "client"
+
+    def __post_init__(self) -> None:
+        checks.probability(rate=self.rate)
+        checks.integer_at_least(1, population=self.population)
+        _check_unit(self.unit)
+
+    @property
+    def expected_units(self) -> float:
+        """The constant divisor of a mean: it does not depend on who was drawn."""
+        return self.rate * self.population
+
+    def to_json(self) -> Json:
+        return {
+            "kind": "poisson",
+            "rate": float(self.rate),
+            "population": int(self.population),
+            "unit": self.unit,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Poisson":
+        if data["kind"] != "poisson":
+            raise ValueError(f"kind of sampling must be 'poisson', got {data['kind']!r}; no other is accounted")
+        return cls(float(data["rate"]), int(data["population"]), str(data["unit"]))
+
 
 MOST_PARTIES: Final = 1024
 """Every party holds a share of every other's keys; beyond this the square of the number is too much."""
@@ -64,10 +114,39 @@ _TAILS = 12.0  # standard deviations of the total noise that must fit into the m
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """What the parties agree on before a run; public.
+    r"""Noise made by the clients: every party adds a share, and the sum of enough shares is the noise of the release.
+
+    With n parties of which at least m hand in a share, c of them perhaps in league with the server, every party adds
+    to each coordinate of its own vector, on an integer grid of 2^g points per unit of sensitivity, a discrete Gaussian
+    of
+
+        s_j = ceil( z_j 2^g / sqrt(m - c) )        for a part j of the release with noise multiplier z_j.
+
+    Whoever knows the shares of c parties still faces the sum of at least m - c others, whose variance parameter is at
+    least (z_j 2^g)^2. All of it is in the sum that secure aggregation reveals, so the guarantee is against the server
+    too: at every Rényi order a, one release costs at most a / (2 z_eff^2) under replacing one party's contribution by
+    zero, with no amplification by sampling, for the server knows who takes part.
+
+    Reference: Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for federated learning with secure
+    aggregation" (arXiv 2102.06387). Their bound on sums: that of k discrete Gaussians of parameter s is within a factor
+    exp(+-tau) of one discrete Gaussian of variance k s^2, point by point (:func:`divergence_of_sum`), with
+
+        tau <= 5 sum_{i=1}^{k-1} exp(-2 pi^2 s^2 i / (i + 1)) <= 5 k exp(-pi^2 s^2),
+
+    which for the least share allowed here, s = 64, is below 10^-17000: it is zero in every digit of every accountant,
+    for any number of coordinates, so it does not appear in the account. The discrete Gaussian itself satisfies
+    concentrated differential privacy with exactly the parameter of the continuous one (Canonne, Kamath and Steinke,
+    arXiv 2004.00010v5, for integer shifts, coordinate by coordinate), so parts of different noise add up like those of
+    a joint Gaussian.
+
+    Deviations from the paper: no random rotation and no stochastic rounding. Rows are clipped on a grid of 2^40 (see
+    ``contribution.py``) and brought to the coarser one by rounding TOWARD ZERO, which never raises a norm, so that the
+    sensitivity is exactly 2^g and no rounding enters the account. The price is a shrinkage of at most one grid step a
+    coordinate and party, far below the noise for the moduli allowed here. (Skellam noise, arXiv 2110.04995, is closed
+    under addition but needs the L1 norm in its account and an exact Poisson sampler for means near 2^40.)
 
     Attributes:
-        parties: n, everyone who may take part; all are asked in every round.
+        parties: n, everyone who may take part; all are asked in every round. Public, agreed on before a run.
         survivors: m, the least number of parties whose vectors may be summed; fewer end the round with nothing.
         colluding: c, how many parties may tell the server all they know without weakening the guarantee.
         modulus_bits: sums are taken modulo 2^b.
@@ -166,85 +245,6 @@ def divergence_of_sum(share: float, count: int) -> float:
     checks.within(math.sqrt(0.5), float(1 << 56), share=share)
     checks.integer_at_least(1, count=count)
     return 5.0 * sum(math.exp(-2.0 * math.pi**2 * share**2 * i / (i + 1)) for i in range(1, count))
-
-
-Json: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Component:
-    """One part of a joint Gaussian release.
-
-    Attributes:
-        name: what is released, e.g. ``"update"`` or ``"norm-bit"``.
-        sensitivity: how far one unit can move the SUM in L2 norm (add or remove one unit), > 0.
-        noise_std: standard deviation of the noise added to each coordinate of the SUM, >= 0; 0 is not private.
-        dim: number of coordinates, >= 1.
-    """
-
-    name: str
-    sensitivity: float
-    noise_std: float
-    dim: int
-
-    def __post_init__(self) -> None:
-        checks.positive(sensitivity=self.sensitivity)
-        checks.non_negative(noise_std=self.noise_std)
-        checks.integer_at_least(1, dim=self.dim)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise standard deviation over L2 sensitivity."""
-        return self.noise_std / self.sensitivity
-
-    def to_json(self) -> Json:
-        return {
-            "name": self.name,
-            "sensitivity": float(self.sensitivity),
-            "noise_std": float(self.noise_std),
-            "dim": int(self.dim),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Component":
-        return cls(str(data["name"]), float(data["sensitivity"]), float(data["noise_std"]), int(data["dim"]))
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Every unit of the population joins independently with probability ``rate``; rate 1 is the whole population.
-
-    ``unit`` says what a unit is: ``"client"``, ``"record"`` (inside one client) or ``"group:NAME"``. Costs of different
-    units never add up, so a ledger takes events of its own unit only.
-    """
-
-    rate: float
-    population: int
-    unit: str = "client"
-
-    def __post_init__(self) -> None:
-        checks.probability(rate=self.rate)
-        checks.integer_at_least(1, population=self.population)
-        _check_unit(self.unit)
-
-    @property
-    def expected_units(self) -> float:
-        """The constant divisor of a mean: it does not depend on who was drawn."""
-        return self.rate * self.population
-
-    def to_json(self) -> Json:
-        return {
-            "kind": "poisson",
-            "rate": float(self.rate),
-            "population": int(self.population),
-            "unit": self.unit,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Poisson":
-        if data["kind"] != "poisson":
-            raise ValueError(f"kind of sampling must be 'poisson', got {data['kind']!r}; no other is accounted")
-        return cls(float(data["rate"]), int(data["population"]), str(data["unit"]))
 
 
 @dataclass(frozen=True)

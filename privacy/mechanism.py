@@ -13,7 +13,8 @@ add or remove one unit (McMahan et al. 2018, arXiv 1710.06963v3, with several st
 The divisor is the expected number of units, so a cohort that is small, partly failed or empty changes neither scale
 nor noise, and is charged like any other.
 
-What comes out of the mechanism, made from a noisy vector, and taken from disk again. No noise is drawn here.
+A :class:`Release` is what comes out; it is made of a noisy vector here, or taken from disk again
+(:func:`reopened_release`), and nowhere else.
 """
 
 import math
@@ -32,7 +33,7 @@ from privacy.ledger.ledger import Charge
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 
 SEAL = object()
-"""What only this room may hand to a :class:`Release`."""
+"""What only this module may hand to a :class:`Release`."""
 
 
 @final
@@ -71,46 +72,6 @@ class Release:
             if query.name == name:
                 return answer
         raise ValueError(f"name must be one of {[query.name for query in self.plan.queries]}, got {name!r}")
-
-
-def reopened_release(
-    plan: Plan,
-    update: Tensor,
-    answers: tuple[Tensor, ...],
-    *,
-    label: str,
-    round: int,
-    sampling: Poisson,
-    charges: Iterable[Charge],
-    noise_shares: NoiseShares | None = None,
-) -> Release:
-    """A release that was made, written to disk and read back, for a run that goes on after a break. No noise is drawn.
-
-    Args:
-        plan: the one it was made under.
-        update, answers: its values, float32 ``[params]`` and float64.
-        label, round, sampling, noise_shares: as they were charged.
-        charges: of the run's ledger.
-
-    Raises:
-        CorruptRun: the ledger knows of no such release, or the values do not have the plan's form.
-    """
-    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
-    if not any(charge.event == event and charge.released_at is not None for charge in charges):
-        raise CorruptRun(f"the ledger knows of no release {label!r} of round {round} under this plan; restore the run")
-    sizes = [plan.clip.params, *(query.dim for query in plan.queries)]
-    types = [torch.float32, *(torch.float64 for _ in plan.queries)]
-    if [(len(part), part.dtype) for part in (update, *answers)] != list(zip(sizes, types, strict=True)):
-        raise CorruptRun(f"the stored values of round {round} do not have the form that its plan gives")
-    return Release(plan, update, answers, sampling.expected_units, SEAL)
-
-
-def decoded(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:
-    """The release of a noisy joint vector in encoded space."""
-    update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
-    sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))
-    mean = plan.clip.decode(update, expected_units).to(torch.float32)
-    return Release(plan, mean, sums, expected_units, SEAL, update)
 
 
 _Receipt = TypeVar("_Receipt")
@@ -273,3 +234,43 @@ def released_sum(noisy: Int64[Tensor, " n"], requested: Requested[_Receipt], led
     release = decoded(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
     ledger.released(requested.receipt)
     return release
+
+
+def reopened_release(
+    plan: Plan,
+    update: Tensor,
+    answers: tuple[Tensor, ...],
+    *,
+    label: str,
+    round: int,
+    sampling: Poisson,
+    charges: Iterable[Charge],
+    noise_shares: NoiseShares | None = None,
+) -> Release:
+    """A release that was made, written to disk and read back, for a run that goes on after a break. No noise is drawn.
+
+    Args:
+        plan: the one it was made under.
+        update, answers: its values, float32 ``[params]`` and float64.
+        label, round, sampling, noise_shares: as they were charged.
+        charges: of the run's ledger.
+
+    Raises:
+        CorruptRun: the ledger knows of no such release, or the values do not have the plan's form.
+    """
+    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
+    if not any(charge.event == event and charge.released_at is not None for charge in charges):
+        raise CorruptRun(f"the ledger knows of no release {label!r} of round {round} under this plan; restore the run")
+    sizes = [plan.clip.params, *(query.dim for query in plan.queries)]
+    types = [torch.float32, *(torch.float64 for _ in plan.queries)]
+    if [(len(part), part.dtype) for part in (update, *answers)] != list(zip(sizes, types, strict=True)):
+        raise CorruptRun(f"the stored values of round {round} do not have the form that its plan gives")
+    return Release(plan, update, answers, sampling.expected_units, SEAL)
+
+
+def decoded(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:
+    """The release of a noisy joint vector in encoded space."""
+    update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
+    sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))
+    mean = plan.clip.decode(update, expected_units).to(torch.float32)
+    return Release(plan, mean, sums, expected_units, SEAL, update)

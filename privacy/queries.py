@@ -5,15 +5,20 @@ sum by no more than that; Gaussian noise of std ``noise_std`` goes on the SUM. A
 and so does one that has nothing to say (a row that is not finite, no vote). The update and all queries of a round are
 one joint Gaussian release on one cohort; ``Plan.effective_noise_multiplier`` is what they cost together.
 
-One clip bit per adapter, all in one answer: how often each threshold of per-adapter clipping binds.
+=============  =========================================================  ===========  ================================
+query          one unit's answer                                          sensitivity  asked by
+=============  =========================================================  ===========  ================================
+NormBit        +-1/2: is its norm within the threshold?                   1/2          Andrew et al. 2021 (1905.03871v5)
+AdapterBits    the same for each of n blocks                              sqrt(n)/2    per-adapter clipping, RL
+BoundedMean    its loss, clamped to [0, L] (or centred: +-L/2)            L (or L/2)   DP-CLAC (arXiv 2605.10272)
+NormHistogram  one-hot bin of its norm                                    1            DC-SGD (arXiv 2503.22988)
+LossHistogram  one-hot bin of its loss                                    1            DP-CLAC, first threshold
+OneHotVote     one-hot bin of the threshold that it would choose          1            DP-LAC (arXiv 2605.10272)
+=============  =========================================================  ===========  ================================
 
-Centred bits (Andrew et al. 2021, arXiv 1905.03871v5) of n blocks together have L2 sensitivity sqrt(n)/2 under adding or
-removing one unit, so n bits with noise s each raise the cost of a round by n / (4 s^2) in 1/z^2.
-
-Queries whose answer is a single one in a row of zeros: histograms and votes. L2 sensitivity 1, add/remove one unit.
-
-(Under replace-one it is sqrt(2); the ledger's factor of two for that adjacency covers it.) The grids are public
-constants: a grid fitted to the data would be a release of its own.
+Grids and thresholds are public constants or made of earlier releases: a grid fitted to the data would be a release of
+its own. (Under replace-one a one-hot row has sensitivity sqrt(2); the ledger's factor of two for that adjacency covers
+it.)
 """
 
 import math
@@ -34,12 +39,81 @@ from privacy.clipping.units import Units, float64_copy, losses_of, slabs, square
 _GRID_ERROR = 2.0**-39
 
 
+@runtime_checkable
+class Query(Protocol):
+    """A bounded statistic of one unit; ``privacy/audit/contracts.py`` checks an implementation."""
+
+    @property
+    def name(self) -> str:
+        """Name of the released statistic, unique within a plan; appears in the ledger."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 norm of one unit's answer."""
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on every coordinate of the SUM."""
+
+    @property
+    def dim(self) -> int:
+        """m, the number of coordinates of an answer."""
+
+    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
+        """One row per unit, each of L2 norm <= ``sensitivity`` and computed from that unit alone."""
+
+    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+        """Whether ``total`` can be a sum of answers of at most ``max_units`` units; the server's check of a reply."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values from which :func:`query_from_json` rebuilds the query."""
+
+
+@dataclass(frozen=True)
+class NormBit:
+    """+1/2 where the unit's norm is at most the threshold, else -1/2 (Andrew et al. 2021, arXiv 1905.03871v5).
+
+    Centred, so that the sensitivity is 1/2 under adding or removing a unit (bits in {0, 1} have 1). With S the noisy
+    sum and m the expected number of units, the share of unclipped units is estimated by S/m + 1/2.
+
+    Attributes:
+        threshold: the norm compared with; the clipping threshold of the same round.
+        noise_std: sigma_b of the paper; m/20 is its default.
+    """
+
+    threshold: float
+    noise_std: float
+    name: str = "norm-bit"
+
+    def __post_init__(self) -> None:
+        checks.positive(threshold=self.threshold, noise_std=self.noise_std)
+
+    @property
+    def sensitivity(self) -> float:
+        return 0.5
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
+        bits = (units.norms <= self.threshold).to(torch.float64) - (units.norms > self.threshold).to(torch.float64)
+        return (bits / 2).unsqueeze(1)  # neither comparison holds for NaN: a row that is not finite adds 0
+
+    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
+        return bool((2 * total == (2 * total).round()).all()) and bool((total.abs() <= max_units / 2).all())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "norm-bit", "threshold": self.threshold, "noise_std": self.noise_std, "name": self.name}
+
+
 @dataclass(frozen=True)
 class AdapterBits:
     """For every block +1/2 where the unit's norm of that block is at most its threshold, else -1/2.
 
     With S the noisy sum and m the expected number of units, the share of units unclipped in block k is estimated by
-    S_k/m + 1/2. A unit whose row is not finite adds 0 everywhere, as it does to the update.
+    S_k/m + 1/2. n bits with noise s each raise the cost of a round by n/(4 s^2) in 1/z^2. A unit whose row is not
+    finite adds 0 everywhere, as it does to the update.
 
     Attributes:
         thresholds: the norms compared with; the thresholds of :class:`~privacy.clipping.norms.PerAdapterClip` of that
@@ -100,6 +174,62 @@ class AdapterBits:
             "noise_std": self.noise_std,
             "name": self.name,
         }
+
+
+@dataclass(frozen=True)
+class BoundedMean:
+    """The unit's loss, clamped to [0, bound]: DP-CLAC's noisy mean loss (arXiv 2605.10272).
+
+    The noisy sum is divided by the expected number of units. A loss that is not finite counts as ``bound``: a model
+    that diverged must not look perfect.
+
+    Centred, ``bound / 2`` is taken off every answer and added to the mean again (:meth:`mean`). That halves the
+    sensitivity, and the cohort's random size, by which a mean over the EXPECTED number of units is off, then only
+    multiplies the distance of the mean from ``bound / 2``.
+
+    Attributes:
+        bound: largest loss that counts.
+        noise_std: std of the noise on the sum.
+        centred: whether answers lie in [-bound/2, bound/2] in place of [0, bound].
+    """
+
+    bound: float
+    noise_std: float
+    name: str = "bounded-mean"
+    centred: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        checks.positive(bound=self.bound, noise_std=self.noise_std)
+
+    @property
+    def centre(self) -> float:
+        """What is taken off every loss."""
+        return self.bound / 2 if self.centred else 0.0
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound - self.centre
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
+        losses = losses_of(units, self.name)
+        losses = losses.where(losses.isfinite(), losses.new_tensor(self.bound)).clamp(0.0, self.bound)
+        return (losses - self.centre).unsqueeze(1)
+
+    def mean(self, total: Float64[Tensor, " 1"], expected_units: float) -> float:
+        """The mean loss that a released sum stands for."""
+        return float(total[0]) / expected_units + self.centre
+
+    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
+        least = -max_units * self.centre
+        return bool((total >= least).all() and (total <= max_units * self.sensitivity).all())
+
+    def to_json(self) -> dict[str, Any]:
+        kept = {"bound": self.bound, "noise_std": self.noise_std, "name": self.name, "centred": self.centred}
+        return {"kind": "bounded-mean", **kept}
 
 
 @dataclass(frozen=True)
@@ -225,144 +355,6 @@ class OneHotVote:
         }
 
 
-def _one_hot(index: Int64[Tensor, " units"], dim: int) -> Float64[Tensor, "units m"]:
-    """A one in column index; an index outside [0, dim) gives a row of zeros."""
-    return (index.unsqueeze(1) == torch.arange(dim)).to(torch.float64)
-
-
-def _one_hot_bins(values: Float64[Tensor, " units"], edges: tuple[float, ...]) -> Float64[Tensor, "units m"]:
-    index = torch.bucketize(values, torch.tensor(edges, dtype=torch.float64))
-    return _one_hot(index.masked_fill_(values.isnan(), -1), len(edges) + 1)
-
-
-def _counts(total: Float64[Tensor, " m"], max_units: int) -> bool:
-    return bool((total == total.round()).all()) and bool((total >= 0).all()) and bool(total.sum() <= max_units)
-
-
-@runtime_checkable
-class Query(Protocol):
-    """A bounded statistic of one unit; ``privacy/audit/contracts.py`` checks an implementation."""
-
-    @property
-    def name(self) -> str:
-        """Name of the released statistic, unique within a plan; appears in the ledger."""
-
-    @property
-    def sensitivity(self) -> float:
-        """Largest L2 norm of one unit's answer."""
-
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise on every coordinate of the SUM."""
-
-    @property
-    def dim(self) -> int:
-        """m, the number of coordinates of an answer."""
-
-    def answer(self, units: Units) -> Float64[Tensor, "units m"]:
-        """One row per unit, each of L2 norm <= ``sensitivity`` and computed from that unit alone."""
-
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
-        """Whether ``total`` can be a sum of answers of at most ``max_units`` units; the server's check of a reply."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values from which :func:`query_from_json` rebuilds the query."""
-
-
-@dataclass(frozen=True)
-class NormBit:
-    """+1/2 where the unit's norm is at most the threshold, else -1/2 (Andrew et al. 2021, arXiv 1905.03871v5).
-
-    Centred, so that the sensitivity is 1/2 under adding or removing a unit (bits in {0, 1} have 1). With S the noisy
-    sum and m the expected number of units, the share of unclipped units is estimated by S/m + 1/2.
-
-    Attributes:
-        threshold: the norm compared with; the clipping threshold of the same round.
-        noise_std: sigma_b of the paper; m/20 is its default.
-    """
-
-    threshold: float
-    noise_std: float
-    name: str = "norm-bit"
-
-    def __post_init__(self) -> None:
-        checks.positive(threshold=self.threshold, noise_std=self.noise_std)
-
-    @property
-    def sensitivity(self) -> float:
-        return 0.5
-
-    @property
-    def dim(self) -> int:
-        return 1
-
-    def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
-        bits = (units.norms <= self.threshold).to(torch.float64) - (units.norms > self.threshold).to(torch.float64)
-        return (bits / 2).unsqueeze(1)  # neither comparison holds for NaN: a row that is not finite adds 0
-
-    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
-        return bool((2 * total == (2 * total).round()).all()) and bool((total.abs() <= max_units / 2).all())
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "norm-bit", "threshold": self.threshold, "noise_std": self.noise_std, "name": self.name}
-
-
-@dataclass(frozen=True)
-class BoundedMean:
-    """The unit's loss, clamped to [0, bound]: DP-CLAC's noisy mean loss (arXiv 2605.10272).
-
-    The noisy sum is divided by the expected number of units. A loss that is not finite counts as ``bound``: a model
-    that diverged must not look perfect.
-
-    Centred, ``bound / 2`` is taken off every answer and added to the mean again (:meth:`mean`). That halves the
-    sensitivity, and the cohort's random size, by which a mean over the EXPECTED number of units is off, then only
-    multiplies the distance of the mean from ``bound / 2``.
-
-    Attributes:
-        bound: largest loss that counts.
-        noise_std: std of the noise on the sum.
-        centred: whether answers lie in [-bound/2, bound/2] in place of [0, bound].
-    """
-
-    bound: float
-    noise_std: float
-    name: str = "bounded-mean"
-    centred: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        checks.positive(bound=self.bound, noise_std=self.noise_std)
-
-    @property
-    def centre(self) -> float:
-        """What is taken off every loss."""
-        return self.bound / 2 if self.centred else 0.0
-
-    @property
-    def sensitivity(self) -> float:
-        return self.bound - self.centre
-
-    @property
-    def dim(self) -> int:
-        return 1
-
-    def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
-        losses = losses_of(units, self.name)
-        losses = losses.where(losses.isfinite(), losses.new_tensor(self.bound)).clamp(0.0, self.bound)
-        return (losses - self.centre).unsqueeze(1)
-
-    def mean(self, total: Float64[Tensor, " 1"], expected_units: float) -> float:
-        """The mean loss that a released sum stands for."""
-        return float(total[0]) / expected_units + self.centre
-
-    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
-        least = -max_units * self.centre
-        return bool((total >= least).all() and (total <= max_units * self.sensitivity).all())
-
-    def to_json(self) -> dict[str, Any]:
-        kept = {"bound": self.bound, "noise_std": self.noise_std, "name": self.name, "centred": self.centred}
-        return {"kind": "bounded-mean", **kept}
-
-
 def query_from_json(data: Mapping[str, Any]) -> Query:
     """Rebuild a query from ``to_json``; ValueError for an unknown kind or impossible values."""
     noise_std, name = float(data["noise_std"]), str(data["name"])
@@ -395,3 +387,17 @@ def query_from_json(data: Mapping[str, Any]) -> Query:
 
 # Every query, for the property tests that prove them all alike.
 QUERIES: tuple[type[Query], ...] = (NormBit, AdapterBits, NormHistogram, LossHistogram, OneHotVote, BoundedMean)
+
+
+def _one_hot(index: Int64[Tensor, " units"], dim: int) -> Float64[Tensor, "units m"]:
+    """A one in column index; an index outside [0, dim) gives a row of zeros."""
+    return (index.unsqueeze(1) == torch.arange(dim)).to(torch.float64)
+
+
+def _one_hot_bins(values: Float64[Tensor, " units"], edges: tuple[float, ...]) -> Float64[Tensor, "units m"]:
+    index = torch.bucketize(values, torch.tensor(edges, dtype=torch.float64))
+    return _one_hot(index.masked_fill_(values.isnan(), -1), len(edges) + 1)
+
+
+def _counts(total: Float64[Tensor, " m"], max_units: int) -> bool:
+    return bool((total == total.round()).all()) and bool((total >= 0).all()) and bool(total.sum() <= max_units)

@@ -1,15 +1,7 @@
 """What a commitment pays for: the rules of floor mode and of filter mode (``commitment.py``), and what is spent.
 
-A budget is a value in memory; ``ledger.py`` makes it durable. :meth:`price` decides without changing anything,
-:meth:`take` spends. Replaying the ledger through the same two calls gives the same state.
-
-Epsilon of the part of a committed floor that a run has consumed, cheaply enough to be asked every round.
-
-The loss distribution of each step is discretised once, fully consumed steps stay composed, and one self-composition
-per call remains (tens of milliseconds).
-
-What the value means: it bounds a run that was going to stop there anyway. If the moment of stopping was chosen from
-released values, the guarantee is that of the whole commitment.
+A budget is a value in memory; ``ledger.py`` makes it durable. :meth:`Budget.price` decides without changing anything,
+:meth:`Budget.take` spends. Replaying the ledger through the same two calls gives the same state.
 """
 
 import functools
@@ -24,54 +16,6 @@ from privacy.accountants import composition, pld, renyi
 from privacy.commitment import ROUNDING, Commitment, FloorStep
 from privacy.errors import BudgetExceeded
 from privacy.events import ReleaseEvent
-
-
-class FloorOdometer:
-    """Epsilon of ``used[i]`` releases of each committed step ``i``; every step must have noise."""
-
-    def __init__(self, floor: Sequence[FloorStep], delta: float, adjacency: str) -> None:
-        """Choose the accountant (PLD where it bounds every step, else RDP) and the PLD's discretisation.
-
-        Raises:
-            UnsupportedEvent: no accountant bounds the floor.
-        """
-        self._floor = tuple(floor)
-        self._delta = delta
-        self._adjacency = adjacency
-        self._interval: float | None = None  # None: the RDP accountant
-        self.total = composition.epsilon(floor, delta, adjacency=adjacency)
-        if math.isfinite(self.total):
-            _, self._interval = pld.refine(composition.merged(floor), delta, adjacency)
-        else:
-            self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
-        self._complete: set[int] = set()
-        self._composed: PrivacyLossDistribution | None = None
-
-    def epsilon(self, used: Sequence[int]) -> float:
-        """Upper bound on epsilon at delta; 0 before the first release."""
-        steps = {
-            index: (step.sampling, step.noise_multiplier, count)
-            for index, (step, count) in enumerate(zip(self._floor, used, strict=True))
-            if count
-        }
-        if not steps:
-            return 0.0
-        if self._interval is None:
-            return composition.epsilon(steps.values(), self._delta, "rdp", adjacency=self._adjacency)
-        if any(used[index] < self._floor[index].count for index in self._complete):
-            self._complete, self._composed = set(), None
-        partial: list[PrivacyLossDistribution] = []
-        for index in steps.keys() - self._complete:
-            part = pld.compose(composition.merged([steps[index]]), self._adjacency, self._interval)
-            if used[index] == self._floor[index].count:
-                self._complete.add(index)
-                self._composed = part if self._composed is None else self._composed.compose(part)
-            else:
-                partial.append(part)
-        whole = partial if self._composed is None else [self._composed, *partial]
-        total = functools.reduce(PrivacyLossDistribution.compose, whole)
-        allowance = pld.rounding(list(steps.values()))
-        return min(self.total, pld.epsilon_of(total, self._delta, allowance))
 
 
 @dataclass(frozen=True)
@@ -147,18 +91,13 @@ class FloorBudget:
         """How many releases of ``label`` are still paid for."""
         return sum(step.count - used for step, used in zip(self._floor, self._used, strict=True) if step.label == label)
 
-    def next_step(self, label: str) -> FloorStep | None:
-        """The step that the next release of ``label`` will consume, or None."""
-        index = self._next_index(label)
-        return None if index is None else self._floor[index]
-
     def _next_index(self, label: str) -> int | None:
         for index, step in enumerate(self._floor):
             if step.label == label and self._used[index] < step.count:
                 return index
         return None
 
-    def _prepared(self) -> FloorOdometer:
+    def _prepared(self) -> "FloorOdometer":
         if self._odometer is None:
             self._odometer = FloorOdometer(self._floor, self._commitment.delta, self._commitment.adjacency)
         return self._odometer
@@ -205,6 +144,59 @@ def budget_of(commitment: Commitment) -> FloorBudget | FilterBudget:
     if commitment.order is None or commitment.rho is None:
         return FloorBudget(commitment)
     return FilterBudget(commitment, commitment.order, commitment.rho)
+
+
+class FloorOdometer:
+    """Epsilon of the part of a committed floor that a run has consumed, cheaply enough to be asked every round.
+
+    The loss distribution of each step is discretised once, fully consumed steps stay composed, and one self-composition
+    per call remains (tens of milliseconds). The value bounds a run that was going to stop there anyway. If the moment
+    of stopping was chosen from released values, the guarantee is that of the whole commitment.
+    """
+
+    def __init__(self, floor: Sequence[FloorStep], delta: float, adjacency: str) -> None:
+        """Choose the accountant (PLD, or RDP where delta is too small for it) and the PLD's discretisation.
+
+        Raises:
+            UnsupportedEvent: no accountant bounds the floor.
+        """
+        self._floor = tuple(floor)
+        self._delta = delta
+        self._adjacency = adjacency
+        self._interval: float | None = None  # None: the RDP accountant
+        self.total = composition.epsilon(floor, delta, adjacency=adjacency)
+        if math.isfinite(self.total):
+            _, self._interval = pld.refine(composition.merged(floor), delta, adjacency)
+        else:
+            self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
+        self._complete: set[int] = set()
+        self._composed: PrivacyLossDistribution | None = None
+
+    def epsilon(self, used: Sequence[int]) -> float:
+        """Upper bound on epsilon at delta of ``used[i]`` releases of each step ``i``; 0 before the first release."""
+        steps = {
+            index: (step.sampling, step.noise_multiplier, count)
+            for index, (step, count) in enumerate(zip(self._floor, used, strict=True))
+            if count
+        }
+        if not steps:
+            return 0.0
+        if self._interval is None:
+            return composition.epsilon(steps.values(), self._delta, "rdp", adjacency=self._adjacency)
+        if any(used[index] < self._floor[index].count for index in self._complete):
+            self._complete, self._composed = set(), None
+        partial: list[PrivacyLossDistribution] = []
+        for index in steps.keys() - self._complete:
+            part = pld.compose(composition.merged([steps[index]]), self._adjacency, self._interval)
+            if used[index] == self._floor[index].count:
+                self._complete.add(index)
+                self._composed = part if self._composed is None else self._composed.compose(part)
+            else:
+                partial.append(part)
+        whole = partial if self._composed is None else [self._composed, *partial]
+        total = functools.reduce(PrivacyLossDistribution.compose, whole)
+        allowance = pld.rounding(list(steps.values()))
+        return min(self.total, pld.epsilon_of(total, self._delta, allowance))
 
 
 def _check_population(event: ReleaseEvent, commitment: Commitment) -> None:

@@ -6,8 +6,6 @@ cannot exist. Budget and rules are those of the first line, the :class:`~privacy
 replays every line under the same rules, so a ledger that was never allowed to get where it is raises CorruptRun.
 
 One ledger protects one unit. A run with record-level privacy inside clients keeps one ledger per client.
-
-What a ledger hands out and remembers for one paid release.
 """
 
 import math
@@ -19,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from privacy.commitment import Commitment, FloorStep
+from privacy.commitment import Commitment
 from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import ReleaseEvent
 from privacy.ledger.budget import FilterBudget, FloorBudget, Price, budget_of
@@ -220,10 +218,6 @@ class Ledger:
         """How many releases of ``label`` the floor still pays for (floor mode; 0 in filter mode)."""
         return self._budget.steps_left(label) if isinstance(self._budget, FloorBudget) else 0
 
-    def next_step(self, label: str) -> FloorStep | None:
-        """The committed step that the next release of ``label`` will consume, or None."""
-        return self._budget.next_step(label) if isinstance(self._budget, FloorBudget) else None
-
     def close(self) -> None:
         """Release the lock."""
         self._journal.close()
@@ -272,7 +266,7 @@ def _check_affordable(commitment: Commitment) -> None:
     if cost > commitment.epsilon * (1.0 + (0.0 if commitment.order is None else 1e-12)):
         raise ValueError(
             f"the committed releases cost epsilon {cost:.6g} at delta {commitment.delta:g}, more than the promised "
-            f"{commitment.epsilon:.6g}; raise the noise multiplier (calibration.calibrate finds it) or the target"
+            f"{commitment.epsilon:.6g}; raise the target, or the noise (privacy.accountants.calibrate finds it)"
         )
 
 

@@ -1,14 +1,14 @@
-"""Masks: a key of 32 bytes becomes a vector that nobody without the key can tell from uniform numbers modulo 2^b.
+"""The arithmetic of a secure sum: masks that vanish in the total, and secrets shared among the parties.
 
-ChaCha20 (RFC 8439) under a key that is used for one vector only, so its nonce is zero. Each value takes four bytes of
-the stream, of which the low b bits count; 2^b divides 2^32, so they are uniform, and all sums may wrap around at 2^32
-until they are reduced.
+Masks. A key of 32 bytes becomes a vector that nobody without the key can tell from uniform numbers modulo 2^b: ChaCha20
+(RFC 8439) under a key that is used for one vector only, so its nonce is zero. Each value takes four bytes of the
+stream, of which the low b bits count; 2^b divides 2^32, so they are uniform, and all sums may wrap around at 2^32 until
+they are reduced.
 
-Shamir's secret sharing over the prime field of 2^31 - 1, many words at once (Shamir 1979, CACM 22(11)).
-
-A secret of 32 bytes is 16 words of 16 bits, each the constant term of its own random polynomial of degree t - 1. Party
-x in 1..n holds the values at x; any t of them give the secret, t - 1 say nothing about it. Products of two field
-elements fit into 62 bits, so numpy does the arithmetic exactly.
+Shares. Shamir's secret sharing (1979, CACM 22(11)) over the prime field of 2^31 - 1, many words at once. A secret of 32
+bytes is 16 words of 16 bits, each the constant term of its own random polynomial of degree t - 1. Party x in 1..n holds
+the values at x; any t of them give the secret, t - 1 say nothing about it. Products of two field elements fit into 62
+bits, so numpy does the arithmetic exactly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,11 @@ from privacy.randomness.rng import SecureRandom
 KEY_BYTES: Final = 32
 MOST_VALUES: Final = 1 << 33
 """ChaCha20's counter wraps after 2^38 bytes under one key."""
+
+PRIME: Final = (1 << 31) - 1
+SECRET_BYTES: Final = 32
+WORDS: Final = SECRET_BYTES // 2
+SHARE_BYTES: Final = 4 * WORDS
 
 
 def mask(key: bytes, length: int) -> UInt32[np.ndarray, " length"]:
@@ -62,12 +67,6 @@ def centred(values: UInt32[np.ndarray, " n"], modulus_bits: int) -> Int64[np.nda
     half = 1 << (modulus_bits - 1)
     reduced = values.astype(np.int64) & ((1 << modulus_bits) - 1)
     return np.where(reduced >= half, reduced - (1 << modulus_bits), reduced)
-
-
-PRIME: Final = (1 << 31) - 1
-SECRET_BYTES: Final = 32
-WORDS: Final = SECRET_BYTES // 2
-SHARE_BYTES: Final = 4 * WORDS
 
 
 def split(secret: bytes, threshold: int, parties: int) -> list[bytes]:

@@ -1,27 +1,18 @@
-"""What a policy calls sensitive: spans of a text, and the tiers that decide by a word's annotations.
+"""What a policy calls sensitive: spans of a text, found by the tiers of an annotator or by regular expressions.
 
 A detector is a public, fixed function of ONE text: it learns nothing from the data it looks at and does not change
 while a run goes on. Only then are token weights made from its spans a per-record function, and only then does
 redaction by it have the guarantee of selective DP, which holds against everything but what the detector misses.
 
 The four tiers are those of JFT and ATDP, in terms of spaCy's annotations (OntoNotes entity types, dependency labels,
-universal parts of speech). The annotator itself is :mod:`client.data.sensitive`; here is only what each tier makes of
-it.
-
+universal parts of speech). The annotator itself is ``client.data.sensitive``; here is only what each tier makes of it.
 References: Shi, Shea, Chen, Zhang, Jia, Yu, "Just Fine-tune Twice: Selective Differential Privacy for Large Language
 Models" (EMNLP 2022, arXiv 2204.07667); Yu, Singh, Li, Cao, "ATDP" (2025). Deviation: ATDP says person, organisation,
 date and location for the lowest tier; "location" is read as GPE (countries, cities), as JFT's published policy does.
 
-English function words: a public list, fixed here.
-
-ATDP keeps the weight of "frequent function tokens" at 1. Counted on the private texts, which words are frequent would
-itself be a private statistic; a list of the closed word classes is not.
-
-The detector that needs no model: regular expressions, under its own name ``regex``.
-
-It is none of the four tiers of :mod:`privacy.sensitive_text.detectors` and is never called one: it knows how secrets
-are written, not what words mean. It flags more than names (every capitalised word that is no function word, so most
-first words of a sentence) and less than entities (no name in lower case).
+The detector that needs no model, ``regex``, is none of the four tiers and is never called one: it knows how secrets are
+written, not what words mean. It flags more than names (every capitalised word that is no function word, so most first
+words of a sentence) and less than entities (no name in lower case).
 """
 
 import re
@@ -117,7 +108,7 @@ TIERS = {
     "low-contextual": Tier(ENTITIES, _SUBJECTS_OBJECTS, _NAMES),
     "high-contextual": Tier(ENTITIES, (*_SUBJECTS_OBJECTS, "root"), _NAMES | {"VERB"}),
 }
-"""The four tiers, each containing the one before; they need an annotator (:mod:`client.data.sensitive`)."""
+"""The four tiers, each containing the one before; they need an annotator (``client.data.sensitive``)."""
 
 
 def tier_spans(words: Iterable[Word], tier: Tier) -> tuple[Span, ...]:
@@ -153,7 +144,11 @@ STOP_WORDS = frozenset(
     not never also too very just only even still then there here now again once ever almost already
     """.split()
 )
-"""Articles, determiners, pronouns, auxiliaries, prepositions, conjunctions, and the commonest adverbs; lower case."""
+"""Articles, determiners, pronouns, auxiliaries, prepositions, conjunctions, and the commonest adverbs; lower case.
+
+ATDP keeps the weight of "frequent function tokens" at 1. Counted on the private texts, which words are frequent would
+itself be a private statistic; a fixed public list of the closed word classes is not.
+"""
 
 
 _MONTH = (

@@ -1,7 +1,8 @@
-"""Sensitive spans out of a text: each replaced by a mask, consecutive equal masks merged into one.
+"""What is done with sensitive spans: they are masked, or their tokens weigh more than the others.
 
-What is left is the public part of a record under selective DP: neighbours have equal redacted texts by definition.
-What the detector missed stays readable and has no protection at all.
+Redaction replaces each span by a mask and merges consecutive equal masks. What is left is the public part of a record
+under selective DP: neighbours have equal redacted texts by definition. What the detector missed stays readable and has
+no protection at all.
 
 ATDP's token weights: the loss of a sensitive token counts fully, that of the others a public constant.
 
@@ -13,7 +14,7 @@ weighted DP-SGD step costs exactly what an unweighted one does. Weights add no p
 Deviations: the paper sets w_other from the share alpha of sensitive tokens in the private data, and its function
 tokens from counts over them; both are private statistics. Here w_other is a public constant (0.2, the value it quotes)
 or :func:`other_weight` of a public alpha, and the function words are a public list. And a record's loss is divided by
-the sum of its weights (:class:`client.models.tasks.CausalLM`), where the paper sums; clipping leaves little of the
+the sum of its weights (``client.models.tasks.CausalLM``), where the paper sums; clipping leaves little of the
 difference.
 """
 

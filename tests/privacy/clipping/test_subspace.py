@@ -133,12 +133,6 @@ def test_both_parts_together_cost_one_gaussian() -> None:
     assert torch.allclose(residual, torch.tensor(2**0.5 * z * 0.5, dtype=torch.float64), rtol=1e-6)
 
 
-@pytest.mark.parametrize("clip", [CoefficientClip(G), gep(), gep(0.9)], ids=repr)
-def test_spread_is_the_noise_of_decode(clip) -> None:
-    columns = torch.stack([clip.decode(unit, 4.0) for unit in torch.eye(clip.dim, dtype=torch.float64)])
-    torch.testing.assert_close(columns.norm(dim=0), clip.spread() / 4.0, rtol=1e-5, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

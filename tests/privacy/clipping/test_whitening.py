@@ -46,13 +46,6 @@ def noise_energy(clip: AdaClip | GeoClip) -> float:
     return float(torch.stack(columns).square().sum())
 
 
-@pytest.mark.parametrize("clip", [ada(seeded(D)), geo(3), geo(D), geo(4, rest=False), geo(0)], ids=repr)
-def test_spread_is_the_noise_of_decode(clip: AdaClip | GeoClip) -> None:
-    centre = clip.decode(torch.zeros(clip.dim, dtype=torch.float64), 4.0)
-    columns = torch.stack([clip.decode(unit, 4.0) - centre for unit in torch.eye(clip.dim, dtype=torch.float64)])
-    torch.testing.assert_close(columns.norm(dim=0), clip.spread() / 4.0, rtol=1e-6, atol=1e-9)
-
-
 @pytest.mark.parametrize("clip", [ada(0.1 * seeded(D)), geo(3), geo(D), geo(0)], ids=repr)
 def test_what_lies_inside_the_ball_comes_back(clip: AdaClip | GeoClip) -> None:
     rows = 1e-3 * STD * seeded(5, D) + clip.centre.double()
