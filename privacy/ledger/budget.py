@@ -139,7 +139,7 @@ class FilterBudget:
         return renyi.epsilon_of(self._budget, self._order, self._commitment.delta)
 
 
-def budget_of(commitment: Commitment) -> FloorBudget | FilterBudget:
+def budget_of(commitment: Commitment) -> Budget:
     """The unspent budget of a commitment."""
     if commitment.order is None or commitment.rho is None:
         return FloorBudget(commitment)

@@ -14,12 +14,11 @@ from privacy.sensitive_text.detectors import (
     tier_spans,
     without_overlap,
 )
-from privacy.sensitive_text.treatments import TYPED, Mask, TokenWeights, other_weight, redacted
+from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
 
 __all__ = [
     "STOP_WORDS",
     "TIERS",
-    "TYPED",
     "Detector",
     "Mask",
     "PatternDetector",
@@ -27,7 +26,6 @@ __all__ = [
     "Tier",
     "TokenWeights",
     "Word",
-    "other_weight",
     "redacted",
     "tier_spans",
     "without_overlap",

@@ -12,10 +12,10 @@ Reference: Yu, Singh, Li, Cao, "ATDP" (2025), algorithm 1. Guarantee: the weight
 record alone (the detector and the list of function words are public and fixed), and clipping comes afterwards; so a
 weighted DP-SGD step costs exactly what an unweighted one does. Weights add no privacy and take none away.
 Deviations: the paper sets w_other from the share alpha of sensitive tokens in the private data, and its function
-tokens from counts over them; both are private statistics. Here w_other is a public constant (0.2, the value it quotes)
-or :func:`other_weight` of a public alpha, and the function words are a public list. And a record's loss is divided by
-the sum of its weights (``client.models.tasks.CausalLM``), where the paper sums; clipping leaves little of the
-difference.
+tokens from counts over them; both are private statistics. Here w_other is a public constant (0.2, the value it quotes;
+the formula, of a PUBLIC alpha below the share r that sensitive tokens are to have of the loss, is
+alpha (1 - r) / (r (1 - alpha))), and the function words are a public list. And a record's loss is divided by the sum of
+its weights (``client.models.tasks.CausalLM``), where the paper sums; clipping leaves little of the difference.
 """
 
 import re
@@ -46,9 +46,6 @@ class Mask:
     def of(self, span: Span) -> str:
         """The mask of one span."""
         return self.text.replace("{tag}", span.tag)
-
-
-TYPED = Mask("<{tag}>")
 
 
 def redacted(text: str, spans: Sequence[Span], mask: Mask | None = None) -> str:
@@ -123,19 +120,3 @@ class TokenWeights:
             raise ValueError(f"offsets must lie in [0, {len(text)}], got {ends.min()}..{ends.max()}")
         sensitive = before[ends[:, 1]] > before[ends[:, 0]]
         return np.where(sensitive, 1.0, self.other).astype(np.float32)
-
-
-def other_weight(alpha: float, share: float = 0.5) -> float:
-    """ATDP's formula for the weight of the other tokens: ``alpha (1 - r) / (r (1 - alpha))``.
-
-    Args:
-        alpha: a PUBLIC estimate of the share of sensitive tokens, below `share`. Measured on the private data it would
-            be a private statistic, and the guarantee void.
-        share: r, the share of the loss that sensitive tokens are to have.
-
-    Raises:
-        ValueError: the weight would not be in (0, 1].
-    """
-    if not 0 < alpha <= share < 1:
-        raise ValueError(f"alpha must be in (0, {share:g}] and share below 1, got {alpha:g} and {share:g}")
-    return alpha * (1 - share) / (share * (1 - alpha))

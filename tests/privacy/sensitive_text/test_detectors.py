@@ -19,7 +19,7 @@ from privacy.sensitive_text.detectors import (
     tier_spans,
     without_overlap,
 )
-from privacy.sensitive_text.treatments import TYPED, Mask, TokenWeights, other_weight, redacted
+from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
 
 WORDS = [  # "Ann met him in Rome at noon"
     Word(0, 3, "PERSON", "nsubj", "PROPN"),
@@ -113,7 +113,7 @@ def test_masks_are_merged_over_blanks_and_may_name_the_kind() -> None:
     text = "Ann Smith , of Rome 1999 x"
     spans = [Span(0, 3, "PERSON"), Span(4, 9, "PERSON"), Span(15, 19, "GPE"), Span(20, 24, "DATE")]
     assert redacted(text, spans) == "<MASK> , of <MASK> x"
-    assert redacted(text, spans, TYPED) == "<PERSON> , of <GPE> <DATE> x"
+    assert redacted(text, spans, Mask("<{tag}>")) == "<PERSON> , of <GPE> <DATE> x"
     assert redacted(text, spans, Mask("_")) == "_ , of _ x"
     assert redacted(text, []) == text
     for wrong in ([Span(4, 9, "A"), Span(0, 3, "A")], [Span(20, 99, "A")]):
@@ -169,14 +169,7 @@ def test_a_neighbour_changes_no_other_records_weights(texts: list[str], data: st
     assert replaced[:changed] + replaced[changed + 1 :] == others
 
 
-def test_the_papers_formula_and_what_is_refused() -> None:
-    assert [other_weight(alpha) for alpha in (0.1, 1 / 6, 0.2)] == pytest.approx([0.1111, 0.2, 0.25], abs=1e-4)
-    # of its own experiments: 45.0 % and 28.6 % of the tokens were sensitive
-    assert [other_weight(alpha) for alpha in (0.45, 0.286)] == pytest.approx([0.818, 0.401], abs=1e-3)
-    assert 0.3 + 0.7 * other_weight(0.3, 0.6) == pytest.approx(0.3 / 0.6)  # sensitive tokens get the share asked for
-    for alpha in (0.0, 0.6):
-        with pytest.raises(ValueError, match="alpha must be in"):
-            other_weight(alpha)
+def test_impossible_weights_are_refused() -> None:
     for other in (0.0, -1.0, 1.5):
         with pytest.raises(ValueError, match="other_weight must be in"):
             TokenWeights(other)
