@@ -59,7 +59,7 @@ def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def blocks() -> list[str]:
-    """The README's Python: the chain, the price of the promise, the charges against the promise."""
+    """The README's Python: the chain, the price of the commitment, the charges against the commitment."""
     found = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(found) == 3
     return found
@@ -73,7 +73,7 @@ class TestCheckByHand:
         assert "from privacy" not in code
         result = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120)
         assert result.returncode == 0, result.stderr
-        found = re.fullmatch(r"epsilon ([\d.]+) at delta 1e-05; stated ([\d.]+), promised 4.0\n", result.stdout)
+        found = re.fullmatch(r"epsilon ([\d.]+) at delta 1e-05; stated ([\d.]+), committed 4.0\n", result.stdout)
         assert found, result.stdout
         by_hand, stated = float(found[1]), float(found[2])
         assert by_hand == pytest.approx(stated, abs=2e-3)
@@ -113,7 +113,7 @@ class TestCheckByHand:
             ('"step":0', '"step":1'),
         ],
     )
-    def test_a_broken_promise_fails_though_every_hash_fits(self, run: Path, old: str, new: str) -> None:
+    def test_a_broken_commitment_fails_though_every_hash_fits(self, run: Path, old: str, new: str) -> None:
         """Whoever rewrites all lines gets past the chain, not past the arithmetic."""
         text, previous, lines = (run / "ledger.jsonl").read_text(), "0" * 64, []
         assert old in text
