@@ -1,0 +1,148 @@
+"""What the documents name exists: paths, modules, commands and their options, settings, targets of make."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from click import Command, Group
+
+from server.config.load import known_keys
+from simulations.benchmarks.__main__ import BENCHMARKS
+from simulations.cli.app import app
+from simulations.presets.load import preset_files
+from simulations.sweep.cells import sweep_files
+
+ROOT = Path(__file__).parents[1]
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in TRACKED if name.endswith(".md")}
+
+FOLDERS = "privacy|client|strategies|server|simulations|tests|docker|docs"
+MADE_BY_READERS = {"docker/records/", "docs/quickstart", "my_methods.py"}
+"""Paths that a text asks its reader to make, or that only begin the names of files."""
+REMOVED = {"public.aligned", "public.subspace", "public.subspace-refresh"}
+"""Settings of an earlier version that texts speak of."""
+
+COMMANDS = typer.main.get_command(app)
+assert isinstance(COMMANDS, Group)
+SHOWN: dict[str, Command] = {name: command for name, command in COMMANDS.commands.items() if not command.hidden}
+FORMER = {name for name, command in COMMANDS.commands.items() if command.hidden}
+
+
+def code(text: str) -> Iterator[str]:
+    """Lines of fenced blocks and `spans`, without comments."""
+    for block in re.findall(r"^```[a-z]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield line.partition(" #")[0].strip()
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def exists(path: str) -> bool:
+    return path in MADE_BY_READERS or any(ROOT.glob(path.rstrip("/")))
+
+
+def wrong_paths(name: str, text: str) -> list[str]:
+    paths = {match.rstrip("./") for match in re.findall(rf"(?<![\w/.$-])(?:{FOLDERS})/[\w/.*-]+", text)}
+    files = {match for match in re.findall(r"`([\w/]+\.py)`", text) if not re.match(rf"(?:{FOLDERS})/", match)}
+    links = {match for match in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)}
+    made = {path.rstrip("/") for path in MADE_BY_READERS}
+    return sorted(
+        [path for path in paths - made if not exists(path)]
+        + [file for file in files - made if not any(f"/{known}".endswith(f"/{file}") for known in TRACKED)]
+        + [link for link in links if not (ROOT / name).parent.joinpath(link).exists()]
+    )
+
+
+def wrong_modules(name: str, text: str) -> list[str]:
+    wrong = []
+    for module, benchmark in re.findall(r"python -m ([\w.]+)(?: ([\w.]+))?", text):
+        path = ROOT / module.replace(".", "/")
+        if module.startswith("simulations") and not (
+            path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+        ):
+            wrong.append(module)
+        if module == "simulations.benchmarks" and benchmark and benchmark not in BENCHMARKS:
+            wrong.append(f"{module} {benchmark}")
+    return wrong
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Command and arguments of every `lacquer ...` in code, whatever starts it."""
+    for line in code(text):
+        for call in re.findall(r"(?:^|[\s/(])lacquer ([^|;&)>]+)", line):
+            words = shlex.split(call.replace('"', "").replace("'", ""))
+            yield words[0], words[1:]
+
+
+def wrong_commands(name: str, text: str) -> list[str]:
+    wrong = []
+    for command, arguments in commands(text):
+        if command not in SHOWN:
+            if not (name == "CHANGELOG.md" and command in FORMER):
+                wrong.append(f"lacquer {command}")
+            continue
+        options = {option for each in SHOWN[command].params for option in each.opts} | {"--help"}
+        wrong += [f"lacquer {command} {word}" for word in arguments if word.startswith("--") and word not in options]
+        known = {"run": preset_files(), "sweep": sweep_files()}.get(command, {})
+        first = arguments[0] if arguments else "-"
+        if known and re.fullmatch(r"[a-z][\w-]*", first) and first not in known:
+            wrong.append(f"lacquer {command} {first}")
+    return wrong
+
+
+def is_key(key: str) -> bool:
+    known = known_keys()
+    tables = any(name.startswith(f"{key}.") for name in known)
+    return key in known or tables or any(name.endswith(".") and key.startswith(name) for name in known)
+
+
+def wrong_keys(name: str, text: str) -> list[str]:
+    tables = "|".join({key.partition(".")[0] for key in known_keys() if "." in key})
+    typed = re.findall(r"--set ([\w.-]+)=", text)
+    named = re.findall(rf"`((?:{tables})\.[a-z][a-z-]*)(?: = [^`]*)?`", text)
+    files = {Path(path).name for path in TRACKED} | {"privacy.json", "data.digest"}
+    return sorted(key for key in {*typed, *named} - files - REMOVED if not is_key(key))
+
+
+def wrong_targets(name: str, text: str) -> list[str]:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    calls = [line.split() for line in code(text) if line.startswith("make ")]
+    words = [word for call in calls for word in call[1:] if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
+    return sorted({f"make {word}" for word in words} - {f"make {target}" for target in targets})
+
+
+CHECKS = (wrong_paths, wrong_modules, wrong_commands, wrong_keys, wrong_targets)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_a_document_names_exists(name: str, check: Callable[[str, str], list[str]]) -> None:
+    assert check(name, DOCUMENTS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "found"),
+    [
+        (wrong_paths, "see client/waves.py", ["client/waves.py"]),
+        (wrong_paths, "[there](docs/nowhere.md) and `passes.py`", ["docs/nowhere.md", "docs/nowhere.md", "passes.py"]),
+        (wrong_modules, "`python -m simulations.nothing`", ["simulations.nothing"]),
+        (wrong_modules, "`python -m simulations.benchmarks company`", ["simulations.benchmarks company"]),
+        (wrong_commands, "```\n.venv/bin/lacquer silo x.toml  # once\n```", ["lacquer silo"]),
+        (wrong_commands, "`lacquer calibrate --cap 3`", ["lacquer calibrate --cap"]),
+        (wrong_commands, "`lacquer run no-such-preset`", ["lacquer run no-such-preset"]),
+        (wrong_keys, "--set privacy.epsilom=3 and `silo.spam`", ["privacy.epsilom", "silo.spam"]),
+        (wrong_targets, "`make test-slow`", ["make test-slow"]),
+    ],
+)
+def test_the_checks_find_what_is_wrong(check: Callable[[str, str], list[str]], text: str, found: list[str]) -> None:
+    assert check("README.md", text) == found
+
+
+def test_the_checks_look_at_something() -> None:
+    text = "\n".join(DOCUMENTS.values())
+    assert len(DOCUMENTS) > 10
+    assert len(list(commands(text))) > 50
+    assert len(re.findall(rf"(?:{FOLDERS})/[\w/.*-]+", text)) > 150
