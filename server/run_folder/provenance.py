@@ -84,7 +84,7 @@ def describe_environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "accelerators": _accelerators(),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
-        "commit": _commit(Path(__file__).parent),
+        "commit": _commit(Path(__file__).resolve().parents[2]),
     }
 
 
@@ -108,8 +108,8 @@ def _accelerators() -> list[str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit of the checkout this file lies in, "+" behind it if files differ; None outside a checkout."""
-    if not (folder.parent / ".git").exists():
+    """The commit of the checkout in `folder`, "+" behind it if files differ; None outside a checkout."""
+    if not (folder / ".git").exists():
         return None
     try:
         head = subprocess.run(

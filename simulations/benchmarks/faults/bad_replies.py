@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -56,18 +57,17 @@ Kind = Callable[[random.Random, RecordDict], RecordDict | None]
 ROUND = "round"
 
 
+def _name(records: RecordDict) -> str:
+    """The array a kind works on: the update, or the votes where a round has no update."""
+    return "encoded" if len(records.array_records["arrays"]["encoded"].data) > 128 else "answer-0"
+
+
 def _encoded(records: RecordDict) -> Array:
-    arrays = records.array_records["arrays"]
-    return arrays["encoded"] if len(arrays["encoded"].data) > 128 else arrays["answer-0"]
+    return records.array_records["arrays"][_name(records)]
 
 
 def _settings(records: RecordDict) -> Any:
     return records.config_records["config"]
-
-
-def _name(records: RecordDict) -> str:
-    """The array a kind works on: the update, or the votes where a round has no update."""
-    return "encoded" if len(records.array_records["arrays"]["encoded"].data) > 128 else "answer-0"
 
 
 def _with(records: RecordDict, array: Array) -> RecordDict:
@@ -331,21 +331,12 @@ def attack(count: int, seed: int = 0) -> Tally:
     """Send at least ``count`` bad replies; AssertionError if one of them does more than a refused reply may."""
     tally, rng, listener = Tally(), random.Random(seed), _Listener()
     logger = logging.getLogger("strategies.replies")
-    before = (logger.propagate, logger.level)
-    logger.addHandler(listener)
-    logger.propagate = False
-    logger.setLevel(logging.WARNING)
-    identity = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            _hold_rounds(Path(folder), count, rng, tally, listener)
-    finally:
-        logger.removeHandler(listener)
-        logger.propagate, level = before
-        logger.setLevel(level)
-        for name, value in identity.items():
-            setattr(TaskIdentity, name, value)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.multiple(TaskIdentity, _run_id=1, _node_id=1, _task_id=1),
+        patch.multiple(logger, handlers=[listener], propagate=False, isEnabledFor=lambda level: True),
+    ):
+        _hold_rounds(Path(folder), count, rng, tally, listener)
     return tally
 
 

@@ -18,17 +18,18 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pyarrow.parquet
 import torch
 import typer
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from client.data.records import Records
 from client.engine.cohort import CohortEngine
@@ -52,9 +53,8 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.controllers.controller import PublicSignals
 
 
-@dataclass(frozen=True)
-class Settings:
-    """One comparison.
+class Settings(BaseModel):
+    """One comparison: a settings file, whose names have hyphens.
 
     Attributes:
         model: base model, see :mod:`client.models.base`.
@@ -74,6 +74,8 @@ class Settings:
         evaluate_at: steps after which the test loss is noted, besides the last.
         token_budget: tokens of a micro-batch.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
 
     model: str
     rank: int
@@ -99,43 +101,31 @@ class Settings:
     token_budget: int
     instruction: str = ""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _texts_can_be_made(self) -> Self:
         if (self.form == "instruction") != bool(self.instruction):
             raise ValueError(
                 f"instruction must be set with form = 'instruction' and only there, got {self.instruction!r} with form "
                 f"= {self.form!r}"
             )
         _ = self.synthesis
+        return self
 
     @property
     def synthesis(self) -> Synthesis:
         """How the texts are made; ValueError for what cannot be."""
-        return Synthesis(
-            samples=self.samples,
-            longest=self.longest,
-            openings=self.openings,
-            variants=self.variants,
-            form=self.form,
-            rule=self.rule,
-            instruction=self.instruction or Synthesis.instruction,
-        )
+        named = {"samples", "longest", "openings", "variants", "form", "rule", "instruction"}
+        return Synthesis(**self.model_dump(include=named, exclude_defaults=True))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, lists for tuples; without an instruction where there is none."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {name: value for name, value in values.items() if name != "instruction" or value}
+        """Plain values; without an instruction where there is none."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
 
 def read_settings(path: Path) -> Settings:
     """Settings from a TOML file; ValueError for a name that is missing or unknown, or a value that cannot be."""
-    table = {name.replace("-", "_"): value for name, value in tomllib.loads(path.read_text()).items()}
-    names = {item.name for item in fields(Settings)}
-    missing = {item.name for item in fields(Settings) if item.default is MISSING} - table.keys()
-    if missing or table.keys() - names:
-        raise ValueError(f"{path.name}: missing {sorted(missing)}, unknown {sorted(table.keys() - names)}")
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in table.items()}
     try:
-        return Settings(**values)
+        return Settings.model_validate(tomllib.loads(path.read_text()))
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
 
