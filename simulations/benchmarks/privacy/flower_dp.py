@@ -334,7 +334,7 @@ def fixed_size_accounting(ledger: Ledger) -> Pair:
     # Replacing one client moves a sum by 2C, so the noise over the distance of neighbours is z / 2.
     sound = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     cohort = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(2.0 / 2))
-    mine = sound.compose(cohort, ROUNDS).get_epsilon(DELTA)
+    mine = float(sound.compose(cohort, ROUNDS).get_epsilon(DELTA))
     return Pair(Cell(theirs > 20, f"{theirs:.2f} (its accountant alone)", theirs), Cell(mine > 20, f"{mine:.2f}", mine))
 
 
