@@ -70,16 +70,11 @@ def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Messag
         return [reply for identifier in batch for reply in _pulled(grid, [identifier], given_up)]
 
 
-ROSTER_FILE = "nodes.json"
-
-
-def roster(
-    run_folder: Path, grid: Grid, clients: int, *, patience: float = 600.0, settle: float = 5.0
-) -> tuple[int, ...]:
-    """The node of every client, in the order of the clients' ids; kept in the run folder from the first time on.
+def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0, settle: float = 5.0) -> tuple[int, ...]:
+    """The node of every client, in the order of the clients' ids; kept in a file from the first time on.
 
     Args:
-        run_folder: of the run.
+        file: in the run's folder.
         grid: connection to the nodes.
         clients: how many nodes there must be.
         patience: seconds to wait for them.
@@ -88,11 +83,10 @@ def roster(
     Raises:
         ConfigError: more nodes are connected than the configuration has clients.
         RoundFailed: fewer are, after ``patience`` seconds.
-        CorruptRun: the run folder's list is not of this run.
+        CorruptRun: the file's list is not of this run.
     """
-    path = run_folder / ROSTER_FILE
-    if path.exists():
-        return _kept(path, clients)
+    if file.exists():
+        return _kept(file, clients)
     deadline, since, seen = time.monotonic() + patience, time.monotonic(), -1
     while True:
         nodes = sorted(grid.get_node_ids())
@@ -108,7 +102,7 @@ def roster(
         if time.monotonic() > deadline:
             raise RoundFailed(f"{len(nodes)} of {clients} nodes connected within {patience:g} s")
         time.sleep(min(0.5, settle or 0.1))
-    durable.write(path, json.dumps({"nodes": nodes}) + "\n")
+    durable.write(file, json.dumps({"nodes": nodes}) + "\n")
     return tuple(nodes)
 
 

@@ -27,10 +27,10 @@ from torch import Tensor
 from privacy.durable import sync
 from privacy.errors import CorruptRun
 from privacy.mechanism import Release
+from server.run_folder.names import CHECKPOINT_FOLDER
 from strategies.private_training import ServerState
 from strategies.state_files import classes_of, pack, unpack
 
-FOLDER = "checkpoint"
 FORMAT = 3
 _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
 
@@ -96,7 +96,8 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
     Raises:
         TypeError: the controller's state holds something that has no place in a checkpoint.
     """
-    target, draft, old = (run_folder / name for name in (FOLDER, f".{FOLDER}.new", f".{FOLDER}.old"))
+    target, old = _places(run_folder)
+    draft = run_folder / f".{CHECKPOINT_FOLDER}.new"
     tensors: dict[str, Tensor] = {}
     known = _known(checkpoint.state)
     state = {
@@ -163,7 +164,12 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
 
 def checkpoint_folder(run_folder: Path) -> Path | None:
     """Where the last checkpoint lies; None if there is none."""
-    return next((p for p in (run_folder / FOLDER, run_folder / f".{FOLDER}.old") if p.is_dir()), None)
+    return next((place for place in _places(run_folder) if place.is_dir()), None)
+
+
+def _places(run_folder: Path) -> tuple[Path, Path]:
+    """Of the checkpoint, and of the one before for as long as it is being replaced."""
+    return run_folder / CHECKPOINT_FOLDER, run_folder / f".{CHECKPOINT_FOLDER}.old"
 
 
 def ledger_head(run_folder: Path) -> str | None:

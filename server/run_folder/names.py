@@ -1,4 +1,4 @@
-"""File names in a run's folder, and the folder itself."""
+"""Every file name in a run's folder, and the folder itself."""
 
 import time
 from pathlib import Path
@@ -6,17 +6,35 @@ from pathlib import Path
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 
-LEDGER_FILE = "ledger.jsonl"
-SAMPLING_SECRET = "sampling.key"
 CONFIG_FILE = "config.toml"
+PHASES_FILE = "recipe.toml"
+"""The settings of a run in phases, and its phases."""
 ORIGIN_FILE = "origin.json"
 DATA_FILE = "data.digest"
 """Which data set it is. Not for others: who knows all records but one could try out guesses of the last."""
-ADAPTER_FOLDER = "adapter"
+ENVIRONMENT_FILE = "environment.json"
+ROSTER_FILE = "nodes.json"
+LOCK_FILE = "run.lock"
+
+LEDGER_FILE = "ledger.jsonl"
+SAMPLING_SECRET = "sampling.key"
+CHECKPOINT_FOLDER = "checkpoint"
+SITES_FILE = "silos.safetensors"
+PHASES_FOLDER = "phases"
+PHASE_FILE = "done.safetensors"
+"""In the folder of a phase that has ended."""
+RESUMES_FILE = "resumed.jsonl"
+
+METRICS_FILE = "metrics.jsonl"
+STATUS_FILE = "status.json"
+TENSORBOARD_FOLDER = "tensorboard"
+FLOWER_LOG = "flower.log"
+PROCESS_LOG = "inprocess.log"
+
 PRIVACY_FILE = "privacy.json"
+ADAPTER_FOLDER = "adapter"
 RESULTS_FILE = "results.json"
-PHASES_FILE = "recipe.toml"
-"""In the run folder: the recipe with all its settings."""
+REPORT_FILE = "report.html"
 STAMP_FILE = "NOT-PRIVATE.txt"
 """In the run folder and beside the adapter, wherever there is no guarantee."""
 

@@ -2,7 +2,7 @@
 
     phases/2/done.safetensors    the adapter behind the second phase, and in its header what PhaseResult tells
     phases/2/checkpoint/         inside it, after every release
-    phases/2/<secret>            draws its batches
+    phases/2/sampling.key        draws its batches
 
 A phase without noise is trained again from its start, to the same adapter. A private one goes on behind its last
 checkpoint. Releases that were charged and are not in it stay spent, and count as steps done: so every later step pays
@@ -10,6 +10,8 @@ with the committed step that was meant for it, whatever its noise.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from privacy.ledger.ledger import Charge, Ledger
 from privacy.randomness.sampling import CohortSampler
 from server.run_folder.checkpoint import ledger_head
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import LEDGER_FILE, SAMPLING_SECRET
+from server.run_folder.names import LEDGER_FILE, PHASE_FILE, PHASES_FOLDER, SAMPLING_SECRET
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,11 @@ class PhaseResult:
         return {name: value for name, value in vars(self).items() if name != "adapter"}
 
 
-_DONE = "done.safetensors"
-
-
 class PhaseFolder:
     """What is kept of phase `number` (from 1) of the run in `run_folder`; made if it is not there."""
 
     def __init__(self, run_folder: Path, number: int) -> None:
-        self.path = run_folder / "phases" / str(number)
+        self.path = run_folder / PHASES_FOLDER / str(number)
         self.path.mkdir(parents=True, exist_ok=True)
 
     def result(self, name: str, size: int) -> PhaseResult | None:
@@ -67,23 +66,20 @@ class PhaseFolder:
         Raises:
             CorruptRun: the file is damaged, or of another phase.
         """
-        path = self.path / _DONE
+        path = self.path / PHASE_FILE
         if not path.is_file():
             return None
-        try:
-            with safe_open(path, "pt") as file:
-                told, adapter = json.loads(file.metadata()["phase"]), file.get_tensor("adapter")
-            result = PhaseResult(**told, adapter=adapter)
+        with _readable(path) as file:
+            adapter = file.get_tensor("adapter")
+            result = PhaseResult(**json.loads(file.metadata()["phase"]), adapter=adapter)
             if result.name != name or adapter.dtype != torch.float32 or adapter.shape != (size,):
                 raise ValueError(f"it is of phase {result.name!r} and holds {adapter.dtype} {list(adapter.shape)}")
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it") from error
         return result
 
     def finish(self, result: PhaseResult) -> None:
         """Keep how the phase ended, whole or not at all."""
         told = {"phase": json.dumps(result.to_json())}
-        with durable.replacing(self.path / _DONE) as draft:
+        with durable.replacing(self.path / PHASE_FILE) as draft:
             save_file({"adapter": result.adapter.detach().cpu().contiguous()}, draft, metadata=told)
 
     def sampler(self, charged: int) -> CohortSampler:
@@ -102,6 +98,31 @@ class PhaseFolder:
         return sampler
 
 
+def ended_phases(run_folder: Path) -> tuple[dict[str, Any], ...]:
+    """The numbers of the phases that have ended, in order, as :meth:`PhaseResult.to_json` gives them.
+
+    Raises:
+        CorruptRun: a phase's file is damaged.
+    """
+    ended: list[dict[str, Any]] = []
+    while (path := run_folder / PHASES_FOLDER / str(len(ended) + 1) / PHASE_FILE).is_file():
+        with _readable(path) as file:
+            told = json.loads(file.metadata()["phase"])
+            numbers = {key: float(told[key]) for key in ("seconds", "cpu_seconds", "validation_loss")}
+            ended.append({"name": str(told["name"]), **numbers})
+    return tuple(ended)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[Any]:  # safetensors names no type for an open file
+    """The file of an ended phase; CorruptRun, if it is none."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it") from error
+
+
 def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
     """The ledger of a recipe's run, verified and held; None if the run has none (yet).
 
@@ -111,10 +132,10 @@ def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
     """
     path = run_folder / LEDGER_FILE
     if not path.is_file():
-        if any(run_folder.glob(f"phases/*/{SAMPLING_SECRET}")):
+        if any(run_folder.glob(f"{PHASES_FOLDER}/*/{SAMPLING_SECRET}")):
             raise CorruptRun(f"{path} is gone: without it what was spent would be spent again; restore it")
         return None
-    heads = [ledger_head(run_folder / "phases" / str(number)) for number in range(phases, 0, -1)]
+    heads = [ledger_head(run_folder / PHASES_FOLDER / str(number)) for number in range(phases, 0, -1)]
     try:
         return Ledger.open(path, next((head for head in heads if head is not None), None))
     except BlockingIOError:

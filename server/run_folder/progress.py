@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder.errors import CannotResume
+from server.run_folder.names import LOCK_FILE, SITES_FILE
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.residual import check_residual
 from strategies.cross_silo import GlobalModel
 
-FILE, LOCK = "silos.safetensors", "run.lock"
 FORMAT = 1
 
 
@@ -83,7 +83,7 @@ def save_progress(folder: Path, progress: Progress) -> None:
         "seconds": progress.seconds,
     }
     tensors = {name: tensor.contiguous() for name, tensor in vars(progress.model).items() if tensor is not None}
-    with durable.replacing(folder / FILE) as draft:
+    with durable.replacing(folder / SITES_FILE) as draft:
         save_file(tensors, draft, metadata={"progress": json.dumps(told)})
 
 
@@ -93,8 +93,9 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
     Raises:
         CorruptRun: the file is damaged, or of a run with another adapter.
     """
+    path = folder / SITES_FILE
     try:
-        with safe_open(folder / FILE, "pt") as file:
+        with safe_open(path, "pt") as file:
             told, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
             residual, average = (
                 file.get_tensor(name) if name in file.keys() else None for name in ("residual", "average")
@@ -107,7 +108,7 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
         refusals = {int(silo): str(reason) for silo, reason in told.pop("refusals").items()}
         return Progress(GlobalModel(adapter, residual, average), silos=silos, refusals=refusals, **told)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptRun(f"{folder / FILE} is not of this run: {type(error).__name__}: {error}; restore it") from error
+        raise CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it") from error
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def owned(folder: Path) -> Iterator[None]:
     Raises:
         CannotResume: another process trains in it.
     """
-    with (folder / LOCK).open("a") as file:
+    with (folder / LOCK_FILE).open("a") as file:
         try:
             durable.lock(file.fileno(), f"{folder} is still running: a process holds its lock; stop that one first")
         except BlockingIOError as error:

@@ -1,6 +1,6 @@
-"""Which code a run ran on, file by file, so that a run that goes on can say what is different.
+"""What a run ran on: its code file by file, so that a run that goes on can say what is different, and its environment.
 
-What a run ran on: versions of the libraries that decide its numbers, cores and accelerators, the commit if known.
+The environment is the versions of the libraries that decide its numbers, the machine, and the commit if it is known.
 """
 
 import hashlib
@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from server.config.schema import RunConfig
+from server.run_folder.names import ENVIRONMENT_FILE
 
 ROOMS = ("privacy", "client", "strategies", "server")
 LIBRARIES = ("flwr", "torch", "transformers", "peft", "numpy")
+PACKAGES = ("lacquer", "flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "opacus", "numpy")
 
 
 def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
@@ -34,7 +36,7 @@ def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, st
         module, colon, _ = name.partition(":")
         if colon and (origin := _origin(module)):
             found[name] = _digest(Path(origin))
-    return found | {library: text for library in LIBRARIES if (text := _package_version(library))}
+    return found | {library: text for library in LIBRARIES if (text := _version(library))}
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -62,18 +64,6 @@ def _origin(module: str) -> str | None:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _package_version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-ENVIRONMENT_FILE = "environment.json"
-
-PACKAGES = ("lacquer", "flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "opacus", "numpy")
 
 
 def describe_environment() -> dict[str, Any]:

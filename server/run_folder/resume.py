@@ -33,9 +33,10 @@ from server.run_folder.names import (
     ORIGIN_FILE,
     PHASES_FILE,
     RESULTS_FILE,
+    RESUMES_FILE,
     SAMPLING_SECRET,
+    SITES_FILE,
 )
-from server.run_folder.progress import FILE as SILOS_FILE
 from server.run_folder.progress import owned
 from server.run_folder.provenance import code_version, differences
 from server.run_folder.telemetry import read_status
@@ -209,7 +210,7 @@ def check_silos(run_folder: Path, *, resume: bool) -> None:
         CannotResume: it has ended, or never began.
         ConfigError: the folder holds a run, and this is another.
     """
-    began = (run_folder / SILOS_FILE).is_file()
+    began = (run_folder / SITES_FILE).is_file()
     if resume:
         refuse_ended(run_folder)
         if not began:
@@ -228,9 +229,6 @@ def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
 def _listed(items: list[str]) -> str:
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return "; ".join(items[:_NAMED]) + more
-
-
-RESUMES_FILE = "resumed.jsonl"
 
 
 @dataclass(frozen=True)

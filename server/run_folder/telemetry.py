@@ -14,11 +14,8 @@ from typing import Literal, Protocol, Self, get_args
 
 from privacy import durable
 from privacy.errors import CorruptRun
+from server.run_folder.names import METRICS_FILE, STATUS_FILE, TENSORBOARD_FOLDER
 from server.run_folder.round_record import RoundRecord
-
-METRICS_FILE = "metrics.jsonl"
-STATUS_FILE = "status.json"
-TENSORBOARD_FOLDER = "tensorboard"
 
 State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.evaluation.rouge import adapter_rouge
 from server.network.grid import answers, roster
+from server.run_folder.names import ROSTER_FILE
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome
 from server.runs.assembly import Assembly, assemble, connected_nodes, make_strategy, secure_aggregation
@@ -65,7 +66,7 @@ def _connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
         run.status("waiting for nodes")
-        return roster(run.folder, grid, config.clients), on_server(assembly.job, data, splits)
+        return roster(run.folder / ROSTER_FILE, grid, config.clients), on_server(assembly.job, data, splits)
     run.status("waiting for workers")
     nodes = connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)
     tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}

@@ -23,6 +23,7 @@ from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.evaluation.rouge import adapter_rouge
 from server.network.grid import answers, roster
 from server.run_folder.checkpoint import Times
+from server.run_folder.names import ROSTER_FILE
 from server.run_folder.progress import Progress, Said, load_progress, save_progress
 from server.run_folder.resume import Resumed, note_resumed
 from server.run_folder.round_record import RoundRecord
@@ -113,7 +114,7 @@ def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[
     config, data = ready.config, ready.data
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
-        return roster(folder, grid, config.clients), on_server(ready.described.job, data, splits)
+        return roster(folder / ROSTER_FILE, grid, config.clients), on_server(ready.described.job, data, splits)
     each = config.simulation.clients_per_node == 1
     count = connected_nodes(grid, config.clients if each else config.engine.workers)
     ids = sorted(grid.get_node_ids())[:count]

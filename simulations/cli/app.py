@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import new_run_folder
+from server.run_folder.names import LEDGER_FILE, new_run_folder
 from simulations.cli.calibrate import calibrate_command
 from simulations.cli.deploy import admit_command, clients_command, deploy_command, expel_command
 from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
@@ -214,4 +214,4 @@ def _say_interrupted(folder: Path) -> None:
 
 def _how_to_go_on(folder: Path) -> str:
     """Before there is a ledger nothing was spent, and starting anew loses nothing."""
-    return f"\nGo on with: lacquer resume {folder}" if (folder / "ledger.jsonl").is_file() else ""
+    return f"\nGo on with: lacquer resume {folder}" if (folder / LEDGER_FILE).is_file() else ""

@@ -23,6 +23,7 @@ from privacy import durable
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
+from server.run_folder.names import CONFIG_FILE, new_run_folder
 from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.engines.control import SUCCESS, Control
 from simulations.engines.flower import RunFailed
@@ -119,8 +120,6 @@ def deploy_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
 ) -> None:
     """Train on the nodes of a federation, under differential privacy."""
-    from server.run_folder.names import new_run_folder
-
     keys: dict[str, str | bool] = {}
     sys.path.append(str(Path.cwd()))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(CannotResume):
@@ -135,6 +134,7 @@ def deploy_command(
             check_trust(ca)  # before the data are prepared
             check(config)
             folder = new_run_folder(config)
+            (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
         else:
             from server.run_folder.resume import check_resumable
 
@@ -142,9 +142,6 @@ def deploy_command(
             config = check_resumable(folder, other_code=other_code)
             check_deployed(config)
             keys = {"resume": str(folder), "other-code": other_code}
-        config_file = folder / "config.toml"
-        if resume is None:
-            config_file.write_text(config.to_toml(), encoding="utf-8")
     with interruptible(), control(address, ca) as superlink:
         try:
             follow_deployed(superlink, config, folder, keys, quiet=quiet)
@@ -197,7 +194,7 @@ def follow_deployed(
     app = stage(
         superlink.home / "app",
         App(client="client.fork_server"),
-        config_file=folder / "config.toml",
+        config_file=folder / CONFIG_FILE,
         run_folder=folder,
         log=None,
         plugins=Path.cwd(),

@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from server.config.schema import RunConfig
+from server.run_folder.names import METRICS_FILE, STATUS_FILE
 from server.run_folder.round_record import RoundRecord
-from server.run_folder.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
+from server.run_folder.telemetry import Status, read_metrics, read_status
 from simulations.cli.live_display import Snapshot, display, rate_text
 from simulations.report.notation import epsilon_text, number_text
 

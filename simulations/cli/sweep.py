@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from server.config.load import ConfigError
+from server.run_folder.names import RESULTS_FILE
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.sweep.cells import Cell, chosen, find_sweep, read_cells, sweep_files
 
@@ -42,7 +43,7 @@ def sweep_command(
         name, every = read_cells(find_sweep(preset), data.expanduser().resolve())
         cells = chosen(every, only or [])
         folder = (output / name).resolve()
-        store = Store(name, folder, results or folder / "results.json", every)
+        store = Store(name, folder, results or folder / RESULTS_FILE, every)
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
         multipliers = _check(cells if dry_run else todo)

@@ -1,62 +1,23 @@
-"""Which pictures a run has to show, with what they mean in words: for those who read them and those who hear them.
+"""The figures of a report, each with what it means in words: for those who see it and those who have it read out.
 
-A figure as SVG that is part of a page: its colours follow the page's light or dark theme, its ids stay its own.
-
-`python -m simulations.report.figures RUN docs/quickstart`: a run in one strip, as the README shows it.
-
-Writes `docs/quickstart-light.svg` and `docs/quickstart-dark.svg` from a run folder, same run, same bytes. Text is drawn
-as outlines, because the page that shows the picture may lack the font.
+`python -m simulations.report.figures RUN docs/quickstart` draws a run in one strip, as the README shows it, into
+`docs/quickstart-light.svg` and `docs/quickstart-dark.svg`.
 """
 
-import io
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from simulations.report import plots
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
-from simulations.report.plots import DARK, LIGHT, SIZE, Palette, draw_figure
 from simulations.report.read_run import Run, read_run
-
-
-def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """The `<svg>` element of a figure drawn in the LIGHT palette.
-
-    Colours become the page's CSS variables `--plot-ROLE` (with the light colour as fallback), text stays text.
-
-    Args:
-        figure: drawn with :data:`~simulations.report.plots.LIGHT`.
-        name: prefix of every id, so that several figures may share one page.
-        description: what a reader who cannot see it is told.
-    """
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    svg = text[text.index("<svg ") :].rstrip()
-    for unwanted in (r"<metadata>.*?</metadata>\s*", r"<!--.*?-->\s*", r"<defs>\s*<style.*?</style>\s*</defs>\s*"):
-        svg = re.sub(unwanted, "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
-    svg = svg.replace("'DejaVu Sans'", "var(--plot-font, sans-serif)")
-    for role, color in vars(LIGHT).items():
-        svg = svg.replace(color, f"var(--plot-{role}, {color})")
-    opening = svg[: svg.index(">") + 1]
-    size = re.search(r'viewBox="[^"]*"', opening)
-    if size is None:
-        raise ValueError("matplotlib wrote an SVG without a viewBox")
-    head = f'<svg {size.group()} role="img" aria-labelledby="{name}-title" stroke-linejoin="round">'
-    return f'{head}<title id="{name}-title">{escape(description)}</title>{svg[len(opening) :]}'
+from simulations.report.svg import inline_svg, write_themes
 
 
 @dataclass(frozen=True)
@@ -78,17 +39,13 @@ def report_figures(run: Run) -> list[ReportFigure]:
         svg = inline_svg(figure, name, f"{title}. {description}")
         figures.append(ReportFigure(name, title, meaning, description, svg))
 
-    if run.recipe and run.recipe.done:
-        losses = [float(told["validation_loss"]) for told in run.recipe.done]
+    if ended := {phase.name: phase.ended["validation_loss"] for phase in run.phases if phase.ended}:
         add(
             "phases",
-            "Loss",
-            "Mean cross-entropy on the server's public validation records, in nats, after every phase.",
-            "; ".join(
-                f"{number_text(loss)} after {told['name']}" for told, loss in zip(run.recipe.done, losses, strict=True)
-            )
-            + ".",
-            _phase_losses([str(told["name"]) for told in run.recipe.done], losses),
+            "Loss after every phase",
+            "Mean cross-entropy on the server's public validation records, in nats.",
+            "; ".join(f"{number_text(loss)} after {name}" for name, loss in ended.items()) + ".",
+            plots.phase_losses(ended),
         )
     test, majority = run.result("test_accuracy"), run.result("majority_accuracy")
     if values := _known(run, "validation_accuracy"):
@@ -149,15 +106,6 @@ def report_figures(run: Run) -> list[ReportFigure]:
     return figures
 
 
-def _phase_losses(names: Sequence[str], losses: Sequence[float]) -> Figure:
-    def draw(axes: Axes, palette: Palette) -> None:
-        axes.plot(names, losses, color=palette.first, marker="o", markersize=3.5)
-        axes.set(ylabel="validation loss")
-        axes.margins(x=0.15)
-
-    return draw_figure([draw], LIGHT, SIZE)
-
-
 def _known(run: Run, name: str) -> list[float]:
     values: Sequence[float | None] = [getattr(record, name) for record in run.rounds]
     return [value for value in values if value is not None and math.isfinite(value)]
@@ -169,9 +117,6 @@ def _curve(run: Run) -> list[tuple[float, float]]:
     return [(float(point["delta"]), float(point["epsilon"])) for point in points]
 
 
-THEMES = {"light": LIGHT, "dark": DARK}
-
-
 def write_overview(run_folder: Path, stem: Path) -> list[Path]:
     """Write one picture per theme and return their paths.
 
@@ -181,15 +126,8 @@ def write_overview(run_folder: Path, stem: Path) -> list[Path]:
     run = read_run(run_folder)
     if not run.rounds:
         raise ValueError(f"{run_folder} has no training round to show; give the folder of a run that trained")
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for theme, palette in THEMES.items():
-        figure = plots.overview(run.metrics, palette, test_accuracy=run.result("test_accuracy"))
-        target = stem.with_name(f"{stem.name}-{theme}.svg")
-        with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "overview"}):
-            figure.savefig(target, metadata={"Date": None, "Creator": None})
-        written.append(target)
-    return written
+    test = run.result("test_accuracy")
+    return write_themes(lambda palette: plots.overview(run.metrics, palette, test_accuracy=test), stem)
 
 
 def main(

@@ -27,11 +27,12 @@ def guaranteed(run: Run) -> tuple[float, float] | None:
 
 def guarantee_sentence(run: Run) -> str:
     """The guarantee in one sentence."""
-    if run.not_private:
+    guarantee = run.guarantee or {}
+    if run.not_private and not guarantee.get("not_private"):
         return f"This run is NOT PRIVATE: {run.not_private}."
-    if run.guarantee is None:
+    if not guarantee:
         return "There is no readable ledger, so nothing can be said about privacy."
-    return str(run.guarantee["sentence"])
+    return str(guarantee["sentence"])
 
 
 def privacy_text(run: Run) -> str:
@@ -43,6 +44,15 @@ def privacy_text(run: Run) -> str:
         return "unknown"
     used = spent_text(run)
     return f"epsilon at most {epsilon_text(pair[0])} at delta {delta_text(pair[1])}" + (f", {used}" if used else "")
+
+
+def selective_text(run: Run) -> str:
+    """What phases give besides where there is no guarantee at record level; "" if nothing does."""
+    guarantee = run.guarantee or {}
+    if guarantee.get("kind") != "selective":
+        return ""
+    epsilon, delta = float(guarantee["selective_epsilon"]), float(guarantee["delta"])
+    return f"at record level; selective-DP: ε ≤ {epsilon_text(epsilon)} at δ = {delta_text(delta)}"
 
 
 def spent_text(run: Run) -> str:

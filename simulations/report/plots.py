@@ -1,15 +1,14 @@
 """A run in pictures. Every function takes released or public values and returns a matplotlib Figure; nothing is saved.
 
-Every line differs from its neighbours by dash as well as by colour, and is named where it runs or right above.
+All figures look alike: few lines, horizontal grid only, a transparent background. Every line differs from its
+neighbours by dash as well as by colour, and is named where it runs or right above. The colours are Okabe and Ito's
+(2008, "Color Universal Design"), darkened or lightened until text in them has enough contrast.
 
-The one look of all figures: few lines, horizontal grid only, a transparent background, colours told apart by all.
-
-The colours are Okabe and Ito's (2008, "Color Universal Design"), darkened or lightened until text in them has enough
-contrast. Built on `Figure` alone: no pyplot, no global state, no display needed.
+Built on `Figure` alone: no pyplot, no global state, no display needed.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +116,17 @@ def epsilon_spent(metrics: Sequence[RoundRecord], palette: Palette = LIGHT) -> F
 def update_norm(metrics: Sequence[RoundRecord], palette: Palette = LIGHT) -> Figure:
     """Norm of the released update, the noise expected in it, and the signal left when that is taken off."""
     return _single(_draw_update_norm, metrics, palette)
+
+
+def phase_losses(losses: Mapping[str, float], palette: Palette = LIGHT) -> Figure:
+    """Loss on public validation after every phase, by its name, in order."""
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        axes.plot(list(losses), list(losses.values()), color=palette.first, marker="o", markersize=3.5)
+        axes.set(ylabel="validation loss")
+        axes.margins(x=0.15)
+
+    return draw_figure([draw], palette, SIZE)
 
 
 def privacy_curve(points: Sequence[tuple[float, float]], delta: float, palette: Palette = LIGHT) -> Figure:

@@ -5,7 +5,8 @@ shows the run can say so instead of failing or staying silent.
 """
 
 import json
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,19 +16,24 @@ from privacy.ledger.ledger import Charge, Ledger
 from privacy.ledger.statement import privacy_statement
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
-from server.run_folder.names import PHASES_FILE
-from server.run_folder.provenance import ENVIRONMENT_FILE
-from server.run_folder.resume import RESUMES_FILE, Resumed, read_resumed
+from server.run_folder.names import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    LEDGER_FILE,
+    METRICS_FILE,
+    PHASES_FILE,
+    PHASES_FOLDER,
+    PRIVACY_FILE,
+    RESULTS_FILE,
+    RESUMES_FILE,
+    STATUS_FILE,
+)
+from server.run_folder.phase_progress import ended_phases
+from server.run_folder.resume import Resumed, read_resumed
 from server.run_folder.round_record import RoundRecord
-from server.run_folder.telemetry import METRICS_FILE, STATUS_FILE, Status, read_metrics, read_status
+from server.run_folder.telemetry import Status, read_metrics, read_status
 from server.runs.guarantee import TRUST, not_covered
-from simulations.report.phases import RecipeRecord, read_recipe
 
-CONFIG_FILE = "config.toml"
-GUARANTEE_FILE = "privacy.json"
-RESULTS_FILE = "results.json"
-LEDGER_FILE = "ledger.jsonl"
-ADAPTER_FOLDER = "adapter"
 STARTED_WITH = (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE, PHASES_FILE)
 
 _T = TypeVar("_T")
@@ -48,12 +54,29 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """One phase of a run.
+
+    Attributes:
+        name, text: as its file has them.
+        steps: private steps; 0 without noise.
+        ended: its seconds and validation loss among other numbers; None before it has ended.
+    """
+
+    name: str
+    text: str
+    steps: int
+    ended: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
 class Run:
     """What is known of a run.
 
     Attributes:
         path: its folder.
-        config, recipe, status, results, environment: None if the file is missing or unreadable.
+        config, status, results, environment: None if the file is missing or unreadable.
+        phases: of a run in phases, in order; else empty.
         guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
         metrics: the releases so far.
         account: what the verified ledger says; None if there is none, or if it is damaged.
@@ -63,7 +86,7 @@ class Run:
 
     path: Path
     config: RunConfig | None
-    recipe: RecipeRecord | None
+    phases: tuple[Phase, ...]
     status: Status | None
     metrics: list[RoundRecord]
     guarantee: Json | None
@@ -76,14 +99,11 @@ class Run:
     @property
     def name(self) -> str:
         """The configured name, or the folder's."""
-        config = self.config or (self.recipe.run if self.recipe else None)
-        return config.name if config else self.path.name
+        return self.config.name if self.config else self.path.name
 
     @property
     def state(self) -> str:
-        """The state the run reported last, "unknown" if it never did. Of a recipe the results tell, its last file."""
-        if self.recipe and not self.status:
-            return "completed" if self.results else "running"
+        """The state the run reported last, "unknown" if it never did."""
         return self.status.state if self.status else "unknown"
 
     @property
@@ -108,6 +128,13 @@ class Run:
         """The training rounds among the releases."""
         return [record for record in self.metrics if record.phase == "round"]
 
+    @property
+    def rounds_planned(self) -> int | None:
+        """Training rounds that were planned, of all phases together; None if the settings cannot be read."""
+        if self.phases:
+            return sum(phase.steps for phase in self.phases)
+        return self.config.rounds if self.config else None
+
     def result(self, name: str) -> float | None:
         """A number of results.json, or None."""
         value = (self.results or {}).get(name)
@@ -124,12 +151,12 @@ def read_run(path: Path) -> Run:
     if not any((path / name).is_file() for name in STARTED_WITH):
         raise NoRunFolder(
             f"{path} is no run folder: it holds none of {', '.join(STARTED_WITH)}; give the folder that `lacquer "
-            "run` or `lacquer recipe` named at its end"
+            "run` named at its end"
         )
     problems: list[str] = []
 
     def attempt(name: str, read: Callable[[Path], _T]) -> _T | None:
-        if not (path / name).is_file():
+        if not (path / name).exists():
             return None
         try:
             return read(path / name)
@@ -137,21 +164,21 @@ def read_run(path: Path) -> Run:
             problems.append(f"{name} cannot be read: {error}")
             return None
 
-    config, recipe = attempt(CONFIG_FILE, load), attempt(PHASES_FILE, read_recipe)
-    account = attempt(LEDGER_FILE, lambda file: _account(file, recipe.run if recipe else config))
-    guarantee = written = attempt(GUARANTEE_FILE, _json_object)
+    config = attempt(CONFIG_FILE, load)
+    ended = attempt(PHASES_FOLDER, lambda folder: ended_phases(folder.parent)) or ()
+    phases = attempt(PHASES_FILE, lambda file: _phases(file, ended)) or ()
+    account = attempt(LEDGER_FILE, lambda file: _account(file, config))
+    written = attempt(PRIVACY_FILE, _json_object)
     if account and written and _head(written) != account.head:
-        problems.append(f"{GUARANTEE_FILE} was not made from {LEDGER_FILE} as it is now; trust the ledger")
+        problems.append(f"{PRIVACY_FILE} was not made from {LEDGER_FILE} as it is now; trust the ledger")
     charged = account.statement if account else None
-    if recipe:
-        guarantee = recipe.guarantee(written, charged)
     return Run(
         path=path,
         config=config,
-        recipe=recipe,
+        phases=phases,
         status=attempt(STATUS_FILE, lambda file: read_status(file.parent)),
         metrics=attempt(METRICS_FILE, lambda file: read_metrics(file.parent)) or [],
-        guarantee=guarantee or charged,
+        guarantee=_guarantee_of_phases(phases, written, charged) if phases else written or charged,
         results=attempt(RESULTS_FILE, _json_object),
         environment=attempt(ENVIRONMENT_FILE, _json_object),
         account=account,
@@ -160,10 +187,46 @@ def read_run(path: Path) -> Run:
     )
 
 
+def _phases(file: Path, ended: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
+    """The phases of a run; read as they stand, since the methods they name need not be installed here."""
+    try:
+        return tuple(
+            Phase(
+                str(table["name"]),
+                str(table["text"]),
+                int(table["steps"]) if table["kind"] == "private" else 0,
+                ended[number] if number < len(ended) else None,
+            )
+            for number, table in enumerate(tomllib.loads(file.read_text(encoding="utf-8"))["phases"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it must have the [[phases]] that the run wrote ({error}); restore it") from None
+
+
+def _guarantee_of_phases(phases: Sequence[Phase], written: Json | None, charged: Json | None) -> Json | None:
+    """The guarantee of a run in phases in the form that other runs have theirs.
+
+    Args:
+        phases: of the run.
+        written: privacy.json, which holds the statement of the ledger inside; None before the run has ended.
+        charged: the statement of the ledger alone: all there is to say if every phase has noise, else a part only.
+    """
+    if written is not None:
+        terms = written.get("ledger")
+        if isinstance(terms, dict) and written.get("kind") == "record":
+            return {**terms, **written, "epsilon": written.get("record_epsilon")}
+        return written
+    without = [repr(phase.name) for phase in phases if not phase.steps]
+    if not without:
+        return charged
+    reason = f"phase {' and '.join(without)} trains without noise"
+    return {"sentence": f"This run is NOT PRIVATE: {reason}.", "not_private": reason}
+
+
 def _head(statement: Json) -> object:
-    """The mark of the ledger that a privacy.json was made from; a recipe's holds the whole statement of the ledger."""
+    """The mark of the ledger that a privacy.json was made from; that of phases holds the whole statement inside."""
     ledger = statement.get("ledger")
-    if isinstance(ledger, dict) and isinstance(ledger.get("ledger"), dict):
+    while isinstance(ledger, dict) and "ledger" in ledger:
         ledger = ledger["ledger"]
     return ledger.get("head") if isinstance(ledger, dict) else None
 

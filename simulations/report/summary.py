@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from server.evaluation.rouge import rouge_terms, rouge_text
+from server.run_folder.names import REPORT_FILE
 from simulations.report.notation import WIDEST, number_text, percent_text
 from simulations.report.outcome import guarantee_sentence, privacy_text, resumed_text, state_text, training_time
-from simulations.report.page import REPORT_FILE, loading_code
+from simulations.report.page import loading_code
 from simulations.report.read_run import Run, read_run
 
 _STYLES = {"completed": "green", "stopped-budget": "yellow"}
@@ -82,7 +83,9 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "rouge", f"{rouge} ({rouge_terms(run.results or {})})"
     yield "privacy", privacy_text(run)
     done = run.rounds[-1].round if run.rounds else 0
-    yield "rounds", f"{done} of {run.config.rounds}" if run.config else str(done)
+    planned = run.rounds_planned
+    if planned != 0:  # phases without noise have none
+        yield "rounds", str(done) if planned is None else f"{done} of {planned}"
     time = training_time(run)
     if time is not None:
         yield "time", time

@@ -25,6 +25,7 @@ import itertools
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
@@ -34,6 +35,9 @@ from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from simulations.presets.load import absolute_paths, find
 from simulations.report.notation import number_text
+
+CELL_FILE, USAGE_FILE = "cell.json", "usage.json"
+"""In the run folder of a cell: which cell it is, and what it took."""
 
 SWEEPS = Path(__file__).resolve().parents[1] / "presets" / "sweeps"
 Kind = Literal["run", "public-only", "silo"]
@@ -185,8 +189,6 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     Raises:
         ConfigError: a pattern matches nothing.
     """
-    from fnmatch import fnmatchcase
-
     if not patterns:
         return list(cells)
     matched = {pattern: [c for c in cells if fnmatchcase(c.key, pattern) or fnmatchcase(c.key, f"{pattern}/*")]

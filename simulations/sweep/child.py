@@ -9,24 +9,22 @@ import sys
 import time
 from pathlib import Path
 
-CELL_FILE = "cell.json"
-USAGE_FILE = "usage.json"
+from server.config.load import load
+from server.run_folder.names import CONFIG_FILE
+from simulations.engines.inprocess import run_inprocess
+from simulations.engines.processes import end_with_launcher
+from simulations.engines.public_only import run_public_only
+from simulations.sweep.cells import CELL_FILE, USAGE_FILE
 
 
 def main(launcher: int, private: Path, folder: Path, plugins: str) -> None:
     """Run the cell whose folder holds ``config.toml`` and ``cell.json``."""
-    # Imported here: whoever only reads what a cell left needs none of it.
-    from server.config.load import load
-    from simulations.engines.inprocess import run_inprocess
-    from simulations.engines.processes import end_with_launcher
-    from simulations.engines.public_only import run_public_only
-
     end_with_launcher(launcher, private)
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     kind = json.loads((folder / CELL_FILE).read_text())["kind"]
     run = run_public_only if kind == "public-only" else run_inprocess
-    run(load(folder / "config.toml"), folder)
+    run(load(folder / CONFIG_FILE), folder)
     (folder / USAGE_FILE).write_text(json.dumps({"cpu_seconds": time.process_time()}) + "\n")
 
 

@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 from privacy import durable
+from server.run_folder.names import RESULTS_FILE
 from simulations.report.outcome import guaranteed
-from simulations.report.read_run import RESULTS_FILE, read_run
-from simulations.sweep.cells import Cell
-from simulations.sweep.child import USAGE_FILE
+from simulations.report.read_run import read_run
+from simulations.sweep.cells import USAGE_FILE, Cell
 
 Row = dict[str, Any]
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from server.config.load import ConfigError
 from simulations.engines.flower import RunFailed
 from simulations.engines.launcher import run_child
-from simulations.sweep.cells import Cell
-from simulations.sweep.child import CELL_FILE
+from simulations.sweep.cells import CELL_FILE, Cell
 from simulations.sweep.rows import Row, is_complete, read_results, row, write_results
 
 _CELL_MODULE = "simulations.sweep.child"

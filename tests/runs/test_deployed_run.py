@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 import server.app
 from client.app import app as client_app
 from privacy.ledger.ledger import Ledger
-from server.network.grid import ROSTER_FILE, roster
+from server.network.grid import roster
+from server.run_folder.names import ROSTER_FILE
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import InProcessGrid, _identity
 from simulations.tools.sample_records import write_records

@@ -133,7 +133,7 @@ def test_the_report_of_a_recipe_says_what_it_did_and_guarantees(kind: str, tmp_p
     (folder / "privacy.json").write_text(json.dumps(statement))
     assert any("was not made from ledger.jsonl as it is now" in problem for problem in read_run(folder).problems)
     (folder / "phases" / "1" / "done.safetensors").write_text("damaged")
-    assert any(problem.startswith("recipe.toml cannot be read") for problem in read_run(folder).problems)
+    assert any(problem.startswith("phases cannot be read") for problem in read_run(folder).problems)
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -14,8 +14,7 @@ from simulations.benchmarks.papers.diabetes import NAMES
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
 from simulations.presets.asked import ask
-from simulations.sweep.cells import SWEEPS, read_cells
-from simulations.sweep.child import CELL_FILE
+from simulations.sweep.cells import CELL_FILE, SWEEPS, read_cells
 from simulations.sweep.rows import row
 
 BASE = """

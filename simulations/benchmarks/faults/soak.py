@@ -34,7 +34,15 @@ import typer
 from privacy.accountants import composition
 from privacy.ledger.ledger import Ledger
 from server.config.load import load
-from server.run_folder.names import PRIVACY_FILE
+from server.run_folder.names import (
+    ADAPTER_FOLDER,
+    CONFIG_FILE,
+    FLOWER_LOG,
+    LEDGER_FILE,
+    METRICS_FILE,
+    PRIVACY_FILE,
+    PROCESS_LOG,
+)
 from server.run_folder.resume import read_resumed
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.benchmarks.harness.results import RESULTS, ROOT, origin, say, write
@@ -65,11 +73,11 @@ def account(folder: Path) -> dict[str, Any]:
     from client.models.base import load_base
 
     metrics = read_metrics(folder)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / METRICS_FILE).read_text().splitlines()
     assert len(lines) == len(metrics), "a line of metrics.jsonl is doubled"
     assert [record.round for record in metrics] == list(range(len(metrics))), "a round is missing from metrics.jsonl"
     statement = json.loads((folder / PRIVACY_FILE).read_text())
-    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
+    with Ledger.open(folder / LEDGER_FILE, read_only=True) as ledger:
         charges, stated, guaranteed = ledger.charges, ledger.spent(), ledger.guaranteed()
         delta = ledger.commitment.delta
     released = {(charge.event.label, charge.event.round) for charge in charges if charge.released_at is not None}
@@ -80,7 +88,7 @@ def account(folder: Path) -> dict[str, Any]:
     assert recomputed <= stated * (1 + 1e-6), "the ledger states less than its charges cost"
     assert stated <= guaranteed <= statement["epsilon"] + 1e-9, "more was spent than was promised"
     model, _ = load_base("random:bert", "classification", 2)
-    adapted = PeftModel.from_pretrained(model, folder / "adapter")
+    adapted = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER)
     weights = [value for name, value in adapted.state_dict().items() if "lora_B" in name]
     assert weights, "the adapter holds nothing"
     assert all(bool(torch.isfinite(value).all()) for value in weights)
@@ -139,8 +147,8 @@ def live(run_folder: str, life: str, place: str, call: str) -> None:
             file.write(json.dumps(memory) + "\n")
 
     Telemetry.round = measured  # type: ignore[method-assign, assignment]
-    keys = {"resume": str(folder)} if (folder / "ledger.jsonl").is_file() else None
-    run_inprocess(load(folder / "config.toml"), folder, client_app=_faulty_clients(folder, int(life)), keys=keys)
+    keys = {"resume": str(folder)} if (folder / LEDGER_FILE).is_file() else None
+    run_inprocess(load(folder / CONFIG_FILE), folder, client_app=_faulty_clients(folder, int(life)), keys=keys)
 
 
 def _die_at(path: str, late: bool, call: int) -> None:
@@ -237,7 +245,7 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
     folder, rng, faults = root / "run", random.Random(seed), Faults()
     folder.mkdir(parents=True)
     text = SETTINGS.format(rounds=rounds, workers=6, engine="inprocess", cache=root / "cache", output=root)
-    (folder / "config.toml").write_text(text)
+    (folder / CONFIG_FILE).write_text(text)
     started = time.monotonic()
     places = [*PLACES, "random moment"]
     while (status := read_status(folder)) is None or status.state not in ("completed", "stopped-budget"):
@@ -248,7 +256,7 @@ def soak_inprocess(root: Path, rounds: int, kills: int, seed: int = 0) -> dict[s
         call = length * (6 if place in ("client training", "evaluation") else 1)
         before = len(read_metrics(folder))
         arguments = [sys.executable, "-c", LIVE, str(folder), str(number), place, str(call)]
-        with (folder / "inprocess.log").open("ab") as log:
+        with (folder / PROCESS_LOG).open("ab") as log:
             child = subprocess.Popen(arguments, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             if place == "random moment":
                 while child.poll() is None and len(read_metrics(folder)) < before + length:
@@ -300,7 +308,7 @@ def soak_ray(root: Path, rounds: int) -> dict[str, Any]:
     run.wait_for(third)
     run.server().kill()
     assert run.process.wait() == 1
-    log = run.folder / "flower.log"
+    log = run.folder / FLOWER_LOG
     replaced = log.read_text(errors="replace").count("another is started in its place")
     run = _Run(root, "resume", str(run.folder))
     run.wait_for(2 * third)

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from simulations.benchmarks.harness.results import RESULTS, ROOT
 from simulations.benchmarks.papers.dp_lac import Found, accuracies, shown_name, tables_of
-from simulations.report.figures import THEMES
 from simulations.report.plots import Drawing, Palette, draw_figure
+from simulations.report.svg import write_themes
 
 STEM = ROOT / "docs" / "comparisons"
 PANELS = (("default-sst2", 4.0), ("tuned-sst2", 4.0))
@@ -78,10 +77,7 @@ def _panel(title: str, found: Found) -> Drawing:
 def main() -> None:
     """Draw both themes."""
     cells = json.loads((RESULTS / "controllers.json").read_text(encoding="utf-8"))["cells"]
-    for theme, palette in THEMES.items():
-        figure = comparison_figure(cells, palette)
-        with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "comparisons"}):
-            figure.savefig(STEM.with_name(f"{STEM.name}-{theme}.svg"), metadata={"Date": None, "Creator": None})
+    write_themes(lambda palette: comparison_figure(cells, palette), STEM)
 
 
 if __name__ == "__main__":

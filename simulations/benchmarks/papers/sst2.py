@@ -16,8 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from server.config.load import load
-from server.run_folder.names import RESULTS_FILE
-from server.run_folder.provenance import ENVIRONMENT_FILE
+from server.run_folder.names import CONFIG_FILE, ENVIRONMENT_FILE, PRIVACY_FILE, RESULTS_FILE
 from simulations.benchmarks.harness.markdown import Columns, Row, grouped, mean_text, provenance_of_rows, table
 from simulations.benchmarks.harness.results import RESULTS
 from simulations.engines.inprocess import run_inprocess
@@ -64,8 +63,8 @@ def row(run_folder: Path) -> dict[str, Any]:
     """What the documentation needs of one finished run."""
     results = json.loads((run_folder / RESULTS_FILE).read_text())
     environment = json.loads((run_folder / ENVIRONMENT_FILE).read_text())
-    statement = json.loads((run_folder / "privacy.json").read_text())
-    config = load(run_folder / "config.toml")
+    statement = json.loads((run_folder / PRIVACY_FILE).read_text())
+    config = load(run_folder / CONFIG_FILE)
     measured = ("test_accuracy", "test_loss", "test_records", "validation_accuracy", "validation_loss", "seconds")
     return {
         "seed": config.seed,

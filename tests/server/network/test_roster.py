@@ -6,7 +6,8 @@ import pytest
 
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from server.network.grid import ROSTER_FILE, roster
+from server.network.grid import roster
+from server.run_folder.names import ROSTER_FILE
 from strategies.dispatch import RoundFailed
 
 
@@ -21,7 +22,7 @@ class Nodes:
 
 
 def settled(folder: Path, grid: Nodes, clients: int = 3, patience: float = 5.0) -> tuple[int, ...]:
-    return roster(folder, grid, clients, patience=patience, settle=0.0)  # type: ignore[arg-type]
+    return roster(folder / ROSTER_FILE, grid, clients, patience=patience, settle=0.0)  # type: ignore[arg-type]
 
 
 def test_it_waits_for_all_and_keeps_them_in_order(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""The tables of a report as text ready to be shown: terms of the guarantee, phases, ledger, settings, environment."""
+
+import math
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from privacy.ledger.ledger import Charge
+from server.config.load import flatten
+from server.config.schema import RunConfig
+from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text
+from simulations.report.read_run import Run
+
+_ADJACENCIES = {
+    "add_remove": "data sets that differ by one unit more or less",
+    "replace_one": "one unit replaced",
+    "zero_out": "all that one unit contributes replaced by zero; that it takes part is seen",
+}
+
+
+def facts_rows(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The terms of a guarantee (privacy.json) as (label, text)."""
+    labels = {
+        "epsilon": "ε guaranteed",
+        "epsilon_spent": "ε of the releases made",
+        "delta": "δ",
+        "unit": "Protected unit",
+        "population": "Population",
+        "adjacency": "Neighbours",
+        "sampling": "Sampling",
+        "rounds": "Releases",
+        "noise_multipliers": "Noise multiplier",
+        "mechanism": "Mechanism",
+        "accountant": "Accountant",
+        "cross_checks": "ε by other accountants",
+        "trust_model": "Trust",
+    }
+    return [(label, _fact(key, guarantee[key])) for key, label in labels.items() if guarantee.get(key)]
+
+
+def _fact(key: str, value: Any) -> str:
+    match value:
+        case Mapping():
+            return "; ".join(f"{name}: {_fact(key, item)}" for name, item in value.items())
+        case list():
+            lowest, highest = number_text(min(value)), number_text(max(value))
+            return lowest if lowest == highest else f"{lowest} to {highest}"
+        case float() if "epsilon" in key or key == "cross_checks":
+            return epsilon_text(value)
+        case float() if key == "delta":
+            return delta_text(value)
+        case int() | float():
+            return number_text(value)
+        case _:
+            return _ADJACENCIES.get(value, str(value))
+
+
+def ledger_table(charges: tuple[Charge, ...]) -> dict[str, Any]:
+    """The charges with equal neighbours drawn together, as rows of a table."""
+    rows = []
+    for _, group in groupby(charges, key=lambda c: (c.event.label, c.event.sampling, c.event.components)):
+        same = list(group)
+        event, first, last = same[0].event, same[0].event.round, same[-1].event.round
+        rows.append(
+            {
+                "label": event.label,
+                "rounds": f"{first}" if first == last else f"{first}\u2013{last}",
+                "count": len(same),
+                "sampling": _sampling_text(event.sampling.to_json()),
+                "components": ", ".join(f"{part.name} ({part.dim:,})" for part in event.components),
+                "noise_multiplier": number_text(same[0].noise_multiplier),
+            }
+        )
+    lost = sum(charge.released_at is None for charge in charges)
+    text = "Its hash chain is intact and every charge follows its rules."
+    if lost:
+        text += f" {lost} charged {'release was' if lost == 1 else 'releases were'} never made; the budget is spent."
+    return {"rows": rows, "text": text, "summary": f"{len(charges)} {'charge' if len(charges) == 1 else 'charges'}"}
+
+
+def _sampling_text(sampling: Mapping[str, Any]) -> str:
+    population = f"{sampling['population']:,} {sampling['unit']}s"
+    return f"all {population}" if sampling["rate"] == 1 else f"Poisson {sampling['rate']:g} of {population}"
+
+
+def settings_rows(config: RunConfig) -> list[dict[str, str]]:
+    """Every setting with its value and default, as dictionaries of `key`, `value` and `default`."""
+    defaults = flatten(RunConfig().to_table())
+    values = flatten(config.to_table())
+    return [
+        {"key": key, "value": _setting(value), "default": _setting(defaults.get(key, ""))}
+        for key, value in values.items()
+    ]
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return delta_text(value) if 0 < value < 1e-3 and math.isfinite(value) else f"{value:g}"
+    return str(value)
+
+
+def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """environment.json as (label, text)."""
+    rows = [
+        ("Machine", f"{environment['system']}, {environment['cores']} cores" if "system" in environment else None),
+        ("Accelerators", ", ".join(environment.get("accelerators", [])) or None),
+        ("Python", environment.get("python")),
+        *environment.get("packages", {}).items(),
+        ("Commit", environment.get("commit")),
+    ]
+    return [(label, str(value)) for label, value in rows if value]
+
+
+def phase_rows(run: Run) -> list[tuple[str, str]]:
+    """What each phase does and came to, and what those with noise cost where that is no guarantee, as (label, text)."""
+    rows = []
+    for phase in run.phases:
+        came_to = "not ended"
+        if phase.ended:
+            loss = number_text(phase.ended["validation_loss"])
+            came_to = f"{duration_text(phase.ended['seconds'])}, validation loss {loss}"
+        kind = "with noise" if phase.steps else "without noise"
+        rows.append((f"Phase {phase.name}", f"{kind}, {phase.text} texts: {came_to}"))
+    guarantee = run.guarantee or {}
+    if guarantee.get("kind") != "record" and guarantee.get("noise_epsilon"):
+        alone = f"{epsilon_text(guarantee['noise_epsilon'])}; no guarantee of the run"
+        rows.insert(0, ("ε of the private phases alone", alone))
+    return rows
