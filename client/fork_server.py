@@ -13,9 +13,9 @@ answers, they do the work themselves.
 
 How a message gets from the process that Flower starts to the one that has everything imported: framed bytes.
 
-The ClientApp of a deployed node: hands each message to the node's resident process, see :mod:`client.fork_server`.
+The ClientApp of a deployed node: hands each message to the node's fork server, see :mod:`client.fork_server`.
 
-It imports nothing but Flower. Without a resident process it is :mod:`client.app`.
+It imports nothing but Flower. Without a fork server it is :mod:`client.app`.
 """
 
 import json

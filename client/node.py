@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SECURE = ("identity", "federation")
 """Settings of a node that takes part in secure sums: it answers nothing else."""
 TERMS = ("epsilon-limit", "delta-limit", "privacy-unit")
-"""Settings of a silo that protects its own records (:mod:`client.record_level.participant`)."""
+"""Settings of a site that protects its own records (:mod:`client.record_level.participant`)."""
 
 
 class NodeFailed(RuntimeError):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the image, brings a federation of three clients up, and shows what docker/README.md promises of it:
+# Builds the image, brings a federation of three clients up, and shows what docker/README.md says of it:
 # an unregistered client is refused; clients cannot reach the Control API; rounds train on three clients' own records; a
-# client killed in a round does not end the run; the server killed and started again goes on with it; clients that do not
+# client killed in a round does not end the run; the server killed and started again resumes it; clients that do not
 # trust the server open sums together; clients protect their own patients; a key is renewed, a client joins from another
 # host, ledgers are backed up; no secret is in the image and no record of a client on the server.
 #
@@ -192,7 +192,7 @@ compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online again" online 3
 say "the server was killed and is back, with all clients"
 RUN=$(inside superlink sh -c 'ls -d /runs/*' | tr -d '\r')
-inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 || { tail -20 "$WORK/resume.log"; die "the run does not go on"; }
+inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 || { tail -20 "$WORK/resume.log"; die "the run does not resume"; }
 say "the run has ended"
 
 # --- what it left -----------------------------------------------------------------------------------------------------------

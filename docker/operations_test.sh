@@ -1,4 +1,4 @@
-# Part of container_test.sh, which defines what is used here: what docker/README.md says of silos, of new keys, of clients on
+# Part of container_test.sh, which defines what is used here: what docker/README.md says of sites, of new keys, of clients on
 # other hosts and of backups, done with its own commands.
 
 # --- clients that protect their own patients --------------------------------------------------------------------------------
@@ -16,7 +16,7 @@ with Ledger.open("/silo/ledger.jsonl", read_only=True) as ledger:
 P
 done
 inside superlink sh -c 'ls /runs/silos-*/ledger.jsonl' >/dev/null 2>&1 && die "the server keeps a ledger for silos"
-say "three silos have trained, each with a ledger of its own"
+say "three sites have trained, each with a ledger of its own"
 
 # --- a new key ----------------------------------------------------------------------------------------------------------------
 inside superlink lacquer expel client-2

@@ -6,8 +6,8 @@ Read in this order, from the bottom up; README.md says how long each takes and w
 2. ``events``: what a release is, as data; what several statistics of one cohort cost together.
 3. ``clipping``, ``queries``: one unit's row or answer into a ball of known radius.
 4. ``contribution``: those rows as exact integers, summed; here private values die.
-5. ``commitment``, ``accountants``: what a run promises before any data is touched, and what that costs.
-6. ``ledger``: the promise and every charge, on the disk before noise is drawn.
+5. ``commitment``, ``accountants``: what a run commits to before any data is touched, and what that costs.
+6. ``ledger``: the commitment and every charge, on the disk before noise is drawn.
 7. ``randomness``: noise and cohorts that nobody can predict or replay.
 8. ``mechanism``: charge, noise, decode; the only lines that add noise, and the only ones that make a ``Release``.
 
@@ -16,7 +16,7 @@ What need not be read, and the line that makes it so:
 - ``audit``, ``secagg`` and ``sensitive_text`` stand above ``mechanism`` in the import rules (pyproject.toml, "Layers of
   privacy"), so nothing above imports them. ``audit`` only tries to refute; ``secagg`` is used with ``privacy.trust =
   "secagg"`` alone, and then it is part of the proof; ``sensitive_text`` decides what is masked before a text is a
-  record, and its promise is stated apart from the ledger's.
+  record, and its guarantee is stated apart from the ledger's.
 - ``accountants/scenarios`` prices what-ifs for `lacquer calibrate`; ledger and mechanism may not import it ("A proof
   needs no scenarios").
 """

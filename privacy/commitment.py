@@ -1,4 +1,4 @@
-"""What a run promises before it touches any data: the first line of its ledger.
+"""What a run commits to before it touches any data: the first line of its ledger.
 
 Choosing noise or thresholds from released values while reporting the privacy loss of the path actually taken is no
 valid guarantee (privacy filters for f-DP do not exist in general: arXiv 2602.06756, 2602.15815). Two ways are sound,
@@ -68,7 +68,7 @@ class FloorStep:
 
 @dataclass(frozen=True)
 class Commitment:
-    """The promise of a run.
+    """The commitment of a run.
 
     Attributes:
         unit: what is protected: ``"client"``, ``"record"`` or ``"group:NAME"``.

@@ -247,7 +247,7 @@ def reopened_release(
     charges: Iterable[Charge],
     noise_shares: NoiseShares | None = None,
 ) -> Release:
-    """A release that was made, written to disk and read back, for a run that goes on after a break. No noise is drawn.
+    """A release that was made, written to disk and read back, for a run that is resumed. No noise is drawn.
 
     Args:
         plan: the one it was made under.

@@ -1,1 +1,1 @@
-"""The server's room: run configuration, the ServerApp, evaluation, checkpoints and telemetry."""
+"""The server: run configuration, the ServerApp, evaluation, checkpoints and telemetry."""

@@ -1,4 +1,4 @@
-"""The ServerApp: reads the run's configuration, runs it or goes on with it, and leaves its folder complete."""
+"""The ServerApp: reads the run's configuration, runs or resumes it, and leaves its folder complete."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ SPECIAL_KEYS = ("config-file", "run-folder", "resume", "other-code")
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what ``context.run_config`` describes, or go on with the run in the folder that its ``resume`` names."""
+    """Run what ``context.run_config`` describes, or resume the run in the folder that its ``resume`` names."""
     keys = context.run_config
     config, resume, other_code = configuration(keys), str(keys.get("resume", "")), bool(keys.get("other-code", False))
     given = resume or str(keys.get("run-folder", ""))
@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def configuration(run_config: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a Flower run: the file it names, that of the run it goes on with, else its flat keys."""
+    """The configuration of a Flower run: the file it names, that of the run it resumes, else its flat keys."""
     if file := str(run_config.get("config-file", "")):
         return load(Path(file))
     if folder := str(run_config.get("resume", "")):

@@ -1,4 +1,4 @@
-"""What a controller's run promises: a commitment to (epsilon, delta), and the noise of every round that keeps it."""
+"""The commitment of a controller's run to (epsilon, delta), and the noise of every round that keeps it."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,18 +1,18 @@
-r"""Averaging silos that are private already: the server adds no noise and is not trusted with anything.
+r"""Averaging sites that are private already: the server adds no noise and is not trusted with anything.
 
-    plain, ffa:   x_{t+1} = x_t + (1/n) sum_k Delta_k        over the n silos that sent an update
+    plain, ffa:   x_{t+1} = x_t + (1/n) sum_k Delta_k        over the n sites that sent an update
     fedex:        the same, and R_{t+1} = R_t + s ((1/n) sum_k B_k A_k - B_{t+1} A_{t+1})
     flora:        R_{t+1} = R_t + (s/n) sum_k B_k A_k,  A_{t+1} drawn anew,  B_{t+1} = 0
-    fedgsa:       A shared, B and A from the silos' common subspace, see ``aggregation/individual.py``
+    fedgsa:       A shared, B and A from the sites' common subspace, see ``strategies/aggregations/individual.py``
 
-Delta_k is what K private steps of silo k moved the adapter (``client/record_level/participant.py``), B_k and A_k its
+Delta_k is what K private steps of site k moved the adapter (``client/record_level/participant.py``), B_k and A_k its
 factors after them; R is added to the frozen weights (``strategies/adapter/residual.py``), s = alpha / r; heads are
 averaged.
 References: McMahan et al. 2017 (arXiv 1602.05629v4); Liu et al., "DP-LoRA" (arXiv 2312.17493), for averaging LoRA
 factors that were trained by DP-SGD in every client; the other three as in ``aggregation/individual.py``.
-Guarantee: post-processing of the silos' releases. Each silo's epsilon is its own, for one unit of its own data. Silos
-weigh alike, since sizes may be private; a silo that refuses, fails or sends nonsense is left out of the mean.
-Deviations: what FLoRA and FedEx write into W0 is kept beside it, which computes the same; silos share one rank.
+Guarantee: post-processing of the sites' releases. Each site's epsilon is its own, for one unit of its own data. Sites
+weigh alike, since sizes may be private; a site that refuses, fails or sends nonsense is left out of the mean.
+Deviations: what FLoRA and FedEx write into W0 is kept beside it, which computes the same; sites share one rank.
 """
 
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """What the silos share.
+    """What the sites share.
 
     Attributes:
         adapter: float32 ``[size]``.
@@ -48,7 +48,7 @@ class GlobalModel:
 
     @property
     def served(self) -> Float[Tensor, " size"]:
-        """The adapter that is evaluated and saved; silos go on from ``adapter``."""
+        """The adapter that is evaluated and saved; sites continue from ``adapter``."""
         return self.adapter if self.average is None else self.average
 
 
@@ -64,12 +64,12 @@ class Place:
 
 
 Combine = Callable[[GlobalModel, Sequence[Float[Tensor, " size"]], Place], GlobalModel]
-"""From the global model and the silos' updates of its adapter to the next global model."""
+"""From the global model and the sites' updates of its adapter to the next global model."""
 
 
 @dataclass(frozen=True)
 class SiloAnswer:
-    """What one silo sent, checked.
+    """What one site sent, checked.
 
     Attributes:
         silo: its number.
@@ -85,7 +85,7 @@ class SiloAnswer:
 
 
 def combine_of(aggregation: object) -> Combine:
-    """How silos are put together under an aggregation of ``strategies``."""
+    """How sites are put together under an aggregation of ``strategies``."""
     if isinstance(aggregation, FedEx):
         return exact_mean
     if isinstance(aggregation, Flora):
@@ -134,7 +134,7 @@ def _residual(model: GlobalModel) -> Tensor:
 def _factors(
     model: GlobalModel, updates: Sequence[Tensor], place: Place
 ) -> Iterator[tuple[Pair, list[tuple[Tensor, Tensor]]]]:
-    """Every adapted layer with B and A of every silo, in float64."""
+    """Every adapted layer with B and A of every site, in float64."""
     trained = [model.adapter + update for update in updates]
     for pair in pairs(place.layout):
         yield pair, [(pair.b.of(full).double(), pair.a.of(full).double()) for full in trained]
@@ -154,18 +154,18 @@ def common_subspace(model: GlobalModel, updates: Sequence[Tensor], place: Place)
 
 
 def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combine, place: Place) -> GlobalModel:
-    """The next global model; the old one if no silo took a step. Refusals are logged, and the round goes on.
+    """The next global model; the old one if no site took a step. Refusals are logged, and the round continues.
 
     With a served average the newest adapter counts ``1 - factor`` in it, more in the first rounds.
     """
     updates = []
     for answer in sorted(answers, key=lambda answer: answer.silo):  # one order: sums of floats depend on it
         if answer.refused:
-            log.warning("round %d: silo %d took %d steps: %s", place.round, answer.silo, answer.steps, answer.refused)
+            log.warning("round %d: site %d took %d steps: %s", place.round, answer.silo, answer.steps, answer.refused)
         if answer.update is not None:
             updates.append(answer.update)
     if not updates:
-        log.warning("round %d: no silo took a step; the model stays as it is", place.round)
+        log.warning("round %d: no site took a step; the model stays as it is", place.round)
         return model
     return _with_average(combine(model, updates, place), model, place)
 

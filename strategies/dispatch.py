@@ -38,7 +38,7 @@ def split(
 
 
 class RoundFailed(RuntimeError):
-    """A round that cannot go on: too few nodes, or too few sound replies. Its charge stands."""
+    """A round that cannot be finished: too few nodes, or too few sound replies. Its charge stands."""
 
 
 def connected(grid: Grid, nodes: int, patience: float) -> list[int]:

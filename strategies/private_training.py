@@ -332,7 +332,7 @@ class PrivateTraining(ABC):
         self.state = state if subspace is None else replace(state, subspace=subspace.start())
 
     def restore(self, state: ServerState, update: Tensor | None = None, answers: tuple[Tensor, ...] = ()) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Args:
             state: as it was after the last release (or after :meth:`begin`), before the controller heard of that.

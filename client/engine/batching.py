@@ -120,11 +120,11 @@ def micro_batches(
     owner: Int64[np.ndarray, " n"] | None = None,
     longest: int = UNBOUNDED,
 ) -> list[MicroBatch]:
-    """Cut rows into micro-batches in which no row is computed otherwise than it would be in any other company.
+    """Cut rows into micro-batches in which no row is computed otherwise than it would be beside any others.
 
     What goes with a row is decided by the row and its owner's other rows alone: its padding, whether padding is hidden,
     and whether its owner's rows share a product. How many others there are changes only how many rows a product has,
-    and on a CPU its rows come out bit by bit the same for it (docs/engine.md, "Company"). So a unit of privacy does
+    and on a CPU its rows come out bit by bit the same for it (docs/engine.md, "Batch invariance"). So a unit does
     not move the rounding of others. Shortest rows come first, and an owner's rows in their order, so that sums over an
     owner are taken in the same order too.
 

@@ -60,7 +60,7 @@ class CohortEngine:
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use
             where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
-        prefix_folder: where the prefix cache goes on when its memory is full; None for nowhere.
+        prefix_folder: where the prefix cache continues when its memory is full; None for nowhere.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class CohortEngine:
             yield RecordGradients(owners, rows - pool.first[owners], found, losses)
 
     def _slots(self, pool: Pool, local: LocalTraining) -> int:
-        """Enough clients that a wave fills several micro-batches of even length, within `SLOT_MEMORY`.
+        """Enough clients that a pass over the slots fills several micro-batches of even length, within `SLOT_MEMORY`.
 
         MiniLM, ragged SST-2, 48 clients: 48 slots are 1.06 times as fast as 24, and those 1.13 times as fast as 8.
         """

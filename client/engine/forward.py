@@ -1,6 +1,6 @@
 """Forward passes of pooled rows through the stacked model: padding, token budget, prefix cache, offsets, metrics.
 
-Whether going on from kept hidden states gives what the whole model gives: tried before it is relied on.
+Whether continuing from kept hidden states gives what the whole model gives: tried before it is relied on.
 
 What `client.engine.prefix` supposes of a model (its layers are called one after the other, each once; nothing that is
 trained comes before them; no layer looks at padding) holds for most architectures, and no name tells for which. So two

@@ -1,8 +1,8 @@
-"""Continuous batching of clients: slots, waves, refills.
+"""Continuous batching of clients: slots, steps, refills.
 
-Every client holds a *slot*: one row of the stacked adapter, gradient and moment buffers. In each wave the next local
+Every client holds a *slot*: one row of the stacked adapter, gradient and moment buffers. In each step the next local
 batch of every slot is pooled, sorted by length, cut into micro-batches and run; then all slots step at once. A client
-that has finished leaves its slot to the next one in the queue, so clients of different size keep the waves full.
+that has finished leaves its slot to the next one in the queue, so clients of different size keep the slots full.
 """
 
 from collections.abc import Iterator

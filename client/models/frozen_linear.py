@@ -13,7 +13,7 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
 - `"fp64"`: everything in float64, for tests of equality.
 
 In one thread of a CPU, `"fp32"` and `"bf16"` give a unit bit by bit the same contribution whatever other units it is
-computed with (client/engine/batching.py; docs/engine.md, "Company"), as the accountant takes it to be. Several
+computed with (client/engine/batching.py; docs/engine.md, "Batch invariance"), as the accountant takes it to be. Several
 threads, and a GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its size,
 bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware, and `"fp32"`
 elsewhere; bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (`batch_invariance_note`).

@@ -6,7 +6,7 @@ r"""DP-SGD in one silo: a Poisson batch of units, a gradient each, one charged r
 Reference: Abadi et al. 2016 (arXiv 1607.00133v2), Algorithm 1; the fixed divisor q n and the batch that may be empty as
 in privacy.md, section 1. Every method of this project at record level is this loop with another clip map, controller,
 optimizer or weighting of tokens inside a record.
-Guarantee: each step is one Poisson-sampled Gaussian event, charged to the silo's ledger before noise is drawn; unit:
+Guarantee: each step is one Poisson-sampled Gaussian event, charged to the site's ledger before noise is drawn; unit:
 one record or one group of records (a patient), add or remove one. The number of units n, the clip thresholds, steps
 and learning rates are taken as public. Raw norms, losses and counts never leave `contribute`; an empty batch is
 released and charged as any other.

@@ -1,6 +1,6 @@
-"""Messages between a server and silos that protect their own records: an adapter down, a private update up.
+"""Messages between a server and sites that protect their own records: an adapter down, a private update up.
 
-The update is private when it leaves the silo, so unlike a client's contribution it is sent as it is.
+The update is private when it leaves the site, so unlike a client's contribution it is sent as it is.
 """
 
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ ACTION = "silo"
 
 @dataclass(frozen=True)
 class SiloRequest:
-    """Server to silo: take so many private steps from this adapter.
+    """Server to site: take so many private steps from this adapter.
 
     Attributes:
         round: of the federation, 1..T.
         adapter: float32 ``[size]``, the full adapter vector.
         steps: private steps to take, at most.
-        client: number of the silo in a simulation's data.
+        client: number of the site in a simulation's data.
         silo: the settings its ledger is committed to; the same in every round.
         job: see :class:`client.worker.Job`.
-        state: where a simulation keeps the silos' ledgers; a deployed silo has a folder of its own.
+        state: where a simulation keeps the sites' ledgers; a deployed site has a folder of its own.
         residual: float32, what the base's weights are moved by, see :mod:`strategies.adapter.residual`; None: nothing.
     """
 
@@ -69,7 +69,7 @@ class SiloRequest:
         try:
             silo = RecordLevelSettings.from_json(typed(config, "silo", str))
         except ValueError as error:
-            raise BadMessage(f"silo cannot be read: {error}") from None
+            raise BadMessage(f"site cannot be read: {error}") from None
         numbers = {name: typed(config, name, int) for name in ("round", "steps", "client")}
         if min(numbers.values()) < 0 or numbers["steps"] < 1:
             raise BadMessage("round and client must be >= 0 and steps >= 1")
@@ -86,15 +86,15 @@ class SiloRequest:
 
 @dataclass(frozen=True)
 class SiloReply:
-    """Silo to server. Everything in it is released by the silo's mechanism, or public.
+    """Site to server. Everything in it is released by the site's mechanism, or public.
 
     Attributes:
         round: answered.
         update: float32 ``[size]``, the adapter after the steps minus that before; empty if none was taken.
         steps: private steps taken.
-        refused: why the silo took none, or fewer than asked; empty if it took all.
-        epsilon: guaranteed for the silo's whole commitment; infinite if it is not private.
-        population: units the silo protects.
+        refused: why the site took none, or fewer than asked; empty if it took all.
+        epsilon: guaranteed for the site's whole commitment; infinite if it is not private.
+        population: units the site protects.
         noise_multiplier: effective, of its first step.
     """
 
@@ -126,10 +126,10 @@ class SiloReply:
         if typed(config, "round", int) != round:
             raise BadMessage(f"reply is for another round, this is round {round}")
         if typed(config, "code", str) != code_fingerprint():
-            raise BadMessage("silo runs other code than the server")
+            raise BadMessage("site runs other code than the server")
         taken, refused = typed(config, "steps", int), typed(config, "refused", str)
         if not 0 <= taken <= steps or (taken == 0 and not refused) or len(refused) > 1000:
-            raise BadMessage("steps must lie between 0 and what was asked, and a silo that takes none must say why")
+            raise BadMessage("steps must lie between 0 and what was asked, and a site that takes none must say why")
         if len(arrays_of(records)) != 1 or len(config) != 7:
             raise BadMessage("reply must hold one update and seven settings")
         exactly(records, "arrays", "config")

@@ -1,11 +1,11 @@
-"""A silo's part in a federation: some private steps of its own from the global adapter, or a refusal.
+"""A site's part in a cross-silo run: some private steps of its own from the global adapter, or a refusal.
 
-Guarantee: every silo's records (or groups of them) are protected by the silo's own ledger over all rounds, against
-everybody, the server and the other silos included; the server adds nothing and needs no trust. A silo that has spent
-its budget takes no step and says so, whatever the server asks. What a deployed silo may be asked to promise is for its
+Guarantee: every site's records (or groups of them) are protected by the site's own ledger over all rounds, against
+everybody, the server and the other sites included; the server adds nothing and needs no trust. A site that has spent
+its budget takes no step and says so, whatever the server asks. Which guarantees it may be asked for is for its
 operator to say (:mod:`client.record_level.participant`); a request without a guarantee it refuses in any case.
 
-What the operator of a deployed silo lets it promise, set beside the node's records and not by the server.
+What the operator of a deployed site lets it guarantee, set beside the node's records and not by the server.
 
 ``--node-config 'epsilon-limit=2.0 delta-limit=1e-6 privacy-unit="group:patient_nbr"'``; each may be left out. Without
 the unit a server could ask for epsilon 2 of single records where the operator thinks of patients, and without the delta
@@ -38,11 +38,11 @@ from strategies.messages.records import BadMessage
 
 @dataclass(frozen=True)
 class OperatorLimits:
-    """The least a silo asks of a guarantee.
+    """The least a site asks of a guarantee.
 
     Attributes:
-        epsilon: the largest it promises.
-        delta: the largest it promises.
+        epsilon: the largest it accepts.
+        delta: the largest it accepts.
         unit: ``"record"``, or ``"group:COLUMN"`` for its operator's column of that name; empty for either.
         methods: controllers, optimizers and aggregations by ``module:Class`` that it runs besides the package's own.
     """
@@ -57,7 +57,7 @@ class OperatorLimits:
         """From Flower's node configuration.
 
         Raises:
-            BadMessage: a value that means nothing; guessing could promise what the operator does not want.
+            BadMessage: a value that means nothing; guessing could accept what the operator does not want.
         """
         unit = str(node_config.get("privacy-unit", ""))
         if unit not in ("", "record") and not (unit.startswith("group:") and unit != "group:"):
@@ -74,36 +74,36 @@ class OperatorLimits:
         return OperatorLimits(limits["epsilon-limit"], limits["delta-limit"], unit, methods)
 
     def refusal(self, silo: RecordLevelSettings) -> str:
-        """Why this is not promised, in words for the server; empty if it is."""
+        """Why this guarantee is not given, in words for the server; empty if it is."""
         if silo.not_private:
-            return f"this silo trains under a guarantee only; this has none: {silo.not_private}"
+            return f"this site trains under a guarantee only; this has none: {silo.not_private}"
         if silo.epsilon > self.epsilon:
-            return f"this silo promises an epsilon of at most {self.epsilon:g}"
+            return f"this site guarantees an epsilon of at most {self.epsilon:g}"
         if silo.delta > self.delta:
-            return f"this silo promises a delta of at most {self.delta:g}"
+            return f"this site guarantees a delta of at most {self.delta:g}"
         if self.unit and silo.unit != self.unit:
-            return f"this silo protects {self.unit}, not {silo.unit}"
+            return f"this site protects {self.unit}, not {silo.unit}"
         for method in (silo.controller, silo.optimizer, silo.aggregation):
             if ":" in method and method not in self.methods:
-                return "this silo runs the methods of the package, and others only if its operator names them (methods)"
+                return "this site runs the methods of the package, and others only if its operator names them (methods)"
         return ""
 
 
 def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Path) -> SiloReply:
-    """The private steps of one silo in one round.
+    """The private steps of one site in one round.
 
     Args:
         request: what the server asks.
-        records: the silo's own.
+        records: the site's own.
         engine: on the base model.
-        folder: the silo's own, see :mod:`client.record_level.state`.
+        folder: the site's own, see :mod:`client.record_level.state`.
     """
     silo = request.silo
     if not len(records):
-        return _refusal(request, "this silo has no records")
+        return _refusal(request, "this site has no records")
     index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
     if silo.batch_size > len(index):
-        return _refusal(request, f"this silo has fewer than {silo.batch_size} units")
+        return _refusal(request, f"this site has fewer than {silo.batch_size} units")
     engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
     try:
         with silo_state(folder, silo, index) as state:
@@ -114,7 +114,7 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
             before, refusal = state.steps, ""
             while state.steps - before < request.steps:
                 if (said := training.refusal()) is not None:
-                    refusal = f"this silo's budget is spent: {said}"
+                    refusal = f"this site's budget is spent: {said}"
                     break
                 training.step()
                 training.observe(PublicSignals(training.state.round, None, state.ledger.rho_spent))
@@ -131,7 +131,7 @@ def _refusal(request: SiloRequest, reason: str) -> SiloReply:
 
 
 def answer(message: Message, context: Context) -> Message:
-    """The handler of ``train.silo``: a worker's simulated silo, or the node's own records."""
+    """The handler of ``train.silo``: a worker's simulated site, or the node's own records."""
     node = Node.of(context.node_config)
     with kept_here(node):
         refuse_unless_for("silo", context.node_config)
@@ -148,7 +148,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def refused_unread(request: SiloRequest, terms: OperatorLimits, folder: Path) -> str:
-    """Why a deployed silo takes no part, as far as that is known without its records; empty if it may."""
+    """Why a deployed site takes no part, as far as that is known without its records; empty if it may."""
     silo, reading = request.silo, Job.from_json(request.job).reading
     if reason := terms.refusal(silo):
         return reason
@@ -163,7 +163,7 @@ def refused_unread(request: SiloRequest, terms: OperatorLimits, folder: Path) ->
 
 
 def state_folder(node_config: Mapping[str, Any]) -> Path:
-    """Where a deployed silo keeps its ledger; BadMessage if its operator has not said, for nothing may be lost."""
+    """Where a deployed site keeps its ledger; BadMessage if its operator has not said, for nothing may be lost."""
     if "silo-state" not in node_config:
         raise BadMessage("this node has no folder for its ledger; name one in its settings (silo-state)")
     return Path(str(node_config["silo-state"])).expanduser()

@@ -67,7 +67,7 @@ class PrivacyTarget(Table):
 
 
 class MethodSettings(Table):
-    """The ``[strategy]`` table: the methods of whoever plans the releases, a server or a silo.
+    """The ``[strategy]`` table: the methods of whoever plans the releases, a server or a site.
 
     Attributes:
         controller, aggregation, optimizer: names of the tables in :mod:`strategies`, or ``"package.module:Object"``,
@@ -102,11 +102,11 @@ class StepSettings(Table):
 
 
 class RecordLevelSettings(PrivacyTarget, MethodSettings, StepSettings):
-    """Everything that decides the private training of one silo; travels as JSON.
+    """Everything that decides the private training of one site; travels as JSON.
 
     Attributes:
         unit: ``"record"``, or ``"group:NAME"`` where the records of a patient, author or document are one unit.
-        steps: private steps T over the silo's whole life, for which its ledger is committed.
+        steps: private steps T over the site's whole life, for which its ledger is committed.
         seeded: batches are drawn from the seed, which voids the guarantee.
         not_private: why there is no guarantee, or None.
         seed: of the public randomness.

@@ -1,12 +1,12 @@
-"""What a silo keeps between federated rounds, in a folder of its own: ledger, sampling secret, controller state.
+"""What a site keeps between federated rounds, in a folder of its own: ledger, sampling secret, controller state.
 
-    ledger.jsonl    what was promised at the first participation, and every charge since; nothing can make it forget
+    ledger.jsonl    what was committed to at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
     silo.json       the settings it was committed to, the calibrated noise, and the controller's state (+ .safetensors)
     reading.json    of a deployed silo: how its records are read, and what of them is one unit
 
 The ledger alone says how many steps are spent: a process that died between a charge and the writing of the state has
-spent them, and goes on behind them. The optimizer starts fresh in every round, as local training does everywhere.
+spent them, and continues behind them. The optimizer starts fresh in every round, as local training does everywhere.
 """
 
 import json
@@ -53,7 +53,7 @@ class SiloState:
         return sum(event.round > 0 for event in self.ledger.events)
 
     def put_into(self, training: PrivateSgd) -> None:
-        """Make a training that has begun go on where the last round left it."""
+        """Make a training that has begun continue where the last round left it."""
         document, tensors = json.loads((self.folder / STATE).read_text()), self.folder / TENSORS
         if self.steps:
             training.state = replace(training.state, round=self.steps)
@@ -80,7 +80,7 @@ class SiloState:
 
 @contextmanager
 def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Iterator[SiloState]:
-    """The folder of a silo, held by this process; made, and its ledger committed, at the first participation.
+    """The folder of a site, held by this process; made, and its ledger committed, at the first participation.
 
     Raises:
         OtherSilo: it is committed to other settings, or the number of its units has changed since.
@@ -110,7 +110,7 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
         if kept != mine:
             changed = [name for name in kept["silo"] if kept["silo"][name] != mine["silo"].get(name)]
             changed += ["number of units"] if kept["population"] != mine["population"] else []
-            raise OtherSilo(f"this silo's ledger is committed to other settings ({', '.join(changed)})")
+            raise OtherSilo(f"this site's ledger is committed to other settings ({', '.join(changed)})")
         sampler = CohortSampler.insecure_from_seed(silo.seed) if silo.seeded else secret
         yield SiloState(folder, ledger, sampler, multipliers)
 
@@ -119,7 +119,7 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
     """Hold on to the first way of reading that was asked for, before the records are opened.
 
     How many units there are is public, but under one reading: a server that could change columns, labels,
-    ``least-words`` or the unit would learn from what a silo refuses how many units have this or that.
+    ``least-words`` or the unit would learn from what a site refuses how many units have this or that.
 
     Raises:
         OtherSilo: another reading than the first.
@@ -135,7 +135,7 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
     if first != mine:
         changed = sorted(name for name in first.keys() | mine.keys() if first.get(name) != mine.get(name))
         raise OtherSilo(
-            f"this silo's records are read as they were asked for first; {', '.join(changed)} changed. Only its "
+            f"this site's records are read as in its first request; {', '.join(changed)} changed. Only its "
             f"operator can allow another reading, by removing {READING} from its folder"
         )
 

@@ -3,7 +3,7 @@
 RANDOM: the model writes on from a public prompt. VARIATION: it rewrites a seed,
 
     "instruction"    prompt = instruction with {sample} and a {tone} filled in; the sample is what the model answers
-    "continuation"   prompt = a leading share of the seed, drawn for each; the sample is that and how the model goes on
+    "continuation"   prompt = a leading share of the seed, drawn for each; the sample is that and its continuation
 
 The first is the paper's and needs a model that follows instructions; the second works with any causal model and is what
 a small one is given here. In continuation form a random sample keeps its prompt, which then is the opening of a text.

@@ -1,4 +1,4 @@
-"""A silo by name: from plain settings to its commitment and its private training.
+"""A site by name: from plain settings to its commitment and its private training.
 
 Nothing here looks at a record: the commitment is calibrated from the number of units, which is taken as public.
 """
@@ -83,12 +83,12 @@ def private_training(
     multipliers: tuple[float, ...],
     sampler: CohortSampler,
 ) -> PrivateSgd:
-    """The silo's training, which holds everything but its adapter.
+    """The site's training, which holds everything but its adapter.
 
     Args:
         silo: its settings.
-        engine: on the silo's base model.
-        index: the silo's units.
+        engine: on the site's base model.
+        index: the site's units.
         ledger: created from :func:`commit`, or reopened.
         multipliers: of :func:`commit`.
         sampler: draws the batches.
@@ -111,7 +111,7 @@ def private_training(
 
 
 def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
-    """The engine of a silo on a freshly loaded base model: ``"stacked"``, or ``"opacus"`` for its hooks.
+    """The engine of a site on a freshly loaded base model: ``"stacked"``, or ``"opacus"`` for its hooks.
 
     An adapter that cannot be stacked is trained one record at a time unless Opacus is asked for.
     """
@@ -145,7 +145,7 @@ def _aggregation(silo: RecordLevelSettings) -> Any:
     aggregation = build("strategy.aggregation", AGGREGATIONS, silo.aggregation, silo.aggregation_options)
     if aggregation.individual:
         raise ValueError(
-            f"strategy.aggregation = {silo.aggregation!r}: combines several silos, and this is one; "
+            f"strategy.aggregation = {silo.aggregation!r}: combines several sites, and this is one; "
             "take plain, ffa, rolora, fedsvd or dp-dylora"
         )
     return aggregation

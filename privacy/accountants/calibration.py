@@ -1,4 +1,4 @@
-"""The least noise for a promised epsilon, and the commitments that promise it.
+"""The least noise for a target epsilon, and the commitments that keep it.
 
 Noise multipliers are rounded UP to four decimals, and the value returned has been accounted as it stands: its epsilon
 is at most the target.

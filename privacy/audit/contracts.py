@@ -44,7 +44,7 @@ def adversarial_rows(params: int, dtype: torch.dtype = torch.float32) -> Real[Te
 def check_clip_map(
     clip: ClipMap, rows: Real[Tensor, "units params"], rebuild: Callable[..., ClipMap] | None = None
 ) -> None:
-    """Assert that ``clip`` keeps its promise on these rows; ``rebuild`` is its from-JSON function, if it has one.
+    """Assert that ``clip`` keeps its contract on these rows; ``rebuild`` is its from-JSON function, if it has one.
 
     ``rebuild(json)`` makes a map of numbers alone, ``rebuild(json, arrays)`` one that has arrays.
 
@@ -85,7 +85,7 @@ def check_clip_map(
 
 
 def check_query(query: Query, units: Units, rebuild: Callable[[Mapping[str, Any]], Query] | None = None) -> None:
-    """Assert that ``query`` keeps its promise on these units: bounded, one unit at a time, repeatable through JSON."""
+    """Assert that ``query`` keeps its contract on these units: bounded, one unit at a time, repeatable through JSON."""
     answers = query.answer(units)
     assert answers.dtype == torch.float64, f"answers must be float64, got {answers.dtype}"
     assert tuple(answers.shape) == (len(units), query.dim), f"answers have shape {tuple(answers.shape)}"

@@ -147,7 +147,7 @@ class Journal:
         self._writable = False
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Journal cannot be pickled or copied: two writers of one ledger would break its promise")
+        raise TypeError("a Journal cannot be pickled or copied: two writers of one ledger would break its hash chain")
 
     def _mend(self, tail: bytes, size: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The ledger of one run: what it promised, what it spent, what it released, in the order in which it happened.
+"""The ledger of one run: what it committed to, what it spent, what it released, in the order in which it happened.
 
 Charge first, noise second: :meth:`Ledger.charge` returns only when the charge is on the disk, and only then may noise
 be drawn. A run that dies between the two has spent the budget and released nothing; a release without its charge
@@ -265,7 +265,7 @@ def _check_affordable(commitment: Commitment) -> None:
     # A filter's rho was computed from epsilon by the formula that now computes epsilon from rho, up to rounding.
     if cost > commitment.epsilon * (1.0 + (0.0 if commitment.order is None else 1e-12)):
         raise ValueError(
-            f"the committed releases cost epsilon {cost:.6g} at delta {commitment.delta:g}, more than the promised "
+            f"the committed releases cost epsilon {cost:.6g} at delta {commitment.delta:g}, more than the committed "
             f"{commitment.epsilon:.6g}; raise the target, or the noise (privacy.accountants.calibrate finds it)"
         )
 

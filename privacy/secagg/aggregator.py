@@ -25,7 +25,7 @@ class NotOpened(RuntimeError):
 
 
 class Aggregator:
-    """One round. The ``add_`` methods take one reply each; a step is over when the caller goes on to the next.
+    """One round. The ``add_`` methods take one reply each; a step is over when the caller begins the next.
 
     Args:
         federation: list and terms.

@@ -21,7 +21,7 @@ SEALED_BYTES = 2 * primitives.SHARE_BYTES + 16
 
 
 class Refused(ValueError):
-    """What the server asks for cannot be part of an honest round; the party does not go on."""
+    """What the server asks for cannot be part of an honest round; the party stops."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,7 +1,7 @@
 """What a policy calls sensitive: spans of a text, found by the tiers of an annotator or by regular expressions.
 
 A detector is a public, fixed function of ONE text: it learns nothing from the data it looks at and does not change
-while a run goes on. Only then are token weights made from its spans a per-record function, and only then does
+while a run lasts. Only then are token weights made from its spans a per-record function, and only then does
 redaction by it have the guarantee of selective DP, which holds against everything but what the detector misses.
 
 The four tiers are those of JFT and ATDP, in terms of spaCy's annotations (OntoNotes entity types, dependency labels,

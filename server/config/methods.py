@@ -50,7 +50,7 @@ def methods(config: RunConfig) -> Methods:
     aggregation = part(Aggregation, AGGREGATIONS, chosen.aggregation, chosen.aggregation_options)
     if aggregation is not None and aggregation.individual and config.alone:
         wrong.append(
-            f"strategy.aggregation = {chosen.aggregation!r}: combines several silos, and this is one; take plain or ffa"
+            f"strategy.aggregation = {chosen.aggregation!r}: combines several sites, and this is one; take plain or ffa"
         )
     elif aggregation is not None and aggregation.individual and config.privacy.unit == "client":
         of_sums = ", ".join(name for name in AGGREGATIONS if not build("", AGGREGATIONS, name, {}).individual)
@@ -63,7 +63,7 @@ def methods(config: RunConfig) -> Methods:
     if isinstance(controller, RawRule) and config.privacy.unit == "client":
         wrong.append(
             f"strategy.controller = {chosen.controller!r}: reads raw gradients of records, and clients send none; it "
-            "runs inside a silo only (privacy.unit = 'record' or 'group')"
+            "runs at record level only (privacy.unit = 'record' or 'group')"
         )
     every = config.evaluation.every
     if controller is not None and controller.reads_validation and every > 1:

@@ -149,14 +149,14 @@ class RunConfig(Table):
                 "of one record depend on the labels of the others"
             )
         if self.privacy.trust != "server":
-            wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where silos add their own noise")
+            wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where sites add their own noise")
         if self.alone and self.silo.steps != 1:
-            wrong.append(f"silo.steps = {self.silo.steps} must be 1 for a single silo, whose rounds are its steps")
+            wrong.append(f"silo.steps = {self.silo.steps} must be 1 for one site, whose rounds are its steps")
         return wrong
 
     @property
     def alone(self) -> bool:
-        """Whether this is one silo that trains by itself."""
+        """Whether this is one site that trains by itself, at record level."""
         return self.privacy.unit != "client" and self.clients == 1
 
     @property
@@ -165,14 +165,14 @@ class RunConfig(Table):
         if self.privacy.unit == "client":
             return f"{self.clients:,} clients"
         protected = f"{self.unit.removeprefix('group:')}s protected"
-        return f"one silo, {protected}" if self.alone else f"{self.clients:,} silos, {protected} in each"
+        return f"one site, {protected}" if self.alone else f"{self.clients:,} sites, {protected} in each"
 
     @property
     def units_text(self) -> str:
-        """What a cohort is made of, in the plural: clients, silos, or the records or patients of one silo."""
+        """What a cohort is made of, in the plural: clients, sites, or the records or patients of one site."""
         if self.privacy.unit == "client":
             return "clients"
-        return f"{self.unit.removeprefix('group:')}s" if self.alone else "silos"
+        return f"{self.unit.removeprefix('group:')}s" if self.alone else "sites"
 
     @property
     def unit(self) -> str:

@@ -125,11 +125,11 @@ class Evaluation(Table):
 
 
 class Span(Table):
-    """Public texts, written by the model, in the span of whose gradients a silo's releases lie.
+    """Public texts, written by the model, in the span of whose gradients a site's releases lie.
 
     ``method`` is one of ``client.record_level.public_subspace``, or empty for none: ``coefficients`` is PE-SGD where
     the texts ``evolve``, else FixSample; ``projection`` PDP-SGD, ``embedding-residual`` GEP. ``samples`` texts come of
-    ``samples / variants`` seeds; random ones go on from ``openings``, which ``|`` separates. ``directions`` and
+    ``samples / variants`` seeds; random ones continue ``openings``, which ``|`` separates. ``directions`` and
     ``residual-bound`` (GEP's S1; S0 is the controller's threshold) are for the methods with a basis. The adapter is
     trained on the first texts, which are free, before step 1.
     """
@@ -151,8 +151,8 @@ class Span(Table):
 class Silo(StepSettings):
     """How a client trains that protects its own records (``privacy.unit``), by ``client.record_level.dp_sgd``.
 
-    ``strategy.controller`` and ``strategy.optimizer`` are then the silo's. ``rounds`` counts the private steps of a
-    single silo; where several are averaged, each takes ``steps`` in a round.
+    ``strategy.controller`` and ``strategy.optimizer`` are then the site's. ``rounds`` counts the private steps of a
+    run of one site; where several are averaged, each takes ``steps`` in a round.
     """
 
     steps: Count = 1

@@ -1,1 +1,1 @@
-"""What a run keeps in its folder, and how a run that was interrupted goes on."""
+"""What a run keeps in its folder, and how an interrupted run is resumed."""

@@ -5,7 +5,7 @@
 
 One is written as soon as a release is made, before anything else can fail: it holds the release itself and the
 controller's state from before it. What follows a release (validation, the controller's update) depends on the release
-and on public data only, so a run that goes on does it again, with the validation loss of metrics.jsonl if it is there.
+and on public data only, so a resumed run does it again, with the validation loss of metrics.jsonl if it is there.
 
 Nothing is pickled. The folder is made beside the old one and renamed over it, so that a reader finds the old or the new
 one. The ledger's head is in it, so that a ledger restored from an older backup is noticed.
@@ -66,7 +66,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from.
+    """What a run is resumed from.
 
     Attributes:
         state: after the last release, before the controller heard of it; after ``begin`` if there was none.
@@ -190,7 +190,7 @@ def ledger_head(run_folder: Path) -> str | None:
 def _from_format_2(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as version 0.1 wrote it, in today's form."""
     if state["basis"] is not None:
-        raise ValueError("it is of a run in a public subspace by version 0.1; go on with that version, or start anew")
+        raise ValueError("it is of a run in a public subspace by version 0.1: resume it there, or start anew")
     return {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
 
 

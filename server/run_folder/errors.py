@@ -1,5 +1,5 @@
-"""What a caller may want to catch of the server's room, where importing the room itself would be too much."""
+"""What a caller may want to catch of the server, where importing the package itself would be too much."""
 
 
 class CannotResume(RuntimeError):
-    """A run that cannot go on, or that must not; the message says why and what to do."""
+    """A run that cannot be resumed, or must not be; the message says why and what to do."""

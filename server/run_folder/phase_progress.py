@@ -4,7 +4,7 @@
     phases/2/checkpoint/         inside it, after every release
     phases/2/sampling.key        draws its batches
 
-A phase without noise is trained again from its start, to the same adapter. A private one goes on behind its last
+A phase without noise is trained again from its start, to the same adapter. One with noise continues behind its last
 checkpoint. Releases that were charged and are not in it stay spent, and count as steps done: so every later step pays
 with the committed step that was meant for it, whatever its noise.
 """
@@ -124,7 +124,7 @@ def _readable(path: Path) -> Iterator[Any]:  # safetensors names no type for an 
 
 
 def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
-    """The ledger of a recipe's run, verified and held; None if the run has none (yet).
+    """The ledger of a run in phases, verified and held; None if the run has none (yet).
 
     Raises:
         CannotResume: another process holds it.

@@ -1,10 +1,10 @@
-"""How far a federation of silos has come: one file, written whole or not at all after every round.
+"""How far a cross-silo run has come: one file, written whole or not at all after every round.
 
     silos.safetensors    the adapter (residual and served average, if there are any), and in its header the round and
-                         what the silos have said
+                         what the sites have said
 
-The server has no ledger to lose: what a silo charged for a round that this file does not hold stays spent in the
-silo's own ledger, which goes on behind it, so such a run may end that many steps earlier. The file ``run.lock``
+The server has no ledger to lose: what a site charged for a round that this file does not hold stays spent in the
+site's own ledger, which continues behind it, so such a run may end that many steps earlier. The file ``run.lock``
 keeps a second process out, as the ledger does for other runs.
 """
 
@@ -31,7 +31,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Said:
-    """What a silo last said of its own commitment; see :class:`client.record_level.messages.SiloReply`."""
+    """What a site last said of its own commitment; see :class:`client.record_level.messages.SiloReply`."""
 
     epsilon: float
     population: int
@@ -59,17 +59,17 @@ class Progress:
     seconds: float = 0.0
 
     def told(self) -> str:
-        """Rounds done, and which silos never took a step, with what they said last."""
-        idle = [f"silo {silo}: {said}" for silo, said in sorted(self.refusals.items()) if silo not in self.silos]
+        """Rounds done, and which sites never took a step, with what they said last."""
+        idle = [f"site {silo}: {said}" for silo, said in sorted(self.refusals.items()) if silo not in self.silos]
         without = f"; {len(idle)} took no step: {'; '.join(idle)}" if idle else ""
         return f"{self.round} rounds done{without}"
 
     def ended(self, silos: int) -> str | None:
-        """Why none of so many silos takes part any more, or None."""
+        """Why none of so many sites takes part any more, or None."""
         if len(self.refusals) < silos:
             return None
-        said = "; ".join(f"silo {silo}: {reason}" for silo, reason in sorted(self.refusals.items()))
-        return f"no silo goes on: {said}"
+        said = "; ".join(f"site {silo}: {reason}" for silo, reason in sorted(self.refusals.items()))
+        return f"no site continues: {said}"
 
 
 def save_progress(folder: Path, progress: Progress) -> None:

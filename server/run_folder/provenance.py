@@ -1,4 +1,4 @@
-"""What a run ran on: its code file by file, so that a run that goes on can say what is different, and its environment.
+"""What a run ran on: its code file by file, so that a resumed run can say what is different, and its environment.
 
 The environment is the versions of the libraries that decide its numbers, the machine, and the commit if it is known.
 """

@@ -1,4 +1,4 @@
-"""Going on with a run that was broken off: what must be the same as at its start, and where it stood.
+"""Resuming an interrupted run: what must be the same as at its start, and where it stood.
 
 ``origin.json`` is written before the ledger and tells what the run was started with. The rules, each with the reason it
 is not left to the user:
@@ -9,7 +9,7 @@ is not left to the user:
 - the code is that of the start, unless the caller says that a change is meant. The ledger's rules hold either way;
 - nobody else holds the ledger, and the run has not ended.
 
-The times a run went on after a break: a line each in ``resumed.jsonl``, for the report.
+The times a run was resumed: a line each in ``resumed.jsonl``, for the report.
 """
 
 import json
@@ -69,7 +69,7 @@ FREE = (
     "evaluation.rouge-records",
     "evaluation.rouge-tokens",
 )
-"""Settings that may differ when a run goes on: they change where and how fast it trains and what is measured at its
+"""Settings that may differ when a run is resumed: they change where and how fast it trains and what is measured at its
 end, and not what it releases."""
 
 Tables = Sequence[Mapping[str, Any]]
@@ -81,7 +81,7 @@ _NAMED = 8
 def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables = ()) -> None:
     """Note what a run starts with: settings, prepared data set (the name of its folder is a digest), code.
 
-    ``phases`` are those of a recipe, see :meth:`server.runs.phase_config.PhasesConfig.phase_tables`.
+    ``phases`` are those of a run in phases, see :meth:`server.runs.phase_config.PhasesConfig.phase_tables`.
 
     Raises:
         ConfigError: the folder has another run's secret, with which this run would draw the same cohorts.
@@ -160,7 +160,7 @@ def claim(run_folder: Path) -> Ledger:
     path = run_folder / LEDGER_FILE
     if not path.is_file():
         raise CannotResume(
-            f"{run_folder} has no ledger: the run was broken off before it could spend anything; start it anew"
+            f"{run_folder} has no ledger: the run was interrupted before it could spend anything; start it anew"
         )
     try:
         return Ledger.open(path, ledger_head(run_folder))
@@ -171,17 +171,17 @@ def claim(run_folder: Path) -> Ledger:
 def refuse_ended(run_folder: Path) -> None:
     """CannotResume if the run has ended."""
     if (run_folder / RESULTS_FILE).is_file():
-        raise CannotResume(f"{run_folder} has ended; there is nothing to go on with")
+        raise CannotResume(f"{run_folder} has ended; there is nothing to resume")
     status = read_status(run_folder)
     if status is not None and status.state in ENDED:
-        raise CannotResume(f"{run_folder} has ended ({status.state}: {status.message}); there is nothing to go on with")
+        raise CannotResume(f"{run_folder} has ended ({status.state}: {status.message}); there is nothing to resume")
 
 
 def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Tables = ()) -> RunConfig:
     """All that can be checked before anything starts; the run's settings.
 
     Raises:
-        CannotResume, CorruptRun, ConfigError: why it cannot go on.
+        CannotResume, CorruptRun, ConfigError: why it cannot be resumed.
     """
     if not (run_folder / CONFIG_FILE).is_file():
         raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
@@ -204,7 +204,7 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
 
 
 def check_silos(run_folder: Path, *, resume: bool) -> None:
-    """What can be refused of a federation of silos by its folder, which the caller owns.
+    """What can be refused of a cross-silo run by its folder, which the caller owns.
 
     Raises:
         CannotResume: it has ended, or never began.
@@ -214,7 +214,7 @@ def check_silos(run_folder: Path, *, resume: bool) -> None:
     if resume:
         refuse_ended(run_folder)
         if not began:
-            raise CannotResume(f"{run_folder} was broken off before its silos were asked for anything; start it anew")
+            raise CannotResume(f"{run_folder} was interrupted before its sites were asked for anything; start it anew")
     elif began:
         raise ConfigError(f"run-folder = {str(run_folder)!r} already holds a run; give another folder")
 
@@ -233,12 +233,12 @@ def _listed(items: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Resumed:
-    """One time a run went on.
+    """One time a run was resumed.
 
     Attributes:
         round: the last one released before; 0 if only the initial release or nothing was, -1 if not even that.
         time: seconds since 1970.
-        lost: charges so far that no released round stands for: the run was broken off between the charge and the
+        lost: charges so far that no released round stands for: the run was interrupted between the charge and the
             checkpoint, or the round failed. They stay spent.
         code: what of the code was different from that at the start, in words.
     """
@@ -256,7 +256,7 @@ def note_resumed(run_folder: Path, resumed: Resumed) -> None:
 
 
 def read_resumed(run_folder: Path) -> tuple[Resumed, ...]:
-    """Every time a run went on, in order; CorruptRun if a line is none of ours."""
+    """Every time a run was resumed, in order; CorruptRun if a line is none of ours."""
     path = run_folder / RESUMES_FILE
     if not path.is_file():
         return ()

@@ -70,7 +70,7 @@ class Telemetry:
         self._add_scalars(record)
 
     def rewind(self, round: int) -> list[RoundRecord]:
-        """Forget what was recorded after ``round``, for a run that goes on from there; returns what is left.
+        """Forget what was recorded after ``round``, for a run that continues from there; returns what is left.
 
         TensorBoard files cannot be shortened, so they are written anew from the records that stay.
         """

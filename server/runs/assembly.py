@@ -1,6 +1,6 @@
 """From a configuration to everything a run needs, checked, before any budget is spent.
 
-The data set a configuration describes, as the clients' room knows it.
+The data set a configuration describes, as the client's package knows it.
 
 Secure sums of a run: the federation's list, and in a simulation the identities of everyone on it.
 """
@@ -213,7 +213,7 @@ def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: 
 
     Raises:
         ConfigError: the list of the federation is missing or says something else than the configuration.
-        CorruptRun: identities of a run that goes on are gone.
+        CorruptRun: identities of a resumed run are gone.
     """
     if config.noise_shares is None:
         return None

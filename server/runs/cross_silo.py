@@ -1,8 +1,8 @@
-"""A federation of silos: in every round each silo that takes part does some private steps, and the server averages.
+"""A cross-silo run: in every round each site that takes part does some private steps, and the server averages.
 
-The server holds no ledger: every silo has its own, in its own folder, and refuses for itself. What the run states of
-privacy is what the silos say of their commitments. A run that was broken off goes on from its last whole round; the
-steps of a lost one stay spent in the silos' ledgers.
+The server holds no ledger: every site has its own, in its own folder, and refuses for itself. What the run states of
+privacy is what the sites say of their commitments. An interrupted run resumes from its last whole round; the
+steps of a lost one stay spent in the sites' ledgers.
 """
 
 import logging
@@ -40,11 +40,11 @@ from strategies.replies import sound_replies
 log = logging.getLogger(__name__)
 
 STATE = "silos"
-"""In the run folder of a simulation: a folder for every silo's own ledger."""
+"""In the run folder of a simulation: a folder for every site's own ledger."""
 
 
 def run_cross_silo(run: Run, grid: Grid) -> None:
-    """One federation of silos, from configuration to artefacts."""
+    """One cross-silo run, from configuration to artefacts."""
     run.status("preparing data and model")
     config, telemetry, folder = run.config, run.telemetry, run.folder
     ready = assemble_federation(config)
@@ -110,7 +110,7 @@ def _outcome(run: Run, ready: Federation, progress: Progress, final: Final, eval
 
 
 def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[tuple[int, ...], Evaluate]:
-    """The node of every silo, and the evaluation on public data but the first ``used`` records of validation."""
+    """The node of every site, and the evaluation on public data but the first ``used`` records of validation."""
     config, data = ready.config, ready.data
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
@@ -128,7 +128,7 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
 
     Raises:
-        RoundFailed: most of those that were asked failed, or no silo ever takes part.
+        RoundFailed: most of those that were asked failed, or no site ever takes part.
     """
     model, round = progress.model, progress.round + 1
     adapter = model.adapter
@@ -165,8 +165,8 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     sound = sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take)
     if 2 * sound < len(sent):
         raise RoundFailed(
-            f"round {round}: {sound} of {len(sent)} silos answered soundly, at least half must; the run's log names "
-            "the others and the kind of failure, their own logs have the details; what a silo charged stays spent"
+            f"round {round}: {sound} of {len(sent)} sites answered soundly, at least half must; the run's log names "
+            "the others and the kind of failure, their own logs have the details; what a site charged stays spent"
         )
     if not progress.steps and (ended := progress.ended(config.clients)):
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")

@@ -1,15 +1,15 @@
-"""What a recipe guarantees, in the weakest words that are true.
+"""What a run in phases guarantees, in the weakest words that are true.
 
 - ``record``: every phase that reads private texts is differentially private. A record-level (epsilon, delta).
 - ``selective``: the phases without noise read redacted texts only. Selective DP: neighbours differ in the sensitive
-  spans of ONE record, as a public policy finds them, and have the same redacted texts, so that the ordinary phases
+  spans of ONE record, as a public policy finds them, and have the same redacted texts, so that the phases without noise
   cannot tell them apart. (Neither is a text that occurs among the public records: such a record was left out before.)
   It protects nothing that the detector misses, and neither presence nor the rest of a record.
   At record level epsilon is infinite. Neighbours of this kind REPLACE a record, so the epsilon printed is that of
   replacement, which is larger than the one for adding or removing that JFT and ATDP print.
 - ``none``: a phase without noise read original texts. Epsilon is infinite, whatever follows.
 
-Who trusts whom with what in a silo, and what its guarantee does not cover: the words of its privacy.json.
+Who trusts whom with what at a site, and what its guarantee does not cover: the words of its privacy.json.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ from server.runs.phase_plan import DpPhase, Phase, Phases, PlannedNoise
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The guarantee of a whole recipe.
+    """The guarantee of a whole run in phases.
 
     Attributes:
         kind: ``"record"``, ``"selective"`` or ``"none"``.
         delta: of every epsilon here.
         record_epsilon: one unit added or removed, rounded UP; None is infinite.
         selective_epsilon: the sensitive spans of one record replaced, rounded UP; None if there is no such guarantee.
-        noise_epsilon: what the private phases cost by themselves; no guarantee of the recipe unless ``kind`` is
+        noise_epsilon: what the phases with noise cost by themselves; no guarantee of the run unless ``kind`` is
             ``"record"``.
         policy: detectors that selective DP depends on, or "".
         not_private: why there is no record-level guarantee; the stamp of every artefact. None if there is one.
@@ -75,7 +75,7 @@ class Guarantee:
 
 
 def guarantee_of(recipe: Phases, planned: PlannedNoise) -> Guarantee:
-    """The guarantee of `recipe` with the noise of `planned`."""
+    """The guarantee of the phases of `recipe` with the noise of `planned`."""
     if not recipe.ordinary:
         return Guarantee("record", recipe.delta, planned.epsilon, None, planned.epsilon, "", None)
     readers = [phase.name for phase in recipe.ordinary if phase.text != "redacted"]
@@ -92,7 +92,7 @@ def guarantee_of(recipe: Phases, planned: PlannedNoise) -> Guarantee:
 
 
 TRUST = (
-    "the silo itself: it holds the records, draws the batches and adds the noise; the guarantee is against everyone "
+    "the site itself: it holds the records, draws the batches and adds the noise; the guarantee is against everyone "
     "who sees only what the run releases (the adapter, its metrics, its ledger)"
 )
 NOT_COVERED = (
@@ -104,13 +104,13 @@ NOT_COVERED = (
     "which units were in a file before these and the training records were drawn from it",
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "the base model: what it was trained on before",
-    "anything computed on the data outside this ledger, such as the prepared files, logs and timing inside the silo",
-    "that a silo fails: a record that makes the whole of a step raise shows in that",
+    "anything computed on the data outside this ledger, such as the prepared files, logs and timing at the site",
+    "that a site fails: a record that makes the whole of a step raise shows in that",
 )
 
 
 def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
-    """What the guarantee of a silo does not cover, with what this run does with the held-out records.
+    """What the guarantee of a site does not cover, with what this run does with the held-out records.
 
     ``steered``: whether its controller or optimizer reads their loss.
     """
@@ -159,15 +159,15 @@ def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
 def cross_silo(
     config: RunConfig, silo: RecordLevelSettings, silos: Mapping[int, Said], *, steered: bool
 ) -> dict[str, Any]:
-    """privacy.json of a federation of silos: what each says of its own commitment."""
+    """privacy.json of a cross-silo run: what each says of its own commitment."""
     unit = silo.unit.removeprefix("group:")
     worst = max((reply.epsilon for reply in silos.values()), default=0.0)
     sentence = (
         f"This run is NOT PRIVATE: {silo.not_private}."
         if silo.not_private
-        else f"With respect to adding or removing one {unit} of any one silo, everything that silo sends in this run "
+        else f"With respect to adding or removing one {unit} of any one site, everything that site sends in this run "
         f"is differentially private with epsilon at most {rounded_up(worst, 2):.2f} at delta {silo.delta:g}, against "
-        "anyone, the server and the other silos included; other runs on the same data are not included and add to it."
+        "anyone, the server and the other sites included; other runs on the same data are not included and add to it."
     )
     return {
         "sentence": sentence,
@@ -179,8 +179,8 @@ def cross_silo(
         "epsilon": rounded_up(worst, 4),
         "delta": silo.delta,
         "mode": silo.mode,
-        "mechanism": "DP-SGD in every silo, with the silo's own ledger; the server averages and adds nothing",
-        "trust_model": "every silo trusts itself only",
+        "mechanism": "DP-SGD at every site, with the site's own ledger; the server averages and adds nothing",
+        "trust_model": "every site trusts itself only",
         "silos": {
             str(number): {
                 "population": reply.population,

@@ -30,9 +30,9 @@ class Run:
         config: resolved.
         folder: of the run; this process owns it.
         telemetry: of the run.
-        ledger: held, of the run that goes on; None where the run is new, or of a kind without a ledger of the server.
-        resumes: whether it goes on after an interruption.
-        other_code: go on although the code has changed.
+        ledger: held, of the resumed run; None where the run is new, or of a kind without a ledger of the server.
+        resumes: whether it is resumed.
+        other_code: resume although the code has changed.
         clock: of the run.
     """
 
@@ -79,11 +79,11 @@ class Run:
             yield ledger
 
     def train(self, loop: Loop, start: Callable[[], Any], form: Any) -> str | None:
-        """Begin or go on, and train to the end; why the budget refused, or None.
+        """Begin or resume, and train to the end; why the budget refused, or None.
 
         Args:
             loop: with a training whose checkpoints lie in the run's folder.
-            start: the adapter that a new run begins with; not called when it goes on.
+            start: the adapter that a new run begins with; not called for a resumed run.
             form: an adapter of the run's form.
         """
         if checkpoint_folder(self.folder) is not None:
@@ -108,12 +108,12 @@ class Run:
 def opened(
     config: RunConfig, folder: Path, *, resume: bool, other_code: bool = False, ledger: bool = True
 ) -> Iterator[Run]:
-    """A run's folder for its one owner. A failure is noted in its status before it goes on.
+    """A run's folder for its one owner. A failure is noted in its status before it is raised again.
 
     Args:
         config: of the run.
         folder: exists.
-        resume: go on with the run in it.
+        resume: resume the run in it.
         other_code: although the code has changed.
         ledger: whether the server keeps the ledger in the folder and finds it again by :func:`claim`.
 

@@ -1,4 +1,4 @@
-"""A recipe's file: the tables of a run, and ``[[phases]]``.
+"""The file of a run in phases: the tables of a run, and ``[[phases]]``.
 
 [privacy]            # unit = "record" or "group"; epsilon and delta of all private phases together
 [model]  [data]      # as in any run; data.detector is the policy of phases that name none
@@ -7,7 +7,7 @@
 kind = "ordinary"    # or "private"
 name = "redacted"
 text = "redacted"    # or "original", "weighted"
-...                  # the attributes of server.runs.phase_plan.Ordinary or Private, in kebab-case
+...                  # the attributes of server.runs.phase_plan.NonPrivatePhase or DpPhase, in kebab-case
 """
 
 import tomllib
@@ -32,12 +32,12 @@ _READ = (
     *("privacy.unit", "privacy.epsilon", "privacy.delta", "silo.records-per-unit", "silo.combine"),
     *("engine.sequential", "engine.precision", "engine.token-budget", "evaluation.rouge-"),
 )
-"""Keys, and how tables and groups of keys begin, that a recipe reads; the others are for the phases to say."""
+"""Keys, and how tables and groups of keys begin, that a run in phases reads; the others are for the phases to say."""
 
 
 @dataclass(frozen=True)
 class PhasesConfig:
-    """A recipe with the data and the model it is for."""
+    """Phases with the data and the model they are for."""
 
     run: RunConfig
     recipe: Phases
@@ -53,18 +53,18 @@ class PhasesConfig:
         ]
 
     def to_toml(self) -> str:
-        """The resolved recipe as TOML text; parsing it gives an equal one."""
+        """The resolved settings and phases as TOML text; parsing it gives an equal one."""
         return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
 
 
 def load_phases(path: Path, overrides: Mapping[str, Any] | None = None) -> PhasesConfig:
-    """Read a recipe's file, with dotted keys of the run's tables on top.
+    """Read a file of phases, with dotted keys of the run's tables on top.
 
     Raises:
         ConfigError: naming what is wrong and what to do.
     """
     if not path.is_file():
-        raise ConfigError(f"recipe file {path} does not exist")
+        raise ConfigError(f"file of phases {path} does not exist")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -76,21 +76,21 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     """The same from a nested table."""
     phases = table.get("phases")
     if not isinstance(phases, list) or not phases or not all(isinstance(phase, Mapping) for phase in phases):
-        raise ConfigError("a recipe needs [[phases]], tables with kind = 'ordinary' or 'private'; there are none")
+        raise ConfigError("a run in phases needs [[phases]], tables of kind 'ordinary' or 'private'; there are none")
     base = {key: value for key, value in table.items() if key != "phases"}
     given = {**flatten(base), **(overrides or {})}
     run = parse(unflatten({**_ONE_SILO, **given}))
     if not run.alone:
         raise ConfigError(
-            f"privacy.unit = {run.privacy.unit!r}, clients = {run.clients}: a recipe trains one silo, whose records "
-            "are protected; set privacy.unit to 'record' or 'group' and clients = 1"
+            f"privacy.unit = {run.privacy.unit!r}, clients = {run.clients}: a run in phases trains at one site, whose "
+            "records are protected; set privacy.unit to 'record' or 'group' and clients = 1"
         )
     _refuse_idle(given)
     if run.data.sensitive != "none":
-        raise ConfigError("data.sensitive must be left out of a recipe; every phase says what text it reads")
+        raise ConfigError("data.sensitive must be left out of a run in phases; every phase says what text it reads")
     if run.data.least_words and any(phase.get("text") == "redacted" for phase in phases):
         raise ConfigError(
-            f"data.least-words = {run.data.least_words} must be 0 in a recipe with redacted phases: it counts the "
+            f"data.least-words = {run.data.least_words} must be 0 in a run with redacted phases: it counts the "
             "words of the original texts, so whether a record takes part would tell of its sensitive spans"
         )
     made = tuple(_phase(number, phase) for number, phase in enumerate(phases, start=1))
@@ -114,7 +114,7 @@ def _refuse_idle(given: Mapping[str, Any]) -> None:
     """Nobody shall think that a setting holds which no phase reads; a default may be written down."""
     default = flatten(parse(unflatten(_ONE_SILO)).to_table())
     idle = [
-        f"{key} = {value!r} has no effect in a recipe, whose phases say how they train; leave it out"
+        f"{key} = {value!r} has no effect in a run in phases, which say how they train; leave it out"
         for key, value in given.items()
         if not key.startswith(_READ) and default.get(key) != value
     ]

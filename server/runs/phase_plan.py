@@ -1,11 +1,11 @@
-"""Training in phases on one adapter, some with noise and some without, and what the whole of it promises.
+"""Training in phases on one adapter, some with noise and some without, and what the whole of it guarantees.
 
-- redaction: ordinary training on texts without their sensitive spans (the first phase of JFT);
+- redaction: training without noise on texts without their sensitive spans (the first phase of JFT);
 - JFT, "just fine-tune twice": redaction, then DP-SGD on the original texts;
 - ATDP: any of these, and then a short phase of DP-SGD with token weights and rising noise.
 
 References: Shi, Shea, Chen, Zhang, Jia, Yu, "Just Fine-tune Twice" (EMNLP 2022, arXiv 2204.07667); Yu, Singh, Li, Cao,
-"ATDP" (2025). Guarantee: that of :class:`server.runs.guarantee.Guarantee`. Deviation: where an ordinary phase has read
+"ATDP" (2025). Guarantee: that of :class:`server.runs.guarantee.Guarantee`. Deviation: where a phase without noise read
 the private texts, the papers print the epsilon of the private phases as the pipeline's; here it is infinite at record
 level, because later noise takes nothing back.
 
@@ -37,7 +37,7 @@ class NonPrivatePhase:
     Attributes:
         name: in reports.
         text: ``"original"``, ``"weighted"`` or ``"redacted"``.
-        detector: of this phase; empty takes the recipe's.
+        detector: of this phase; empty takes that of all.
         epochs, batch_size, learning_rate, optimizer, weight_decay: see
             :class:`client.engine.local_training.LocalTraining`.
     """
@@ -67,7 +67,7 @@ class DpPhase:
         steps: private steps.
         batch_size: expected units in a batch.
         noise_multiplier: sigma_0, which the controller's schedule multiplies; 0 takes the least for which all private
-            phases together cost the recipe's epsilon.
+            phases together cost the run's epsilon.
         controller, optimizer, schedule, warm_up: see :class:`client.record_level.settings.RecordLevelSettings`.
     """
 
@@ -153,7 +153,7 @@ class Phases:
         return phase.detector or self.detector
 
     def silo(self, phase: DpPhase, not_private: str | None) -> RecordLevelSettings:
-        """A private phase as the training of a silo."""
+        """A phase with noise as training at record level."""
         return RecordLevelSettings.of(self, phase, not_private=not_private)
 
 
@@ -181,7 +181,7 @@ class PlannedNoise:
         return sum(step.count for floor in self.floors[:phases] for step in floor)
 
     def commitment(self, recipe: Phases, population: int, not_private: str | None) -> Commitment:
-        """What the ledger starts with; `not_private` says why an ordinary phase leaves no guarantee, if one does."""
+        """What the ledger starts with; `not_private` says why one without noise leaves no guarantee, if one does."""
         return Commitment(
             recipe.unit,
             "add_remove",

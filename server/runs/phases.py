@@ -1,6 +1,6 @@
 """A run in phases, with and without noise, on one adapter and one ledger.
 
-A phase without noise that was interrupted is trained again from its start, to the same adapter. A private one goes on
+An interrupted phase without noise is trained again from its start, to the same adapter. One with noise continues
 behind its last checkpoint: its loop is that of every private training (:mod:`server.runs.loop`).
 """
 
@@ -51,7 +51,7 @@ RECORDED_EVERY = 10
 
 
 class PhasesRun:
-    """A recipe, its data in every form that a phase reads, and an engine.
+    """Phases, their data in every form that a phase reads, and an engine.
 
     Raises:
         ConfigError, ValueError: whatever cannot work, before anything is trained.
@@ -113,7 +113,7 @@ class PhasesRun:
             telemetry: of the run; None keeps one in `folder` without TensorBoard.
 
         Raises:
-            CannotResume, CorruptRun: why the run in `folder` cannot go on.
+            CannotResume, CorruptRun: why the run in `folder` cannot be resumed.
         """
         phases = self.config.recipe.phases
         if [phase.name for phase in phases[: len(done)] if isinstance(phase, NonPrivatePhase)] != [

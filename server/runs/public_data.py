@@ -3,7 +3,7 @@
 It touches no client, so it costs no privacy. Records used here are left out of validation: a loss measured on
 them would fall for reasons that have nothing to do with the model's worth.
 
-`[silo.span]`: public texts that the model writes, and a silo's training inside the span of their gradients.
+`[silo.span]`: public texts that the model writes, and a site's training inside the span of their gradients.
 """
 
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class PublicTraining:
 
 @dataclass(frozen=True)
 class Spanned:
-    """What a silo's training starts from.
+    """What a site's training starts from.
 
     Attributes:
         start: the adapter.
@@ -99,7 +99,7 @@ def spanned(assembly: Assembly, engine: Any) -> Spanned:
     """The span that `[silo.span]` asks for. Nothing private is read and nothing spent.
 
     The first texts are written by the base model, and the adapter is then trained on them: both are public and come
-    out the same again when a run goes on.
+    out the same again when a run is resumed.
 
     Raises:
         ConfigError: settings that do not fit each other or the model.

@@ -1,4 +1,4 @@
-"""A run over the records of one site: the same folder as a run over clients, and the same way of going on."""
+"""A run over the records of one site: the same folder as a run over clients, and the same way of resuming."""
 
 import numpy as np
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""From a configuration to everything a single silo needs, checked, before any budget is spent."""
+"""From a configuration to everything one site needs, checked, before any budget is spent."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 @dataclass(frozen=True)
 class RecordLevelAssembly:
-    """A single silo ready to start: a run's assembly, whose commitment is the silo's, and the silo's units."""
+    """One site ready to start: a run's assembly, whose commitment is the site's, and the site's units."""
 
     assembly: Assembly
     silo: RecordLevelSettings
@@ -40,10 +40,10 @@ class RecordLevelAssembly:
 
 
 def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
-    """The silo that a configuration describes, committed for so many steps.
+    """The site that a configuration describes, committed for so many steps.
 
     Raises:
-        ConfigError: settings that no silo can have.
+        ConfigError: settings that no site can have.
     """
     try:
         return RecordLevelSettings.of(
@@ -61,14 +61,14 @@ def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
 
 
 def assemble_record_level(config: RunConfig) -> RecordLevelAssembly:
-    """Prepare data and model, calibrate the noise for the silo's units. Nothing is sampled, no budget is spent.
+    """Prepare data and model, calibrate the noise for the site's units. Nothing is sampled, no budget is spent.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
     """
     if not config.alone:
         raise ConfigError(
-            f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: a single silo protects its records "
+            f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: one site protects its records "
             "or groups of them; set privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
         )
     parts, silo = methods(config), record_level_settings(config, config.rounds)
@@ -88,11 +88,11 @@ def assemble_record_level(config: RunConfig) -> RecordLevelAssembly:
 
 @dataclass(frozen=True)
 class Federation:
-    """Silos of a federation, ready to start.
+    """Sites of a cross-silo run, ready to start.
 
     Attributes:
         config, data, methods: of the run; the methods' aggregation is the server's.
-        silo: what every silo commits to.
+        silo: what every site commits to.
         described: the adapter and the job.
     """
 
@@ -104,7 +104,7 @@ class Federation:
 
 
 def assemble_federation(config: RunConfig) -> Federation:
-    """Prepare data and model and the settings of the silos, each of which calibrates for its own units.
+    """Prepare data and model and the settings of the sites, each of which calibrates for its own units.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
@@ -114,7 +114,7 @@ def assemble_federation(config: RunConfig) -> Federation:
     if part.ranks is not None or isinstance(parts.aggregation, RoLora | FedSvd | ZeroPad):
         raise ConfigError(
             f"strategy.aggregation = {config.strategy.aggregation!r} changes what is trained from round to round, "
-            "which silos with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
+            "which sites with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
         )
     _refuse_what_silos_cannot(config, parts)
     silo = record_level_settings(config, config.rounds * config.silo.steps).but(
@@ -127,21 +127,21 @@ def assemble_federation(config: RunConfig) -> Federation:
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
-    """ConfigError for settings that would be of no effect in the silos of a federation."""
+    """ConfigError for settings that would be of no effect in the sites of a cross-silo run."""
     if parts.controller.reads_validation:
         raise ConfigError(
             f"strategy.controller = {config.strategy.controller!r} reads the public loss of every step, and the "
-            "silos of a federation have no public data; take another"
+            "sites of a cross-silo run have no public data; take another"
         )
     if config.silo.span.method:
         raise ConfigError(
-            f"silo.span.method = {config.silo.span.method!r} must be '' in a federation: its public texts are written "
-            "in one silo's own run (`lacquer silo`)"
+            f"silo.span.method = {config.silo.span.method!r} must be '' in a cross-silo run: its public texts are "
+            "written in the run of one site (clients = 1)"
         )
     if config.silo.gradients != "stacked":
         raise ConfigError(
-            f"silo.gradients = {config.silo.gradients!r} must be 'stacked' in a federation; for adapters it does not "
-            "know set engine.sequential = true, which takes gradients one record at a time"
+            f"silo.gradients = {config.silo.gradients!r} must be 'stacked' in a cross-silo run; for adapters it does "
+            "not know set engine.sequential = true, which takes gradients one record at a time"
         )
     if config.strategy.served_average and isinstance(parts.aggregation, FedEx | FedGsa | Flora):
         raise ConfigError(

@@ -14,18 +14,18 @@ from server.runs.lifecycle import opened
 def run_in_folder(
     config: RunConfig, folder: Path, grid: Grid | None = None, *, resume: bool = False, other_code: bool = False
 ) -> None:
-    """Run a configuration to its end in a folder, or go on with the run there.
+    """Run a configuration to its end in a folder, or resume the run there.
 
     Args:
         config: resolved; of a folder with a file of phases the tables that all phases share.
         folder: exists.
         grid: to the clients or the sites; None for a run that needs none.
-        resume: go on with the run in the folder.
+        resume: resume the run in the folder.
         other_code: although the code has changed.
 
     Raises:
         ConfigError: the folder holds another run, or a run over clients has no grid.
-        CannotResume, CorruptRun: why the run cannot go on.
+        CannotResume, CorruptRun: why the run cannot be resumed.
     """
     # Imported here: a kind of run need not load what the others need.
     if (folder / PHASES_FILE).is_file():

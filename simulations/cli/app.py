@@ -113,17 +113,17 @@ def recipe(
 
 @app.command()
 def resume(
-    run_folder: Annotated[Path, typer.Argument(help="Folder of a run that was broken off.", exists=True)],
+    run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.", exists=True)],
     engine: Annotated[EngineKind | None, typer.Option(help="Another engine than the run had.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Another number of worker processes; 0 takes what the host has.")
     ] = None,
     other_code: Annotated[
-        bool, typer.Option("--other-code", help="Go on although the code has changed since the run was started.")
+        bool, typer.Option("--other-code", help="Resume although the code has changed since the run was started.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
 ) -> None:
-    """Go on with a run that was broken off, from its last checkpoint and within the budget it has left."""
+    """Resume an interrupted run from its last checkpoint, within the budget it has left."""
     here = Path.cwd()
     sys.path.append(str(here))
     with refusals(CannotResume):
@@ -214,4 +214,4 @@ def _say_interrupted(folder: Path) -> None:
 
 def _how_to_go_on(folder: Path) -> str:
     """Before there is a ledger nothing was spent, and starting anew loses nothing."""
-    return f"\nGo on with: lacquer resume {folder}" if (folder / LEDGER_FILE).is_file() else ""
+    return f"\nResume with: lacquer resume {folder}" if (folder / LEDGER_FILE).is_file() else ""

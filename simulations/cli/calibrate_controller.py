@@ -50,7 +50,7 @@ def controller_config(
 
 
 def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
-    """What is promised, what every kind of round releases, and epsilon of all of it by each accountant."""
+    """What is committed to, what every kind of round releases, and epsilon of all of it by each accountant."""
     controller = methods(config).controller
     commitment, multipliers = commit(config, controller)
     setting = RunInfo(config.rounds, ((dimension or 1,),), round_sampling(config), multipliers, commitment.order)

@@ -113,8 +113,8 @@ def deploy_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key. Repeatable.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder instead.")] = None,
-    other_code: Annotated[bool, typer.Option("--other-code", help="Go on although the code has changed.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder instead.")] = None,
+    other_code: Annotated[bool, typer.Option("--other-code", help="Resume although the code has changed.")] = False,
     address: Address = ADDRESS,
     ca: Trust = Path(TRUST),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
@@ -218,7 +218,7 @@ def follow_deployed(
 
 
 def _asking(superlink: Control, run: str, every: float = 5.0) -> Callable[[], bool]:
-    """Whether the run goes on; the SuperLink is asked now and then, for each question starts a process."""
+    """Whether the run still runs; the SuperLink is asked now and then, for each question starts a process."""
     next_time, answer = time.monotonic() + every, True
 
     def alive() -> bool:

@@ -144,7 +144,7 @@ def check_adapter(config: RunConfig) -> None:
 
 
 def check_silos(config: RunConfig) -> None:
-    """Check a federation of silos; each calibrates for its own records when it first takes part.
+    """Check a cross-silo run; each site calibrates for its own records when it first takes part.
 
     Raises:
         ConfigError, ValueError: naming the setting.
@@ -156,7 +156,7 @@ def check_silos(config: RunConfig) -> None:
 
 
 def check_silo(config: RunConfig) -> tuple[float, ...]:
-    """Check all of one silo that can be checked without sampling: data, model, methods, budget.
+    """Check all of a run at one site that can be checked without sampling: data, model, methods, budget.
 
     Returns:
         The effective noise multiplier of every step.

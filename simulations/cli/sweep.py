@@ -33,7 +33,7 @@ def sweep_command(
     limit: Annotated[int | None, typer.Option(min=1, help="Most cells to run now.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells; run nothing.")] = False,
 ) -> None:
-    """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others go on."""
+    """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others continue."""
     from simulations.sweep.display import Progress, print_cells, summary_line
     from simulations.sweep.runner import Store
 
@@ -57,7 +57,7 @@ def sweep_command(
         with interruptible():
             _run(todo, {cell.key for cell in cells}, store, jobs, here, progress, console)
     except KeyboardInterrupt:
-        say("Interrupted; what was running is stopped, its ledgers are kept. The same command goes on.", "yellow")
+        say("Interrupted; what was running is stopped, its ledgers are kept. The same command continues.", "yellow")
         raise typer.Exit(INTERRUPTED) from None
     console.print(f"{summary_line(progress)}; results: {store.file}", markup=False, highlight=False, soft_wrap=True)
     for key, error in progress.failed:
@@ -89,7 +89,7 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
         try:
             if cell.kind == "public-only":
                 check_public_only(config)
-            elif federated:  # every silo calibrates for its own records
+            elif federated:  # every site calibrates for its own records
                 check_silos(config)
             elif noise not in calibrated:
                 calibrated[noise] = check_silo(config) if cell.kind == "silo" else check_noise(config)

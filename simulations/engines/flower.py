@@ -87,7 +87,7 @@ class PrivateFlower:
         self._run_id = str(answer["run-id"])
 
     def goes_on(self, start_by: float) -> bool:
-        """Whether the run still goes on. Looks at processes, for asking Flower costs a second of a core."""
+        """Whether the run still runs. Looks at processes, for asking Flower costs a second of a core."""
         assert self._superlink is not None
         if self._superlink.poll() is not None:
             return False

@@ -163,7 +163,7 @@ def run_inprocess(
         config: the resolved configuration, see :func:`simulations.engines.launcher.run_flower`.
         run_folder: existing folder of the run.
         server_app, client_app: the apps to run; Lacquer's own by default.
-        keys: further keys for the ServerApp: ``resume`` goes on with the run in ``run_folder``.
+        keys: further keys for the ServerApp: ``resume`` resumes the run in ``run_folder``.
     """
     keys, run_folder = dict(keys or {}), run_folder.resolve()
     if config.alone:

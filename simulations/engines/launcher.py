@@ -35,7 +35,7 @@ _RAY_TOO_SLOW = "The current node timed out during startup"
 STATES_OF_SUCCESS = ("completed", "stopped-budget")
 
 Follow = Callable[[Callable[[], bool]], None]
-"""Watches a run: called with a function that says whether the run still goes on; returns when it does not."""
+"""Watches a run: called with a function that says whether the run still runs; returns when it does not."""
 
 
 def wait_quietly(is_alive: Callable[[], bool]) -> None:
@@ -59,10 +59,10 @@ def run_flower(
     Args:
         config: the resolved configuration; its paths are absolute.
         run_folder: existing folder of the run; gets ``config.toml`` and ``flower.log``, and what the ServerApp writes.
-        follow: shows the run while it goes on.
+        follow: shows the run while it lasts.
         plugins: folder to look for a user's own modules in (default: the current one).
         app: the modules to run, for tests.
-        keys: further keys for the ServerApp: ``resume`` goes on with the run in ``run_folder``.
+        keys: further keys for the ServerApp: ``resume`` resumes the run in ``run_folder``.
         pending_timeout: seconds within which the ServerApp must have started.
 
     Raises:

@@ -37,7 +37,7 @@ class Family:
         self._seen: set[psutil.Process] = set()  # psutil compares by id and start time: a reused id is another process
 
     def members(self) -> list[psutil.Process]:
-        """Living processes of the run (zombies are not living). Call it now and then while the run goes on."""
+        """Living processes of the run (zombies are not living). Call it now and then while the run lasts."""
         me = psutil.Process()
         found = {process for process in psutil.process_iter() if _environment(process).get(TAG) == self.tag}
         for process in list(self._seen | found):

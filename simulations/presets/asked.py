@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """A run to be started or gone on with.
+    """A run to be started or resumed.
 
     Attributes:
         run: the settings that every kind of run has.

@@ -64,18 +64,18 @@ def spent_text(run: Run) -> str:
 
 
 def resumed_text(run: Run) -> str:
-    """How often and after which rounds the run was broken off and went on, and at what cost; empty if it never was."""
+    """How often and after which rounds the run was interrupted and resumed, and at what cost; empty if it never was."""
     if not run.resumed:
         return ""
     rounds = ", ".join(str(max(resumed.round, 0)) for resumed in run.resumed)
     word = "round" if len(run.resumed) == 1 else "rounds"
     times = "once" if len(run.resumed) == 1 else f"{len(run.resumed)} times"
-    text = f"It was broken off and resumed {times}, after {word} {rounds}."
+    text = f"It was interrupted and resumed {times}, after {word} {rounds}."
     if lost := run.resumed[-1].lost:
         which = "1 release was" if lost == 1 else f"{lost} releases were"
         text += f" {which} lost after the charge: the budget stands spent, so the run may end that many rounds earlier."
     if code := sorted({change for resumed in run.resumed for change in resumed.code}):
-        text += f" It went on with other code: {'; '.join(code)}."
+        text += f" It resumed with other code: {'; '.join(code)}."
     return text
 
 

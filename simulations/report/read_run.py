@@ -80,7 +80,7 @@ class Run:
         guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
         metrics: the releases so far.
         account: what the verified ledger says; None if there is none, or if it is damaged.
-        resumed: the times the run went on after a break.
+        resumed: the times the run was resumed.
         problems: one sentence for every file that is there but cannot be read.
     """
 
@@ -240,7 +240,7 @@ def _json_object(file: Path) -> Json:
 
 def _account(file: Path, config: RunConfig | None) -> Account:
     said: Json = {}
-    if config is not None and config.alone:  # what a silo says of itself, also where it did not come to its end
+    if config is not None and config.alone:  # what a site says of itself, also where it did not come to its end
         said = {"trust_model": TRUST, "not_covered": not_covered(config, steered=False)}
     with Ledger.open(file, read_only=True) as ledger:
         return Account(ledger.charges, privacy_statement(ledger, **said), ledger.head)

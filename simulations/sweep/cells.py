@@ -72,7 +72,7 @@ class Cell:
     Attributes:
         key: its name in the sweep and its folder, ``grid/variant/axis=value/seed=n``.
         grid, variant, axes: where it stands; axes as ``(dotted key, value)``.
-        kind: a federated run, one silo (whose settings say so), or training on the server's public records alone.
+        kind: a federated run, one at record level (as set), or training on the server's public records alone.
         config: resolved, with absolute paths; its ``output`` is the caller's to set.
         digest: of everything that decides its outcome, see :func:`digest`.
     """

@@ -1,4 +1,4 @@
-"""One cell of a sweep, in a process of its own: a federated run, one silo or public training, and its CPU time.
+"""One cell of a sweep, in a process of its own: a federated run, one of one site or public training, and its CPU time.
 
 Started by :func:`simulations.engines.launcher.run_child`, with the arguments of :mod:`simulations.engines.inprocess`.
 """

@@ -126,6 +126,6 @@ def print_cells(
 
 def _noise_text(cell: Cell, multipliers: Sequence[float]) -> str:
     if not multipliers:
-        return "none" if cell.kind == "public-only" else "of each silo"
+        return "none" if cell.kind == "public-only" else "of each site"
     first, last = number_text(multipliers[0]), number_text(multipliers[-1])
     return first if first == last else f"{first} to {last}"

@@ -4,7 +4,7 @@ A cell's folder holds one run folder per attempt. An attempt that was interrupte
 it the account of what it released; the next one starts in a fresh folder, since a ledger is never continued by guess.
 A cell that fails is told of and leaves the others alone.
 
-The rows of a sweep as it goes on: from its results file, from completed run folders, from cells that end now.
+The rows of a sweep as it runs: from its results file, from completed run folders, from cells that end now.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Checks for methods of your own: does this class keep the promises that a run relies on?
+"""Checks for methods of your own: does this class keep the contract that a run relies on?
 
     from strategies.conformance import check_controller
     check_controller(MyController(strength=2.0))      # silence, or a ConformanceError that says what to change

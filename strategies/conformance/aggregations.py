@@ -26,7 +26,7 @@ _LAYOUT = AdapterLayout(
 
 
 def check_aggregation(aggregation: Aggregation, *, seed: int = 0) -> None:
-    """Raise ConformanceError unless ``aggregation`` keeps its promises on a small adapter of rank 4.
+    """Raise ConformanceError unless ``aggregation`` keeps its contract on a small adapter of rank 4.
 
     Checked, under the names of the rules: the protocol is there ("protocol"); it works on the noisy sum of the sent
     vectors, not on single clients' factors ("sum"); what a round trains is decided by configuration, round and public

@@ -119,7 +119,7 @@ ROUNDS = 8
 
 
 def check_controller(controller: Controller[Any], *, setting: RunInfo | None = None, seed: int = 0) -> None:
-    """Raise ConformanceError unless ``controller`` keeps its promises in rehearsed runs.
+    """Raise ConformanceError unless ``controller`` keeps its contract in rehearsed runs.
 
     Checked, under the names of the rules: the protocol is there ("protocol"); every answer is a function of the
     arguments alone ("deterministic", "inputs", "global randomness"); a plan has the dimension of its round, also where

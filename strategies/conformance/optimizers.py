@@ -13,7 +13,7 @@ _SIZE, _TRAINED = 12, slice(3, 9)
 
 
 def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
-    """Raise ConformanceError unless ``optimizer`` keeps its promises.
+    """Raise ConformanceError unless ``optimizer`` keeps its contract.
 
     Checked, under the names of the rules: the protocol is there ("protocol"); every answer is a function of state,
     parameters and :class:`~strategies.optimizers.optimizer.ServerStep` alone, hence post-processing of the release

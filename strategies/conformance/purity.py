@@ -1,6 +1,6 @@
 """A step is a function: of its arguments alone, which it leaves as they are, and of no hidden or global state.
 
-What a check says when a promise is broken.
+What a check says when a contract is broken.
 """
 
 import copy
@@ -19,7 +19,7 @@ from strategies.state_files import classes_of, pack, same_bits, unpack
 
 
 class ConformanceError(AssertionError):
-    """A broken promise.
+    """A broken contract.
 
     Attributes:
         rule: its name, e.g. ``"deterministic"``.

@@ -19,7 +19,7 @@ ATDP's noise: it rises by random steps and falls back, on a schedule drawn befor
 
 The random factors come from a public seed and from nothing else, so the whole schedule is known before the run: floor
 mode commits to its T different multipliers and accounts them exactly. sigma_0 is the least for which the whole schedule
-costs the asked epsilon; a recipe (:mod:`server.runs.phase_plan`) may give sigma_0 instead, and reports what that costs.
+costs the asked epsilon; phases (:mod:`server.runs.phase_plan`) may give sigma_0 instead, and report what that costs.
 
 Reference: Yu, Singh, Li, Cao, "ATDP" (2025), algorithm 1. Guarantee: round t is one Poisson-sampled Gaussian of
 multiplier sigma_t >= sigma_0, fixed in advance. The values of sigma_0, gamma, the jitter and sigma_max are not in

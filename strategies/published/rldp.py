@@ -10,7 +10,7 @@ All but the last of each are z-scores over the run so far; the numbers of an int
 
 Reference: Khadangi et al., "RLDP" (arXiv 2507.22565v1). Guarantee: none. Thresholds and noise are functions of raw
 norms, losses and moments of the private batches; the paper's corollary that they cost nothing covers released values
-only. It runs in one silo with ``privacy.non-private = true`` only,
+only. It runs at one site with ``privacy.non-private = true`` only,
 
     strategy.controller = "strategies.published.rldp:PublishedRldp"
 

@@ -60,7 +60,7 @@ def test_silos_train_and_the_server_averages(tmp_path, aggregation):
         assert 20 < ledger.commitment.population <= 40
     assert not (folder / "ledger.jsonl").exists()
     statement = json.loads((folder / "privacy.json").read_text())
-    assert "one record of any one silo" in statement["sentence"]
+    assert "one record of any one site" in statement["sentence"]
     assert set(statement["silos"]) == {"0", "1"}
     assert 0 < statement["epsilon"] <= 4.0
     assert [record.round for record in read_metrics(folder)] == [1, 2]

@@ -108,7 +108,7 @@ def test_workers_that_die_again_and_again_end_the_run(lacquer):
     assert run.finish() == 1
     assert "RoundFailed" in run.stderr()
     assert "its replacement died at the same work" in (run.run_folder / "flower.log").read_text()
-    assert "Go on with: lacquer resume" in run.stderr()
+    assert "Resume with: lacquer resume" in run.stderr()
     assert run.living() == []
 
 

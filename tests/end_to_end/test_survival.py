@@ -32,7 +32,7 @@ def test_a_run_survives_the_death_of_a_worker_of_the_server_and_of_everything(tm
         run.server().kill()
         assert run.finish() == 1
         folder = run.run_folder
-        assert f"Go on with: lacquer resume {folder}" in run.stderr()
+        assert f"Resume with: lacquer resume {folder}" in run.stderr()
         assert "another is started in its place" in (folder / "flower.log").read_text()
         assert run.living() == []
 

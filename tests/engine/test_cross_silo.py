@@ -40,7 +40,7 @@ def test_refusals_are_logged_and_the_round_goes_on(caplog):
         found = next_model(start, answers, averaged, place())
     assert torch.equal(found.adapter, torch.ones(LAYOUT.size))
     assert found.residual is None
-    assert "silo 1 took 0 steps: budget is spent" in caplog.text
+    assert "site 1 took 0 steps: budget is spent" in caplog.text
     assert next_model(start, answers[:1], averaged, place(8)) is start
 
 

@@ -135,7 +135,7 @@ def test_the_server_cannot_change_how_records_are_read(tmp_path):
     assert (
         refused_unread(replace(grouped, silo=SILO.but(unit="group:patient")), OperatorLimits(), tmp_path / "silo") == ""
     )
-    assert "for first; unit changed" in refused_unread(
+    assert "first request; unit changed" in refused_unread(
         grouped, OperatorLimits(), tmp_path / "silo"
     )  # of single records
     (tmp_path / "silo" / READING).unlink()  # its operator's to do

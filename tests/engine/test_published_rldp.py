@@ -23,7 +23,7 @@ FLAG = {"not_private": "privacy.non-private = true"}
 def test_it_is_refused_without_the_flag_and_where_nobody_has_raw_gradients():
     with pytest.raises(ValueError, match=r"raw norms.* privacy.non-private"):
         commit(RecordLevelSettings(**SETTINGS), 12)
-    with pytest.raises(ValueError, match=r"inside a silo only \(privacy.unit"):
+    with pytest.raises(ValueError, match=r"at record level only \(privacy.unit"):
         methods(parse({"privacy": {"non-private": True}, "strategy": {"controller": NAME}}))
 
 

@@ -244,7 +244,7 @@ def test_a_failed_run_says_how_to_go_on(here, broken_off, monkeypatch):
     engine(monkeypatch, fail)
     result = runner.invoke(app, ["resume", "runs/small-1", "--other-code"])
     assert result.exit_code == 1
-    assert f"Go on with: lacquer resume {broken_off}" in result.stderr
+    assert f"Resume with: lacquer resume {broken_off}" in result.stderr
     assert special == [{"resume": str(broken_off), "other-code": True}]
 
 

@@ -106,14 +106,14 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
     assert status.state == "completed"
     assert [record.round for record in read_metrics(folder)] == [1, 2]
     assert not (tmp_path / "2").exists()  # refused before anything was written
-    assert "promises an epsilon of at most 3.9" in caplog.text
+    assert "guarantees an epsilon of at most 3.9" in caplog.text
     for node in (1, 3):
         with Ledger.open(tmp_path / str(node) / "ledger.jsonl", read_only=True) as ledger:
             assert ledger.commitment.unit == told
             assert len(ledger.charges) == ROUNDS * STEPS
             assert 0 < ledger.guaranteed() <= 4.0
     assert json.loads((folder / "privacy.json").read_text())["epsilon"] <= 4.0
-    with pytest.raises(RoundFailed, match=r"silo 0: .*budget is spent.*silo 1: .*at most 3.9.*nothing was trained"):
+    with pytest.raises(RoundFailed, match=r"site 0: .*budget is spent.*site 1: .*at most 3.9.*nothing was trained"):
         nodes.run("second")  # nothing is left of the promise
     with Ledger.open(tmp_path / "1" / "ledger.jsonl", read_only=True) as ledger:
         assert len(ledger.charges) == ROUNDS * STEPS
@@ -159,7 +159,7 @@ def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
     assert [resumed.round for resumed in read_resumed(folder)] == [1 if name == "save_progress" else 2]
     if name == "save_progress":
         assert status.state == "stopped-budget"
-        assert "silo 2: this silo's budget is spent" in status.message
+        assert "site 2: this site's budget is spent" in status.message
         assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
     else:
         assert status.state == "completed"
@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.Mo
     for residual in (None, torch.ones(residual_size(layout))):
         model = GlobalModel(torch.zeros(layout.size), residual)
         progress = Progress(model, 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5)
-        assert progress.told() == "1 rounds done; 1 took no step: silo 1: spent"
+        assert progress.told() == "1 rounds done; 1 took no step: site 1: spent"
         save_progress(folder, progress)
         again = load_progress(folder, layout)
         assert torch.equal(again.model.adapter, torch.zeros(layout.size))
@@ -200,5 +200,5 @@ def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.Mo
 def test_silos_that_fail_fail_the_run_instead_of_training_on_nothing(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "record")
     nodes.set(3, silo_state=str(tmp_path / "3"))  # the others were not told where to keep a ledger
-    with pytest.raises(RoundFailed, match="1 of 3 silos answered soundly"):
+    with pytest.raises(RoundFailed, match="1 of 3 sites answered soundly"):
         nodes.run("first")

@@ -61,7 +61,7 @@ def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
     assert statement["unit"] == "group:patient"
     assert "adding or removing one patient" in statement["sentence"]
     assert statement["rounds"] == {"committed": STEPS, "charged": STEPS, "released": STEPS}
-    assert statement["trust_model"].startswith("the silo itself")
+    assert statement["trust_model"].startswith("the site itself")
     assert any("number of protected units" in line for line in statement["not_covered"])
     assert not any("WITHOUT noise" in line or "steers" in line for line in statement["not_covered"])
     assert 0 < statement["epsilon"] <= 4.0
@@ -117,10 +117,10 @@ def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, mon
         run(settings, folder)
     assert done == [1, 2, 3, 4, 5]
     assert read_status(folder).state == "failed"
-    said = read_run(folder).guarantee  # from the ledger, in the words of a silo: no server is trusted
+    said = read_run(folder).guarantee  # from the ledger, in the words of a site: no server is trusted
     assert said is not None
     assert "against anyone; other runs" in said["sentence"]
-    assert any("that a silo fails" in line for line in said["not_covered"])
+    assert any("that a site fails" in line for line in said["not_covered"])
     monkeypatch.setattr(
         PrivateSgd, "step", lambda training: (done.append(training.next_release().round), whole(training))[1]
     )

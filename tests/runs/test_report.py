@@ -203,6 +203,6 @@ def test_a_resumed_run_says_so(record_run: Callable[..., Path]) -> None:
     for resumed in (Resumed(2, 1.0, 0), Resumed(3, 2.0, 1, ("server/runs/loop.py was changed",))):
         note_resumed(folder, resumed)
     text = Page(write_report(folder).read_text(encoding="utf-8")).text
-    assert "It was broken off and resumed 2 times, after rounds 2, 3. 1 release was lost after the charge" in text
-    assert "It went on with other code: server/runs/loop.py was changed." in text
+    assert "It was interrupted and resumed 2 times, after rounds 2, 3. 1 release was lost after the charge" in text
+    assert "It resumed with other code: server/runs/loop.py was changed." in text
     assert "resumed.jsonl" in text

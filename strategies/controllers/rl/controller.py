@@ -69,7 +69,7 @@ class Rl:
         bit_share: share of 1/z^2 that pays for the clip bits, in (0, 1).
         reward: ``"gain"``, or ``"gain-per-spent"`` as RLDP has it; read only by an agent that learns.
         policy: ``"pretrained"``, or ``"scratch"`` for an agent that knows nothing.
-        learn: draw actions around the policy and go on learning; an agent from scratch always does.
+        learn: draw actions around the policy and learn further; an agent from scratch always does.
         warm_up: transitions before the first gradient step; an agent from scratch acts at random until then.
         updates: gradient steps per action.
         buffer: most transitions remembered.

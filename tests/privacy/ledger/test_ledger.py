@@ -113,7 +113,7 @@ def test_labels_may_interleave(path: Path) -> None:
 
 
 def test_a_floor_that_costs_too_much_is_refused(path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cost epsilon .* more than the promised 4"):
+    with pytest.raises(ValueError, match=r"cost epsilon .* more than the committed 4"):
         Ledger.create(path, floor(FloorStep("round", SAMPLING, 1.0, 200)))
     assert not path.exists()
 
@@ -202,7 +202,7 @@ def test_a_filter_refuses_no_noise_at_all(path: Path) -> None:
 
 
 def test_a_filter_that_converts_to_more_than_promised_is_refused(path: Path) -> None:
-    with pytest.raises(ValueError, match="more than the promised 4"):
+    with pytest.raises(ValueError, match="more than the committed 4"):
         Ledger.create(path, Commitment("client", "add_remove", N, 4.0, DELTA, "filter", order=6, rho=2.3))
 
 

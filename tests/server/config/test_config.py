@@ -241,11 +241,11 @@ def test_columns_that_would_not_be_what_is_protected_are_refused(data: dict[str,
     ("table", "members", "units"),
     [
         ({"clients": 1200}, "1,200 clients", "clients"),
-        ({"clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record"}}, "one silo, records protected", "records"),
+        ({"clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record"}}, "one site, records protected", "records"),
         (
             {"clients": 4, "sampling-rate": 1.0, "privacy": {"unit": "group"}},
-            "4 silos, patients protected in each",
-            "silos",
+            "4 sites, patients protected in each",
+            "sites",
         ),
     ],
 )

@@ -188,7 +188,7 @@ def test_the_code_of_a_users_own_method_counts(tmp_path: Path, monkeypatch: pyte
     ("file", "error", "words"),
     [
         ("config.toml", CannotResume, "is no run folder"),
-        ("ledger.jsonl", CannotResume, "has no ledger: the run was broken off before it could spend anything"),
+        ("ledger.jsonl", CannotResume, "has no ledger: the run was interrupted before it could spend anything"),
         ("origin.json", CannotResume, "lacks origin.json"),
         ("sampling.key", CorruptRun, "other cohorts would be drawn"),
     ],
