@@ -30,11 +30,14 @@ TIERS = {"engine": "run", "runs": "run", "docker": "run", "end_to_end": "slow", 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the tier of its folder, and one group to all that start Ray, which take turns (`loadgroup`)."""
     here = Path(__file__).parent
     for item in items:
         tier = TIERS.get(item.path.relative_to(here).parts[0])
         if tier is not None:
             item.add_marker(tier)
+        group = "ray" if item.get_closest_marker("ray") else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture

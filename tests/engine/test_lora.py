@@ -99,9 +99,7 @@ def test_a_rank_beyond_the_layer_is_refused():
     model, _ = load_base("random:bert", "classification", 2)
     side = model.config.hidden_size
     adapter_layout(model, LoraSpec(side, 8.0, ("query",)))
-    with pytest.raises(
-        ValueError, match=rf"model\.rank must be at most {side}, the smaller side of .*, got {side + 1}"
-    ):
+    with pytest.raises(ValueError, match=rf"model\.rank .*{side}\b.* {side + 1}"):
         adapter_layout(model, LoraSpec(side + 1, 8.0, ("query",)))
 
 

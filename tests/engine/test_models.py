@@ -196,7 +196,7 @@ def test_records_may_be_as_long_as_the_model_has_positions(name: str, most: int 
     model, _ = load_base(name, "classification", 2)
     refuse_longer_than_positions(model, most or 4096)
     if most is not None:
-        with pytest.raises(ValueError, match=f"model.max-length must be at most {most} for this model, got {most + 1}"):
+        with pytest.raises(ValueError, match=rf"model\.max-length .*{most}\b.* {most + 1}"):
             refuse_longer_than_positions(model, most + 1)
 
 
@@ -213,7 +213,7 @@ def test_positions_that_look_at_the_longest_record_of_a_batch_are_refused(scalin
     config = LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64, rope_scaling=scaling)
     model = AutoModelForCausalLM.from_config(config)
     refuse_batch_dependent_positions(model, limit)
-    with pytest.raises(ValueError, match=f"max-length must be at most {limit} for this model, got {limit + 1}"):
+    with pytest.raises(ValueError, match=rf"max-length .*{limit}\b.* {limit + 1}"):
         refuse_batch_dependent_positions(model, limit + 1)
     plain = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64))
     refuse_batch_dependent_positions(plain, 4096)

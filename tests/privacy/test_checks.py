@@ -68,7 +68,7 @@ def test_sequences():
     for bad in ((), (1, 1), (2, 1), (1, math.nan), (1, math.inf), (1, "2")):
         with pytest.raises(ValueError, match="edges must be"):
             checks.increasing(edges=bad)
-    with pytest.raises(ValueError, match=r"bounds and sizes must be of the same length, got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"bounds and sizes .* got \(2, 1\)"):
         checks.same_length(bounds=(1, 2), sizes=(3,))
     with pytest.raises(ValueError, match="bounds must be non-empty"):
         checks.not_empty(bounds=())

@@ -180,7 +180,7 @@ def test_the_signal_comes_through_under_the_noise(ledger):
     torch.testing.assert_close(released.update, torch.tensor([0.003, 0.01, 0.0, 0.0]))
     assert released.answer("norm-bit").tolist() == [0.0]
     assert released.answer("bounded-mean").tolist() == [2.5]
-    with pytest.raises(ValueError, match=r"name must be one of \['norm-bit', 'bounded-mean'\], got 'loss'"):
+    with pytest.raises(ValueError, match=r"name .*'norm-bit', 'bounded-mean'.* got 'loss'"):
         released.answer("loss")
 
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_a_recipe_is_refused() -> None:
     with pytest.raises(ValueError, match="text must be one of"):
         NonPrivatePhase("x", text="masked")
     for phase in (NonPrivatePhase, DpPhase):  # a phase that reads the original texts as well
-        with pytest.raises(ValueError, match="detector = 'high-entitty': unknown; there are regex"):
+        with pytest.raises(ValueError, match=r"detector = 'high-entitty': .*regex"):
             phase("x", detector="high-entitty")
     with pytest.raises(ValueError, match="regex has no pattern 'names'"):
         replace(recipe(DP), detector="regex:-names")

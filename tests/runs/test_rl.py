@@ -291,7 +291,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, fi
 def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.7))
     plan = SCRATCH.plan(state, 1)
-    with pytest.raises(ValueError, match=r"validation loss of every round; set evaluation\.every = 1"):
+    with pytest.raises(ValueError, match=r"set evaluation\.every = 1"):
         SCRATCH.update(state, released(plan, Contribution.zero(plan), SAMPLING), PublicSignals(1, None))
     with pytest.raises(ValueError, match="equally many adapters in every round, got 3 and 2"):
         SCRATCH.init(replace(FLOOR, layouts=(SIZES, (4, 2))), PublicSignals(0, 0.7))

@@ -159,5 +159,5 @@ class OwnPlan(Fixed):
 
 
 def test_a_plan_that_nodes_could_not_read_is_refused_before_anything_is_spent() -> None:
-    with pytest.raises(ConfigError, match=r"cannot be sent to the nodes: .* got 'own'.* plan with the clip maps of"):
+    with pytest.raises(ConfigError, match=r"nodes: .*'own'"):
         commit(small(), OwnPlan())

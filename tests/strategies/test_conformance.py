@@ -32,14 +32,17 @@ from strategies.controllers.rl.controller import Rl
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
 from strategies.optimizers.optimizer import ServerStep
 from strategies.plugins import build
+from tests.cases.controllers import VARIANTS
 
 SETTING = RunInfo(6, ((4, 3),), Poisson(0.1, 1000), (1.5,) * 6)
 INDIVIDUAL = {"flora", "fedex", "fedgsa"}
 
 
-@pytest.mark.parametrize("name", CONTROLLERS)
-def test_every_controller_conforms(name: str) -> None:
-    check_controller(build("strategy.controller", CONTROLLERS, name, {}))
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, options) for name in CONTROLLERS for options in ({}, *VARIANTS.get(name, ()))]
+)
+def test_every_controller_conforms(name: str, options: dict[str, Any]) -> None:
+    check_controller(build("strategy.controller", CONTROLLERS, name, options))
 
 
 def test_an_agent_that_learns_conforms_too() -> None:

@@ -180,7 +180,7 @@ def test_a_module_of_ones_own_that_cannot_be_used_says_where(
 
 
 def test_a_folder_that_is_not_on_the_path_is_said() -> None:
-    with pytest.raises(ValueError, match="run from the folder that holds it, or name that folder in PYTHONPATH"):
+    with pytest.raises(ValueError, match=r"folder that holds it.* PYTHONPATH"):
         build(KEY, CONTROLLERS, "no_such_package_anywhere.inner:Mine", {})
 
 

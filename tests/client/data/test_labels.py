@@ -40,9 +40,9 @@ def test_bad_labels_are_refused(labels, message):
 
 
 def test_labels_of_no_class_are_refused():
-    with pytest.raises(ValueError, match=r"^there: labels \['c'\] never occur in the training data"):
+    with pytest.raises(ValueError, match=r"^there: .*'c'.* training data"):
         class_ids(["a", "c"], ["a", "b"], "there")
-    with pytest.raises(ValueError, match=r"labels \['1'\] never occur"):
+    with pytest.raises(ValueError, match=r"'1'"):
         class_ids([1], ["1.0", "1.", "x"], "two classes are spelled like this number")
 
 

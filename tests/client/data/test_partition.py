@@ -97,7 +97,7 @@ def test_repeated_windows_for_a_million_clients():
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="clients must be <= 10, the number of training records, got 11"):
+    with pytest.raises(ValueError, match=r"clients .*<= 10, .* got 11"):
         iid(10, 11, 0)
     with pytest.raises(ValueError, match="clients must be <= 10"):
         dirichlet(_labels(10), 11, 1.0, 0)

@@ -72,18 +72,16 @@ def test_fingerprint_follows_the_content(files):
 
 
 def test_absent_column_lists_the_columns_and_the_nearest(files):
-    with pytest.raises(
-        ValueError, match=r"no column 'sentense' \(data\.text-column\); it has sentence, other, .*'sentence'\?"
-    ):
+    with pytest.raises(ValueError, match=r"'sentense' \(data\.text-column\).* sentence, other, .*'sentence'\?"):
         read(f"csv:{files / 'd.csv'}", Reading(text_column="sentense", label_column=""))
     with pytest.raises(ValueError, match=r"no column 'target' \(data\.label-column\)"):
         read(f"csv:{files / 'd.csv'}", Reading(text_column="sentence", label_column="target"))
-    with pytest.raises(ValueError, match=r"'label' holds int64, not text; columns of text: sentence, other, author"):
+    with pytest.raises(ValueError, match=r"'label' .*int64.*: sentence, other, author"):
         read(f"parquet:{files / 'd.parquet'}", Reading(text_column="label", label_column=""))
 
 
 def test_missing_broken_and_empty_files_are_refused(files):
-    with pytest.raises(ValueError, match=r"data\.test-source = .*there is no file .*did you mean .*d\.parquet\?"):
+    with pytest.raises(ValueError, match=r"data\.test-source = .*no file .*d\.parquet\?"):
         read(f"parquet:{files / 'f.parquet'}", COLUMNS, "data.test-source")
     with pytest.raises(ValueError, match=r"is a folder; name one file of it \(d\.csv, "):
         read(f"parquet:{files}", COLUMNS)
@@ -112,5 +110,5 @@ def test_rows_without_client_are_refused(files):
 
 
 def test_hub_out_of_reach_names_the_other_sources():
-    with pytest.raises(ValueError, match=r"data\.source = 'some/corpus:sub@train': cannot load it .*parquet:PATH"):
+    with pytest.raises(ValueError, match=r"data\.source = 'some/corpus:sub@train': .*parquet:PATH"):
         read("some/corpus:sub@train", COLUMNS)

@@ -296,12 +296,10 @@ def test_bad_settings_are_refused(spec, change, message):
 def test_a_label_that_only_the_test_file_has_is_a_fault_of_the_test_file(spec, table):
     pandas.DataFrame({"words": ["new one"], "y": ["perhaps"]}).to_parquet(table / "official.parquet")
     official = f"parquet:{table / 'official.parquet'}"
-    with pytest.raises(ValueError, match=r"^data\.test-source = .*official.*'y': labels \['perhaps'\] never occur"):
+    with pytest.raises(ValueError, match=r"^data\.test-source = .*official.*'y'.*'perhaps'"):
         prepare(_file_spec(spec, table, test_source=official))
 
 
 def test_more_held_out_records_than_there_are(spec, table):
-    with pytest.raises(
-        ValueError, match=r"has 320 records and validation \+ test would take 330 of them; lower data\.val"
-    ):
+    with pytest.raises(ValueError, match=r"320 records.* 330 .*data\.validation-records"):
         prepare(_file_spec(spec, table, validation_records=300))

@@ -90,7 +90,7 @@ def test_a_filter_run_reports_its_filter_and_nothing_else(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["gdp-approx", "moments"])
 def test_what_is_no_bound_is_refused(floor_ledger: Ledger, name: str) -> None:
-    with pytest.raises(ValueError, match=r"cross_checks must be one of .* must not be reported as a guarantee"):
+    with pytest.raises(ValueError, match=r"cross_checks must be one of .*not .*guarantee"):
         privacy_statement(floor_ledger, cross_checks=("rdp", name))
 
 
@@ -138,7 +138,7 @@ def test_epsilon_is_rounded_up(value: float, digits: int, expected: float) -> No
 
 def test_delta_must_protect() -> None:
     check_delta(1e-5, 1000)
-    with pytest.raises(ValueError, match=r"delta must be < 1/population = 0\.001, got 0\.001; .* at most 5\.0e-04"):
+    with pytest.raises(ValueError, match=r"delta .*0\.001, got 0\.001; .*5\.0e-04"):
         check_delta(1e-3, 1000)
     with pytest.raises(ValueError, match="delta must be > 0"):
         check_delta(0.0, 1000)

@@ -41,12 +41,12 @@ def test_every_wrong_name_and_option_is_listed() -> None:
 
 
 def test_a_controller_that_reads_the_validation_loss_gets_it_every_round() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.every = 2: dp-lac reads the validation loss of every round"):
+    with pytest.raises(ConfigError, match=r"evaluation\.every = 2: .*every round"):
         methods(parse({"evaluation": {"every": 2}}))
 
 
 def test_a_class_that_does_not_do_what_its_role_needs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.controller = .*: is no Controller, it has no reads_validation"):
+    with pytest.raises(ConfigError, match=r"strategy\.controller = .* no reads_validation"):
         methods(parse({"strategy": {"controller": "strategies.optimizers.fedavg:FedAvg"}}))
-    with pytest.raises(ConfigError, match=r"strategy\.optimizer = .*: is no Optimizer, it has no .*step"):
+    with pytest.raises(ConfigError, match=r"strategy\.optimizer = .* no .*step"):
         methods(parse({"strategy": {"optimizer": "strategies.controllers.fixed:Fixed"}}))

@@ -125,7 +125,7 @@ def test_a_state_that_has_no_place_in_a_checkpoint_is_refused_when_it_is_saved(t
         setting: RunInfo
         values: set[int]
 
-    with pytest.raises(TypeError, match=r"controller\.values cannot be kept in a checkpoint, it is a set"):
+    with pytest.raises(TypeError, match=r"controller\.values .*set"):
         save_checkpoint(tmp_path, only(replace(fresh(), controller=Secretive(SETTING, {1}))))
     assert list(tmp_path.iterdir()) == []
 

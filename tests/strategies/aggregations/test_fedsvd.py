@@ -88,7 +88,7 @@ def test_a_whose_rows_depend_on_each_other_is_completed() -> None:
 
 
 def test_a_rank_without_as_many_directions_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"rank 3 is above the 2 rows or columns .* lower model\.rank"):
+    with pytest.raises(ValueError, match=r"rank 3 .* 2 .* model\.rank"):
         by_singular_values(random(2, 3), random(3, 8))
 
 

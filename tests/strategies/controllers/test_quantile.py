@@ -87,10 +87,10 @@ def test_the_update_pays_for_the_bit(z: float, expected: float) -> None:
 
 def test_a_bit_that_leaves_no_budget_is_refused_before_anything_is_spent() -> None:
     setting = RunInfo(2, ((4,),), SAMPLING, (1.0, 2.0))
-    with pytest.raises(ValueError, match=r"must be < 2, which 'norm-bit' alone has, got 2: no budget is left"):
+    with pytest.raises(ValueError, match=r"< 2, .*'norm-bit'.* got 2"):
         Quantile(bit_noise=1.0).init(setting, PublicSignals(0, None))
     config = parse({"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 1.0, "delta": 1e-3}})
-    with pytest.raises(ConfigError, match=r"strategy\.controller = .*: noise multiplier of a round must be < 1\.5"):
+    with pytest.raises(ConfigError, match=r"strategy\.controller = .*< 1\.5"):
         commit(config, Quantile())
 
 

@@ -46,7 +46,6 @@ def config(folder: Path, **strategy: Any) -> RunConfig:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["ffa", "fedgsa", "fedex", "flora"])
 def test_silos_train_and_the_server_averages(tmp_path, aggregation):
     folder = tmp_path / "run"
@@ -110,7 +109,6 @@ def test_settings_that_would_be_of_no_effect_are_refused(tmp_path, table, says):
         assemble_federation(parse(unflatten(made)))
 
 
-@pytest.mark.slow
 def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkeypatch):
     """Both as in every other run: the warm start's records are in no metric, and x_bar = (a x_1 + x_2) / (1 + a)."""
     table = config(tmp_path, aggregation="plain", **{"served-average": 0.5}).to_table()

@@ -1,38 +1,48 @@
-"""Every registered controller, from configuration to artefacts: the real apps on a tiny model, in one process."""
+"""Three shapes of controllers from configuration to artefacts: the real apps on a tiny model, in one process.
+
+One that releases updates alone, one with a histogram before its rounds, and one that learns what to spend of a filter.
+"""
 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.config.load import parse
 from server.run_folder.telemetry import read_metrics
 from simulations.engines.inprocess import run_inprocess
-from strategies import CONTROLLERS
 
-TABLE = {
+TABLE: dict[str, Any] = {
     "rounds": 2,
     "clients": 40,
     "sampling-rate": 0.5,
-    "privacy": {"mode": "filter", "epsilon": 8.0, "delta": 1e-3},
+    "privacy": {"epsilon": 8.0, "delta": 1e-3},
     "model": {"name": "random:bert", "rank": 2, "max-length": 16},
     "data": {"source": "notes", "validation-records": 40, "test-records": 40, "records-per-client": 3},
     "engine": {"kind": "inprocess", "workers": 2},
 }
 
 
-@pytest.mark.parametrize("name", CONTROLLERS)
+@pytest.mark.parametrize(("name", "mode"), [("fixed", "floor"), ("dp-lac", "floor"), ("rl", "filter")])
 def test_a_run_spends_its_budget_and_reports_released_values(
-    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    name: str, mode: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     cache = str(tmp_path_factory.getbasetemp() / "prepared")
     strategy = {"controller": name, "optimizer-options": {"decay": 0.9}}
-    config = parse({**TABLE, "data": {**TABLE["data"], "cache": cache}, "strategy": strategy})
+    config = parse(
+        {
+            **TABLE,
+            "privacy": TABLE["privacy"] | {"mode": mode},
+            "data": TABLE["data"] | {"cache": cache},
+            "strategy": strategy,
+        }
+    )
     run_inprocess(config, tmp_path)
     *before, first, last = read_metrics(tmp_path)
-    assert [record.phase for record in before] == (["histogram"] if name in ("dp-lac", "dp-clac") else [])
+    assert [record.phase for record in before] == (["histogram"] if name == "dp-lac" else [])
     assert [(record.phase, record.round) for record in (first, last)] == [("round", 1), ("round", 2)]
     assert 0.9 * 8.0 < last.epsilon_spent <= 8.0
     assert last.not_private is None

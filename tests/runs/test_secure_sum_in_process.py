@@ -11,8 +11,6 @@ from privacy.secagg.aggregator import Aggregator
 from server.config.load import ConfigError, parse
 from simulations.engines.inprocess import run_inprocess
 
-pytestmark = pytest.mark.slow
-
 
 def settings(cache: Path | str = "", **changed: Any) -> dict[str, Any]:
     table: dict[str, Any] = {
