@@ -29,6 +29,26 @@ def test_settings_have_the_type_their_key_wants(setting, expected):
     assert type(value) is type(expected[1])
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("privacy.epsilon=0", "privacy.epsilon"),
+        ("privacy.epsilon=four", "privacy.epsilon = 'four'"),
+        ("sampling-rate=1.5", "sampling-rate = 1.5"),
+        ("privacy.delta=0.5", "must be below 1/clients"),
+        ("rounds", "must be key=value"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(setting, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        configure("quickstart", ["clients=100", setting], {}, tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.toml"):
+        configure("gone.toml", [], {}, tmp_path)
+
+
 @pytest.mark.parametrize("setting", ["rounds", "=3", "data.source=[1, 2]", "rounds={a = 1}"])
 def test_a_setting_that_is_no_key_and_value_is_refused(setting):
     with pytest.raises(ConfigError, match="--set"):
