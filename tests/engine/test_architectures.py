@@ -30,6 +30,8 @@ CASES = [
     ("bitnet-ternary", ("q_proj", "o_proj"), [(_LLAMA.format("{}", "q"), 32, 32), (_LLAMA.format("{}", "o"), 32, 32)]),
 ]  # fmt: skip
 
+ALSO_IN_TEST_COHORT = ("gpt2", "llama", "qwen2", "mistral")
+
 
 def _case(name, targets):
     model, _ = load_base(f"random:{name}", "causal-lm")
@@ -52,8 +54,10 @@ def test_adapters_land_on_the_modules_named(name, targets, modules):
     assert list(zip(layout.block_names(), layout.blocks(), strict=True)) == expected
 
 
-@pytest.mark.parametrize("task", ["causal-lm", "summarisation"])
-@pytest.mark.parametrize(("name", "targets"), [case[:2] for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "targets", "task"),
+    [*((*case[:2], "causal-lm") for case in CASES), *((*case[:2], "summarisation") for case in CASES[:2])],
+)
 def test_record_gradients_and_metrics_equal_autograd_one_by_one(name, targets, task):
     model, spec, vector = _case(name, targets)
     records, task = _records(7), make_task(task)
@@ -94,7 +98,7 @@ def test_a_record_gradient_is_that_of_the_plain_model(name, targets):
     assert float(chunk.losses[0]) == pytest.approx(float(loss), rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "targets"), [case[:2] for case in CASES])
+@pytest.mark.parametrize(("name", "targets"), [case[:2] for case in CASES if case[0] not in ALSO_IN_TEST_COHORT])
 def test_cohort_updates_equal_sequential_peft(name, targets):
     model, spec, vector = _case(name, targets)
     local = LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=2, epochs=1)
