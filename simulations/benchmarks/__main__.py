@@ -10,7 +10,7 @@ import sys
 BENCHMARKS = {
     "engine.speed": "clients per second beside plain PEFT, and the share of the machine's peak",
     "engine.record_level": "a record-level step beside one without privacy and beside Opacus",
-    "engine.population": "what a million logical clients cost the server; the wall time of one whole run",
+    "engine.population": "what a million logical clients cost the server; the time of one whole run",
     "engine.profile": "where the time of a round goes, with a flame graph",
     "engine.against_pfl": "rounds of DP-FedAvg beside pfl-research (in an environment of its own)",
     "engine.against_flower": "whole rounds on Ray: a message per worker beside one per client",
