@@ -3,7 +3,7 @@
 Nothing here looks at a record: the commitment is calibrated from the number of units, which is taken as public.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,18 +12,18 @@ from client.engine.engine import Engine
 from client.models.base import load_base
 from client.models.tasks import make_task
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.settings import RecordLevelSettings
+from client.record_level.settings import PrivacyTarget, RecordLevelSettings
 from client.record_level.units import GradientEngine, UnitGradients, UnitIndex
 from client.worker import Job, make_engine
 from privacy import checks
-from privacy.commitment import Commitment
+from privacy.commitment import FloorStep
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureZeroNoise, Noise
 from privacy.randomness.sampling import CohortSampler
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters
-from strategies.calibration import calibrate
+from strategies.calibration import Calibrated, calibrate, run_info
 from strategies.controllers.controller import Controller, RunInfo
 from strategies.plugins import build
 from strategies.private_training import Planner, ServerUpdate
@@ -41,24 +41,26 @@ def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
     return controller
 
 
-def commit(silo: RecordLevelSettings, population: int) -> tuple[Commitment, tuple[float, ...]]:
-    """Calibrate for so many units: the commitment, and the effective noise multiplier of every step.
+def commit(silo: RecordLevelSettings, population: int, extra: Sequence[FloorStep] = ()) -> Calibrated:
+    """Calibrate for so many units, with what else the target must pay for.
 
     Raises:
         ValueError: no noise keeps the target, or there are fewer units than a batch expects.
     """
     controller = controller_of(silo)
-    commitment, multipliers = calibrate(
+    found = calibrate(
         controller,
         silo.sampling(population),
         silo.steps,
         epsilon=silo.epsilon,
         delta=silo.delta,
         mode=silo.mode,
+        extra=extra,
+        not_private=silo.not_private,
     )
     if isinstance(controller, RawRule):
-        commitment = controller.committed(commitment)
-    return replace(commitment, not_private=silo.not_private), multipliers
+        return found._replace(commitment=controller.committed(found.commitment))
+    return found
 
 
 class UnsoundSgd(ShownRaw, PrivateSgd):
@@ -69,10 +71,8 @@ def setting_of(
     silo: RecordLevelSettings, population: int, layout: AdapterLayout, multipliers: tuple[float, ...], order: int | None
 ) -> RunInfo:
     """What the controller is told; public."""
-    aggregation, adapters = _aggregation(silo), Adapters(layout.rank, population, silo.seed)
-    layouts = tuple(aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, silo.steps + 1))
-    layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
-    return RunInfo(silo.steps, layouts, silo.sampling(population), multipliers, order)
+    adapters = Adapters(layout.rank, population, silo.seed)
+    return run_info(_aggregation(silo), adapters, layout, silo.steps, silo.sampling(population), multipliers, order)
 
 
 def private_training(
@@ -130,9 +130,9 @@ def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     )
 
 
-def noise_of(silo: RecordLevelSettings) -> Noise:
-    """The noise the settings name."""
-    match silo.noise:
+def noise_of(target: PrivacyTarget) -> Noise:
+    """The noise that the settings of a silo, or of a run, name."""
+    match target.noise:
         case "discrete":
             return DiscreteGaussianNoise()
         case "insecure-zero":

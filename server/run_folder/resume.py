@@ -91,7 +91,7 @@ def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables 
             f"{run_folder} holds the {SAMPLING_SECRET} of another run: two runs that draw the same cohorts spend more "
             "than their budgets add up to; start in an empty folder"
         )
-    code = code_version(config, _methods(phases))
+    code = code_version(config, methods_of(phases))
     origin = {"format": 2, "config": config.to_table(), "code": code, "phases": list(phases)}
     durable.write(run_folder / DATA_FILE, data + "\n", mode=0o600)
     durable.write(run_folder / ORIGIN_FILE, json.dumps(origin, indent=1) + "\n")
@@ -116,7 +116,7 @@ def check_origin(
         ) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise CorruptRun(f"{run_folder / ORIGIN_FILE} cannot be read: {error}; restore it") from error
-    changes = differences(code, code_version(config, _methods(phases)))
+    changes = differences(code, code_version(config, methods_of(phases)))
     if changes and not other_code:
         raise CannotResume(
             f"the run was started with other code: {_listed(changes)}. Go back to that code, or say that the change is "
@@ -145,7 +145,8 @@ def check_origin(
     return changes
 
 
-def _methods(phases: Tables) -> list[str]:
+def methods_of(phases: Tables) -> list[str]:
+    """Names of the methods in a run's phases."""
     return [phase[key] for phase in phases for key in ("controller", "optimizer") if phase["kind"] == "private"]
 
 

@@ -1,8 +1,8 @@
 """From a configuration to everything a run needs, checked, before any budget is spent.
 
-The data set a configuration describes, as the client's package knows it.
-
-Secure sums of a run: the federation's list, and in a simulation the identities of everyone on it.
+Runs of every kind are assembled alike (:class:`Assembly`): the data set and the job as the clients know them, the
+adapter on its base model. Then what a server over clients adds: its commitment, its strategy, the secret that draws
+cohorts, and with secure sums the federation's list, in a simulation the identities of everyone on it.
 """
 
 import time
@@ -23,13 +23,13 @@ from client.data.spec import DataSpec, PreparedData
 from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.record_level.training import noise_of
 from client.secure_sum import LIST_FILE, identity_file
 from client.worker import Job
 from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
-from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureZeroNoise, Noise
 from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, load_identity, save_identity
@@ -43,9 +43,11 @@ from server.runs.commitment import commit, round_sampling
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
+from strategies.calibration import run_info
 from strategies.controllers.controller import RunInfo
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
+from strategies.plugins import explained
 from strategies.secure_aggregation import SecureAggregation
 
 
@@ -76,7 +78,15 @@ HEADS = {"classification": ("classifier",)}
 
 @dataclass(frozen=True)
 class Assembly:
-    """A run ready to start."""
+    """A run of any kind, ready to start but for its noise.
+
+    Attributes:
+        config: its settings.
+        data: prepared.
+        methods: built from their names; in a run of phases these are the shared ones.
+        spec, layout, start: the adapter, and where it starts.
+        job: what nodes must know.
+    """
 
     config: RunConfig
     data: PreparedData
@@ -85,23 +95,42 @@ class Assembly:
     layout: AdapterLayout
     start: Float[Tensor, " size"]
     job: Job
+
+
+@dataclass(frozen=True)
+class CommittedAssembly(Assembly):
+    """A run with a ledger of its own: what that is committed to, and what the controller is told."""
+
     commitment: Commitment
     setting: RunInfo
 
 
-def assemble(config: RunConfig) -> Assembly:
-    """Prepare data and model, calibrate the noise, describe the job. Nothing private leaves, no budget is spent.
+def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly:
+    """A run over clients: calibrated, data and model prepared. Nothing private leaves, no budget is spent.
+
+    Args:
+        config: its settings.
+        folder: of the run; what was calibrated for it is taken from there.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
     """
     parts = methods(config)
-    commitment, multipliers = commit(config, parts.controller)
-    data = prepare(data_spec(config))
-    model, _ = load_base(config.model.name, config.model.task, data.num_labels)
-    adapters = Adapters(config.model.rank, config.clients, config.seed)
-    spec = lora_spec(config, model, parts.aggregation.part(adapters, 1))
-    layout = adapter_layout(model, spec)
+    noise = commit(config, parts.controller, folder)
+    run = assembled(config, parts, prepare(data_spec(config)))
+    adapters, order = Adapters(config.model.rank, config.clients, config.seed), noise.commitment.order
+    sampling = round_sampling(config)
+    info = run_info(parts.aggregation, adapters, run.layout, config.rounds, sampling, noise.multipliers, order)
+    return CommittedAssembly(**vars(run), commitment=noise.commitment, setting=info)
+
+
+def assembled(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly:
+    """The adapter and the job of a run of any kind, on its data.
+
+    Raises:
+        ConfigError, ValueError: naming the setting that cannot work.
+    """
+    spec, layout, start = adapter_of(config, parts, data.num_labels)
     job = Job(
         model=config.model.name,
         task=config.model.task,
@@ -117,14 +146,38 @@ def assemble(config: RunConfig) -> Assembly:
         reading=reading(config, data.label_names),
         fingerprint=fingerprint(config.model.name) if config.deployed else "",
     )
-    layouts = tuple(parts.aggregation.part(adapters, t).layout(layout).blocks() for t in range(1, config.rounds + 1))
-    layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
-    setting = RunInfo(config.rounds, layouts, round_sampling(config), multipliers, commitment.order)
-    start = initial_adapter(layout, model, config.seed)
-    return Assembly(config, data, parts, spec, layout, start, job, commitment, setting)
+    return Assembly(config, data, parts, spec, layout, start, job)
 
 
-def lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraSpec:
+def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[LoraSpec, AdapterLayout, Tensor]:
+    """The adapters on the base model, which is loaded for it, where their values lie, and where they start.
+
+    Raises:
+        ConfigError, ValueError: the base model lacks what is named, or the aggregation does not fit the adapter in some
+            round; naming the setting.
+    """
+    chosen, aggregation = config.strategy.aggregation, parts.aggregation
+    adapters = Adapters(config.model.rank, config.clients, config.seed)
+    try:
+        trained = [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
+    except ValueError as error:
+        options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
+        raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
+    model, _ = load_base(config.model.name, config.model.task, num_labels)
+    try:
+        spec = _lora_spec(config, model, trained[0])
+        layout = adapter_layout(model, spec)
+    except ValueError as error:
+        if isinstance(error, ConfigError) or str(error).startswith("model."):  # it names its key
+            raise
+        layers = f", model.layers = {config.model.layers}" if config.model.layers else ""
+        raise ConfigError(f"model.targets = {config.model.targets!r}{layers}: {error}") from error
+    for part in set(trained):
+        part.layout(layout)
+    return spec, layout, initial_adapter(layout, model, config.seed)
+
+
+def _lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraSpec:
     """The adapters of a run; ``model.layers = n`` means the top n layers."""
     base: Any = model.config
     total = int(base.num_hidden_layers)
@@ -140,7 +193,7 @@ def lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraS
 
 
 def make_strategy(
-    assembly: Assembly,
+    assembly: CommittedAssembly,
     run_folder: Path,
     nodes: int | tuple[int, ...],
     ledger: Ledger,
@@ -163,7 +216,7 @@ def make_strategy(
         clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
         served_average=config.strategy.served_average,
         work=None if config.deployed else np.asarray(assembly.data.client_tokens),
-        noise=make_noise(config),
+        noise=noise_of(config.privacy),
         seed=config.seed,
     )
 
@@ -178,17 +231,6 @@ def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
     sampler = CohortSampler.fresh()
     sampler.save(secret)
     return sampler
-
-
-def make_noise(config: RunConfig) -> Noise:
-    """The noise the configuration names."""
-    match config.privacy.noise:
-        case "discrete":
-            return DiscreteGaussianNoise()
-        case "insecure-zero":
-            return InsecureZeroNoise()
-        case _:
-            return GaussianNoise()
 
 
 def connected_nodes(grid: Grid, expected: int, patience: float = 600.0) -> int:

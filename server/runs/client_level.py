@@ -9,7 +9,14 @@ from server.network.grid import answers, roster
 from server.run_folder.names import ROSTER_FILE
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome
-from server.runs.assembly import Assembly, assemble, connected_nodes, make_strategy, secure_aggregation
+from server.runs.assembly import (
+    Assembly,
+    CommittedAssembly,
+    assemble,
+    connected_nodes,
+    make_strategy,
+    secure_aggregation,
+)
 from server.runs.lifecycle import Run
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
@@ -18,7 +25,7 @@ from server.runs.public_data import PublicTraining
 def run_client_level(run: Run, grid: Grid) -> None:
     """One run from configuration to artefacts."""
     run.status("preparing data, model and noise")
-    config, assembly = run.config, assemble(run.config)
+    config, assembly = run.config, assemble(run.config, run.folder)
     public = PublicTraining.of(assembly)
     run.note_start(assembly.data, assembly.commitment)
     with run.paying(assembly.commitment) as ledger:
@@ -43,7 +50,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
         run.finish(outcome, guarantee.client_level(config, ledger), f"{config.rounds} rounds done")
 
 
-def finished(run: Run, assembly: Assembly, loop: Loop, stopped: str | None) -> Outcome:
+def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
     """What a private training came to, on public data."""
     served: Tensor = loop.state.served
     rouge = adapter_rouge(run.config, assembly.data.test, served, assembly.layout, assembly.spec, run.telemetry)

@@ -1,15 +1,25 @@
-"""From a target (epsilon, delta) to the commitment of a run and the noise of every round."""
+"""The noise of a run over clients or records: calibrated once, for the first release to be planned with it.
+
+Whoever starts a run calibrates its noise to refuse a target that cannot be kept, and hands it on in the run's folder
+(:mod:`server.run_folder.handed_on`); the run's own process takes it from there. What it takes is of the run's settings
+and of this code, or it is calibrated anew; and it is not trusted: a commitment to another target is passed over, the
+ledger accounts the whole of it when it is created, and refuses every release that it does not name.
+"""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from privacy.commitment import Commitment
+from client.record_level import training
+from client.record_level.settings import RecordLevelSettings
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
-from strategies.calibration import calibrate
+from server.run_folder import handed_on
+from strategies.calibration import Calibrated, calibrate
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.plugins import place
 
@@ -31,17 +41,29 @@ def not_private_reason(config: RunConfig) -> str | None:
     return "; ".join(reasons) or None
 
 
-def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, tuple[float, ...]]:
-    """Calibrate, and commit: the commitment, and the effective noise multiplier of rounds 1..T.
+@contextmanager
+def priced(epsilon: float, what: str = "") -> Iterator[None]:
+    """ConfigError that names the target, and ``what`` it is for, where no noise keeps it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"privacy.epsilon = {epsilon:g}{what}: {error}") from error
 
-    The controller's initial release is part of the target. Nothing is written or sampled here.
+
+def commit(config: RunConfig, controller: Controller[Any], folder: Path | None = None) -> Calibrated:
+    """Calibrate, and commit, for a run over clients; or what ``folder`` holds of it.
+
+    The controller's initial release is part of the target. Nothing is sampled, no budget is spent.
 
     Raises:
         ConfigError: no noise keeps the target, or the controller cannot work at the noise that does.
     """
     sampling, privacy = round_sampling(config), config.privacy
-    try:
-        commitment, multipliers = calibrate(
+
+    def made() -> Calibrated:
+        return calibrate(
             controller,
             sampling,
             config.rounds,
@@ -49,27 +71,76 @@ def commit(config: RunConfig, controller: Controller[Any]) -> tuple[Commitment, 
             delta=privacy.delta,
             mode=privacy.mode,
             noise_shares=config.noise_shares,
+            not_private=not_private_reason(config),
         )
-    except ValueError as error:
-        raise ConfigError(f"privacy.epsilon = {privacy.epsilon:g}: {error}") from error
-    initial = controller.initial(sampling)
-    try:  # its queries must leave the update some budget; the layout is not known yet and does not matter to that
-        state = controller.init(
-            RunInfo(config.rounds, ((1,),), sampling, multipliers, commitment.order), PublicSignals(0, None)
-        )
-        plan = controller.plan(state, 0 if initial else 1)
+
+    with priced(privacy.epsilon):
+        found = _once(config, config.clients, made, folder)
+    # the plan's queries must leave the update some budget; the layout is not known yet and does not matter to that
+    info = RunInfo(config.rounds, ((1,),), sampling, found.multipliers, found.commitment.order)
+
+    def sendable(plan: Plan) -> None:
         _refuse_unsendable(plan)
         if config.noise_shares is not None:
             config.noise_shares.grid_bits([part.noise_multiplier for part in plan.components()])
+
+    refuse_unplannable(controller, info, f"strategy.controller = {config.strategy.controller!r}", sendable)
+    return found
+
+
+def commit_records(
+    config: RunConfig, silo: RecordLevelSettings, population: int, folder: Path | None = None
+) -> Calibrated:
+    """The same for a run over the records of one site, which has so many units."""
+    with priced(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {population} units"):
+        return _once(config, population, lambda: training.commit(silo, population), folder)
+
+
+def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], folder: Path | None) -> Calibrated:
+    """What ``folder`` holds for this run, else what is made now, which it then holds."""
+    if folder is None:
+        return made()
+    found = handed_on.read(folder, config, Calibrated.from_json)
+    if found is None or not _is_of(found, config, population):
+        found = made()
+        handed_on.write(folder, config, found.to_json())
+    return found
+
+
+def _is_of(found: Calibrated, config: RunConfig, population: int) -> bool:
+    """Whether this is for the target of the run; what it costs is for the ledger to find out."""
+    commitment, privacy = found.commitment, config.privacy
+    stated = (commitment.unit, commitment.population, commitment.epsilon, commitment.delta, commitment.mode)
+    return (
+        stated == (config.unit, population, privacy.epsilon, privacy.delta, privacy.mode)
+        and commitment.adjacency == ("add_remove" if config.noise_shares is None else "zero_out")
+        and commitment.noise_shares == config.noise_shares
+        and commitment.not_private == not_private_reason(config)
+        and len(found.multipliers) == config.rounds
+    )
+
+
+def refuse_unplannable(controller: Controller[Any], info: RunInfo, what: str, check: Callable[[Plan], object]) -> None:
+    """Refuse a controller that cannot plan its first release at the noise there is.
+
+    Args:
+        controller: of the run.
+        info: what it is told.
+        what: how the error begins, ending with the name it is configured by.
+        check: of the plan; raises ValueError.
+
+    Raises:
+        ConfigError: what it raised, with its place if it is one of the user's own.
+    """
+    first = 0 if controller.initial(info.sampling) else 1
+    try:
+        check(controller.plan(controller.init(info, PublicSignals(0, None)), first))
     except ValueError as error:
-        raise ConfigError(f"strategy.controller = {config.strategy.controller!r}: {error}") from error
+        raise ConfigError(f"{what}: {error}") from error
     except Exception as error:
-        if ":" not in config.strategy.controller:
+        if ":" not in what.rpartition(" = ")[2]:
             raise
-        raise ConfigError(  # whatever a controller of the user's own raises
-            f"strategy.controller = {config.strategy.controller!r}: {type(error).__name__}: {error}{place(error)}"
-        ) from error
-    return replace(commitment, not_private=not_private_reason(config)), multipliers
+        raise ConfigError(f"{what}: {type(error).__name__}: {error}{place(error)}") from error
 
 
 def _refuse_unsendable(plan: Plan) -> None:

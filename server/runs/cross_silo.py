@@ -48,16 +48,16 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     run.status("preparing data and model")
     config, telemetry, folder = run.config, run.telemetry, run.folder
     ready = assemble_federation(config)
-    public = PublicTraining.on(config, ready.data, ready.described.job)
+    public = PublicTraining.of(ready)
     run.note_start(ready.data)
     if run.resumes:
-        progress = load_progress(folder, ready.described.layout)
+        progress = load_progress(folder, ready.layout)
         note_resumed(folder, Resumed(progress.round, time.time(), 0, tuple(run.changes)))
         run.clock.before = Times(progress.seconds)
     else:
         if config.public.warm_start_epochs:
             run.status("warm start on public records")
-        progress = Progress(GlobalModel(public.warm_start(ready.described.start)))
+        progress = Progress(GlobalModel(public.warm_start(ready.start)))
         save_progress(folder, progress)
     run.status("waiting for nodes")
     nodes, evaluate = _connected(ready, folder, grid, public.used)
@@ -86,7 +86,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
 
 def final_adapter(ready: Federation, model: GlobalModel) -> Final:
     """The adapter of a federation, with what its aggregation adds to the base in it."""
-    final = Final(model.served, ready.described.layout, ready.described.spec)
+    final = Final(model.served, ready.layout, ready.spec)
     if model.residual is None:
         return final
     return Final(*as_one_adapter(final.vector, model.residual, final.layout, final.spec))
@@ -103,7 +103,7 @@ def _outcome(run: Run, ready: Federation, progress: Progress, final: Final, eval
         rounds_done=progress.round,
         seconds=run.clock.taken().run,
         stopped=progress.ended(config.clients),
-        dimension=ready.described.layout.dim,
+        dimension=ready.layout.dim,
         rouge=adapter_rouge(config, ready.data.test, *final, run.telemetry),
         note="" if model.residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base.",
     )
@@ -114,12 +114,12 @@ def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[
     config, data = ready.config, ready.data
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
-        return roster(folder / ROSTER_FILE, grid, config.clients), on_server(ready.described.job, data, splits)
+        return roster(folder / ROSTER_FILE, grid, config.clients), on_server(ready.job, data, splits)
     each = config.simulation.clients_per_node == 1
     count = connected_nodes(grid, config.clients if each else config.engine.workers)
     ids = sorted(grid.get_node_ids())[:count]
     tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}
-    job, timeout = ready.described.job.to_json(), config.engine.round_timeout
+    job, timeout = ready.job.to_json(), config.engine.round_timeout
     evaluate = on_workers(grid, min(count, 64), job, splits, timeout, tokens)
     return tuple(ids[silo % len(ids)] for silo in range(config.clients)), evaluate
 
@@ -142,7 +142,7 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
             steps,
             silo,
             ready.silo,
-            ready.described.job.to_json(),
+            ready.job.to_json(),
             str(folder / STATE),
             None if model.residual is None else model.residual.numpy(),
         )
@@ -171,8 +171,7 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     if not progress.steps and (ended := progress.ended(config.clients)):
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     combine = combine_of(ready.methods.aggregation)
-    described = ready.described
-    place = Place(described.layout, described.spec.scale, config.seed, round, config.strategy.served_average)
+    place = Place(ready.layout, ready.spec.scale, config.seed, round, config.strategy.served_average)
     progress.model = next_model(model, found, combine, place)
     progress.round = round
 

@@ -12,18 +12,20 @@ level, because later noise takes nothing back.
 All private phases share one ledger, committed before any text is read: floor mode, every step with its own noise.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from typing import Any
 
 from client.data.sensitive import check_detector
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import controller_of
+from client.record_level.training import commit, controller_of
 from privacy import checks
 from privacy.commitment import Commitment, FloorStep, check_delta
-from privacy.events import ReleaseEvent
+from privacy.events import Json
 from privacy.ledger.budget import FloorOdometer
 from privacy.ledger.statement import rounded_up
-from strategies.calibration import calibrate
+from server.runs.commitment import priced
+from strategies.calibration import given
 from strategies.plugins import Option
 
 TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
@@ -180,6 +182,28 @@ class PlannedNoise:
         """How many releases the first so many private phases are committed to."""
         return sum(step.count for floor in self.floors[:phases] for step in floor)
 
+    def to_json(self) -> Json:
+        floors = [[step.to_json() for step in floor] for floor in self.floors]
+        return {"floors": floors, "multipliers": [list(one) for one in self.multipliers], "epsilon": self.epsilon}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "PlannedNoise":
+        """The inverse; KeyError, TypeError or ValueError for anything else."""
+        floors = tuple(tuple(map(FloorStep.from_json, floor)) for floor in data["floors"])
+        multipliers = tuple(tuple(map(float, one)) for one in data["multipliers"])
+        return PlannedNoise(floors, multipliers, float(data["epsilon"]))
+
+    def is_of(self, recipe: Phases, population: int) -> bool:
+        """Whether this is for the target of these phases; what it costs is for the ledger to find out."""
+        steps = [len(multipliers) for multipliers in self.multipliers]
+        units = {(step.sampling.unit, step.sampling.population) for step in self.floor}
+        return (
+            steps == [phase.steps for phase in recipe.private]
+            and len(self.floors) == len(steps)
+            and units <= {(recipe.unit, population)}
+            and self.epsilon <= rounded_up(recipe.epsilon, 4)
+        )
+
     def commitment(self, recipe: Phases, population: int, not_private: str | None) -> Commitment:
         """What the ledger starts with; `not_private` says why one without noise leaves no guarantee, if one does."""
         return Commitment(
@@ -203,22 +227,20 @@ def plan_noise(recipe: Phases, population: int) -> PlannedNoise:
     if not recipe.private:
         return PlannedNoise((), (), 0.0)
     check_delta(recipe.delta, population)  # before the promise is printed, not when the ledger is made
-    given = {phase.name: _given(recipe, phase, population) for phase in recipe.private if phase.noise_multiplier}
+    silos = {phase.name: recipe.silo(phase, None) for phase in recipe.private}
+    noise = {}
     for phase in recipe.private:
-        if phase.name not in given:
-            others = [step for floor, _ in given.values() for step in floor]
-            silo = recipe.silo(phase, None)
-            commitment, multipliers = calibrate(
-                controller_of(silo),
-                silo.sampling(population),
-                phase.steps,
-                epsilon=recipe.epsilon,
-                delta=recipe.delta,
-                mode="floor",
-                extra=others,
+        if phase.noise_multiplier:
+            silo = silos[phase.name]
+            noise[phase.name] = given(
+                controller_of(silo), silo.sampling(population), silo.steps, phase.noise_multiplier
             )
-            given[phase.name] = commitment.floor[len(others) :], multipliers
-    floors = tuple(given[phase.name][0] for phase in recipe.private)
+    for name in silos.keys() - noise.keys():  # one at most
+        others = [step for floor, _ in noise.values() for step in floor]
+        with priced(recipe.epsilon, f" in phase {name!r}"):
+            commitment, multipliers = commit(silos[name], population, extra=others)
+        noise[name] = commitment.floor[len(others) :], multipliers
+    floors = tuple(noise[phase.name][0] for phase in recipe.private)
     floor = tuple(step for steps in floors for step in steps)
     cost = rounded_up(FloorOdometer(floor, recipe.delta, "add_remove").total, 4)  # as the ledger will check it
     # rounding up must not make a refusal of what calibration has just found to fit
@@ -227,16 +249,4 @@ def plan_noise(recipe: Phases, population: int) -> PlannedNoise:
             f"the given noise multipliers cost epsilon {cost:g} at delta {recipe.delta:g}, more than "
             f"{recipe.epsilon:g}; raise one of them, or the target"
         )
-    return PlannedNoise(floors, tuple(given[phase.name][1] for phase in recipe.private), cost)
-
-
-def _given(recipe: Phases, phase: DpPhase, population: int) -> tuple[tuple[FloorStep, ...], tuple[float, ...]]:
-    """The steps of a phase whose sigma_0 is given."""
-    silo = recipe.silo(phase, None)
-    controller, sampling = controller_of(silo), silo.sampling(population)
-    multipliers = tuple(phase.noise_multiplier * share for share in controller.profile(phase.steps))
-    floor = [FloorStep("round", sampling, multiplier, len(list(same))) for multiplier, same in groupby(multipliers)]
-    if (initial := controller.initial(sampling)) is not None:
-        event = ReleaseEvent("histogram", 0, initial.sampling, initial.components)
-        floor.insert(0, FloorStep("histogram", initial.sampling, event.effective_noise_multiplier))
-    return tuple(floor), multipliers
+    return PlannedNoise(floors, tuple(noise[phase.name][1] for phase in recipe.private), cost)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -17,15 +18,16 @@ from client.data.prepare import prepare
 from client.data.spec import PreparedData
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
-from client.models.base import load_base
-from client.models.lora import adapter_layout, initial_adapter
 from client.models.tasks import Metrics
+from client.record_level.dp_sgd import refuse_votes
 from client.record_level.training import controller_of, private_training, setting_of
 from client.record_level.units import UnitIndex
-from client.worker import Job, make_engine
+from client.worker import make_engine
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
+from server.config.methods import methods
 from server.evaluation.rouge import adapter_rouge
+from server.run_folder import handed_on
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, PHASES_FILE
@@ -34,15 +36,13 @@ from server.run_folder.resume import Resumed, note_resumed, read_resumed
 from server.run_folder.telemetry import Telemetry
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome, stamp
-from server.runs.assembly import data_spec, lora_spec
+from server.runs.assembly import assembled, data_spec
+from server.runs.commitment import refuse_unplannable
 from server.runs.guarantee import guarantee_of
 from server.runs.lifecycle import Run
 from server.runs.loop import Loop
 from server.runs.phase_config import PhasesConfig
-from server.runs.phase_plan import TEXTS, DpPhase, NonPrivatePhase, Phase, plan_noise
-from server.runs.record_level_assembly import refuse_unplannable
-from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import TrainedSubset
+from server.runs.phase_plan import TEXTS, DpPhase, NonPrivatePhase, Phase, PlannedNoise, plan_noise
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,15 @@ RECORDED_EVERY = 10
 class PhasesRun:
     """Phases, their data in every form that a phase reads, and an engine.
 
+    Args:
+        config: what is trained.
+        folder: of the run; what was calibrated for it is taken from there.
+
     Raises:
         ConfigError, ValueError: whatever cannot work, before anything is trained.
     """
 
-    def __init__(self, config: PhasesConfig) -> None:
+    def __init__(self, config: PhasesConfig, folder: Path | None = None) -> None:
         self.config = config
         recipe, run = config.recipe, config.run
         spec = data_spec(run)
@@ -73,30 +77,30 @@ class PhasesRun:
             raise ConfigError(f"the phases' texts must have equal numbers of records, got {sorted(sizes)}")
         self.index = {key: self._indexed(data) for key, data in self.data.items()}
         self.population = len(self._indexed(self.plain))
-        self.planned = plan_noise(recipe, self.population)
+        self.planned = self._noise(folder)
         self.promise = guarantee_of(recipe, self.planned)
-        model, _ = load_base(run.model.name, run.model.task, self.plain.num_labels)
-        self.spec = lora_spec(run, model, TrainedSubset())
-        self.layout: AdapterLayout = adapter_layout(model, self.spec)
-        self.start = initial_adapter(self.layout, model, run.seed)
+        self.assembly = assembled(run, methods(run), self.plain)
+        self.layout, self.start, self.spec = self.assembly.layout, self.assembly.start, self.assembly.spec
         for phase, multipliers in zip(recipe.private, self.planned.multipliers, strict=True):
             silo = recipe.silo(phase, None)
-            setting = setting_of(silo, self.population, self.layout, multipliers, None)
-            refuse_unplannable(controller_of(silo), setting, f"phase {phase.name!r}, controller = {phase.controller!r}")
-        job = Job(
-            model=run.model.name,
-            task=run.model.task,
-            num_labels=self.plain.num_labels,
-            spec=self.spec,
-            local=run.local,
-            data=str(self.plain.folder),
-            seed=run.seed,
-            sequential=run.engine.sequential,
-            precision=run.engine.precision,
-            token_budget=run.engine.token_budget,
-            prefix_cache_mb=0,
-        )
-        self.engine: Engine = make_engine(job)
+            info = setting_of(silo, self.population, self.layout, multipliers, None)
+            what = f"phase {phase.name!r}, controller = {phase.controller!r}"
+            refuse_unplannable(controller_of(silo), info, what, refuse_votes)
+
+    def _noise(self, folder: Path | None) -> PlannedNoise:
+        """Calibrated now, or as it was handed on in the run's folder."""
+        config, tables = self.config, self.config.phase_tables()
+        found = None if folder is None else handed_on.read(folder, config.run, PlannedNoise.from_json, tables)
+        if found is None or not found.is_of(config.recipe, self.population):
+            found = plan_noise(config.recipe, self.population)
+            if folder is not None:
+                handed_on.write(folder, config.run, found.to_json(), tables)
+        return found
+
+    @cached_property
+    def engine(self) -> Engine:
+        """On a base model of its own."""
+        return make_engine(self.assembly.job.but(prefix_cache_mb=0))
 
     def train(
         self, folder: Path, done: Sequence[PhaseResult] = (), telemetry: Telemetry | None = None
@@ -246,7 +250,7 @@ class PhasesRun:
 def run_phases(run: Run, config: PhasesConfig) -> None:
     """One run in phases, from configuration to artefacts."""
     run.status("preparing data, model and noise")
-    ready = PhasesRun(config)
+    ready = PhasesRun(config, run.folder)
     log.info("%s", ready.promise.sentence)
     run.note_start(ready.plain, phases=config.phase_tables())
     (run.folder / PHASES_FILE).write_text(config.to_toml(), encoding="utf-8")

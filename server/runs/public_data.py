@@ -14,16 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from client.data.records import Records
-from client.data.spec import PreparedData
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.public_subspace import PublicSpan, in_public_span
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
-from client.worker import Job, local_seed, make_engine
+from client.worker import local_seed, make_engine
 from server.config.load import ConfigError
-from server.config.schema import RunConfig
 from server.config.tables import Public
 from server.runs.assembly import Assembly
 
@@ -46,17 +44,12 @@ class PublicTraining:
 
     @staticmethod
     def of(assembly: Assembly) -> "PublicTraining":
-        """From an assembled run."""
-        return PublicTraining.on(assembly.config, assembly.data, assembly.job)
-
-    @staticmethod
-    def on(run: RunConfig, data: PreparedData, job: Job) -> "PublicTraining":
-        """From the settings of a run."""
-        config, public = run.public, data.validation
+        """Of an assembled run."""
+        config, public = assembly.config.public, assembly.data.validation
         wanted = config.warm_start_epochs > 0
         used = round(config.training_fraction * len(public)) if wanted else 0
-        engine = make_engine(job) if wanted else None
-        return PublicTraining(config, public.select(np.arange(used)), engine, run.seed)
+        engine = make_engine(assembly.job) if wanted else None
+        return PublicTraining(config, public.select(np.arange(used)), engine, assembly.config.seed)
 
     @property
     def used(self) -> int:

@@ -17,8 +17,8 @@ from server.runs.record_level_assembly import assemble_record_level
 def run_record_level(run: Run) -> None:
     """One run from configuration to artefacts; ``run.config`` is one with ``config.alone``."""
     run.status("preparing data, model and noise")
-    config, ready = run.config, assemble_record_level(run.config)
-    assembly, data = ready.assembly, ready.assembly.data
+    config, assembly = run.config, assemble_record_level(run.config, run.folder)
+    data = assembly.data
     public = PublicTraining.of(assembly)
     engine = record_level_engine(assembly.job, config.silo.gradients)
     inside = spanned(assembly, engine)
@@ -33,9 +33,9 @@ def run_record_level(run: Run) -> None:
 
     with run.paying(assembly.commitment) as ledger:
         training = private_training(
-            ready.silo,
+            assembly.silo,
             engine,
-            ready.index,
+            assembly.index,
             ledger,
             assembly.setting.noise_multipliers,
             make_sampler(config, run.folder),

@@ -1,40 +1,35 @@
-"""From a configuration to everything one site needs, checked, before any budget is spent."""
+"""What runs over records add to an assembly: the settings of the site that trains, its units and its own commitment."""
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from pathlib import Path
 
 from client.data.prepare import prepare
-from client.data.spec import PreparedData
-from client.models.base import load_base
-from client.models.files import fingerprint
-from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.record_level.dp_sgd import refuse_votes
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit, setting_of
+from client.record_level.training import setting_of
 from client.record_level.units import UnitIndex
-from client.worker import Job
-from privacy.commitment import Commitment
 from server.config.load import ConfigError
 from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
-from server.runs.assembly import Assembly, data_spec, lora_spec, reading
-from server.runs.commitment import not_private_reason
-from strategies.adapter.layout import AdapterLayout
+from server.runs.assembly import Assembly, CommittedAssembly, assembled, data_spec
+from server.runs.commitment import commit_records, not_private_reason, refuse_unplannable
 from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import RoLora
 from strategies.aggregations.fedsvd import FedSvd
 from strategies.aggregations.individual import FedEx, FedGsa, Flora
 from strategies.aggregations.ranks import ZeroPad
-from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 
 @dataclass(frozen=True)
-class RecordLevelAssembly:
-    """One site ready to start: a run's assembly, whose commitment is the site's, and the site's units."""
+class RecordLevelAssembly(CommittedAssembly):
+    """One site ready to start.
 
-    assembly: Assembly
+    Attributes:
+        commitment, setting: the site's own.
+        silo: what decides its private training.
+        index: its units.
+    """
+
     silo: RecordLevelSettings
     index: UnitIndex
 
@@ -60,8 +55,12 @@ def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
         raise ConfigError(f"silo: {error}") from error
 
 
-def assemble_record_level(config: RunConfig) -> RecordLevelAssembly:
+def assemble_record_level(config: RunConfig, folder: Path | None = None) -> RecordLevelAssembly:
     """Prepare data and model, calibrate the noise for the site's units. Nothing is sampled, no budget is spent.
+
+    Args:
+        config: of one site.
+        folder: of the run; what was calibrated for it is taken from there.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
@@ -76,31 +75,24 @@ def assemble_record_level(config: RunConfig) -> RecordLevelAssembly:
     index = UnitIndex.of(
         data.train, grouped=config.privacy.unit == "group", most=silo.records_per_unit, seed=config.seed
     )
-    commitment, multipliers = _committed(config, silo, len(index))
-    described = _described(config, parts, data)
-    setting = setting_of(silo, len(index), described.layout, multipliers, commitment.order)
-    assembly = Assembly(
-        config=config, data=data, methods=parts, commitment=commitment, setting=setting, **vars(described)
-    )
-    refuse_unplannable(parts.controller, setting, f"strategy.controller = {config.strategy.controller!r}")
-    return RecordLevelAssembly(assembly, silo, index)
+    noise = commit_records(config, silo, len(index), folder)
+    run = assembled(config, parts, data)
+    info = setting_of(silo, len(index), run.layout, noise.multipliers, noise.commitment.order)
+    what = f"strategy.controller = {config.strategy.controller!r}"
+    refuse_unplannable(parts.controller, info, what, refuse_votes)
+    return RecordLevelAssembly(**vars(run), commitment=noise.commitment, setting=info, silo=silo, index=index)
 
 
 @dataclass(frozen=True)
-class Federation:
+class Federation(Assembly):
     """Sites of a cross-silo run, ready to start.
 
     Attributes:
-        config, data, methods: of the run; the methods' aggregation is the server's.
-        silo: what every site commits to.
-        described: the adapter and the job.
+        methods: the server's is the aggregation.
+        silo: what every site commits to, and calibrates for its own units.
     """
 
-    config: RunConfig
-    data: PreparedData
-    methods: Methods
     silo: RecordLevelSettings
-    described: "Described"
 
 
 def assemble_federation(config: RunConfig) -> Federation:
@@ -122,8 +114,7 @@ def assemble_federation(config: RunConfig) -> Federation:
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
     )
-    data = prepare(data_spec(config))
-    return Federation(config, data, parts, silo, _described(config, parts, data))
+    return Federation(**vars(assembled(config, parts, prepare(data_spec(config)))), silo=silo)
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
@@ -149,54 +140,3 @@ def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
             f"{config.strategy.aggregation!r}, which writes the factors anew: their values of different rounds do not "
             "mix"
         )
-
-
-@dataclass(frozen=True)
-class Described:
-    """The adapter of a run, where it starts, and what nodes must know."""
-
-    spec: LoraSpec
-    layout: AdapterLayout
-    start: Tensor
-    job: Job
-
-
-def _described(config: RunConfig, parts: Methods, data: PreparedData) -> Described:
-    model, _ = load_base(config.model.name, config.model.task, data.num_labels)
-    spec = lora_spec(config, model, parts.aggregation.part(Adapters(config.model.rank, config.clients, config.seed), 1))
-    layout = adapter_layout(model, spec)
-    job = Job(
-        model=config.model.name,
-        task=config.model.task,
-        num_labels=data.num_labels,
-        spec=spec,
-        local=config.local,
-        data=str(data.folder),
-        seed=config.seed,
-        sequential=config.engine.sequential,
-        precision=config.engine.precision,
-        token_budget=config.engine.token_budget,
-        prefix_cache_mb=config.engine.prefix_cache_mb,
-        reading=reading(config, data.label_names),
-        fingerprint=fingerprint(config.model.name) if config.deployed else "",
-    )
-    return Described(spec, layout, initial_adapter(layout, model, config.seed), job)
-
-
-def _committed(config: RunConfig, silo: RecordLevelSettings, population: int) -> tuple[Commitment, tuple[float, ...]]:
-    try:
-        return commit(silo, population)
-    except ValueError as error:
-        raise ConfigError(
-            f"privacy.epsilon = {config.privacy.epsilon:g} over {silo.steps} steps of {silo.batch_size} of "
-            f"{population} units: {error}"
-        ) from error
-
-
-def refuse_unplannable(controller: Controller[Any], setting: RunInfo, what: str) -> None:
-    """ConfigError that begins with ``what`` unless the controller can plan its first release at the noise there is."""
-    try:
-        first = 1 if controller.initial(setting.sampling) is None else 0
-        refuse_votes(controller.plan(controller.init(setting, PublicSignals(0, None)), first))
-    except ValueError as error:
-        raise ConfigError(f"{what}: {error}") from error

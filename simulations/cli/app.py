@@ -75,11 +75,12 @@ def run(
         from simulations.cli.preflight import check_run
 
         asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-        said = check_run(asked)
+        checked = check_run(asked)
         folder = new_run_folder(asked.run)
         asked.write(folder)
-    if said and not quiet:
-        typer.echo(said)
+        checked.hand_on(folder)
+    if checked.sentence and not quiet:
+        typer.echo(checked.sentence)
     with interruptible():
         _run(asked, folder, here, quiet)
 

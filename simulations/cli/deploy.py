@@ -125,6 +125,7 @@ def deploy_command(
     with refusals(CannotResume):
         if resume is None:
             from simulations.cli.preflight import check
+            from simulations.presets.asked import Asked
             from simulations.presets.load import configure
 
             if not preset:
@@ -132,9 +133,10 @@ def deploy_command(
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
-            check(config)
+            checked = check(Asked(config))
             folder = new_run_folder(config)
             (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+            checked.hand_on(folder)
         else:
             from server.run_folder.resume import check_resumable
 

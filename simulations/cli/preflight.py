@@ -1,21 +1,48 @@
 """What can be known to fail is refused before anything starts: methods, budget, model, data.
 
 Each check is the function that the run itself will call, so a run that passes here does not fail there for a setting.
+The base model is loaded once. The noise that is calibrated here is handed on to the run, see
+:mod:`server.run_folder.handed_on`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from simulations.presets.asked import Asked
 
+if TYPE_CHECKING:
+    from strategies.calibration import Calibrated
 
-def check_run(asked: Asked) -> str:
+
+@dataclass(frozen=True)
+class Checked:
+    """A run that may start.
+
+    Attributes:
+        asked: what was checked.
+        noise: as it was calibrated, in JSON; None where every site calibrates for itself.
+        sentence: what should be known before it starts; empty where the progress says all of it.
+    """
+
+    asked: Asked
+    noise: Any = None
+    sentence: str = ""
+
+    def hand_on(self, folder: Path) -> None:
+        """The noise to the process that runs in ``folder``."""
+        from server.run_folder import handed_on
+
+        if self.noise is not None:
+            handed_on.write(folder, self.asked.run, self.noise, self.asked.phase_tables)
+
+
+def check_run(asked: Asked) -> Checked:
     """Check whatever was asked for, as far as that goes without training or sampling.
-
-    Returns:
-        What should be known before it starts; empty where the progress says all of it.
 
     Raises:
         ConfigError, ValueError: naming every setting that cannot work.
@@ -24,23 +51,22 @@ def check_run(asked: Asked) -> str:
     if asked.phases is not None:
         from server.runs.phases import PhasesRun
 
-        return PhasesRun(asked.phases).promise.sentence
+        run = PhasesRun(asked.phases)
+        return Checked(asked, run.planned.to_json(), run.promise.sentence)
     if config.alone:
-        check_silo(config)
-    elif config.deployed:
+        return Checked(asked, check_silo(config).to_json())
+    if config.deployed:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
-    else:
-        check(config)
-    return ""
+    return check(asked)
 
 
-def check(config: RunConfig) -> None:
-    """Check all that can be checked without training or sampling; prepares the data set, which the run then opens.
+def check(asked: Asked) -> Checked:
+    """Check a run over clients or sites; prepares the data set, which the run then opens.
 
     Raises:
         ConfigError: one line for every setting that cannot work.
     """
-    problems: list[str] = []
+    config, problems, noise, labels = asked.run, list[str](), None, 2
 
     @contextmanager
     def collected() -> Iterator[None]:
@@ -54,17 +80,18 @@ def check(config: RunConfig) -> None:
             check_silos(config)
     else:
         with collected():
-            check_noise(config)
+            noise = check_noise(config).to_json()
         with collected():
-            check_data(config)
+            labels = check_data(config)
         with collected():
-            check_adapter(config)
+            check_adapter(config, labels)
     if problems:  # two checks may stumble over the same setting
         raise ConfigError("\n".join(dict.fromkeys(problems)))
+    return Checked(asked, noise)
 
 
-def check_noise(config: RunConfig) -> tuple[float, ...]:
-    """Check the methods and the budget; the effective noise multiplier of every round, as calibrated.
+def check_noise(config: RunConfig) -> "Calibrated":
+    """Check the methods and the budget, and calibrate.
 
     Raises:
         ConfigError: a method that is not there, or a budget that cannot be kept.
@@ -73,22 +100,28 @@ def check_noise(config: RunConfig) -> tuple[float, ...]:
     from server.config.methods import methods
     from server.runs.commitment import commit
 
-    return commit(config, methods(config).controller)[1]
+    return commit(config, methods(config).controller)
 
 
-def check_data(config: RunConfig) -> None:
-    """Check model and data, and prepare the data set.
+def check_data(config: RunConfig) -> int:
+    """Check model and data, and prepare the data set, which has so many labels.
 
     Raises:
         ValueError: naming the setting.
     """
     from client.data.prepare import prepare
-    from client.models.files import locate
     from server.runs.assembly import data_spec
+
+    check_model(config)
+    return prepare(data_spec(config)).num_labels
+
+
+def check_model(config: RunConfig) -> None:
+    """Look for the base model's files; ValueError if there are none."""
+    from client.models.files import locate
 
     if not config.model.name.startswith("random:"):  # weights that are made, not found
         locate(config.model.name)
-    prepare(data_spec(config))
 
 
 def check_sources(config: RunConfig) -> None:
@@ -111,36 +144,16 @@ def check_sources(config: RunConfig) -> None:
             check_hub_id(source, option)
 
 
-def check_adapter(config: RunConfig) -> None:
+def check_adapter(config: RunConfig, labels: int = 2) -> None:
     """Check that the base model has what the adapter names, and that the aggregation fits the adapter in every round.
 
     Raises:
         ConfigError, ValueError: naming the setting.
     """
-    from client.models.base import load_base
-    from client.models.lora import adapter_layout
     from server.config.methods import methods
-    from server.runs.assembly import lora_spec
-    from strategies.aggregations.aggregation import Adapters
-    from strategies.plugins import explained
+    from server.runs.assembly import adapter_of
 
-    chosen, aggregation = config.strategy.aggregation, methods(config).aggregation
-    adapters = Adapters(config.model.rank, config.clients, config.seed)
-    try:
-        parts = [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
-    except ValueError as error:
-        options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
-        raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
-    model, _ = load_base(config.model.name, config.model.task, 2)  # how many labels there are changes a size, no name
-    try:
-        layout = adapter_layout(model, lora_spec(config, model, parts[0]))
-    except ValueError as error:
-        if isinstance(error, ConfigError) or str(error).startswith("model."):  # it names its key
-            raise
-        layers = f", model.layers = {config.model.layers}" if config.model.layers else ""
-        raise ConfigError(f"model.targets = {config.model.targets!r}{layers}: {error}") from error
-    for part in set(parts):
-        part.layout(layout)
+    adapter_of(config, methods(config), labels)  # how many labels there are changes a size, no name
 
 
 def check_silos(config: RunConfig) -> None:
@@ -151,23 +164,19 @@ def check_silos(config: RunConfig) -> None:
     """
     from server.runs.record_level_assembly import assemble_federation
 
-    check_adapter(config)
+    check_model(config)
     assemble_federation(config)
 
 
-def check_silo(config: RunConfig) -> tuple[float, ...]:
+def check_silo(config: RunConfig) -> "Calibrated":
     """Check all of a run at one site that can be checked without sampling: data, model, methods, budget.
-
-    Returns:
-        The effective noise multiplier of every step.
 
     Raises:
         ConfigError, ValueError: naming the setting.
     """
-    from client.models.files import locate
     from server.runs.record_level_assembly import assemble_record_level
+    from strategies.calibration import Calibrated
 
-    if not config.model.name.startswith("random:"):
-        locate(config.model.name)
-    check_adapter(config)
-    return assemble_record_level(config).assembly.setting.noise_multipliers
+    check_model(config)
+    ready = assemble_record_level(config)
+    return Calibrated(ready.commitment, ready.setting.noise_multipliers)

@@ -92,7 +92,7 @@ def _check(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
             elif federated:  # every site calibrates for its own records
                 check_silos(config)
             elif noise not in calibrated:
-                calibrated[noise] = check_silo(config) if cell.kind == "silo" else check_noise(config)
+                calibrated[noise] = (check_silo if cell.kind == "silo" else check_noise)(config).multipliers
             multipliers[cell.key] = () if federated or cell.kind == "public-only" else calibrated[noise]
             if cell.kind != "silo" and not federated:
                 check_data(config)

@@ -121,7 +121,7 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkey
     )
     run_inprocess(parse(table), folder)
     start, first, second = (model.adapter for model in kept)
-    described = assemble_federation(parse(table)).described
+    described = assemble_federation(parse(table))
     assert not torch.equal(start, described.start)
     assert torch.equal(kept[1].served, first)
     torch.testing.assert_close(kept[2].served, (0.5 * first + second) / 1.5)

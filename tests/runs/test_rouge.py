@@ -200,14 +200,14 @@ def test_a_federation_of_clients_ends_with_them(place, tmp_path):
 @pytest.mark.slow
 def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, silo):
     ready = assemble_federation(config(place, clients=2))
-    layout, spec = ready.described.layout, ready.described.spec
+    layout, spec = ready.layout, ready.spec
     trained = load_peft(silo / "adapter", layout)
     residual = torch.zeros(residual_size(layout))
     for pair in pairs(layout):  # all that was learnt is in the base, and the adapter is the first
         pair.of(residual)[:] = spec.scale * pair.b.of(trained) @ pair.a.of(trained)
-    final = final_adapter(ready, GlobalModel(ready.described.start, residual))
+    final = final_adapter(ready, GlobalModel(ready.start, residual))
     moved = adapter_rouge(ready.config, ready.data.test, *final)
-    plain = adapter_rouge(ready.config, ready.data.test, ready.described.start, layout, spec)
+    plain = adapter_rouge(ready.config, ready.data.test, ready.start, layout, spec)
     assert moved["test_rougeL"] == pytest.approx(results_of(silo)["test_rougeL"], abs=1e-6) != plain["test_rougeL"]
 
 
