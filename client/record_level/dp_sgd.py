@@ -1,4 +1,4 @@
-r"""DP-SGD in one silo: a Poisson batch of units, a gradient each, one charged release, one optimizer step.
+r"""DP-SGD at one site: a Poisson batch of units, a gradient each, one charged release, one optimizer step.
 
     B_t: every unit of n joins with probability q          g_i = gradient of unit i's loss at the adapter x_t
     u_t = decode( sum_{i in B_t} encode(-g_i) + z N(0, I) ) / (q n)         x_{t+1} = optimizer(x_t, u_t)

@@ -1,4 +1,4 @@
-"""What decides the private training of one silo: plain settings that travel as JSON, and the schedule of its steps.
+"""What decides the private training of one site: plain settings that travel as JSON, and the schedule of its steps.
 
 Nothing here needs torch, so that a command which only reads settings starts at once.
 """

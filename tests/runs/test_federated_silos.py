@@ -116,7 +116,7 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkey
     folder, kept = tmp_path / "run", []
     folder.mkdir()
     monkeypatch.setattr(
-        "server.run_folder.progress.save_progress",
+        "server.runs.cross_silo.save_progress",
         lambda folder, progress: (kept.append(progress.model), save(folder, progress)),
     )
     run_inprocess(parse(table), folder)
