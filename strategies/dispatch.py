@@ -41,18 +41,28 @@ class RoundFailed(RuntimeError):
     """A round that cannot be finished: too few nodes, or too few sound replies. Its charge stands."""
 
 
-def connected(grid: Grid, nodes: int, patience: float) -> list[int]:
-    """The first ``nodes`` node ids, sorted. The ServerApp may start before they are registered.
+def connected(grid: Grid, nodes: int, patience: float, *, settle: float = 0.0) -> list[int]:
+    """All node ids, sorted, as soon as there are ``nodes`` or more. The ServerApp may start before they are registered.
+
+    Args:
+        grid: connection to the nodes.
+        nodes: how many to wait for.
+        patience: seconds to wait.
+        settle: seconds for which their number must have stayed the same.
 
     Raises:
-        RoundFailed: fewer are there after ``patience`` seconds.
+        RoundFailed: there are fewer after ``patience`` seconds, or their number does not settle.
     """
-    deadline = time.monotonic() + patience
-    while len(ids := sorted(grid.get_node_ids())) < nodes:
+    deadline, since, seen = time.monotonic() + patience, time.monotonic(), -1
+    while True:
+        ids = sorted(grid.get_node_ids())
+        if len(ids) != seen:
+            seen, since = len(ids), time.monotonic()
+        if seen >= nodes and time.monotonic() - since >= settle:
+            return ids
         if time.monotonic() > deadline:
-            raise RoundFailed(f"{len(ids)} of {nodes} nodes connected within {patience:g} s")
+            raise RoundFailed(f"{seen} of {nodes} nodes connected within {patience:g} s")
         time.sleep(0.1)
-    return ids[:nodes]
 
 
 def asked(grid: Grid, nodes: int | tuple[int, ...], patience: float) -> tuple[list[int], frozenset[int]]:
@@ -61,7 +71,7 @@ def asked(grid: Grid, nodes: int | tuple[int, ...], patience: float) -> tuple[li
     Workers of a simulation are interchangeable and waited for. A deployed client is its node; nobody waits for it.
     """
     if isinstance(nodes, int):
-        return connected(grid, nodes, patience), frozenset()
+        return connected(grid, nodes, patience)[:nodes], frozenset()
     return list(nodes), frozenset(nodes) - frozenset(grid.get_node_ids())
 
 

@@ -1,11 +1,10 @@
 """Forward passes of pooled rows through the stacked model: padding, token budget, prefix cache, offsets, metrics.
 
-Whether continuing from kept hidden states gives what the whole model gives: tried before it is relied on.
-
-What `client.engine.prefix` supposes of a model (its layers are called one after the other, each once; nothing that is
-trained comes before them; no layer looks at padding) holds for most architectures, and no name tells for which. So two
-short texts of different lengths are run through the model once with one adapter, which fills a cache, and once with
-another, from that cache; the outcome must be that of the whole model with the other adapter.
+The prefix cache is tried before it is relied on. What `client.engine.prefix` supposes of a model (its layers are called
+one after the other, each once; nothing that is trained comes before them; no layer looks at padding) holds for most
+architectures, and no name tells for which. So two short texts of different lengths are run through the model once with
+one adapter, which fills a cache, and once with another, from that cache; the outcome must be that of the whole model
+with the other adapter.
 """
 
 import logging

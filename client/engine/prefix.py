@@ -1,11 +1,10 @@
 """The frozen layers below the first adapted one, computed once per record.
 
 If only the upper layers carry adapters, everything below is a fixed function of a record's tokens: the same for every
-client, step, epoch and round. The hidden state that enters the first adapted layer is kept and found again by the
-record's tokens themselves; what no longer fits into the cache is computed anew each time. Where heads alone are
-trained, what is kept is the state that leaves the last layer. `client.engine.forward` tries every prefix first.
-
-Where the hidden states of `client.engine.prefix` are kept: in memory up to a budget, then in a memory-mapped file.
+client, step, epoch and round. The hidden state that enters the first adapted layer is kept, in memory up to a budget
+and then in a memory-mapped file, and found again by the record's tokens themselves; what no longer fits into the cache
+is computed anew each time. Where heads alone are trained, what is kept is the state that leaves the last layer.
+`client.engine.forward` tries every prefix first.
 """
 
 import logging

@@ -1,14 +1,14 @@
-"""Plain PEFT, one client after the other: the oracle of the cohort engine, and the way for adapters it cannot stack.
+"""Plain PEFT: the oracle of the cohort engine, and the way for adapters that it cannot stack.
 
-Same interface and same numbers as `client.engine.cohort.CohortEngine`. The adapter of each client is copied in place
-into one resident PEFT model; nothing is rebuilt.
+`SequentialEngine` trains one client after the other: same interface and same numbers as
+`client.engine.cohort.CohortEngine`. The adapter of each client is copied in place into one resident PEFT model; nothing
+is rebuilt.
 
-Per-record gradients of any architecture by Opacus' hooks, on plain PEFT.
-
-``opacus.GradSampleModule`` (Yousefpour et al. 2021, arXiv 2109.12298v4) keeps the input of every trained layer and
-makes the gradient of each record from it and the gradient of the layer's output, in one backward pass over a whole
-micro-batch. It knows every adapter that is made of linear layers, stacked by our engine or not, and is the slower and
-larger of the two ways: `docs/record-level.md` has the numbers. What it computes is the same, tested against it.
+`OpacusEngine` takes the gradients of single records from that model by hooks. ``opacus.GradSampleModule`` (Yousefpour
+et al. 2021, arXiv 2109.12298v4) keeps the input of every trained layer and makes the gradient of each record from it
+and the gradient of the layer's output, in one backward pass over a whole micro-batch. It knows every adapter that is
+made of linear layers, stacked by our engine or not, and is the slower and larger of the two ways:
+`docs/record-level.md` has the numbers. What it computes is the same, tested against it.
 """
 
 import warnings

@@ -3,11 +3,9 @@
 The buffer has one row per slot. Inside the engine B lies transposed (`[rank, out]`, see `client.engine.stacked`), so
 the columns of a row are a permutation of the public vector; `inward` and `outward` are the two conversions.
 
-Keep the memory of freed tensors.
-
 Every micro-batch allocates and frees the same few hundred buffers of several MB. By default glibc returns such buffers
 to the system at once, and the next one is paid for with a page fault and a zeroed page per 4 kB: 5-15 % of a training
-step, more in virtual machines.
+step, more in virtual machines. So the memory of freed tensors is kept.
 """
 
 import ctypes

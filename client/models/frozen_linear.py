@@ -18,7 +18,7 @@ threads, and a GPU, choose kernels by the number of rows: float32 then moves a c
 bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware, and `"fp32"`
 elsewhere; bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (`batch_invariance_note`).
 
-The linear layer of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764) as transformers loads it to be trained on.
+A frozen layer may also be that of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764), as transformers loads it:
 
     y = quantise(x) ternary(W)^T      quantise: 8 bits, one scale per token;  ternary: -1, 0, 1 times mean |W|
 

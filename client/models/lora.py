@@ -1,14 +1,11 @@
-"""Low-rank adapters as data: which modules carry them, and the vector training starts from.
+"""Low-rank adapters: which modules carry them, the vector training starts from, PEFT files in and out, merging.
 
 LoRA (Hu et al. 2021, arXiv 2106.09685): `y = x W^T + b + (alpha / rank) (x A^T) B^T` with W frozen, A `[rank, in]` and
 B `[out, rank]`.
 
-A plain transformers model with an adapter added into its weights: for generation and for attacks.
-
-`W + (alpha / rank) B A` in the place of `W` computes what the adapter beside `W` computes, up to rounding, and then
-everything transformers can do with a model (generation with its cache, scoring) works on it.
-
-Adapters as PEFT files: what is trained here loads with `PeftModel.from_pretrained`, and PEFT's files load here.
+What is trained here loads with `PeftModel.from_pretrained`, and PEFT's files load here. Merged, `W + (alpha / rank) B
+A` stands in the place of `W` and computes what the adapter beside `W` computes, up to rounding: a plain transformers
+model, with which everything works that transformers can do (generation with its cache, scoring).
 """
 
 import copy

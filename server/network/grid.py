@@ -1,12 +1,11 @@
-"""Messages out, replies in: each reply is handed on as it comes, and one that cannot even be read costs only itself.
+"""The nodes of a run: who they are, messages to them, and their replies, each handed on as it comes.
 
 Flower's ``Grid.send_and_receive`` keeps all replies until the last is there, and a reply whose bytes are no message
 makes it raise: one hostile node would end the run. Here a reply can be summed and let go before the next is taken, and
 what Flower cannot read counts as not sent. An unreachable SuperLink is still an error.
 
-Which node is which client of a deployed run: settled at its start, the same until its end.
-
-The population of the privacy statement is the number of nodes in the federation. It is public, so it stands in the
+Which node is which client of a deployed run is settled at its start and stays so until its end (:func:`roster`). The
+population of the privacy statement is the number of nodes in the federation. It is public, so it stands in the
 configuration (``clients``), and the run starts when exactly so many are connected: more would leave open who takes
 part. A node that goes away stays a client; in a round that samples it, it contributes zero. A node that joins later
 takes part in the next run. Flower knows a node by its key, so it has the same number after a restart of either side.
@@ -25,7 +24,7 @@ from flwr.serverapp import Grid
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from strategies.dispatch import RoundFailed
+from strategies.dispatch import connected
 
 log = logging.getLogger(__name__)
 
@@ -87,21 +86,12 @@ def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0, set
     """
     if file.exists():
         return _kept(file, clients)
-    deadline, since, seen = time.monotonic() + patience, time.monotonic(), -1
-    while True:
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) != seen:
-            seen, since = len(nodes), time.monotonic()
-        if len(nodes) == clients and time.monotonic() - since >= settle:
-            break
-        if len(nodes) > clients and time.monotonic() - since >= settle:
-            raise ConfigError(
-                f"clients = {clients}, but {len(nodes)} nodes are connected; set clients = {len(nodes)}, the size of "
-                "the federation, or stop the nodes that are not part of it"
-            )
-        if time.monotonic() > deadline:
-            raise RoundFailed(f"{len(nodes)} of {clients} nodes connected within {patience:g} s")
-        time.sleep(min(0.5, settle or 0.1))
+    nodes = connected(grid, clients, patience, settle=settle)
+    if len(nodes) > clients:
+        raise ConfigError(
+            f"clients = {clients}, but {len(nodes)} nodes are connected; set clients = {len(nodes)}, the size of "
+            "the federation, or stop the nodes that are not part of it"
+        )
     durable.write(file, json.dumps({"nodes": nodes}) + "\n")
     return tuple(nodes)
 

@@ -1,4 +1,4 @@
-"""What a caller may want to catch of the server, where importing the package itself would be too much."""
+"""Why a run cannot be resumed, apart from what finds it out, so that whoever catches it need not import that."""
 
 
 class CannotResume(RuntimeError):

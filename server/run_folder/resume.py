@@ -9,7 +9,7 @@ is not left to the user:
 - the code is that of the start, unless the caller says that a change is meant. The ledger's rules hold either way;
 - nobody else holds the ledger, and the run has not ended.
 
-The times a run was resumed: a line each in ``resumed.jsonl``, for the report.
+Each time a run is resumed adds a line to ``resumed.jsonl``, for the report.
 """
 
 import json

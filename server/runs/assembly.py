@@ -5,7 +5,6 @@ adapter on its base model. Then what a server over clients adds: its commitment,
 cohorts, and with secure sums the federation's list, in a simulation the identities of everyone on it.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.calibration import run_info
 from strategies.controllers.controller import RunInfo
-from strategies.dispatch import RoundFailed
+from strategies.dispatch import connected
 from strategies.dp_fedavg import DpFedAvg
 from strategies.plugins import explained
 from strategies.secure_aggregation import SecureAggregation
@@ -235,15 +234,8 @@ def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
 
 def connected_nodes(grid: Grid, expected: int, patience: float = 600.0) -> int:
     """Wait for ``expected`` nodes, or, if that is 0, until their number stays the same for two seconds."""
-    deadline, seen, since = time.monotonic() + patience, 0, time.monotonic()
-    while time.monotonic() < deadline:
-        now = len(list(grid.get_node_ids()))
-        if now != seen:
-            seen, since = now, time.monotonic()
-        if (expected and seen >= expected) or (not expected and seen and time.monotonic() - since > 2.0):
-            return expected or seen
-        time.sleep(0.1)
-    raise RoundFailed(f"{seen} of {expected or 'at least 1'} nodes connected within {patience:g} s")
+    nodes = connected(grid, expected or 1, patience, settle=0.0 if expected else 2.0)
+    return expected or len(nodes)
 
 
 IDENTITIES = "secagg"

@@ -1,14 +1,15 @@
-"""``lacquer keys``: everything secret that a federation needs, in one command.
+"""``lacquer keys``, ``lacquer identity``, ``lacquer federation``: what a federation needs before its first run.
+
+``keys`` makes everything secret in one command:
 
 authority/   ca.key ca.crt             signs certificates; needed by nobody while the federation runs
 superlink/   ca.crt server.crt server.key clients/NAME.pub
 gateway/     ca.crt server.crt server.key
 NAME/        ca.crt key key.pub        one folder for every client; goes to that client
 
-``lacquer identity`` and ``lacquer federation``: what clients need before they open sums together (docs/trust.md).
-
-Every client makes its own identity where it will be used and tells the others its public half. Somebody makes the list,
-everybody gets the same file, and compares it by its digest over a way that the server does not control.
+The other two are for clients that open sums together (docs/trust.md). Every client makes its own identity where it will
+be used and tells the others its public half. Somebody makes the list, everybody gets the same file, and compares it by
+its digest over a way that the server does not control.
 """
 
 import os

@@ -11,7 +11,8 @@ from rich.live import Live
 from server.config.load import ConfigError
 from server.run_folder.names import RESULTS_FILE
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
-from simulations.sweep.cells import Cell, chosen, find_sweep, read_cells, sweep_files
+from simulations.presets.load import named_file
+from simulations.sweep.cells import Cell, chosen, read_cells, sweep_files
 
 if TYPE_CHECKING:
     from simulations.sweep.display import Progress
@@ -40,7 +41,7 @@ def sweep_command(
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals():
-        name, every = read_cells(find_sweep(preset), data.expanduser().resolve())
+        name, every = read_cells(named_file(preset, sweep_files(), "sweep"), data.expanduser().resolve())
         cells = chosen(every, only or [])
         folder = (output / name).resolve()
         store = Store(name, folder, results or folder / RESULTS_FILE, every)

@@ -28,22 +28,26 @@ def describe(file: Path, lines: int | None = None) -> str:
 
 
 def find(name: str) -> Path:
-    """The file of a preset or of a path.
+    """The file of a preset or of a path; errors as of :func:`named_file`."""
+    return named_file(name, preset_files(), "preset")
+
+
+def named_file(name: str, known: Mapping[str, Path], kind: str) -> Path:
+    """The file that ``known`` has under a name, or that lies at a path.
 
     Raises:
-        ConfigError: neither, with the presets there are.
+        ConfigError: neither, with the names there are.
     """
-    presets = preset_files()
-    if name in presets:
-        return presets[name]
+    if name in known:
+        return known[name]
     path = Path(name).expanduser()
     if path.is_file():
         return path
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(f"configuration file {name} does not exist")
-    near = difflib.get_close_matches(name, presets, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(presets)}"
-    raise ConfigError(f"no preset is called {name!r}; {hint} (a file's name ends in .toml)")
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    raise ConfigError(f"no {kind} is called {name!r}; {hint} (a file's name ends in .toml)")
 
 
 def configure(name: str, settings: Sequence[str], overrides: Mapping[str, Any], folder: Path) -> RunConfig:

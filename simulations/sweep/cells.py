@@ -91,23 +91,6 @@ def sweep_files() -> dict[str, Path]:
     return {file.stem: file for file in sorted(SWEEPS.glob("*.toml"))}
 
 
-def find_sweep(name: str) -> Path:
-    """The file of a sweep that comes with Lacquer, or of a path.
-
-    Raises:
-        ConfigError: neither, with the sweeps there are.
-    """
-    known = sweep_files()
-    if name in known:
-        return known[name]
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-    raise ConfigError(f"no sweep is called {name!r} and there is no such file; {hint}")
-
-
 def read_cells(path: Path, data: Path) -> tuple[str, list[Cell]]:
     """Name and cells of a sweep; relative data files are looked for in `data`.
 

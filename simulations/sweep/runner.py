@@ -2,9 +2,8 @@
 
 A cell's folder holds one run folder per attempt. An attempt that was interrupted or failed keeps its ledger, and with
 it the account of what it released; the next one starts in a fresh folder, since a ledger is never continued by guess.
-A cell that fails is told of and leaves the others alone.
-
-The rows of a sweep as it runs: from its results file, from completed run folders, from cells that end now.
+A cell that fails is reported and leaves the others alone. The rows of a sweep as it runs (:class:`Store`) are those
+of its results file, of completed run folders, and of the cells that end now.
 """
 
 import json

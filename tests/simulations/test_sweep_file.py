@@ -8,7 +8,8 @@ import pytest
 
 from server.config.load import ConfigError
 from simulations.cli import sweep
-from simulations.sweep.cells import Cell, chosen, digest, find_sweep, read_cells, sweep_files
+from simulations.presets.load import named_file
+from simulations.sweep.cells import Cell, chosen, digest, read_cells, sweep_files
 
 BASE = """
 clients = 50
@@ -119,14 +120,14 @@ def test_what_is_wrong_is_named(read, old: str, new: str, message: str) -> None:
 
 def test_the_example_in_the_help_picks_cells(tmp_path: Path) -> None:
     (example,) = re.findall(r"such as '([^']+)'", inspect.getsource(sweep))
-    assert chosen(read_cells(find_sweep("controllers"), tmp_path)[1], [example])
+    assert chosen(read_cells(named_file("controllers", sweep_files(), "sweep"), tmp_path)[1], [example])
 
 
 @pytest.mark.parametrize("name", sorted(sweep_files()))
 def test_every_sweep_that_comes_with_lacquer_parses_with_its_methods(name: str, tmp_path: Path) -> None:
     from server.config.methods import methods
 
-    _, cells = read_cells(find_sweep(name), tmp_path)
+    _, cells = read_cells(named_file(name, sweep_files(), "sweep"), tmp_path)
     for cell in cells:
         methods(cell.config)
         assert cell.kind == "silo" or cell.config.clients == 1000
@@ -135,4 +136,4 @@ def test_every_sweep_that_comes_with_lacquer_parses_with_its_methods(name: str, 
 
 def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="did you mean controllers"):
-        find_sweep("controler")
+        named_file("controler", sweep_files(), "sweep")

@@ -4,7 +4,7 @@
   ``readmitted``.
   Parts: ``attack`` (20 % of the patients, for membership attacks), and of the rest ``eval`` (10 %) and ``train``.
   The parts are cut by patient whatever the unit of privacy, so nobody is on two sides of a comparison.
-- ``wikitext2``: paragraphs of WikiText-2 with the ``article`` they are from (:mod:`client.data.catalog.corpora`).
+- ``wikitext2``: paragraphs of WikiText-2 with the ``article`` they are from.
   Parts: ``train``, ``validation``, ``test``, and ``held-back``, the articles of ``train`` that ``lacquer-small`` never
   saw.
 - ``abstracts``: every distinct text of the parquet files in the folder, in order (PE-SGD's PubMed, bioRxiv and
@@ -12,14 +12,11 @@
 
 Files: as in the UCI table and the parquet conversions named in ``docs/data.md``.
 
-WikiText-2 as documents: articles, their paragraphs, and the third of the articles no base model has been trained on.
-
 The tokenised WikiText-2 (Merity et al. 2016, arXiv 1609.07843) is a stream of lines. An article opens with a line
-`` = Title = `` between two blank ones, as its sections do with more equals signs.
-
-:mod:`simulations.benchmarks.lacquer_small` trains ``lacquer-small`` on the training split without the articles that
-:func:`held_back` names, about a third of them. An experiment that calls WikiText-2 private data takes those: a model
-that was pre-trained on the records to protect would measure nothing.
+`` = Title = `` between two blank ones, as its sections do with more equals signs. The benchmarks train
+``lacquer-small`` on the training split without the articles that :func:`held_back` names, about a third of them. An
+experiment that calls WikiText-2 private data takes those: a model that was pre-trained on the records to protect would
+measure nothing.
 """
 
 import hashlib
@@ -31,7 +28,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from client.data.catalog import corpora
 from client.data.catalog.diabetes130 import narratives
 
 SHARES = {"attack": 0.2, "eval": 0.1}
@@ -72,11 +68,11 @@ def wikitext2(folder: Path, part: str) -> pyarrow.Table:
     """Columns ``text`` (a paragraph) and ``article`` (number and title; titles alone are not unique)."""
     split = "train" if part == "held-back" else part or "train"
     lines = pyarrow.parquet.read_table(folder / f"{split}.parquet")["text"].to_pylist()
-    found = corpora.articles(lines)
+    found = articles(lines)
     rows = [
         (paragraph, f"{number:03} {article.title}")
         for number, article in enumerate(found)
-        if part != "held-back" or corpora.held_back(article.title)
+        if part != "held-back" or held_back(article.title)
         for paragraph in article.paragraphs
         if len(paragraph) >= SHORTEST_PARAGRAPH
     ]

@@ -16,8 +16,6 @@ numbers from the fictional 555 exchange, mail at example domains), and all marke
 Notes are numbered. Note `i` of a seed is the same on every machine, in every process, whatever range is generated, for
 one version of Faker and of the grammar. Patients own one, two or three consecutive notes each, and ranges that start
 at a multiple of ``NOTES_PER_BLOCK`` never share one.
-
-Invented patients, and the writer that fills the templates of a note and marks every piece of personal data.
 """
 
 import functools
