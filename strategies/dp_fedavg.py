@@ -19,8 +19,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.randomness.noise import Noise
@@ -45,7 +43,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         controller: plans every release.
         optimizer: takes the released mean update as a pseudo-gradient.
         aggregation: names what each round trains, and may rewrite the adapter after it.
-        setting: what the run told the controller.
+        info: what the run tells the controller.
         layout: where each adapter value lies.
         ledger: pays for every release.
         sampler: draws the cohorts.
@@ -71,7 +69,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         controller: Controller[Any],
         optimizer: Optimizer,
         aggregation: Aggregation,
-        setting: RunInfo,
+        info: RunInfo,
         layout: AdapterLayout,
         ledger: Ledger,
         sampler: CohortSampler,
@@ -84,9 +82,9 @@ class DpFedAvg(PrivateTraining, Strategy):
         patience: float = 600.0,
         seed: int = 0,
     ) -> None:
-        adapters = Adapters(layout.rank, setting.sampling.population, seed)
+        adapters = Adapters(layout.rank, info.sampling.population, seed)
         super().__init__(
-            planner=Planner(controller, setting, aggregation, adapters, None, ledger.commitment.noise_shares),
+            planner=Planner(controller, info, aggregation, adapters, None, ledger.commitment.noise_shares),
             server=ServerUpdate(optimizer, aggregation, layout, served_average, noise),
             ledger=ledger,
             sampler=sampler,
@@ -112,11 +110,6 @@ class DpFedAvg(PrivateTraining, Strategy):
         if self.grid is None or self.exchange is None:
             raise ValueError("step needs a grid and an exchange; set them, or use configure_train and aggregate_train")
         return self._opened(planned, self.exchange(self._messages(planned, self.grid)))
-
-    def next_plan(self) -> tuple[int, Plan, Poisson]:
-        """Number, plan and sampling of the next release."""
-        planned = self.next_release()
-        return planned.round, planned.plan, planned.sampling
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -150,8 +143,8 @@ class DpFedAvg(PrivateTraining, Strategy):
             type(self.controller).__name__,
             type(self.server.optimizer).__name__,
             type(self.planner.aggregation).__name__,
-            self.planner.setting.dimension(1),
-            self.planner.setting.sampling.expected_units,
+            self.planner.info.dimension(1),
+            self.planner.info.sampling.expected_units,
         )
 
     def _messages(self, planned: PlannedRelease, grid: Grid) -> list[Message]:

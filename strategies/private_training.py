@@ -140,7 +140,7 @@ class Planner:
 
     Attributes:
         controller: plans every release.
-        setting: what the run told it.
+        info: of the run, for the controller.
         aggregation: names what each round trains.
         adapters: what the run told it.
         subspace: public directions to release in; None is the whole space.
@@ -148,7 +148,7 @@ class Planner:
     """
 
     controller: Controller[Any]
-    setting: RunInfo
+    info: RunInfo
     aggregation: Aggregation
     adapters: Adapters
     subspace: Subspace | None = None
@@ -156,7 +156,7 @@ class Planner:
 
     def initial(self) -> Poisson | None:
         """How the cohort of the initial release is drawn; None if the controller has none."""
-        initial = self.controller.initial(self.setting.sampling)
+        initial = self.controller.initial(self.info.sampling)
         return None if initial is None else initial.sampling
 
     def part(self, round: int) -> TrainedSubset:
@@ -174,9 +174,9 @@ class Planner:
     def planned(self, state: ServerState) -> PlannedRelease:
         """The release after ``state``, whose subspace is fit. A controller may plan otherwise when asked again."""
         round = state.round + 1
-        sampling = self.setting.sampling if round else self.initial()
+        sampling = self.info.sampling if round else self.initial()
         assert sampling is not None, "a state before the initial release, and a controller that has none"
-        plan = self.controller.plan(state.controller, round)
+        plan = self.controller.plan(state.controller, self.info, round)
         if self.subspace is not None and round > 0:
             plan = self.subspace.clipped(state.subspace, plan)
         return PlannedRelease(round, plan, sampling, self.part(round), self.noise_shares)
@@ -327,7 +327,7 @@ class PrivateTraining(ABC):
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """Start from a full adapter vector; ``public`` describes the model it makes."""
         first = 0 if self.planner.initial() is None else -1
-        state = self.server.start(adapter, self.controller.init(self.planner.setting, public), first)
+        state = self.server.start(adapter, self.controller.init(self.planner.info, public), first)
         subspace = self.planner.subspace
         self.state = state if subspace is None else replace(state, subspace=subspace.start())
 
@@ -359,7 +359,7 @@ class PrivateTraining(ABC):
 
         Asked before anyone is sampled.
         """
-        if self.state.round >= (planned := self.planner.setting.rounds):
+        if self.state.round >= (planned := self.planner.info.rounds):
             return f"all {planned} planned {self.counted} are done"
         return self.ledger.would_exceed(self.next_release().event)
 
@@ -381,8 +381,12 @@ class PrivateTraining(ABC):
         """Tell the controller of the last release and of what everyone may know after it."""
         if self.release is None:
             raise ValueError("observe needs a release; call it after a step")
-        controller = self.controller.update(self.state.controller, self.release, public)
+        controller = self.controller.update(self.state.controller, self.planner.info, self.release, public)
         self.state = replace(self.state, controller=controller)
+
+    def released_values(self) -> dict[str, float]:
+        """Numbers worth showing that the controller computes from releases; its threshold is called "clip-bound"."""
+        return self.controller.released_values(self.state.controller, self.planner.info)
 
     def cohort(self, planned: PlannedRelease) -> tuple[int, Int64[np.ndarray, " cohort"]]:
         """How often the release was charged before, and its cohort: another one each time. A seeded draw is stamped."""

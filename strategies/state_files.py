@@ -16,18 +16,12 @@ from torch import Tensor
 Json = Any
 
 
-def pack(value: Any, path: str, tensors: dict[str, Tensor], known: Mapping[str, Any]) -> Json:
+def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
     """The JSON form of ``value``; its tensors are put into ``tensors`` under dotted names that begin with ``path``.
-
-    Args:
-        known: values that are not stored, for the reader has them: they come back by their name.
 
     Raises:
         TypeError: something in ``value`` has no form here; the message says where.
     """
-    for name, thing in known.items():
-        if value is thing:
-            return {"known": name}
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -35,13 +29,13 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor], known: Mapping[str, 
             tensors[path] = value
             return {"tensor": path}
         case tuple() | list():
-            parts = [pack(item, f"{path}.{i}", tensors, known) for i, item in enumerate(value)]
+            parts = [pack(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": parts}
         case dict() if all(isinstance(key, str) for key in value):
-            return {"dict": {key: pack(item, f"{path}.{key}", tensors, known) for key, item in value.items()}}
+            return {"dict": {key: pack(item, f"{path}.{key}", tensors) for key, item in value.items()}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            field.name: pack(getattr(value, field.name), f"{path}.{field.name}", tensors, known)
+            field.name: pack(getattr(value, field.name), f"{path}.{field.name}", tensors)
             for field in dataclasses.fields(value)
             if field.init
         }
@@ -52,14 +46,13 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor], known: Mapping[str, 
     )
 
 
-def unpack(data: Json, tensors: Mapping[str, Tensor], classes: Mapping[str, type], known: Mapping[str, Any]) -> Any:
+def unpack(data: Json, tensors: Mapping[str, Tensor], classes: Mapping[str, type]) -> Any:
     """The value that :func:`pack` took apart.
 
     Args:
         data: the JSON form.
         tensors: by the names of ``pack``.
         classes: those that may come back, see :func:`classes_of`.
-        known: as for ``pack``.
 
     Raises:
         ValueError, KeyError, TypeError: the data is not what ``pack`` makes of such a value.
@@ -69,22 +62,63 @@ def unpack(data: Json, tensors: Mapping[str, Tensor], classes: Mapping[str, type
             raise ValueError("a list that does not say what it is")
         return data
     match data:
-        case {"known": name, **rest} if not rest:
-            return known[name]
         case {"tensor": name, **rest} if not rest:
             return tensors[name]
         case {"tuple": parts, **rest} if not rest:
-            return tuple(unpack(part, tensors, classes, known) for part in parts)
+            return tuple(unpack(part, tensors, classes) for part in parts)
         case {"list": parts, **rest} if not rest:
-            return [unpack(part, tensors, classes, known) for part in parts]
+            return [unpack(part, tensors, classes) for part in parts]
         case {"dict": parts, **rest} if not rest:
-            return {key: unpack(part, tensors, classes, known) for key, part in parts.items()}
+            return {key: unpack(part, tensors, classes) for key, part in parts.items()}
         case {"dataclass": name, "fields": parts, **rest} if not rest:
             if name not in classes:
                 raise ValueError(f"it holds a {name}, this run has {', '.join(sorted(classes))}")
-            return classes[name](**{key: unpack(part, tensors, classes, known) for key, part in parts.items()})
+            return classes[name](**{key: unpack(part, tensors, classes) for key, part in parts.items()})
         case _:
             raise ValueError(f"a value with the keys {sorted(data)}")
+
+
+def upgraded(data: Json, template: Any) -> Json:
+    """A form that version 0.1 wrote, as today's :func:`pack` would have; one of today stays as it is.
+
+    Then a state held constants of its run too, of which the form only said that they are known; and some classes had
+    other names. A class is found by its name without the module's, or else by its fields.
+
+    Args:
+        data: of a controller's state.
+        template: such a state of today; None where there is nothing in it but constants.
+    """
+    classes = classes_of(template)
+
+    def today(form: Json) -> Json:
+        match form:
+            case {"dataclass": str(name), "fields": dict(fields)}:
+                fields = {key: today(part) for key, part in fields.items() if not _known(part)}
+                return {"dataclass": _named_today(name, set(fields), classes), "fields": fields}
+            case dict():
+                return {key: today(part) for key, part in form.items()}
+            case list():
+                return [today(part) for part in form]
+        return form
+
+    form = today(data)
+    nothing = isinstance(form, dict) and form.get("fields") == {}
+    return None if template is None and nothing else form
+
+
+def _known(form: Json) -> bool:
+    return isinstance(form, dict) and set(form) == {"known"}
+
+
+def _named_today(name: str, fields: set[str], classes: Mapping[str, type]) -> str:
+    if name in classes:
+        return name
+    last = name.rpartition(".")[2]
+    found = [today for today in classes if today.rpartition(".")[2] == last]
+    found += [
+        today for today, kind in classes.items() if fields == {f.name for f in dataclasses.fields(kind) if f.init}
+    ]
+    return next(iter(found), name)
 
 
 def classes_of(template: Any) -> dict[str, type]:
@@ -102,7 +136,7 @@ def classes_of(template: Any) -> dict[str, type]:
 def same_bits(one: Any, other: Any) -> bool:
     """Whether two packable values are equal to the last bit, NaN and signed zeros included."""
     tensors: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    forms = [pack(value, "", part, {}) for value, part in zip((one, other), tensors, strict=True)]
+    forms = [pack(value, "", part) for value, part in zip((one, other), tensors, strict=True)]
     return repr(forms[0]) == repr(forms[1]) and all(
         mine.dtype == tensors[1][name].dtype
         and mine.shape == tensors[1][name].shape

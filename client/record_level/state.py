@@ -28,7 +28,7 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
-from strategies.state_files import classes_of, pack, unpack
+from strategies.state_files import classes_of, pack, unpack, upgraded
 
 LEDGER, SECRET, STATE, TENSORS = "ledger.jsonl", "sampling.key", "silo.json", "silo.safetensors"
 READING = "reading.json"
@@ -59,18 +59,14 @@ class SiloState:
             training.state = replace(training.state, round=self.steps)
         if (packed := document["controller"]) is None:  # nothing was written down yet
             return
-        fresh = training.state.controller
-        setting = getattr(fresh, "setting", None)
-        known = {} if setting is None else {"setting": setting}
-        found = load_file(tensors) if tensors.is_file() else {}
-        controller = unpack(packed, found, classes_of(fresh), known)
+        fresh, found = training.state.controller, load_file(tensors) if tensors.is_file() else {}
+        controller = unpack(upgraded(packed, fresh), found, classes_of(fresh))
         training.state = replace(training.state, controller=controller)
 
     def take_from(self, training: PrivateSgd) -> None:
         """Write down where a round left the training."""
         controller, tensors = training.state.controller, dict[str, Tensor]()
-        setting = getattr(controller, "setting", None)
-        packed = pack(controller, "controller", tensors, {} if setting is None else {"setting": setting})
+        packed = pack(controller, "controller", tensors)
         if tensors:
             with durable.replacing(self.folder / TENSORS) as draft:
                 save_file(tensors, draft)

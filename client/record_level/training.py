@@ -67,7 +67,7 @@ class UnsoundSgd(ShownRaw, PrivateSgd):
     """The training of a published rule that is shown raw rows."""
 
 
-def setting_of(
+def info_of(
     silo: RecordLevelSettings, population: int, layout: AdapterLayout, multipliers: tuple[float, ...], order: int | None
 ) -> RunInfo:
     """What the controller is told; public."""
@@ -95,13 +95,13 @@ def private_training(
     """
     controller, aggregation = controller_of(silo), _aggregation(silo)
     layout, population = engine.layout, len(index)
-    setting = setting_of(silo, population, layout, multipliers, ledger.commitment.order)
+    info = info_of(silo, population, layout, multipliers, ledger.commitment.order)
     optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
     noise = noise_of(silo)
     kind = UnsoundSgd if isinstance(controller, RawRule) else PrivateSgd
     return kind(
         gradients=UnitGradients(engine, index, silo.combine),
-        planner=Planner(controller, setting, aggregation, Adapters(layout.rank, population, silo.seed)),
+        planner=Planner(controller, info, aggregation, Adapters(layout.rank, population, silo.seed)),
         server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),
         ledger=ledger,
         sampler=sampler,

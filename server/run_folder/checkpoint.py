@@ -29,7 +29,7 @@ from privacy.errors import CorruptRun
 from privacy.mechanism import Release
 from server.run_folder.names import CHECKPOINT_FOLDER
 from strategies.private_training import ServerState
-from strategies.state_files import classes_of, pack, unpack
+from strategies.state_files import classes_of, pack, unpack, upgraded
 
 FORMAT = 3
 _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
@@ -99,14 +99,13 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
     target, old = _places(run_folder)
     draft = run_folder / f".{CHECKPOINT_FOLDER}.new"
     tensors: dict[str, Tensor] = {}
-    known = _known(checkpoint.state)
     state = {
-        name: pack(value, name, tensors, known)
+        name: pack(value, name, tensors)
         for name, value in vars(checkpoint.state).items()  # flat names: "adapter", "optimizer.momentum"
     }
     release = {
-        "update": pack(checkpoint.update, "release.update", tensors, {}),
-        "answers": pack(checkpoint.answers, "release.answers", tensors, {}),
+        "update": pack(checkpoint.update, "release.update", tensors),
+        "answers": pack(checkpoint.answers, "release.answers", tensors),
     }
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -136,7 +135,7 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
 
     Args:
         run_folder: of the run.
-        fresh: a state as at the start of the same run; it gives types and shapes, and the controller's setting.
+        fresh: a state as at the start of the same run; it gives types and shapes.
 
     Raises:
         CorruptRun: there is no checkpoint, it is damaged, or it is not of this run.
@@ -150,10 +149,10 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
             raise ValueError(f"it has format {document['format']!r}, this code reads 2 and {FORMAT}")
         if _digest(folder / _TENSORS) != document["tensors_sha256"]:
             raise ValueError(f"{_TENSORS} is not the file that was written with {_DOCUMENT}")
-        tensors, classes, known = load_file(folder / _TENSORS), classes_of(fresh), _known(fresh)
-        written = document["state"] if document["format"] == FORMAT else _from_format_2(document["state"])
-        state = ServerState(**{name: unpack(part, tensors, classes, known) for name, part in written.items()})
-        update, answers = (unpack(document["release"][name], tensors, {}, {}) for name in ("update", "answers"))
+        tensors, classes = load_file(folder / _TENSORS), classes_of(fresh)
+        written = document["state"] if document["format"] == FORMAT else _from_format_2(document["state"], fresh)
+        state = ServerState(**{name: unpack(part, tensors, classes) for name, part in written.items()})
+        update, answers = (unpack(document["release"][name], tensors, {}) for name in ("update", "answers"))
         taken = Times(**{name: float(seconds) for name, seconds in document["seconds"].items()})
         checkpoint = Checkpoint(state, update, tuple(answers), str(document["ledger_head"]), taken)
         _check(checkpoint, fresh)
@@ -187,17 +186,12 @@ def ledger_head(run_folder: Path) -> str | None:
         raise CorruptRun(f"{folder} holds no readable checkpoint: {type(error).__name__}: {error}") from error
 
 
-def _from_format_2(state: Mapping[str, Any]) -> dict[str, Any]:
+def _from_format_2(state: Mapping[str, Any], fresh: ServerState) -> dict[str, Any]:
     """A state as version 0.1 wrote it, in today's form."""
     if state["basis"] is not None:
-        raise ValueError("it is of a run in a public subspace by version 0.1: resume it there, or start anew")
-    return {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
-
-
-def _known(state: ServerState) -> Mapping[str, Any]:
-    """The setting, which every controller's state holds and the configuration gives again."""
-    setting = getattr(state.controller, "setting", None)
-    return {} if setting is None else {"setting": setting}
+        raise ValueError("version 0.1 wrote it in a public subspace: resume it there, or start a new run")
+    kept = {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
+    return kept | {"controller": upgraded(state["controller"], fresh.controller)}
 
 
 def _check(checkpoint: Checkpoint, fresh: ServerState) -> None:

@@ -206,7 +206,7 @@ def make_strategy(
         controller=assembly.methods.controller,
         optimizer=assembly.methods.optimizer,
         aggregation=assembly.methods.aggregation,
-        setting=assembly.setting,
+        info=assembly.setting,
         layout=assembly.layout,
         ledger=ledger,
         sampler=make_sampler(config, run_folder),

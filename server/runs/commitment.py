@@ -134,7 +134,7 @@ def refuse_unplannable(controller: Controller[Any], info: RunInfo, what: str, ch
     """
     first = 0 if controller.initial(info.sampling) else 1
     try:
-        check(controller.plan(controller.init(info, PublicSignals(0, None)), first))
+        check(controller.plan(controller.init(info, PublicSignals(0, None)), info, first))
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from error
     except Exception as error:

@@ -178,6 +178,6 @@ class Loop:
             update_norm=update_norm if state.round else None,
             noise_norm=noise_norm if state.round else None,
             signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if state.round else None,
-            extra=released_values(training.controller.released_values(state.controller)),
+            extra=released_values(training.released_values()),
             not_private=training.ledger.not_private,
         )

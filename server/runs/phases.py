@@ -20,7 +20,7 @@ from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.tasks import Metrics
 from client.record_level.dp_sgd import refuse_votes
-from client.record_level.training import controller_of, private_training, setting_of
+from client.record_level.training import controller_of, info_of, private_training
 from client.record_level.units import UnitIndex
 from client.worker import make_engine
 from privacy.ledger.ledger import Ledger
@@ -83,7 +83,7 @@ class PhasesRun:
         self.layout, self.start, self.spec = self.assembly.layout, self.assembly.start, self.assembly.spec
         for phase, multipliers in zip(recipe.private, self.planned.multipliers, strict=True):
             silo = recipe.silo(phase, None)
-            info = setting_of(silo, self.population, self.layout, multipliers, None)
+            info = info_of(silo, self.population, self.layout, multipliers, None)
             what = f"phase {phase.name!r}, controller = {phase.controller!r}"
             refuse_unplannable(controller_of(silo), info, what, refuse_votes)
 

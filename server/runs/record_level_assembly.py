@@ -6,7 +6,7 @@ from pathlib import Path
 from client.data.prepare import prepare
 from client.record_level.dp_sgd import refuse_votes
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import setting_of
+from client.record_level.training import info_of
 from client.record_level.units import UnitIndex
 from server.config.load import ConfigError
 from server.config.methods import Methods, methods
@@ -77,7 +77,7 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
     )
     noise = commit_records(config, silo, len(index), folder)
     run = assembled(config, parts, data)
-    info = setting_of(silo, len(index), run.layout, noise.multipliers, noise.commitment.order)
+    info = info_of(silo, len(index), run.layout, noise.multipliers, noise.commitment.order)
     what = f"strategy.controller = {config.strategy.controller!r}"
     refuse_unplannable(parts.controller, info, what, refuse_votes)
     return RecordLevelAssembly(**vars(run), commitment=noise.commitment, setting=info, silo=silo, index=index)

@@ -93,11 +93,11 @@ def rehearsal(controller: Controller[Any], setting: RunInfo) -> list[Rehearsed]:
     state = controller.init(setting, PublicSignals(0, 1.0))
     initial = controller.initial(setting.sampling)
     if initial is not None:
-        found.append(Rehearsed("histogram", initial.sampling, controller.plan(state, 0)))
-        state = controller.update(state, _released(found[-1], 0), PublicSignals(0, 1.0))
+        found.append(Rehearsed("histogram", initial.sampling, controller.plan(state, setting, 0)))
+        state = controller.update(state, setting, _released(found[-1], 0), PublicSignals(0, 1.0))
     for round in sorted({1, min(2, setting.rounds), setting.rounds}):
-        found.append(Rehearsed(f"round {round}", setting.sampling, controller.plan(state, round)))
-        state = controller.update(state, _released(found[-1], round), PublicSignals(round, 1.0))
+        found.append(Rehearsed(f"round {round}", setting.sampling, controller.plan(state, setting, round)))
+        state = controller.update(state, setting, _released(found[-1], round), PublicSignals(round, 1.0))
     return found
 
 

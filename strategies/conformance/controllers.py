@@ -37,24 +37,24 @@ DELTA = 1e-5
 class Account:
     """What the mechanism needs of a ledger; nothing is durable, for nothing here is anyone's.
 
-    In filter mode it pays for what the setting's multipliers cost, and for the initial release.
+    In filter mode it pays for what the info's multipliers cost, and for the initial release.
     """
 
-    setting: RunInfo
+    info: RunInfo
     initial: InitialRelease | None
     not_private: str | None = "made-up clients"
     rho_spent: float = 0.0
     budget: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        order = self.setting.order
+        order = self.info.order
         if order is not None:
-            self.budget = sum(renyi.rho_of(self.setting.sampling, z, order) for z in self.setting.noise_multipliers)
+            self.budget = sum(renyi.rho_of(self.info.sampling, z, order) for z in self.info.noise_multipliers)
             if self.initial is not None:
                 event = ReleaseEvent("histogram", 0, self.initial.sampling, self.initial.components)
                 self.budget += renyi.rho_of(event.sampling, event.effective_noise_multiplier, order)
             self.budget *= 1 + 1e-9
-            sampling = self.setting.sampling
+            sampling = self.info.sampling
             commitment = Commitment(
                 "client", "add_remove", sampling.population, 1.0, DELTA, "filter", order=order, rho=self.budget
             )
@@ -65,15 +65,15 @@ class Account:
 
     def charge(self, event: ReleaseEvent) -> Price:
         """ConformanceError, rule "budget", where the filter does not pay."""
-        if self.setting.order is None:
+        if self.info.order is None:
             return Price(step=0)
         try:
             price = self._filter.price(event)
         except BudgetExceeded as refusal:
             broken(
                 "budget",
-                f"round {event.round} of {self.setting.rounds} is not paid for: {refusal}",
-                "in filter mode (setting.order) spend at most what the setting's multipliers cost together",
+                f"round {event.round} of {self.info.rounds} is not paid for: {refusal}",
+                "in filter mode (info.order) spend at most what the info's multipliers cost together",
             )
         self._filter.take(price)
         self.rho_spent += price.rho or 0.0
@@ -83,7 +83,7 @@ class Account:
         """Nothing is kept."""
 
 
-def settings(controller_profile: tuple[float, ...], rounds: int) -> dict[str, RunInfo]:
+def runs_of(controller_profile: tuple[float, ...], rounds: int) -> dict[str, RunInfo]:
     """Runs to rehearse: constant layout, layouts that change between rounds, and a ledger that filters."""
     multipliers = tuple(2.0 * share for share in controller_profile)
     other = tuple(size + 2 for size in BLOCKS)
@@ -118,12 +118,12 @@ def made_up_units(plan: Plan, round: int, seed: int) -> Units:
 ROUNDS = 8
 
 
-def check_controller(controller: Controller[Any], *, setting: RunInfo | None = None, seed: int = 0) -> None:
+def check_controller(controller: Controller[Any], *, info: RunInfo | None = None, seed: int = 0) -> None:
     """Raise ConformanceError unless ``controller`` keeps its contract in rehearsed runs.
 
     Checked, under the names of the rules: the protocol is there ("protocol"); every answer is a function of the
     arguments alone ("deterministic", "inputs", "global randomness"); a plan has the dimension of its round, also where
-    layouts change ("dimension"), and noise at least that of the setting in floor mode ("noise"); the initial release is
+    layouts change ("dimension"), and noise at least that of the info in floor mode ("noise"); the initial release is
     as announced ("initial release"); a filter is not overspent ("budget"); clip map and queries keep their sensitivity
     on adversarial units ("sensitivity"); the state comes back from a checkpoint and plans the same ("checkpoint");
     step scale and released values are numbers ("numbers"); a round where nobody comes, or whose public loss is NaN, is
@@ -131,7 +131,7 @@ def check_controller(controller: Controller[Any], *, setting: RunInfo | None = N
 
     Args:
         controller: a fresh object.
-        setting: rehearse this run only, of at least 2 rounds; None rehearses three small ones.
+        info: rehearse this run only, of at least 2 rounds; None rehearses three small ones.
         seed: of the made-up clients.
     """
     for member in vars(Controller):
@@ -140,35 +140,35 @@ def check_controller(controller: Controller[Any], *, setting: RunInfo | None = N
                 "protocol", f"{type(controller).__name__} has no {member}", "see strategies/controllers/controller.py"
             )
     subject = Subject(controller)
-    rounds = ROUNDS if setting is None else setting.rounds
+    rounds = ROUNDS if info is None else info.rounds
     profile = subject.call("profile", rounds)
     if len(profile) != rounds or not all(_positive(share) for share in profile):
         broken("protocol", f"profile({rounds}) is {profile!r}", "return one finite number > 0 per round")
-    runs = settings(profile, rounds) if setting is None else {"the run": setting}
+    runs = runs_of(profile, rounds) if info is None else {"the run": info}
     for run in runs.values():
         _rehearse(subject, run, controller.reads_validation, seed)
 
 
-def _rehearse(subject: Subject, setting: RunInfo, reads_validation: bool, seed: int) -> None:
-    initial: InitialRelease | None = subject.call("initial", setting.sampling, form=repr)
-    account = Account(setting, initial)
-    state = start = subject.call("init", setting, PublicSignals(0, 1.0 if reads_validation else None))
-    for round in range(0 if initial is not None else 1, setting.rounds + 1):
-        plan: Plan = subject.call("plan", state, round, form=_sent)
-        _check_plan(plan, round, setting, initial)
-        if round <= 2 or round == setting.rounds:
+def _rehearse(subject: Subject, info: RunInfo, reads_validation: bool, seed: int) -> None:
+    initial: InitialRelease | None = subject.call("initial", info.sampling, form=repr)
+    account = Account(info, initial)
+    state = start = subject.call("init", info, PublicSignals(0, 1.0 if reads_validation else None))
+    for round in range(0 if initial is not None else 1, info.rounds + 1):
+        plan: Plan = subject.call("plan", state, info, round, form=_sent)
+        _check_plan(plan, round, info, initial)
+        if round <= 2 or round == info.rounds:
             _check_sensitivity(plan, round, seed)
-        back = survived(state, start, {"setting": setting})
-        if not same_bits(_sent(subject.call("plan", back, round, form=_sent)), _sent(plan)):
+        back = survived(state, start)
+        if not same_bits(_sent(subject.call("plan", back, info, round, form=_sent)), _sent(plan)):
             broken(
                 "checkpoint", f"the restored state plans round {round} differently", "keep all it needs in the state"
             )
-        _check_numbers(subject, state)
-        sampling = setting.sampling if round or initial is None else initial.sampling
+        _check_numbers(subject, state, info)
+        sampling = info.sampling if round or initial is None else initial.sampling
         released = release(plan, round, sampling, account, seed)
         public = PublicSignals(round, _public_loss(round) if reads_validation else None, account.rho_spent)
-        state = subject.call("update", state, released, public)
-    survived(state, start, {"setting": setting})
+        state = subject.call("update", state, info, released, public)
+    survived(state, start)
 
 
 def _sent(plan: Plan) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def _sent(plan: Plan) -> tuple[Any, ...]:
     return plan.to_json(), plan.clip.arrays()
 
 
-def _check_plan(plan: Plan, round: int, setting: RunInfo, initial: InitialRelease | None) -> None:
+def _check_plan(plan: Plan, round: int, info: RunInfo, initial: InitialRelease | None) -> None:
     if round == 0:
         assert initial is not None
         if plan.components() != initial.components:
@@ -186,14 +186,14 @@ def _check_plan(plan: Plan, round: int, setting: RunInfo, initial: InitialReleas
                 "calibration counts what initial() says: plan exactly that",
             )
         return
-    if isinstance(plan.clip, NoUpdate) or plan.clip.params != setting.dimension(round):
+    if isinstance(plan.clip, NoUpdate) or plan.clip.params != info.dimension(round):
         broken(
             "dimension",
-            f"plan of round {round} clips {plan.clip.params} values, the round trains {setting.dimension(round)}",
-            "size the clip map by setting.dimension(round) or setting.blocks(round), for each round anew",
+            f"plan of round {round} clips {plan.clip.params} values, the round trains {info.dimension(round)}",
+            "size the clip map by info.dimension(round) or info.blocks(round), for each round anew",
         )
-    least, planned = setting.noise_multiplier(round), plan.effective_noise_multiplier
-    if setting.order is None and planned < least * (1 - ROUNDING):
+    least, planned = info.noise_multiplier(round), plan.effective_noise_multiplier
+    if info.order is None and planned < least * (1 - ROUNDING):
         broken(
             "noise",
             f"round {round} has effective noise multiplier {planned:.6g}, the floor is {least:.6g}",
@@ -215,15 +215,19 @@ def _check_sensitivity(plan: Plan, round: int, seed: int) -> None:
             check_query(query, units, query_from_json)
 
 
-def _check_numbers(subject: Subject, state: Any) -> None:
+def _check_numbers(subject: Subject, state: Any, info: RunInfo) -> None:
     scale = subject.call("step_scale", state)
     if not isinstance(scale, float | int) or not math.isfinite(scale) or scale < 0:
         broken("numbers", f"step_scale is {scale!r}", "return a finite number >= 0; 1.0 leaves the optimizer alone")
-    values = subject.call("released_values", state)
+    values = subject.call("released_values", state, info)
     if not isinstance(values, dict) or not all(
         isinstance(name, str) and isinstance(value, float | int) for name, value in values.items()
     ):
         broken("numbers", f"released_values is {values!r}", "return a dict of names and numbers")
+    bound = values.get("clip-bound")
+    if not (isinstance(bound, float | int) and math.isfinite(bound) and bound >= 0):
+        remedy = 'give the threshold of the next round as "clip-bound", a number >= 0; progress and report show it'
+        broken("numbers", f"released_values is {values!r}", remedy)
 
 
 def _public_loss(round: int) -> float:

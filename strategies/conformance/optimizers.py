@@ -34,7 +34,7 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     parameters = _made_up(seed, "parameters")
     start = subject.call("init", parameters)
     _check_state(start, start, _SIZE)
-    _check_state(survived(start, start, {}), start, _SIZE)
+    _check_state(survived(start, start), start, _SIZE)
     if unknown := set(optimizer.moments) - set(start):
         broken("protocol", f"moments names {sorted(unknown)}, which are no state", f"the state has {sorted(start)}")
     _check_steps(subject, start, parameters, seed)
@@ -64,7 +64,7 @@ def _check_steps(subject: Subject, state: dict[str, Tensor], parameters: Tensor,
         parameters = parameters.clone()
         parameters[part] = values
         state = {name: _put(state[name], part, new[name]) for name in state}
-    survived(state, start, {})
+    survived(state, start)
 
 
 def _put(whole: Tensor, part: slice, values: Tensor) -> Tensor:

@@ -93,13 +93,12 @@ class Subject:
         return results[0]
 
 
-def survived(state: T, template: Any, known: dict[str, Any]) -> T:
+def survived(state: T, template: Any) -> T:
     """The state as it comes back from a checkpoint: JSON and safetensors, nothing pickled.
 
     Args:
         state: what a run would store.
         template: a state as at the start; it names the classes that may come back.
-        known: values the reader has and that are not stored.
 
     Raises:
         ConformanceError: rule "checkpoint".
@@ -107,9 +106,9 @@ def survived(state: T, template: Any, known: dict[str, Any]) -> T:
     tensors: dict[str, Tensor] = {}
     remedy = "hold numbers, texts, tensors, tuples, lists, dicts with texts as keys, and frozen dataclasses of them"
     with rule("checkpoint", "the state cannot be stored and read again", remedy):
-        document = json.loads(json.dumps(pack(state, "state", tensors, known)))
+        document = json.loads(json.dumps(pack(state, "state", tensors)))
         stored = load(save({name: value.contiguous().clone() for name, value in tensors.items()}))
-        back: T = unpack(document, stored, classes_of(template), known)
+        back: T = unpack(document, stored, classes_of(template))
         same = same_bits(state, back)
     if not same:
         broken("checkpoint", "the state comes back from a checkpoint as another one", remedy)
@@ -120,7 +119,7 @@ def _kept(value: Any) -> Any:
     """A copy to compare with later; None for what is no plain value (a Release is frozen, a function has no state)."""
     tensors: dict[str, Tensor] = {}
     try:
-        form = repr(pack(value, "", tensors, {}))
+        form = repr(pack(value, "", tensors))
     except TypeError:
         return None
     return form, {name: tensor.clone() for name, tensor in tensors.items()}

@@ -22,7 +22,6 @@ Rounds whose updates have other block sizes (DP-DyLoRA) keep statistics of their
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float32, Float64
@@ -31,9 +30,8 @@ from torch import Tensor
 from privacy import checks
 from privacy.clipping.whitening import AdaClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 POOLS = ("coordinates", "blocks")
 
@@ -50,12 +48,11 @@ class Moments:
 class AdaclipState:
     """Statistics by the block sizes of the rounds they are of."""
 
-    setting: RunInfo
     moments: dict[str, Moments]
 
 
 @dataclass(frozen=True)
-class Adaclip:
+class Adaclip(Controller[AdaclipState]):
     """AdaCliP.
 
     Attributes:
@@ -66,7 +63,6 @@ class Adaclip:
         lowest, highest: bounds of s in units of C / sqrt(d).
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.0
     mean_history: float = 0.99
     variance_history: float = 0.9
@@ -81,23 +77,17 @@ class Adaclip:
         checks.within(1e-6, 1.0, lowest=self.lowest)
         checks.within(1.0, 1e6, highest=self.highest)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
+    def init(self, info: RunInfo, public: PublicSignals) -> AdaclipState:
+        blocks = info.blocks(1)
+        return AdaclipState({_key(blocks): self._fresh(blocks)})
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> AdaclipState:
-        blocks = setting.blocks(1)
-        return AdaclipState(setting, {_key(blocks): self._fresh(blocks)})
-
-    def plan(self, state: AdaclipState, round: int) -> Plan:
-        blocks = state.setting.blocks(round)
+    def plan(self, state: AdaclipState, info: RunInfo, round: int) -> Plan:
+        blocks = info.blocks(round)
         moments = state.moments.get(_key(blocks)) or self._fresh(blocks)
-        return Plan(self._map(moments, blocks), state.setting.noise_multiplier(round))
+        return Plan(self._map(moments, blocks), info.noise_multiplier(round))
 
-    def update(self, state: AdaclipState, released: Release, public: PublicSignals) -> AdaclipState:
-        blocks, expected = state.setting.blocks(public.round), released.expected_units
+    def update(self, state: AdaclipState, info: RunInfo, released: Release, public: PublicSignals) -> AdaclipState:
+        blocks, expected = info.blocks(public.round), released.expected_units
         moments = state.moments.get(_key(blocks)) or self._fresh(blocks)
         mean = released.update.double()
         noise = released.plan.noise_std(expected).square()
@@ -108,11 +98,8 @@ class Adaclip:
         )
         return replace(state, moments={**state.moments, _key(blocks): moments})
 
-    def step_scale(self, state: AdaclipState) -> float:
-        return 1.0
-
-    def released_values(self, state: AdaclipState) -> dict[str, float]:
-        blocks = state.setting.blocks(1)
+    def released_values(self, state: AdaclipState, info: RunInfo) -> dict[str, float]:
+        blocks = info.blocks(1)
         deviations = self._deviations(state.moments[_key(blocks)], blocks)
         # The norm at which flat clipping cuts rows of these deviations, and the noise as a share of what it would add.
         bound = float(deviations.norm())

@@ -4,10 +4,9 @@ That it sees no private value is a matter of types: ``update`` is given a :class
 only the mechanism can make, and :class:`PublicSignals`. So whatever a controller computes is post-processing, and a new
 one needs no proof, only to plan releases at least as noisy as the committed floor (the ledger refuses others).
 
-Sharing the noise of a round between the update and the queries asked of the same cohort.
-
-Everything released on one cohort is ONE Gaussian of multiplier z_eff = (z_D^-2 + sum_j (S_j/s_j)^2)^(-1/2). A run is
-calibrated for z_eff; a controller that asks queries therefore plans its update with what they leave,
+Queries share the noise of a round with the update that they are asked beside: everything released on one cohort is ONE
+Gaussian of multiplier z_eff = (z_D^-2 + sum_j (S_j/s_j)^2)^(-1/2). A run is calibrated for z_eff; a controller that
+asks queries therefore plans its update with what they leave,
 
     z_D = (z_eff^-2 - sum_j (S_j/s_j)^2)^(-1/2),
 
@@ -18,7 +17,7 @@ bit; privacy.md section 2 and algorithms.md R4 for any number of queries.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from privacy.contribution import Plan
 from privacy.events import Component, Poisson
@@ -87,45 +86,46 @@ S = TypeVar("S")
 
 
 class Controller(Protocol[S]):
-    """Parameters are the object's frozen fields; state is a frozen dataclass of plain numbers that goes in and out."""
+    """Parameters are the object's frozen fields; state is what changes, a frozen dataclass of numbers and tensors.
 
-    @property
-    def reads_validation(self) -> bool:
-        """Whether ``update`` needs the public validation loss of every round, so that it must be evaluated then."""
-        ...
+    A class that inherits from this one writes only what it decides: ``init``, ``plan``, ``released_values`` and, unless
+    it learns nothing from releases, ``update``. What never changes in a run is given as ``info`` and not in the state.
+    """
+
+    reads_validation: ClassVar[bool] = False
+    """Whether ``update`` needs the public validation loss of every round, so that it must be evaluated then."""
 
     def initial(self, sampling: Poisson) -> InitialRelease | None:
-        """What is released before round 1, for calibration and the ledger; None if nothing is."""
-        ...
+        """What is released before round 1, for calibration and the ledger; by default nothing is."""
+        return None
 
     def profile(self, rounds: int) -> tuple[float, ...]:
-        """Noise multipliers of the rounds relative to each other, before calibration; all 1 for constant noise."""
-        ...
+        """Noise multipliers of the rounds relative to each other, before calibration; by default all alike."""
+        return (1.0,) * rounds
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> S:
+    def init(self, info: RunInfo, public: PublicSignals) -> S:
         """State before anything was released; ``public`` describes the initial model."""
         ...
 
-    def plan(self, state: S, round: int) -> Plan:
-        """The release of ``round``; round 0 is the initial release. Effective noise at least the setting's."""
+    def plan(self, state: S, info: RunInfo, round: int) -> Plan:
+        """The release of ``round``; round 0 is the initial release. Effective noise at least that of ``info``."""
         ...
 
-    def update(self, state: S, released: Release, public: PublicSignals) -> S:
-        """State after a round (or after the initial release, ``public.round == 0``)."""
-        ...
+    def update(self, state: S, info: RunInfo, released: Release, public: PublicSignals) -> S:
+        """State after a round (or after the initial release, ``public.round == 0``); by default the same."""
+        return state
 
     def step_scale(self, state: S) -> float:
-        """Factor on the server optimizer's step in the coming round; 1 where the controller leaves it alone."""
+        """Factor on the server optimizer's step in the coming round; by default 1, which leaves it alone."""
+        return 1.0
+
+    def released_values(self, state: S, info: RunInfo) -> dict[str, float]:
+        """Named numbers worth showing, all computed from releases and public data.
+
+        One must be called ``"clip-bound"``: the threshold of the next round, 0 until an initial release has given it. A
+        method with several, or with none of its own, gives the flat threshold they come to.
+        """
         ...
-
-    def released_values(self, state: S) -> dict[str, float]:
-        """Named numbers worth showing, all computed from releases and public data."""
-        ...
-
-
-def constant_profile(rounds: int) -> tuple[float, ...]:
-    """The profile of a method that does not vary its noise."""
-    return (1.0,) * rounds
 
 
 def update_multiplier(effective: float, queries: Sequence[Query]) -> float:
@@ -145,6 +145,6 @@ def update_multiplier(effective: float, queries: Sequence[Query]) -> float:
     return effective / math.sqrt(1.0 - (effective * spent) ** 2)
 
 
-def check_queries(setting: RunInfo, queries: Sequence[Query]) -> None:
-    """ValueError unless every round of ``setting`` leaves its update some budget beside ``queries``."""
-    update_multiplier(max(setting.noise_multipliers), queries)
+def check_queries(info: RunInfo, queries: Sequence[Query]) -> None:
+    """ValueError unless every round of a run leaves its update some budget beside ``queries``."""
+    update_multiplier(max(info.noise_multipliers), queries)

@@ -17,134 +17,109 @@ the paper's grid search around the last C. ``history = 0`` reads each round's hi
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import NormHistogram
 from strategies.controllers import released_norms
-from strategies.controllers.controller import (
-    InitialRelease,
-    PublicSignals,
-    RunInfo,
-    check_queries,
-    constant_profile,
-    update_multiplier,
-)
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo, check_queries, update_multiplier
 
 
 @dataclass(frozen=True)
 class DcSgdState:
     """Threshold of the next round, the averaged histogram (empty before the first) and how many went into it."""
 
-    setting: RunInfo
     bound: float
     history: tuple[float, ...] = ()
     histograms: int = 0
 
 
 @dataclass(frozen=True)
-class DcSgdP:
+class _FromHistogram(Controller[DcSgdState]):
+    """What both rules share: the histogram asked in every round, and what is kept of it."""
+
+    clip_norm: float = 1.0
+    histogram_noise: float = 0.0
+    history: float = 0.9
+    lowest: float = 1 / 256
+    highest: float = 64.0
+
+    def __post_init__(self) -> None:
+        checks.positive(clip_norm=self.clip_norm, lowest=self.lowest)
+        checks.non_negative(histogram_noise=self.histogram_noise)
+        checks.within(0.0, 0.99, history=self.history)
+        checks.within(2.0 * self.lowest, 2.0**20 * self.lowest, highest=self.highest)
+
+    def init(self, info: RunInfo, public: PublicSignals) -> DcSgdState:
+        check_queries(info, (self._query(info),))
+        return DcSgdState(self.clip_norm)
+
+    def plan(self, state: DcSgdState, info: RunInfo, round: int) -> Plan:
+        query = self._query(info)
+        z = update_multiplier(info.noise_multiplier(round), (query,))
+        return Plan(FlatClip(state.bound, info.dimension(round)), z, (query,))
+
+    def update(self, state: DcSgdState, info: RunInfo, released: Release, public: PublicSignals) -> DcSgdState:
+        query = self._query(info)
+        history = released_norms.blended(state.history, released.answer(query.name), self.history)
+        state = replace(state, history=history, histograms=state.histograms + 1)
+        parts = released_norms.shares(history, self.history, state.histograms, query.noise_std)
+        if parts is None:
+            return state
+        coming = min(public.round + 1, info.rounds)
+        noise_on_mean = self.plan(state, info, coming).noise_multiplier / info.sampling.expected_units
+        return replace(state, bound=self._bound(parts, noise_on_mean**2 * info.dimension(coming)))
+
+    def released_values(self, state: DcSgdState, info: RunInfo) -> dict[str, float]:
+        return {"clip-bound": state.bound}
+
+    def _bound(self, parts: tuple[float, ...], price: float) -> float:
+        """C from the share of clients per bin and sigma_T^2 d / m^2 of the next round."""
+        raise NotImplementedError
+
+    def _edges(self) -> tuple[float, ...]:
+        return released_norms.norm_edges(self.lowest, self.highest)
+
+    def _query(self, info: RunInfo) -> NormHistogram:
+        noise_std = self.histogram_noise or released_norms.DEFAULT_SHARE * info.sampling.expected_units
+        return NormHistogram(self._edges(), noise_std)
+
+
+@dataclass(frozen=True)
+class DcSgdP(_FromHistogram):
     """DC-SGD-P: a quantile of the noisy histogram.
 
     Attributes:
         clip_norm: C before the first significant histogram, > 0.
-        share: p, in [0, 1): C is the first edge below which more than this share of clients lie.
         histogram_noise: sigma_H, std of the noise on each count; 0 takes m/10.
         history: factor b of the average over rounds, in [0, 0.99].
         lowest: the smallest edge, > 0.
         highest: the largest edge, at least twice and at most 2^20 times the smallest.
+        share: p, in [0, 1): C is the first edge below which more than this share of clients lie.
     """
 
-    reads_validation: ClassVar[bool] = False
-    clip_norm: float = 1.0
     share: float = 0.3
-    histogram_noise: float = 0.0
-    history: float = 0.9
-    lowest: float = 1 / 256
-    highest: float = 64.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         checks.within(0.0, 0.999, share=self.share)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> DcSgdState:
-        return _initial(self, setting)
-
-    def plan(self, state: DcSgdState, round: int) -> Plan:
-        return _plan(self, state, round)
-
-    def update(self, state: DcSgdState, released: Release, public: PublicSignals) -> DcSgdState:
-        state, parts = _with_histogram(self, state, released)
-        if parts is None:
-            return state
-        return replace(state, bound=released_norms.upper_edge(_edges(self), parts, self.share))
-
-    def step_scale(self, state: DcSgdState) -> float:
-        return 1.0
-
-    def released_values(self, state: DcSgdState) -> dict[str, float]:
-        return {"clip-bound": state.bound}
+    def _bound(self, parts: tuple[float, ...], price: float) -> float:
+        return released_norms.upper_edge(self._edges(), parts, self.share)
 
 
 @dataclass(frozen=True)
-class DcSgdE:
+class DcSgdE(_FromHistogram):
     """DC-SGD-E: the least expected error of the mean.
 
     Attributes:
-        clip_norm: C before the first significant histogram, > 0.
-        histogram_noise: sigma_H, std of the noise on each count; 0 takes m/10.
-        history: factor b of the average over rounds, in [0, 0.99].
-        lowest: the smallest edge, > 0; C never falls below it.
-        highest: the largest edge, at least twice and at most 2^20 times the smallest.
+        clip_norm, histogram_noise, history, lowest, highest: as of :class:`DcSgdP`; C never falls below ``lowest``.
     """
 
-    reads_validation: ClassVar[bool] = False
-    clip_norm: float = 1.0
-    histogram_noise: float = 0.0
-    history: float = 0.9
-    lowest: float = 1 / 256
-    highest: float = 64.0
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> DcSgdState:
-        return _initial(self, setting)
-
-    def plan(self, state: DcSgdState, round: int) -> Plan:
-        return _plan(self, state, round)
-
-    def update(self, state: DcSgdState, released: Release, public: PublicSignals) -> DcSgdState:
-        state, parts = _with_histogram(self, state, released)
-        if parts is None:
-            return state
-        setting, coming = state.setting, min(public.round + 1, state.setting.rounds)
-        noise_on_mean = _plan(self, state, coming).noise_multiplier / setting.sampling.expected_units
-        price = noise_on_mean**2 * setting.dimension(coming)
-        bound = least_error(released_norms.representatives(_edges(self)), parts, price)
-        return replace(state, bound=max(self.lowest, bound))
-
-    def step_scale(self, state: DcSgdState) -> float:
-        return 1.0
-
-    def released_values(self, state: DcSgdState) -> dict[str, float]:
-        return {"clip-bound": state.bound}
+    def _bound(self, parts: tuple[float, ...], price: float) -> float:
+        return max(self.lowest, least_error(released_norms.representatives(self._edges()), parts, price))
 
 
 def least_error(norms: tuple[float, ...], parts: tuple[float, ...], price: float) -> float:
@@ -160,40 +135,3 @@ def least_error(norms: tuple[float, ...], parts: tuple[float, ...], price: float
         mass, moment = mass + part, moment + part * norm
         bound = moment / (price + mass)
     return bound
-
-
-def _check(controller: DcSgdP | DcSgdE) -> None:
-    checks.positive(clip_norm=controller.clip_norm, lowest=controller.lowest)
-    checks.non_negative(histogram_noise=controller.histogram_noise)
-    checks.within(0.0, 0.99, history=controller.history)
-    checks.within(2.0 * controller.lowest, 2.0**20 * controller.lowest, highest=controller.highest)
-
-
-def _edges(controller: DcSgdP | DcSgdE) -> tuple[float, ...]:
-    return released_norms.norm_edges(controller.lowest, controller.highest)
-
-
-def _query(controller: DcSgdP | DcSgdE, setting: RunInfo) -> NormHistogram:
-    noise_std = controller.histogram_noise or released_norms.DEFAULT_SHARE * setting.sampling.expected_units
-    return NormHistogram(_edges(controller), noise_std)
-
-
-def _initial(controller: DcSgdP | DcSgdE, setting: RunInfo) -> DcSgdState:
-    check_queries(setting, (_query(controller, setting),))
-    return DcSgdState(setting, controller.clip_norm)
-
-
-def _plan(controller: DcSgdP | DcSgdE, state: DcSgdState, round: int) -> Plan:
-    query = _query(controller, state.setting)
-    z = update_multiplier(state.setting.noise_multiplier(round), (query,))
-    return Plan(FlatClip(state.bound, state.setting.dimension(round)), z, (query,))
-
-
-def _with_histogram(
-    controller: DcSgdP | DcSgdE, state: DcSgdState, released: Release
-) -> tuple[DcSgdState, tuple[float, ...] | None]:
-    """The state with one more histogram, and the share of clients per bin where it says anything."""
-    history = released_norms.blended(state.history, released.answer("norm-histogram"), controller.history)
-    state = replace(state, history=history, histograms=state.histograms + 1)
-    noise_std = _query(controller, state.setting).noise_std
-    return state, released_norms.shares(history, controller.history, state.histograms, noise_std)

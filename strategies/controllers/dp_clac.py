@@ -21,7 +21,6 @@ L_{t+1} = 2 v_t and L/2 is taken off each before they are summed (``BoundedMean`
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping.norms import FlatClip
@@ -29,7 +28,7 @@ from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import BoundedMean, LossHistogram
-from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
+from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.loss_following import elected, followed, vote_plan, vote_release
 
 LOSS_EDGES = tuple(2.0 ** (j / 2) for j in range(-8, 9))
@@ -43,7 +42,6 @@ class ClacState:
     ``loss_bound`` is 0 until the histogram of losses was released, ``mean_loss`` (v_t) -1 until a loss was.
     """
 
-    setting: RunInfo
     bound: float
     first_bound: float
     loss: float
@@ -53,7 +51,7 @@ class ClacState:
 
 
 @dataclass(frozen=True)
-class DpClac:
+class DpClac(Controller[ClacState]):
     """DP-CLAC.
 
     Attributes:
@@ -67,7 +65,6 @@ class DpClac:
         least_loss: L_min, in (0, 16].
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 0.0
     histogram_noise: float = 2.0
     histogram_rate: float = 0.0
@@ -90,23 +87,20 @@ class DpClac:
             return None
         return vote_release(sampling, self.histogram_rate, self.histogram_noise)
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
+    def init(self, info: RunInfo, public: PublicSignals) -> ClacState:
+        return ClacState(self.clip_norm, self.clip_norm, math.nan, math.nan)
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> ClacState:
-        return ClacState(setting, self.clip_norm, self.clip_norm, math.nan, math.nan)
-
-    def plan(self, state: ClacState, round: int) -> Plan:
-        z = state.setting.noise_multiplier(round)
+    def plan(self, state: ClacState, info: RunInfo, round: int) -> Plan:
+        z = info.noise_multiplier(round)
         z_update, z_loss = z / math.sqrt(1.0 - self.loss_share), z / math.sqrt(self.loss_share)
         if round == 0:
-            return vote_plan(state.setting, self.histogram_noise, z_update)
-        clip = FlatClip(state.bound, state.setting.dimension(round))
+            return vote_plan(info, self.histogram_noise, z_update)
+        clip = FlatClip(state.bound, info.dimension(round))
         if state.loss_bound > 0:
             return Plan(clip, z_update, (self._mean(state.loss_bound, z_loss),))
         return Plan(clip, z_update, (LossHistogram(LOSS_EDGES, z_loss),))
 
-    def update(self, state: ClacState, released: Release, public: PublicSignals) -> ClacState:
+    def update(self, state: ClacState, info: RunInfo, released: Release, public: PublicSignals) -> ClacState:
         if public.round == 0:
             return elected(state, released)
         if state.loss_bound == 0:
@@ -118,10 +112,7 @@ class DpClac:
         state = replace(state, loss_bound=self._loss_bound(loss), mean_loss=max(0.0, loss))
         return followed(state, loss, smooth=self.smooth, floor=self.floor)
 
-    def step_scale(self, state: ClacState) -> float:
-        return 1.0
-
-    def released_values(self, state: ClacState) -> dict[str, float]:
+    def released_values(self, state: ClacState, info: RunInfo) -> dict[str, float]:
         values = {"clip-bound": state.bound}
         if state.loss_bound > 0:
             values["loss-bound"] = state.loss_bound

@@ -28,7 +28,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
+from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.loss_following import elected, followed, usable, vote_plan, vote_release
 
 
@@ -36,7 +36,6 @@ from strategies.controllers.loss_following import elected, followed, usable, vot
 class LacState:
     """Threshold of the next round, the first one, and what is remembered of the validation loss."""
 
-    setting: RunInfo
     bound: float
     first_bound: float
     loss: float
@@ -44,7 +43,7 @@ class LacState:
 
 
 @dataclass(frozen=True)
-class DpLac:
+class DpLac(Controller[LacState]):
     """DP-LAC.
 
     Attributes:
@@ -73,28 +72,22 @@ class DpLac:
             return None
         return vote_release(sampling, self.histogram_rate, self.histogram_noise)
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> LacState:
+    def init(self, info: RunInfo, public: PublicSignals) -> LacState:
         loss = public.validation_loss if usable(public.validation_loss) else math.nan
-        return LacState(setting, self.clip_norm, self.clip_norm, loss, loss)
+        return LacState(self.clip_norm, self.clip_norm, loss, loss)
 
-    def plan(self, state: LacState, round: int) -> Plan:
-        noise_multiplier = state.setting.noise_multiplier(round)
+    def plan(self, state: LacState, info: RunInfo, round: int) -> Plan:
+        noise_multiplier = info.noise_multiplier(round)
         if round > 0:
-            return Plan(FlatClip(state.bound, state.setting.dimension(round)), noise_multiplier)
-        return vote_plan(state.setting, self.histogram_noise, noise_multiplier)
+            return Plan(FlatClip(state.bound, info.dimension(round)), noise_multiplier)
+        return vote_plan(info, self.histogram_noise, noise_multiplier)
 
-    def update(self, state: LacState, released: Release, public: PublicSignals) -> LacState:
+    def update(self, state: LacState, info: RunInfo, released: Release, public: PublicSignals) -> LacState:
         if public.round == 0:
             return elected(state, released)
         if public.validation_loss is None:
             raise ValueError("dp-lac needs the validation loss of every round; set evaluation.every = 1")
         return followed(state, public.validation_loss, smooth=self.smooth, floor=self.floor)
 
-    def step_scale(self, state: LacState) -> float:
-        return 1.0
-
-    def released_values(self, state: LacState) -> dict[str, float]:
+    def released_values(self, state: LacState, info: RunInfo) -> dict[str, float]:
         return {"clip-bound": state.bound}

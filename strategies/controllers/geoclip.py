@@ -21,7 +21,6 @@ Eigenvalues stay within [lowest, highest]^2 of the prior; the paper's h1 and h2 
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float64
@@ -30,10 +29,9 @@ from torch import Tensor
 from privacy import checks
 from privacy.clipping.whitening import GeoClip, whitening_weights
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.rng import torch_generator
-from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,11 @@ class Shape:
 class GeoclipState:
     """Statistics by the block sizes of the rounds they are of."""
 
-    setting: RunInfo
     shapes: dict[str, Shape]
 
 
 @dataclass(frozen=True)
-class Geoclip:
+class Geoclip(Controller[GeoclipState]):
     """GeoClip.
 
     Attributes:
@@ -90,7 +87,6 @@ class Geoclip:
         seed: of the first directions where ``rest`` is false.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.0
     rank: int = 8
     blocks: bool = False
@@ -108,23 +104,17 @@ class Geoclip:
         checks.within(1e-6, 1.0, lowest=self.lowest)
         checks.within(1.0, 1e6, highest=self.highest)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
+    def init(self, info: RunInfo, public: PublicSignals) -> GeoclipState:
+        blocks = self._sizes(info, 1)
+        return GeoclipState({_key(blocks): self._fresh(blocks)})
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> GeoclipState:
-        blocks = self._sizes(setting, 1)
-        return GeoclipState(setting, {_key(blocks): self._fresh(blocks)})
-
-    def plan(self, state: GeoclipState, round: int) -> Plan:
-        sizes = self._sizes(state.setting, round)
+    def plan(self, state: GeoclipState, info: RunInfo, round: int) -> Plan:
+        sizes = self._sizes(info, round)
         shape = state.shapes.get(_key(sizes)) or self._fresh(sizes)
-        return Plan(self._map(shape, sizes, state.setting), state.setting.noise_multiplier(round))
+        return Plan(self._map(shape, sizes, info), info.noise_multiplier(round))
 
-    def update(self, state: GeoclipState, released: Release, public: PublicSignals) -> GeoclipState:
-        sizes = self._sizes(state.setting, public.round)
+    def update(self, state: GeoclipState, info: RunInfo, released: Release, public: PublicSignals) -> GeoclipState:
+        sizes = self._sizes(info, public.round)
         shape = state.shapes.get(_key(sizes)) or self._fresh(sizes)
         mean, clip = released.update.double(), released.plan.clip
         assert isinstance(clip, GeoClip)
@@ -140,17 +130,14 @@ class Geoclip:
         centre = torch.lerp(mean, shape.centre, self.mean_history)
         return replace(state, shapes={**state.shapes, _key(sizes): Shape(centre, blocks, shape.rounds + 1)})
 
-    def step_scale(self, state: GeoclipState) -> float:
-        return 1.0
-
-    def released_values(self, state: GeoclipState) -> dict[str, float]:
-        sizes = self._sizes(state.setting, 1)
-        clip = self._map(state.shapes[_key(sizes)], sizes, state.setting)
+    def released_values(self, state: GeoclipState, info: RunInfo) -> dict[str, float]:
+        sizes = self._sizes(info, 1)
+        clip = self._map(state.shapes[_key(sizes)], sizes, info)
         # Noise in all values together as flat clipping would have it, whose threshold that makes.
         return {"clip-bound": float(clip.spread().norm()) / len(clip.centre) ** 0.5}
 
-    def _sizes(self, setting: RunInfo, round: int) -> tuple[int, ...]:
-        return setting.blocks(round) if self.blocks else (setting.dimension(round),)
+    def _sizes(self, info: RunInfo, round: int) -> tuple[int, ...]:
+        return info.blocks(round) if self.blocks else (info.dimension(round),)
 
     def _fresh(self, sizes: tuple[int, ...]) -> Shape:
         made = []
@@ -190,8 +177,8 @@ class Geoclip:
         own = own.maximum(rest) if rank < size and self.rest else own
         return prior + expected * torch.cat([own.clamp_min(0.0), rest])
 
-    def _map(self, shape: Shape, sizes: tuple[int, ...], setting: RunInfo) -> GeoClip:
-        expected, unit = setting.sampling.expected_units, self.clip_norm**2 / len(shape.centre)
+    def _map(self, shape: Shape, sizes: tuple[int, ...], info: RunInfo) -> GeoClip:
+        expected, unit = info.sampling.expected_units, self.clip_norm**2 / len(shape.centre)
         prior, least, most = self.history**shape.rounds * unit, self.lowest**2 * unit, self.highest**2 * unit
         values = [self._eigenvalues(block, prior, expected).clamp(least, most) for block in shape.blocks]
         ranks = tuple(len(block.values) for block in shape.blocks)

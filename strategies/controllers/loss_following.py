@@ -30,8 +30,6 @@ class FollowingState(Protocol):
     """
 
     @property
-    def setting(self) -> RunInfo: ...
-    @property
     def bound(self) -> float: ...
     @property
     def first_bound(self) -> float: ...
@@ -69,9 +67,9 @@ def vote_release(sampling: Poisson, rate: float, noise_std: float) -> InitialRel
     return InitialRelease(replace(sampling, rate=rate or sampling.rate), (component,))
 
 
-def vote_plan(setting: RunInfo, noise_std: float, update_multiplier: float) -> Plan:
+def vote_plan(info: RunInfo, noise_std: float, update_multiplier: float) -> Plan:
     """The plan of that release; clients simulate the noise that an update of that multiplier will carry."""
-    simulated = update_multiplier / setting.sampling.expected_units
+    simulated = update_multiplier / info.sampling.expected_units
     vote = OneHotVote(GRID, noise_std, simulated_noise_std_per_bound=simulated)
     return Plan(NoUpdate(), update_multiplier, (vote,))
 

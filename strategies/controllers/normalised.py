@@ -1,47 +1,39 @@
-"""Automatic clipping (AUTO-S): every update is given about the length C, so that there is no threshold to tune.
+"""Normalised updates: every update is given about the length C, so that there is no threshold to tune.
 
-    S_t = sum_k C Delta_k / (||Delta_k|| + gamma C) + N(0, z^2 C^2 I)
+    AUTO-S:  S_t = sum_k C Delta_k / (||Delta_k|| + gamma C) + N(0, z^2 C^2 I)
+    PSAC:    S_t = sum_k C x_k / (n_k + r / (n_k + r)) + N(0, z^2 C^2 I),   x_k = Delta_k / C,  n_k = ||x_k||
 
-Reference: Bu, Wang, Zha, Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
-NeurIPS 2023 (arXiv 2206.07136v3), AUTO-S.
-Guarantee: a scaled update is shorter than C, so each round is one Poisson-sampled Gaussian of multiplier z.
-Deviations: gamma is relative to C (theirs is absolute, 0.01, for gradients); updates of clients in place of gradients
-of records. C is a step size and no threshold: twice C with half the server's learning rate is the same run.
+AUTO-S (automatic clipping) gives long updates the length C and leaves short ones short in proportion; PSAC (per-sample
+adaptive clipping) does so with a weight that does not blow up short updates: it is 1 at n = 0, largest, 1/(2 sqrt(r) -
+r), at n = sqrt(r) - r, and about 1/n for long ones.
 
-PSAC: per-sample adaptive clipping with a weight that does not blow up short updates.
-
-    S_t = sum_k C x_k / (n_k + r / (n_k + r)) + N(0, z^2 C^2 I),   x_k = Delta_k / C,  n_k = ||x_k||
-
-Reference: Xia, Shen, Yao, Fu, Xu, Xu, Fu, "Differentially Private Learning with Per-Sample Adaptive Clipping", AAAI
-2023 (arXiv 2212.00328v2).
-Guarantee: n / (n + r/(n + r)) < 1, so each round is one Poisson-sampled Gaussian of multiplier z.
-Deviations: norms are taken in units of C before the weight (theirs are absolute, for gradients); updates of clients in
-place of gradients of records. The weight 1/(n + r/(n + r)) is 1 at n = 0, largest, 1/(2 sqrt(r) - r), at n =
-sqrt(r) - r, and about 1/n for long updates.
+References: Bu, Wang, Zha, Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
+NeurIPS 2023 (arXiv 2206.07136v3); Xia, Shen, Yao, Fu, Xu, Xu, Fu, "Differentially Private Learning with Per-Sample
+Adaptive Clipping", AAAI 2023 (arXiv 2212.00328v2).
+Guarantee: a scaled update is shorter than C whatever its length, for n / (n + r/(n + r)) < 1 too, so each round is one
+Poisson-sampled Gaussian of multiplier z.
+Deviations: gamma and r are in units of C (theirs are absolute, for gradients; gamma 0.01); updates of clients in place
+of gradients of records. C is a step size and no threshold: twice C with half the server's learning rate is the same
+run.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping.norms import AutomaticClip, PsacClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
-from privacy.mechanism import Release
-from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo, constant_profile
-from strategies.controllers.fixed import FixedState
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 
 @dataclass(frozen=True)
-class Automatic:
-    """Automatic clipping with a fixed length.
+class Automatic(Controller[None]):
+    """AUTO-S with a fixed length.
 
     Attributes:
         clip_norm: C, the length of a scaled update, > 0.
         gamma: stability constant in units of C, in [1e-6, 1e6]: updates much shorter than gamma C stay short.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.0
     gamma: float = 0.01
 
@@ -49,31 +41,18 @@ class Automatic:
         checks.positive(clip_norm=self.clip_norm)
         checks.within(1e-6, 1e6, gamma=self.gamma)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
+    def init(self, info: RunInfo, public: PublicSignals) -> None:
         return None
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
+    def plan(self, state: None, info: RunInfo, round: int) -> Plan:
+        return Plan(AutomaticClip(self.clip_norm, info.dimension(round), self.gamma), info.noise_multiplier(round))
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> FixedState:
-        return FixedState(setting)
-
-    def plan(self, state: FixedState, round: int) -> Plan:
-        clip = AutomaticClip(self.clip_norm, state.setting.dimension(round), self.gamma)
-        return Plan(clip, state.setting.noise_multiplier(round))
-
-    def update(self, state: FixedState, released: Release, public: PublicSignals) -> FixedState:
-        return state
-
-    def step_scale(self, state: FixedState) -> float:
-        return 1.0
-
-    def released_values(self, state: FixedState) -> dict[str, float]:
+    def released_values(self, state: None, info: RunInfo) -> dict[str, float]:
         return {"clip-bound": self.clip_norm}
 
 
 @dataclass(frozen=True)
-class Psac:
+class Psac(Controller[None]):
     """PSAC with a fixed length.
 
     Attributes:
@@ -81,7 +60,6 @@ class Psac:
         r: regularity constant in units of C, in [1e-6, 1]; 0.1 and 0.01 are the paper's values.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.0
     r: float = 0.1
 
@@ -89,24 +67,11 @@ class Psac:
         checks.positive(clip_norm=self.clip_norm)
         checks.within(1e-6, 1.0, r=self.r)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
+    def init(self, info: RunInfo, public: PublicSignals) -> None:
         return None
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
+    def plan(self, state: None, info: RunInfo, round: int) -> Plan:
+        return Plan(PsacClip(self.clip_norm, info.dimension(round), self.r), info.noise_multiplier(round))
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> FixedState:
-        return FixedState(setting)
-
-    def plan(self, state: FixedState, round: int) -> Plan:
-        clip = PsacClip(self.clip_norm, state.setting.dimension(round), self.r)
-        return Plan(clip, state.setting.noise_multiplier(round))
-
-    def update(self, state: FixedState, released: Release, public: PublicSignals) -> FixedState:
-        return state
-
-    def step_scale(self, state: FixedState) -> float:
-        return 1.0
-
-    def released_values(self, state: FixedState) -> dict[str, float]:
+    def released_values(self, state: None, info: RunInfo) -> dict[str, float]:
         return {"clip-bound": self.clip_norm}

@@ -19,23 +19,14 @@ released with noise. Limits of gamma, rho_low and rho_high are ours (the paper's
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import NormBit, NormHistogram
 from strategies.controllers import released_norms
-from strategies.controllers.controller import (
-    InitialRelease,
-    PublicSignals,
-    RunInfo,
-    check_queries,
-    constant_profile,
-    update_multiplier,
-)
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo, check_queries, update_multiplier
 from strategies.controllers.released_norms import followed, norm_bit, unclipped_share
 
 SOURCES = ("bit", "histogram")
@@ -45,7 +36,6 @@ SOURCES = ("bit", "histogram")
 class PercentileState:
     """Threshold and step factor of the next round, the last clip rate (-1: none yet), the averaged histogram."""
 
-    setting: RunInfo
     bound: float
     scale: float = 1.0
     clip_rate: float = -1.0
@@ -54,7 +44,7 @@ class PercentileState:
 
 
 @dataclass(frozen=True)
-class Percentile:
+class Percentile(Controller[PercentileState]):
     """Percentile clipping with a learning-rate nudge.
 
     Attributes:
@@ -74,7 +64,6 @@ class Percentile:
         most_scale: gamma_max, >= 1. ``up = 1`` and ``down = 1`` switch the nudge off.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 3.0
     clip_rate: float = 0.2
     source: str = "bit"
@@ -105,25 +94,21 @@ class Percentile:
         checks.within(0.01, 1.0, least_scale=self.least_scale)
         checks.within(1.0, 100.0, most_scale=self.most_scale)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> PercentileState:
-        state = PercentileState(setting, self.clip_norm)
-        check_queries(setting, (self._query(state),))
+    def init(self, info: RunInfo, public: PublicSignals) -> PercentileState:
+        state = PercentileState(self.clip_norm)
+        check_queries(info, (self._query(state, info),))
         return state
 
-    def plan(self, state: PercentileState, round: int) -> Plan:
-        setting, query = state.setting, self._query(state)
-        z = update_multiplier(setting.noise_multiplier(round), (query,))
-        return Plan(FlatClip(state.bound, setting.dimension(round)), z, (query,))
+    def plan(self, state: PercentileState, info: RunInfo, round: int) -> Plan:
+        query = self._query(state, info)
+        z = update_multiplier(info.noise_multiplier(round), (query,))
+        return Plan(FlatClip(state.bound, info.dimension(round)), z, (query,))
 
-    def update(self, state: PercentileState, released: Release, public: PublicSignals) -> PercentileState:
+    def update(
+        self, state: PercentileState, info: RunInfo, released: Release, public: PublicSignals
+    ) -> PercentileState:
         if self.source == "histogram":
-            state, rate, bound = self._from_histogram(state, released)
+            state, rate, bound = self._from_histogram(state, info, released)
         else:
             share = unclipped_share(released)
             rate, bound = 1.0 - share, followed(state.bound, share, 1 - self.clip_rate, self.learning_rate, state.bound)
@@ -135,20 +120,22 @@ class Percentile:
     def step_scale(self, state: PercentileState) -> float:
         return state.scale
 
-    def released_values(self, state: PercentileState) -> dict[str, float]:
+    def released_values(self, state: PercentileState, info: RunInfo) -> dict[str, float]:
         values = {"clip-bound": state.bound, "step-scale": state.scale}
         return values if state.clip_rate < 0 else values | {"clip-rate": state.clip_rate}
 
-    def _query(self, state: PercentileState) -> NormBit | NormHistogram:
-        expected = state.setting.sampling.expected_units
+    def _query(self, state: PercentileState, info: RunInfo) -> NormBit | NormHistogram:
+        expected = info.sampling.expected_units
         if self.source == "bit":
             return norm_bit(state.bound, self.query_noise, expected)
         edges = released_norms.norm_edges(self.lowest, self.highest)
         return NormHistogram(edges, self.query_noise or released_norms.DEFAULT_SHARE * expected)
 
-    def _from_histogram(self, state: PercentileState, released: Release) -> tuple[PercentileState, float, float]:
+    def _from_histogram(
+        self, state: PercentileState, info: RunInfo, released: Release
+    ) -> tuple[PercentileState, float, float]:
         """The state with one more histogram, the clip rate at C_t and the next C; -1 and C_t while it says nothing."""
-        query = self._query(state)
+        query = self._query(state, info)
         assert isinstance(query, NormHistogram)
         history = released_norms.blended(state.history, released.answer(query.name), self.history)
         state = replace(state, history=history, histograms=state.histograms + 1)

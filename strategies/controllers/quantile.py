@@ -14,22 +14,13 @@ the sign of the unclipped one, bits of sensitivity 1 and the noise of the next t
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import NormBit
-from strategies.controllers.controller import (
-    InitialRelease,
-    PublicSignals,
-    RunInfo,
-    check_queries,
-    constant_profile,
-    update_multiplier,
-)
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo, check_queries, update_multiplier
 from strategies.controllers.released_norms import followed, norm_bit, unclipped_share
 
 
@@ -37,13 +28,12 @@ from strategies.controllers.released_norms import followed, norm_bit, unclipped_
 class QuantileState:
     """Threshold of the next round, and the last noisy share of unclipped clients (-1 before there is one)."""
 
-    setting: RunInfo
     bound: float
     unclipped: float = -1.0
 
 
 @dataclass(frozen=True)
-class Quantile:
+class Quantile(Controller[QuantileState]):
     """Quantile clipping.
 
     Attributes:
@@ -53,7 +43,6 @@ class Quantile:
         bit_noise: sigma_b, std of the noise on the sum of bits; 0 takes m/20.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 0.1
     quantile: float = 0.5
     learning_rate: float = 0.2
@@ -64,33 +53,24 @@ class Quantile:
         checks.fraction(quantile=self.quantile)
         checks.non_negative(bit_noise=self.bit_noise)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> QuantileState:
-        state = QuantileState(setting, self.clip_norm)
-        check_queries(setting, (self._bit(state),))
+    def init(self, info: RunInfo, public: PublicSignals) -> QuantileState:
+        state = QuantileState(self.clip_norm)
+        check_queries(info, (self._bit(state, info),))
         return state
 
-    def plan(self, state: QuantileState, round: int) -> Plan:
-        setting, bit = state.setting, self._bit(state)
-        z = update_multiplier(setting.noise_multiplier(round), (bit,))
-        return Plan(FlatClip(state.bound, setting.dimension(round)), z, (bit,))
+    def plan(self, state: QuantileState, info: RunInfo, round: int) -> Plan:
+        bit = self._bit(state, info)
+        z = update_multiplier(info.noise_multiplier(round), (bit,))
+        return Plan(FlatClip(state.bound, info.dimension(round)), z, (bit,))
 
-    def update(self, state: QuantileState, released: Release, public: PublicSignals) -> QuantileState:
+    def update(self, state: QuantileState, info: RunInfo, released: Release, public: PublicSignals) -> QuantileState:
         share = unclipped_share(released)
         bound = followed(state.bound, share, self.quantile, self.learning_rate, self.clip_norm)
         return replace(state, bound=bound, unclipped=share)
 
-    def step_scale(self, state: QuantileState) -> float:
-        return 1.0
-
-    def released_values(self, state: QuantileState) -> dict[str, float]:
+    def released_values(self, state: QuantileState, info: RunInfo) -> dict[str, float]:
         values = {"clip-bound": state.bound}
         return values if state.unclipped < 0 else values | {"unclipped-share": state.unclipped}
 
-    def _bit(self, state: QuantileState) -> NormBit:
-        return norm_bit(state.bound, self.bit_noise, state.setting.sampling.expected_units)
+    def _bit(self, state: QuantileState, info: RunInfo) -> NormBit:
+        return norm_bit(state.bound, self.bit_noise, info.sampling.expected_units)

@@ -1,56 +1,50 @@
-"""Dynamic DP-SGD: threshold and noise fall on a schedule that is known before the first round.
+"""Schedules of noise that are known before the first round: Dynamic DP-SGD's fall, and ATDP's rise with resets.
 
-    C_t = C_0 rho_C^(t/T),   sigma_t = sigma_0 rho_mu^(t/T)   (mu_t = 1/sigma_t grows),   t = 1..T
+    dynamic:     C_t = C_0 rho_C^(t/T),   sigma_t = sigma_0 rho_mu^(t/T)   (mu_t = 1/sigma_t grows),   t = 1..T
+    rise-reset:  sigma <- sigma gamma rho,  rho ~ U(low, high);   sigma <- sigma_0 where it exceeds sigma_max;   C fixed
 
-sigma_0 is the least for which the whole schedule costs epsilon, found by bisection over privacy loss distributions
-(``privacy/accountants/calibration.py``, ``profile``); the paper's formula p sqrt(sum_t (e^(mu_t^2) - 1)) is a
-central-limit approximation and no bound.
+The random factors of rise-reset come from a public seed and from nothing else. sigma_0 is the least for which the whole
+schedule costs epsilon, found by bisection over privacy loss distributions (``privacy/accountants/calibration.py``,
+``profile``); phases (:mod:`server.runs.phase_plan`) may give sigma_0 instead, and report what that costs.
 
-Reference: Du, Li, Huang, Xu, Liu, Zhao, "Dynamic Differential-Privacy Preserving SGD" (arXiv 2111.00173v3); DP-LAC
-(arXiv 2605.10272) compares with it under the names rho_C and rho_mu. Ratios 0.3 and 0.8 are those of its code.
+References: Du, Li, Huang, Xu, Liu, Zhao, "Dynamic Differential-Privacy Preserving SGD" (arXiv 2111.00173v3), with which
+DP-LAC (arXiv 2605.10272) compares under the names rho_C and rho_mu (ratios 0.3 and 0.8 are those of its code); Yu,
+Singh, Li, Cao, "ATDP" (2025), algorithm 1, for rise-reset.
 Guarantee: round t is one Poisson-sampled Gaussian of multiplier sigma_t; the schedule depends on no data, so floor
 mode commits to the T different steps and accounts them exactly. Filter mode pays for them too, at Rényi prices.
-Deviations: client updates in place of records' gradients, a step of the schedule every round instead of every epoch.
+Deviations: client updates in place of records' gradients. Dynamic: a step of the schedule every round instead of every
+epoch; the paper's formula p sqrt(sum_t (e^(mu_t^2) - 1)) is a central-limit approximation and no bound. Rise-reset: a
+factor is drawn every ``every`` rounds, where the paper draws one per epoch; sigma_0, gamma, the jitter and sigma_max
+are not in the copy at hand, the defaults (gamma 1.3, jitter 0.9 to 1.1, sigma_max = 5 sigma_0, as 4 and 20 would be)
+are ours.
 A schedule of T different steps takes seconds to account (about 20 s to calibrate T = 100).
-
-ATDP's noise: it rises by random steps and falls back, on a schedule drawn before the first round.
-
-    sigma <- sigma * gamma * rho,  rho ~ U(low, high);   sigma <- sigma_0 where it exceeds sigma_max
-
-The random factors come from a public seed and from nothing else, so the whole schedule is known before the run: floor
-mode commits to its T different multipliers and accounts them exactly. sigma_0 is the least for which the whole schedule
-costs the asked epsilon; phases (:mod:`server.runs.phase_plan`) may give sigma_0 instead, and report what that costs.
-
-Reference: Yu, Singh, Li, Cao, "ATDP" (2025), algorithm 1. Guarantee: round t is one Poisson-sampled Gaussian of
-multiplier sigma_t >= sigma_0, fixed in advance. The values of sigma_0, gamma, the jitter and sigma_max are not in
-the copy at hand; the defaults (gamma 1.3, jitter 0.9 to 1.1, sigma_max = 5 sigma_0, as 4 and 20 would be) are ours.
-Deviations: a factor is drawn every ``every`` rounds, where the paper draws one per epoch.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from privacy import checks
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.rng import simulation_generator
-from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 LEAST_RATIO = 0.01
 
 
 @dataclass(frozen=True)
-class DynamicState:
-    """Where the run stands: rounds done."""
+class Done:
+    """Where a run on a schedule stands."""
 
-    setting: RunInfo
     rounds_done: int = 0
+
+    def coming(self, info: RunInfo) -> int:
+        """The next round; the last one when all are done."""
+        return min(self.rounds_done + 1, info.rounds)
 
 
 @dataclass(frozen=True)
-class Dynamic:
+class Dynamic(Controller[Done]):
     """Dynamic DP-SGD's schedule.
 
     Attributes:
@@ -59,7 +53,6 @@ class Dynamic:
         noise_ratio: rho_mu = sigma_T / sigma_0, in [0.01, 1]; 1 keeps the noise multiplier constant.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.5
     clip_ratio: float = 0.3
     noise_ratio: float = 0.8
@@ -68,46 +61,28 @@ class Dynamic:
         checks.positive(clip_norm=self.clip_norm)
         checks.within(LEAST_RATIO, 1.0, clip_ratio=self.clip_ratio, noise_ratio=self.noise_ratio)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
     def profile(self, rounds: int) -> tuple[float, ...]:
         return tuple(self.noise_ratio ** (round / rounds) for round in range(1, rounds + 1))
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> DynamicState:
-        return DynamicState(setting)
+    def init(self, info: RunInfo, public: PublicSignals) -> Done:
+        return Done()
 
-    def plan(self, state: DynamicState, round: int) -> Plan:
-        clip = FlatClip(self._bound(state.setting, round), state.setting.dimension(round))
-        return Plan(clip, state.setting.noise_multiplier(round))
+    def plan(self, state: Done, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(self._bound(info, round), info.dimension(round)), info.noise_multiplier(round))
 
-    def update(self, state: DynamicState, released: Release, public: PublicSignals) -> DynamicState:
-        return DynamicState(state.setting, public.round)
+    def update(self, state: Done, info: RunInfo, released: Release, public: PublicSignals) -> Done:
+        return Done(public.round)
 
-    def step_scale(self, state: DynamicState) -> float:
-        return 1.0
+    def released_values(self, state: Done, info: RunInfo) -> dict[str, float]:
+        coming = state.coming(info)
+        return {"clip-bound": self._bound(info, coming), "noise-multiplier": info.noise_multiplier(coming)}
 
-    def released_values(self, state: DynamicState) -> dict[str, float]:
-        coming = min(state.rounds_done + 1, state.setting.rounds)
-        return {
-            "clip-bound": self._bound(state.setting, coming),
-            "noise-multiplier": state.setting.noise_multiplier(coming),
-        }
-
-    def _bound(self, setting: RunInfo, round: int) -> float:
-        return float(self.clip_norm * self.clip_ratio ** (round / setting.rounds))
+    def _bound(self, info: RunInfo, round: int) -> float:
+        return float(self.clip_norm * self.clip_ratio ** (round / info.rounds))
 
 
 @dataclass(frozen=True)
-class RiseResetState:
-    """Where the run stands: rounds done."""
-
-    setting: RunInfo
-    rounds_done: int = 0
-
-
-@dataclass(frozen=True)
-class RiseReset:
+class RiseReset(Controller[Done]):
     """The rise-reset schedule at a fixed threshold.
 
     Attributes:
@@ -119,7 +94,6 @@ class RiseReset:
         seed: of the factors; public.
     """
 
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 1.0
     growth: float = 1.3
     low: float = 0.9
@@ -136,9 +110,6 @@ class RiseReset:
         checks.integer_at_least(1, every=self.every)
         checks.integer_at_least(0, seed=self.seed)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
     def profile(self, rounds: int) -> tuple[float, ...]:
         """sigma_t / sigma_0 of rounds 1..T; round 1 has sigma_0. Never below 1: rho may lower sigma, but not so far."""
         draws = simulation_generator(self.seed, "rise-reset")
@@ -151,19 +122,15 @@ class RiseReset:
             shares.append(sigma)
         return tuple(shares)
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> RiseResetState:
-        return RiseResetState(setting)
+    def init(self, info: RunInfo, public: PublicSignals) -> Done:
+        return Done()
 
-    def plan(self, state: RiseResetState, round: int) -> Plan:
-        clip = FlatClip(self.clip_norm, state.setting.dimension(round))
-        return Plan(clip, state.setting.noise_multiplier(round))
+    def plan(self, state: Done, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(self.clip_norm, info.dimension(round)), info.noise_multiplier(round))
 
-    def update(self, state: RiseResetState, released: Release, public: PublicSignals) -> RiseResetState:
-        return RiseResetState(state.setting, public.round)
+    def update(self, state: Done, info: RunInfo, released: Release, public: PublicSignals) -> Done:
+        return Done(public.round)
 
-    def step_scale(self, state: RiseResetState) -> float:
-        return 1.0
-
-    def released_values(self, state: RiseResetState) -> dict[str, float]:
-        coming = min(state.rounds_done + 1, state.setting.rounds)
-        return {"clip-bound": float(self.clip_norm), "noise-multiplier": state.setting.noise_multiplier(coming)}
+    def released_values(self, state: Done, info: RunInfo) -> dict[str, float]:
+        noise = info.noise_multiplier(state.coming(info))
+        return {"clip-bound": float(self.clip_norm), "noise-multiplier": noise}

@@ -19,7 +19,7 @@ Limits of gamma, rho_low, rho_high and H are ours, the paper's are not known.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from privacy import checks
 from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
 from privacy.contribution import Plan
-from privacy.mechanism import Release
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.published.raw_rows import RawRule
 
 
@@ -36,18 +36,16 @@ from strategies.published.raw_rows import RawRule
 class AdamAcState:
     """Threshold, factor on the step, and the buffer of raw norms per record."""
 
-    setting: Any
     bound: float
     scale: float = 1.0
     history: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
-class PublishedAdamAc(RawRule):
+class PublishedAdamAc(RawRule, Controller[AdamAcState]):
     """The paper's rule; a controller that is shown what no controller may see (:meth:`see`)."""
 
     unsound: ClassVar[str] = "DP-Adam-AC's published rule reads raw norms and clips micro-batches, not records"
-    reads_validation: ClassVar[bool] = False
     clip_norm: float = 3.0
     micro_batch: int = 4
     clip_rate: float = 0.2
@@ -71,21 +69,12 @@ class PublishedAdamAc(RawRule):
         """Of the calibrated noise multiplier, what the sum of clipped micro-batches really gets."""
         return 1.0 / self.micro_batch
 
-    def initial(self, sampling: Any) -> None:
-        """Nothing is released before the first step."""
+    def init(self, info: RunInfo, public: PublicSignals) -> AdamAcState:
+        return AdamAcState(self.clip_norm)
 
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return (1.0,) * rounds
-
-    def init(self, setting: Any, public: Any) -> AdamAcState:
-        return AdamAcState(setting, self.clip_norm)
-
-    def plan(self, state: AdamAcState, round: int) -> Plan:
-        clip = FlatClip(state.bound * self.micro_batch, state.setting.dimension(round))
-        return Plan(clip, state.setting.noise_multiplier(round) * self.noise_share)
-
-    def update(self, state: AdamAcState, released: Release, public: Any) -> AdamAcState:
-        return state
+    def plan(self, state: AdamAcState, info: RunInfo, round: int) -> Plan:
+        clip = FlatClip(state.bound * self.micro_batch, info.dimension(round))
+        return Plan(clip, info.noise_multiplier(round) * self.noise_share)
 
     def regrouped(self, chunks: list[Units]) -> list[Units]:
         """Sums over micro-batches of the rows of a batch, in the order in which they came."""
@@ -94,7 +83,7 @@ class PublishedAdamAc(RawRule):
         rows = torch.cat([chunk.rows for chunk in chunks])
         return [Units(torch.stack([part.sum(dim=0) for part in torch.split(rows, self.micro_batch)]))]
 
-    def see(self, state: AdamAcState, batch: list[Units]) -> AdamAcState:
+    def see(self, state: AdamAcState, info: RunInfo, batch: list[Units]) -> AdamAcState:
         """The state after a step with these micro-batches."""
         each = [norm / self.micro_batch for units in batch for norm in units.norms.tolist()]
         if not each:
@@ -113,5 +102,5 @@ class PublishedAdamAc(RawRule):
     def step_scale(self, state: AdamAcState) -> float:
         return state.scale
 
-    def released_values(self, state: AdamAcState) -> dict[str, float]:
+    def released_values(self, state: AdamAcState, info: RunInfo) -> dict[str, float]:
         return {"clip-bound": state.bound, "step-scale": state.scale}

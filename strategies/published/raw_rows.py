@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from privacy.clipping.units import Units
 from privacy.commitment import Commitment
-from strategies.controllers.controller import PublicSignals
+from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.private_training import PlannedRelease, PrivateTraining
 
 
@@ -30,7 +30,7 @@ class RawRule:
         """The rows that are clipped one by one; those of the records unless the rule makes others of them."""
         return chunks
 
-    def see(self, state: Any, batch: list[Units]) -> Any:
+    def see(self, state: Any, info: RunInfo, batch: list[Units]) -> Any:
         """The controller's state after a step on this batch."""
         raise NotImplementedError
 
@@ -70,5 +70,5 @@ class ShownRaw(PrivateTraining):
         super().observe(public)
         if self._seen is not None:
             rule: Any = self.controller
-            self.state = replace(self.state, controller=rule.see(self.state.controller, self._seen))
+            self.state = replace(self.state, controller=rule.see(self.state.controller, self.planner.info, self._seen))
             self._seen = None

@@ -80,10 +80,10 @@ class PublishedRldp(RawRule, Rl):
         super().__post_init__()
         checks.one_of(("scratch",), policy=self.policy)  # the shipped policy has learnt to read another state
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> RawState:
+    def init(self, info: RunInfo, public: PublicSignals) -> RawState:
         weights = sac.fresh_weights(self.seed, OF_PAIR + 1, OF_RUN + 1)
-        agent = sac.new_agent(weights, len(setting.blocks(1)), setting.rounds // self._interval(setting))
-        state, size = begin(setting, agent, math.nan), len(setting.blocks(1)) * OF_PAIR + OF_RUN
+        agent = sac.new_agent(weights, len(info.blocks(1)), info.rounds // self._interval(info))
+        state, size = begin(info, agent, math.nan), len(info.blocks(1)) * OF_PAIR + OF_RUN
         nothing = torch.zeros(size, dtype=torch.float64)
         inherited = {field.name: getattr(state, field.name) for field in fields(state)}
         return RawState(
@@ -97,41 +97,43 @@ class PublishedRldp(RawRule, Rl):
             deviation=nothing,
         )
 
-    def plan(self, state: RlState, round: int) -> Plan:
-        sizes = state.setting.blocks(round)
-        z = spending.multiplier(state.setting, state.spent, round, state.offset, self.noise_range)
+    def plan(self, state: RlState, info: RunInfo, round: int) -> Plan:
+        sizes = info.blocks(round)
+        z = spending.multiplier(info, state.spent, round, state.offset, self.noise_range)
         start = self.clip_norm / math.sqrt(len(sizes))
         return Plan(PerAdapterClip(tuple(start * math.exp(scale) for scale in state.scales), sizes), z)
 
-    def update(self, state: RlState, released: Release, public: PublicSignals) -> RawState:
+    def update(self, state: RlState, info: RunInfo, released: Release, public: PublicSignals) -> RawState:
         assert isinstance(state, RawState)
-        spent = spending.after(state.setting, state.spent, released.plan, public.rho_spent)
+        spent = spending.after(info, state.spent, released.plan, public.rho_spent)
         return replace(state, spent=spent, round=public.round)
 
-    def see(self, state: RawState, batch: list[Units]) -> RawState:
+    def see(self, state: RawState, info: RunInfo, batch: list[Units]) -> RawState:
         """The state after a step on this batch."""
         if batch:
-            found = statistics(batch, state.setting.blocks(state.round))
+            found = statistics(batch, info.blocks(state.round))
             state = replace(state, steps=state.steps + 1, sums=state.sums + found)
-        if state.steps == 0 or not self._acts_after(state.round, state.setting):
+        if state.steps == 0 or not self._acts_after(state.round, info):
             return state
         average = state.sums / state.steps
         if batch:
             average[_LOSS - OF_RUN] = found[_LOSS - OF_RUN]
         utility = float(average[_UTILITY - OF_RUN])
-        share = (state.spent - state.spent_before) / spending.budget(state.setting)
+        share = (state.spent - state.spent_before) / spending.budget(info)
         earned = 0.0 if math.isnan(state.utility_before) else reward(utility - state.utility_before, share)
         state = _remembered(replace(state, steps=0, sums=torch.zeros_like(state.sums), utility_before=utility), average)
-        local, whole = self._observation(state, average)
-        return decide(state, self.acting, state.round, local, whole, earned)
+        local, whole = self._observation(state, info, average)
+        return decide(state, info, self.acting, state.round, local, whole, earned)
 
-    def _observation(self, state: RawState, average: Tensor) -> tuple[Float[Tensor, "n l"], Float[Tensor, " g"]]:
+    def _observation(
+        self, state: RawState, info: RunInfo, average: Tensor
+    ) -> tuple[Float[Tensor, "n l"], Float[Tensor, " g"]]:
         """z-scores, with the positions of the thresholds and the share of the budget that is spent."""
         spread = (state.deviation / max(state.seen - 1, 1)).sqrt()
         scores = ((average - state.mean) / spread.clamp_min(1e-12)).clamp(-5.0, 5.0).float()
         places = torch.tensor(state.scales)[:, None] / math.log(self.reach)
         local = torch.cat([scores[:-OF_RUN].view(-1, OF_PAIR), places], dim=1)
-        spent = torch.tensor([state.spent / spending.budget(state.setting)])
+        spent = torch.tensor([state.spent / spending.budget(info)])
         return local, torch.cat([scores[-OF_RUN:], spent])
 
 

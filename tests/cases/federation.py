@@ -183,7 +183,7 @@ def failing(*bad: int, how: str) -> Callable[[int, list[Message]], list[Message]
 
 def hold(strategy: DpFedAvg, nodes: Nodes, shuffle: int | None = None) -> Release:
     """One round, as the server's loop holds it."""
-    round, _, _ = strategy.next_plan()
+    round = strategy.next_release().round
     messages = list(strategy.configure_train(round, ArrayRecord(), ConfigRecord(), nodes))  # type: ignore[arg-type]
     replies = nodes.send_and_receive(messages)
     if shuffle is not None:
@@ -227,7 +227,7 @@ class Federation:
             "controller": Fixed(BOUND),
             "optimizer": FedAvg(),
             "aggregation": Plain(),
-            "setting": RunInfo(ROUNDS, (LAYOUT.blocks(),), SAMPLING, (1.5,) * ROUNDS),
+            "info": RunInfo(ROUNDS, (LAYOUT.blocks(),), SAMPLING, (1.5,) * ROUNDS),
             "layout": LAYOUT,
             "ledger": ledger,
             "sampler": CohortSampler.insecure_from_seed(3),

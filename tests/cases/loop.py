@@ -99,7 +99,7 @@ class Run:
             controller=self.controller,
             optimizer=FedAvgM(momentum=0.5),
             aggregation=Plain(),
-            setting=RunInfo(self.config.rounds, (LAYOUT.blocks(),), sampling, multipliers),
+            info=RunInfo(self.config.rounds, (LAYOUT.blocks(),), sampling, multipliers),
             layout=LAYOUT,
             ledger=ledger,
             sampler=self.sampler or CohortSampler.insecure_from_seed(3),

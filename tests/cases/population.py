@@ -79,15 +79,15 @@ class Population:
         if state is None:
             state = controller.init(setting, PublicSignals(0, self.validation(0)))
             if (initial := controller.initial(self.sampling)) is not None:
-                released = self.release(controller.plan(state, 0), 0, initial.sampling)
-                state = controller.update(state, released, PublicSignals(0, self.validation(0)))
+                released = self.release(controller.plan(state, setting, 0), 0, initial.sampling)
+                state = controller.update(state, setting, released, PublicSignals(0, self.validation(0)))
         else:
             first = sum(event.label == "round" for event in self.ledger.events) + 1
         states = [state]
         for round in range(first, first + (setting.rounds if rounds is None else rounds)):
-            released = self.release(controller.plan(states[-1], round), round)
+            released = self.release(controller.plan(states[-1], setting, round), round)
             public = PublicSignals(round, self.validation(round), self.ledger.rho_spent)
-            states.append(controller.update(states[-1], released, public))
+            states.append(controller.update(states[-1], setting, released, public))
         return states
 
 

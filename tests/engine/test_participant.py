@@ -1,5 +1,6 @@
 """A silo in a federation: its own ledger over the rounds, its own refusals, and what it sends is checked."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -14,9 +15,12 @@ from client.node import refuse_unless_for
 from client.record_level.messages import SiloReply, SiloRequest
 from client.record_level.participant import OperatorLimits, refused_unread, state_folder, take_part
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.state import LEDGER, READING
+from client.record_level.state import LEDGER, READING, silo_state
+from client.record_level.training import private_training
+from client.record_level.units import UnitIndex
 from client.worker import Job
 from privacy.ledger.ledger import Ledger
+from strategies.controllers.controller import PublicSignals
 from strategies.messages.records import BadMessage
 from tests.cases.record_level import PRIVATE, engine, records, vector
 
@@ -64,6 +68,31 @@ def test_the_controller_goes_on_where_the_last_round_left_it(tmp_path, made):
         thresholds.append((tmp_path / "silo" / "silo.json").read_text())
     assert '"clip_rate": -1.0' not in thresholds[0]
     assert thresholds[0] != thresholds[1]
+
+
+def test_a_state_that_version_0_1_wrote_is_read(tmp_path, made):
+    """It held the run's constants too, under "known", and its class had another module."""
+    data, file = records(), tmp_path / "old" / "silo.json"
+    for folder in ("new", "old"):
+        take_part(request(2), data, made, tmp_path / folder)
+    document = json.loads(file.read_text())
+    document["controller"]["dataclass"] = "strategies.elsewhere.PercentileState"
+    document["controller"]["fields"]["setting"] = {"known": "setting"}
+    file.write_text(json.dumps(document))
+    bounds = []
+    for folder in ("new", "old"):
+        with silo_state(tmp_path / folder, SILO, UnitIndex.of(data, grouped=False)) as state:
+            training = private_training(
+                SILO, made, UnitIndex.of(data, grouped=False), state.ledger, state.multipliers, state.sampler
+            )
+            training.begin(vector().float(), PublicSignals(0, None))
+            first = training.state.controller
+            state.put_into(training)
+            assert training.state.round == 2
+            assert type(training.state.controller) is type(first)
+            assert training.state.controller != first
+            bounds.append(training.state.controller.clip_rate >= 0)
+    assert bounds == [True, True]
 
 
 RISING = SILO.but(controller="rise-reset", controller_options={"clip-norm": 0.1})

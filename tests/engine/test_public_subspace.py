@@ -58,9 +58,9 @@ def test_every_method_runs_is_charged_and_can_be_stored(method: str, tmp_path: P
     assert 0 < training.ledger.spent() <= 4.0
     assert "all 2 planned steps" in training.refusal()
     tensors: dict[str, Tensor] = {}
-    form = pack(training.state.subspace, "subspace", tensors, {})
+    form = pack(training.state.subspace, "subspace", tensors)
     fresh = training.planner.subspace.start()
-    assert same_bits(unpack(form, tensors, classes_of(fresh), {}), training.state.subspace)
+    assert same_bits(unpack(form, tensors, classes_of(fresh)), training.state.subspace)
 
 
 def test_the_span_is_that_of_the_texts_gradients_at_the_current_adapter(tmp_path: Path) -> None:

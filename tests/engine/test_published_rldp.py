@@ -35,7 +35,7 @@ def test_the_policy_of_the_sound_form_reads_another_state():
 def test_it_runs_under_the_flag_moves_its_thresholds_and_stamps_the_ledger(tmp_path):
     training = silo_training(tmp_path, records(), **SETTINGS | FLAG)
     first = training.next_release().plan
-    assert first.effective_noise_multiplier == pytest.approx(training.planner.setting.noise_multiplier(1))
+    assert first.effective_noise_multiplier == pytest.approx(training.planner.info.noise_multiplier(1))
     assert first.queries == ()
     run(training, 8)
     state = training.state.controller
@@ -71,11 +71,11 @@ def test_its_state_survives_a_checkpoint_and_a_step_without_records_changes_noth
     training = silo_training(tmp_path, records(), **SETTINGS | FLAG)
     run(training, 3)
     state = training.state.controller
-    assert training.planner.controller.see(state, []) is state
-    assert state.sums.shape == (len(state.setting.blocks(1)) * OF_PAIR + OF_RUN,)
+    assert training.planner.controller.see(state, training.planner.info, []) is state
+    assert state.sums.shape == (len(training.planner.info.blocks(1)) * OF_PAIR + OF_RUN,)
     tensors = {}
-    document = pack(state, "state", tensors, {})
-    again = unpack(document, tensors, classes_of(state), {})
+    document = pack(state, "state", tensors)
+    again = unpack(document, tensors, classes_of(state))
     assert torch.equal(again.sums, state.sums)
     assert again.scales == state.scales
     assert torch.equal(again.agent.buffer["local"], state.agent.buffer["local"])

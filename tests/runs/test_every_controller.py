@@ -65,7 +65,7 @@ def test_the_commitment_pays_exactly_for_what_is_planned(
         assert (controller.initial(setting.sampling) is not None) == (len(ledger.events) == ROUNDS + 1)
         for state in states:
             assert controller.step_scale(state) > 0
-            assert all(math.isfinite(value) for value in controller.released_values(state).values())
+            assert all(math.isfinite(value) for value in controller.released_values(state, setting).values())
         # Nothing is left of the budget, and nothing more is paid for.
         assert 0.985 * EPSILON < ledger.spent() <= ledger.guaranteed() <= EPSILON * (1 + 1e-12)
         with pytest.raises(BudgetExceeded):

@@ -55,9 +55,9 @@ def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type:
     setting = RunInfo(4, ((5,),), Poisson(0.1, 100), (1.5,) * 4)
     state, bounds = controller.init(setting, PublicSignals(0, None)), []
     for round in range(1, 5):  # nobody comes and no noise is added: the signal is below what the noise would be
-        plan = controller.plan(state, round)
+        plan = controller.plan(state, setting, round)
         state = controller.update(
-            state, released(plan, Contribution.zero(plan), setting.sampling), PublicSignals(round, None)
+            state, setting, released(plan, Contribution.zero(plan), setting.sampling), PublicSignals(round, None)
         )
         bounds.append(state.bound)
     assert bounds == [0.8, 0.4, 0.4, 0.2]

@@ -18,6 +18,7 @@ from privacy.randomness.sampling import CohortSampler
 from server.run_folder.checkpoint import load_checkpoint
 from server.run_folder.round_record import RoundRecord
 from server.runs.commitment import commit, round_sampling
+from strategies.controllers.controller import RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.loss_following import GRID
@@ -103,8 +104,8 @@ class PerAdapter(Fixed):
 
     bounds: ClassVar[tuple[float, ...]] = (0.5, 0.1)
 
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(PerAdapterClip(self.bounds, state.setting.blocks(round)), state.setting.noise_multiplier(round))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(PerAdapterClip(self.bounds, info.blocks(round)), info.noise_multiplier(round))
 
 
 def test_the_norm_of_noise_under_per_adapter_clipping(start: MakeRun) -> None:
@@ -123,8 +124,8 @@ def test_the_norm_of_noise_under_per_adapter_clipping(start: MakeRun) -> None:
 class FixedWholeNumber(Fixed):
     """A method of a user's own that plans with an integer."""
 
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(FlatClip(1, state.setting.dimension(round)), 2)
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(1, info.dimension(round)), 2)
 
 
 def test_a_threshold_that_is_an_integer_is_recorded(start: MakeRun) -> None:

@@ -68,9 +68,11 @@ def follow(controller: Rl, setting: RunInfo, ledger: Ledger, rounds: int = ROUND
     """The states before rounds 1..rounds and after the last."""
     states = [controller.init(setting, PublicSignals(0, loss_after(0)))]
     for round in range(1, rounds + 1):
-        plan = controller.plan(states[-1], round)
+        plan = controller.plan(states[-1], setting, round)
         release = release_of(plan, round, ledger)
-        states.append(controller.update(states[-1], release, PublicSignals(round, loss_after(round), ledger.rho_spent)))
+        states.append(
+            controller.update(states[-1], setting, release, PublicSignals(round, loss_after(round), ledger.rho_spent))
+        )
     return states
 
 
@@ -80,7 +82,7 @@ def follow(controller: Rl, setting: RunInfo, ledger: Ledger, rounds: int = ROUND
 def test_it_sees_releases_and_public_values_only() -> None:
     """By types, and by what its modules import: a Release is made by the mechanism alone."""
     hints = get_type_hints(Rl.update)
-    assert hints == {"state": RlState, "released": Release, "public": PublicSignals, "return": RlState}
+    assert hints == {"state": RlState, "info": RunInfo, "released": Release, "public": PublicSignals, "return": RlState}
     assert get_type_hints(add)["released"] is Release
     folder = Path(strategies.controllers.rl.__file__).parent
     for path in folder.glob("*.py"):
@@ -98,10 +100,10 @@ def test_a_ledger_pays_for_a_whole_run_whatever_the_agent_does(seed: int, filter
     for round in range(1, ROUNDS + 1):
         offset = float(generator.choice([-math.log(2), math.log(2), generator.uniform(-0.7, 0.7)]))
         state = replace(state, offset=offset if seed else -math.log(2))
-        plan = controller.plan(state, round)
+        plan = controller.plan(state, FILTER, round)
         multipliers.append(plan.effective_noise_multiplier)
         release = release_of(plan, round, filtered)
-        state = controller.update(state, release, PublicSignals(round, loss_after(round), filtered.rho_spent))
+        state = controller.update(state, FILTER, release, PublicSignals(round, loss_after(round), filtered.rho_spent))
         assert renyi.epsilon_of(filtered.rho_spent, COMMITMENT.order or 0, DELTA) <= EPSILON
     assert len(filtered.events) == ROUNDS
     assert max(multipliers) / min(multipliers) > 1.2
@@ -111,7 +113,7 @@ def test_a_ledger_pays_for_a_whole_run_whatever_the_agent_does(seed: int, filter
 def test_an_even_spender_spends_what_an_even_run_would(filtered: Ledger) -> None:
     state = Rl().init(FILTER, PublicSignals(0, 0.7))
     for round in range(1, 6):
-        plan = Rl().plan(state, round)
+        plan = Rl().plan(state, FILTER, round)
         assert plan.effective_noise_multiplier == pytest.approx(Z, rel=1e-6)
         state = replace(state, spent=state.spent + spending.cost(FILTER, plan.effective_noise_multiplier))
 
@@ -119,7 +121,7 @@ def test_an_even_spender_spends_what_an_even_run_would(filtered: Ledger) -> None
 def test_less_noise_than_the_filter_pays_for_is_refused_by_the_ledger(filtered: Ledger) -> None:
     """The planted violation: a controller that ignores the rule and wishes for nine tenths of the noise."""
     state = SCRATCH.init(FILTER, PublicSignals(0, 0.7))
-    greedy = [SCRATCH.plan(state, round) for round in range(1, ROUNDS + 1)]
+    greedy = [SCRATCH.plan(state, FILTER, round) for round in range(1, ROUNDS + 1)]
     for round, plan in enumerate(greedy, start=1):
         bits = replace(plan.queries[0], noise_std=0.9 * plan.queries[0].noise_std)  # type: ignore[type-var]
         plan = replace(plan, noise_multiplier=0.9 * plan.noise_multiplier, queries=(bits,))
@@ -143,23 +145,23 @@ def test_rounds_that_failed_are_paid_by_the_later_ones(filtered: Ledger) -> None
     """Three charges without a release: the controller hears of them, adds noise, and all rounds are still held."""
     state = SCRATCH.init(FILTER, PublicSignals(0, 0.7))
     for round in range(1, ROUNDS + 1):
-        plan = SCRATCH.plan(state, round)
+        plan = SCRATCH.plan(state, FILTER, round)
         if round in (3, 7, 15):
             filtered.charge(ReleaseEvent("round", round, SAMPLING, plan.components()))
         release = release_of(plan, round, filtered)
-        state = SCRATCH.update(state, release, PublicSignals(round, loss_after(round), filtered.rho_spent))
+        state = SCRATCH.update(state, FILTER, release, PublicSignals(round, loss_after(round), filtered.rho_spent))
     assert len(filtered.events) == ROUNDS + 3
 
 
 def test_in_floor_mode_every_round_has_the_runs_own_noise() -> None:
     state = replace(SCRATCH.init(FLOOR, PublicSignals(0, 0.7)), offset=-0.3)
     for round in (1, 10, ROUNDS):
-        assert SCRATCH.plan(state, round).effective_noise_multiplier == pytest.approx(Z, rel=1e-12)
+        assert SCRATCH.plan(state, FLOOR, round).effective_noise_multiplier == pytest.approx(Z, rel=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.5])
 def test_bits_and_update_are_one_gaussian_of_the_multiplier(share: float) -> None:
-    plan = replace(SCRATCH, bit_share=share).plan(SCRATCH.init(FLOOR, PublicSignals(0, 0.7)), 1)
+    plan = replace(SCRATCH, bit_share=share).plan(SCRATCH.init(FLOOR, PublicSignals(0, 0.7)), FLOOR, 1)
     (bits,) = plan.queries
     assert isinstance(plan.clip, PerAdapterClip)
     assert isinstance(bits, AdapterBits)
@@ -175,7 +177,7 @@ def test_bits_and_update_are_one_gaussian_of_the_multiplier(share: float) -> Non
 
 def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Release]) -> None:
     controller = Rl(clip_norm=1.5, bit_share=0.3)
-    plan = controller.plan(controller.init(FLOOR, PublicSignals(0, 0.7)), 1)
+    plan = controller.plan(controller.init(FLOOR, PublicSignals(0, 0.7)), FLOOR, 1)
     units = Units(rows(1))
     heard = add(empty(3), released(plan, contribute(units, plan), SAMPLING))
     m, (bits,) = SAMPLING.expected_units, plan.queries
@@ -206,11 +208,11 @@ def test_the_reward_is_the_gain_or_the_gain_per_budget_spent() -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.8))
     state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(empty(3), rounds=2))
     for per_spent, factor in ((False, 4.0), (True, 4.0 * 2 / 3)):  # three rounds' worth was spent on two
-        assert reward(state, per_spent) == pytest.approx(factor * math.log(0.8 / 0.72))
-        assert reward(replace(state, loss=0.88), per_spent) == pytest.approx(factor * math.log(0.8 / 0.88))
+        assert reward(state, FLOOR, per_spent) == pytest.approx(factor * math.log(0.8 / 0.72))
+        assert reward(replace(state, loss=0.88), FLOOR, per_spent) == pytest.approx(factor * math.log(0.8 / 0.88))
         for lost in (math.inf, math.nan, 800.0):
-            assert reward(replace(state, loss=lost), per_spent) == -MOST_REWARD
-    assert reward(replace(state, spent=3.0), True) == MOST_REWARD
+            assert reward(replace(state, loss=lost), FLOOR, per_spent) == -MOST_REWARD
+    assert reward(replace(state, spent=3.0), FLOOR, True) == MOST_REWARD
 
 
 def test_thresholds_move_by_the_step_and_stay_within_their_reach(filtered: Ledger) -> None:
@@ -235,7 +237,7 @@ def test_features_are_finite_whatever_happens() -> None:
     wild = replace(
         state, heard=replace(empty(3), rounds=1, excess=(1e12, -1e12, 0.0), energy=(0.0, 1e-12, 1e12)), loss=math.inf
     )
-    local, whole = observation(wild, SCRATCH.acting, 5)
+    local, whole = observation(wild, FILTER, SCRATCH.acting, 5)
     assert bool(local.isfinite().all())
     assert bool(whole.isfinite().all())
 
@@ -274,11 +276,14 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, fi
     state = restored = SCRATCH.init(FILTER, PublicSignals(0, loss_after(0)))
     vector = torch.zeros(DIM)
     for round in range(1, ROUNDS + 1):
-        plan = SCRATCH.plan(state, round)
-        assert replace(SCRATCH).plan(restored, round) == plan
+        plan = SCRATCH.plan(state, FILTER, round)
+        assert replace(SCRATCH).plan(restored, FILTER, round) == plan
         release = release_of(plan, round, filtered)
         public = PublicSignals(round, loss_after(round), filtered.rho_spent)
-        state, restored = SCRATCH.update(state, release, public), SCRATCH.update(restored, release, public)
+        state, restored = (
+            SCRATCH.update(state, FILTER, release, public),
+            SCRATCH.update(restored, FILTER, release, public),
+        )
         if round in (4, 11, 18):  # between two actions, and right after one
             checkpoint = Checkpoint(ServerState(round, vector, vector, {}, restored), None, (), filtered.head)
             save_checkpoint(tmp_path, checkpoint)
@@ -290,9 +295,9 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, fi
 
 def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.7))
-    plan = SCRATCH.plan(state, 1)
+    plan = SCRATCH.plan(state, FLOOR, 1)
     with pytest.raises(ValueError, match=r"set evaluation\.every = 1"):
-        SCRATCH.update(state, released(plan, Contribution.zero(plan), SAMPLING), PublicSignals(1, None))
+        SCRATCH.update(state, FLOOR, released(plan, Contribution.zero(plan), SAMPLING), PublicSignals(1, None))
     with pytest.raises(ValueError, match="equally many adapters in every round, got 3 and 2"):
         SCRATCH.init(replace(FLOOR, layouts=(SIZES, (4, 2))), PublicSignals(0, 0.7))
 

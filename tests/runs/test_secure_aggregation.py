@@ -69,7 +69,7 @@ class Lab:
             clients_per_node=1,
             sampler=CohortSampler.fresh(),
             controller=controller or Fixed(fed.BOUND),
-            setting=RunInfo(3, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * 3, commitment.order),
+            info=RunInfo(3, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * 3, commitment.order),
         )
         self.strategy.secure = SecureAggregation(
             self.federation, self.ledger.run_id, self.ask, source=str(folder), insecure=insecure
@@ -96,7 +96,7 @@ class Lab:
         return app
 
     def hold(self) -> Any:
-        number, _, _ = self.strategy.next_plan()
+        number = self.strategy.next_release().round
         messages = list(self.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), self.grid))
         self.strategy.aggregate_train(number, self.ask(messages))
         self.strategy.observe(PublicSignals(number, 0.9))
@@ -359,7 +359,7 @@ class TestOwnNode:
 def test_a_server_that_changes_the_plan_behind_the_keys_gets_nothing(lab: Callable[..., Lab]) -> None:
     """All parties signed for a digest of model and plan; weaker clipping or noise than that is refused by each."""
     this = lab()
-    number, _, _ = this.strategy.next_plan()
+    number = this.strategy.next_release().round
     messages = list(this.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), this.grid))
     for message in messages:
         changed = Plan(FlatClip(this.fed.BOUND * 2, this.fed.DIM), 0.5)
@@ -370,7 +370,7 @@ def test_a_server_that_changes_the_plan_behind_the_keys_gets_nothing(lab: Callab
 
 def test_a_server_that_sends_each_client_another_model_gets_nothing(lab: Callable[..., Lab]) -> None:
     this = lab()
-    number, _, _ = this.strategy.next_plan()
+    number = this.strategy.next_release().round
     messages = list(this.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), this.grid))
     for i, message in enumerate(messages[:3]):
         arrays = message.content.array_records["arrays"]
@@ -382,7 +382,7 @@ def test_a_server_that_sends_each_client_another_model_gets_nothing(lab: Callabl
 def test_a_session_gets_one_vector_of_a_client(lab: Callable[..., Lab]) -> None:
     """The round is begun again under the same name, as by a server that wants a second draw of the noise."""
     this = lab()
-    number, _, _ = this.strategy.next_plan()
+    number = this.strategy.next_release().round
     messages = list(this.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), this.grid))
     this.ask(messages)
     secure = this.strategy.secure

@@ -31,7 +31,7 @@ def make(fed, aggregation: str, optimizer: str, **parts: Any) -> DpFedAvg:
     return fed.make(
         aggregation=made.aggregation,
         optimizer=made.optimizer,
-        setting=RunInfo(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS),
+        info=RunInfo(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS),
         served_average=0.5,
         seed=7,
         **parts,
@@ -40,7 +40,7 @@ def make(fed, aggregation: str, optimizer: str, **parts: Any) -> DpFedAvg:
 
 def release(strategy: DpFedAvg, nodes: Any) -> None:
     """One round up to the moment when the run saves it."""
-    round, _, _ = strategy.next_plan()
+    round = strategy.next_release().round
     messages = list(strategy.configure_train(round, ArrayRecord(), ConfigRecord(), nodes))
     strategy.aggregate_train(round, nodes.send_and_receive(messages))
 

@@ -52,10 +52,10 @@ class Rows:
         setting = RunInfo(rounds + 1, ((4, 16),), SAMPLING, (self.noise,) * (rounds + 1))
         state, updates = controller.init(setting, PublicSignals(0, None)), []
         for round in range(1, rounds + 1):
-            released = self.release(controller.plan(state, round), round)
+            released = self.release(controller.plan(state, setting, round), round)
             updates.append(released.update.double())
-            state = controller.update(state, released, PublicSignals(round, None))
-        return controller.plan(state, rounds + 1), updates
+            state = controller.update(state, setting, released, PublicSignals(round, None))
+        return controller.plan(state, setting, rounds + 1), updates
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_statistics_of_rounds_with_other_layouts_are_kept_apart(rows: Callable[.
     for controller in (Adaclip(), Geoclip(rank=2)):
         setting = RunInfo(4, ((4, 16), (2, 3)) * 2, SAMPLING, (Z,) * 4)
         state = controller.init(setting, PublicSignals(0, None))
-        released = rows().release(controller.plan(state, 1), 1)
-        after = controller.update(state, released, PublicSignals(1, None))
-        assert same_bits(controller.plan(after, 2).to_json(), controller.plan(state, 2).to_json())
-        assert controller.plan(after, 2).clip == controller.plan(state, 2).clip
-        assert controller.plan(after, 3).clip != controller.plan(state, 3).clip
+        released = rows().release(controller.plan(state, setting, 1), 1)
+        after = controller.update(state, setting, released, PublicSignals(1, None))
+        assert same_bits(controller.plan(after, setting, 2).to_json(), controller.plan(state, setting, 2).to_json())
+        assert controller.plan(after, setting, 2).clip == controller.plan(state, setting, 2).clip
+        assert controller.plan(after, setting, 3).clip != controller.plan(state, setting, 3).clip

@@ -56,7 +56,7 @@ def test_the_commitment_costs_the_target_and_hardly_less(controller: Fixed | DpL
 class Stumbling(Fixed):
     """Fails at its first plan, as one under construction does."""
 
-    def plan(self, state, round):
+    def plan(self, state, info, round):
         return state.no_such_thing
 
 
@@ -92,10 +92,12 @@ def test_the_ledger_pays_for_what_the_controller_plans_and_for_no_more(mode: str
     initial = controller.initial(setting.sampling)
     assert isinstance(initial, InitialRelease)
     state = controller.init(setting, PublicSignals(0, 1.0))
-    events = [ReleaseEvent("histogram", 0, initial.sampling, controller.plan(state, 0).components())]
+    events = [ReleaseEvent("histogram", 0, initial.sampling, controller.plan(state, setting, 0).components())]
     state = replace(state, bound=1.0, first_bound=1.0)  # what the histogram decides
     for round in (1, 2, 3, 3):
-        events.append(ReleaseEvent("round", round, setting.sampling, controller.plan(state, round).components()))
+        events.append(
+            ReleaseEvent("round", round, setting.sampling, controller.plan(state, setting, round).components())
+        )
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         spent = []
         for event in events[:-1]:
@@ -154,7 +156,7 @@ class OwnClip(FlatClip):
 class OwnPlan(Fixed):
     """A controller of a user's own that plans with it."""
 
-    def plan(self, state: object, round: int) -> Plan:
+    def plan(self, state: object, info: object, round: int) -> Plan:
         return Plan(OwnClip(self.clip_norm, 1), 1.0)
 
 

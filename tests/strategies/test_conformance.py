@@ -46,7 +46,7 @@ def test_every_controller_conforms(name: str, options: dict[str, Any]) -> None:
 
 
 def test_an_agent_that_learns_conforms_too() -> None:
-    check_controller(Rl(policy="scratch", interval=2, warm_up=1, batch=4, updates=1), setting=SETTING)
+    check_controller(Rl(policy="scratch", interval=2, warm_up=1, batch=4, updates=1), info=SETTING)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -71,7 +71,6 @@ def test_every_aggregation_conforms_or_is_not_for_sums(name: str) -> None:
 class Counting:
     """A state with something in it."""
 
-    setting: RunInfo
     rounds: int = 0
     note: Any = None
 
@@ -80,15 +79,15 @@ class Counting:
 class Sound(Fixed):
     """A controller that counts; the planted ones below break one promise each."""
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> Any:
-        return Counting(setting)
+    def init(self, info: RunInfo, public: PublicSignals) -> Any:
+        return Counting()
 
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, rounds=state.rounds + 1)
 
 
 class Clock(Sound):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, note=time.perf_counter_ns())
 
 
@@ -98,67 +97,65 @@ class Hoarding(Sound):
 
     seen: list[float] = field(default_factory=list)
 
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         self.seen.append(float(released.update.norm()))
         return replace(state, note=len(self.seen))
 
 
 class PlansByHistory(Hoarding):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         self.seen.append(1.0)
-        return super(Hoarding, self).update(state, released, public)
+        return super(Hoarding, self).update(state, info, released, public)
 
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(
-            FlatClip(1.0 + len(self.seen), state.setting.dimension(round)), state.setting.noise_multiplier(round)
-        )
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(1.0 + len(self.seen), info.dimension(round)), info.noise_multiplier(round))
 
 
 class DrawsFromPython(Sound):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, note=0 * random.random())
 
 
 class DrawsFromNumpy(Sound):
-    def plan(self, state: Any, round: int) -> Plan:
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
         np.random.random()
-        return super().plan(state, round)
+        return super().plan(state, info, round)
 
 
 class SeedsTorch(Sound):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         torch.manual_seed(7)
         return replace(state, note=torch.rand(3))
 
 
 class UnseededGenerator(Sound):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, note=float(np.random.default_rng().uniform()))
 
 
 class TooLittleNoise(Sound):
-    def plan(self, state: Any, round: int) -> Plan:
-        return replace(super().plan(state, round), noise_multiplier=0.99 * state.setting.noise_multiplier(round))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return replace(super().plan(state, info, round), noise_multiplier=0.99 * info.noise_multiplier(round))
 
 
 class FreeQuery(Sound):
     """A bit that the update does not pay for."""
 
-    def plan(self, state: Any, round: int) -> Plan:
-        return replace(super().plan(state, round), queries=(NormBit(self.clip_norm, 5.0),))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return replace(super().plan(state, info, round), queries=(NormBit(self.clip_norm, 5.0),))
 
 
 class FirstLayoutForEver(Sound):
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(FlatClip(1.0, state.setting.dimension(1)), state.setting.noise_multiplier(round))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(1.0, info.dimension(1)), info.noise_multiplier(round))
 
 
 class Spendthrift(Sound):
     """In filter mode, nine tenths of the noise in every round."""
 
-    def plan(self, state: Any, round: int) -> Plan:
-        plan = super().plan(state, round)
-        return plan if state.setting.order is None else replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        plan = super().plan(state, info, round)
+        return plan if info.order is None else replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
 
 
 class Unannounced(Sound):
@@ -167,10 +164,10 @@ class Unannounced(Sound):
     def initial(self, sampling: Poisson) -> InitialRelease | None:
         return InitialRelease(sampling, (Component("norm-bit", 0.5, 50.0, 1),))
 
-    def plan(self, state: Any, round: int) -> Plan:
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
         from privacy.clipping.norms import NoUpdate
 
-        return super().plan(state, round) if round else Plan(NoUpdate(), 1.0, (NormBit(1.0, 5.0),))
+        return super().plan(state, info, round) if round else Plan(NoUpdate(), 1.0, (NormBit(1.0, 5.0),))
 
 
 class LooseBit(NormBit):
@@ -179,8 +176,8 @@ class LooseBit(NormBit):
 
 
 class TooSensitive(Sound):
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(FlatClip(1.0, state.setting.dimension(round)), 30.0, (LooseBit(1.0, 5.0),))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(1.0, info.dimension(round)), 30.0, (LooseBit(1.0, 5.0),))
 
 
 class WholeCohort(FlatClip):
@@ -192,18 +189,18 @@ class WholeCohort(FlatClip):
 
 
 class DependsOnOthers(Sound):
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(WholeCohort(1.0, state.setting.dimension(round)), state.setting.noise_multiplier(round))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(WholeCohort(1.0, info.dimension(round)), info.noise_multiplier(round))
 
 
 class ChangesTheRelease(Sound):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         released.update.zero_()
-        return super().update(state, released, public)
+        return super().update(state, info, released, public)
 
 
 class KeepsTheRelease(Sound):
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, note=lambda: released)
 
 
@@ -211,21 +208,20 @@ class KeepsTheRelease(Sound):
 class Forgetful:
     """Compares equal, but a part is not stored."""
 
-    setting: RunInfo
     bound: float = field(init=False, default=0.0)
 
 
 class Rebuilt(Sound):
-    def init(self, setting: RunInfo, public: PublicSignals) -> Any:
-        return Forgetful(setting)
+    def init(self, info: RunInfo, public: PublicSignals) -> Any:
+        return Forgetful()
 
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
-        new = Forgetful(state.setting)
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
+        new = Forgetful()
         object.__setattr__(new, "bound", state.bound + 1.0)
         return new
 
-    def plan(self, state: Any, round: int) -> Plan:
-        return Plan(FlatClip(1.0 + state.bound, state.setting.dimension(round)), state.setting.noise_multiplier(round))
+    def plan(self, state: Any, info: RunInfo, round: int) -> Plan:
+        return Plan(FlatClip(1.0 + state.bound, info.dimension(round)), info.noise_multiplier(round))
 
 
 class Fragile(Sound):
@@ -233,14 +229,14 @@ class Fragile(Sound):
 
     reads_validation: ClassVar[bool] = True
 
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, rounds=int(public.validation_loss or 0.0))
 
 
 class Undeclared(Sound):
     """Reads the validation loss and does not say so."""
 
-    def update(self, state: Any, released: Release, public: PublicSignals) -> Any:
+    def update(self, state: Any, info: RunInfo, released: Release, public: PublicSignals) -> Any:
         return replace(state, note=1.0 + public.validation_loss)  # type: ignore[operator]
 
 
@@ -250,8 +246,13 @@ class NotANumber(Sound):
 
 
 class NotReleased(Sound):
-    def released_values(self, state: Any) -> dict[str, Any]:
+    def released_values(self, state: Any, info: RunInfo) -> dict[str, Any]:
         return {"update": torch.zeros(3)}
+
+
+class NamesNoThreshold(Sound):
+    def released_values(self, state: Any, info: RunInfo) -> dict[str, Any]:
+        return {"threshold": 1.0}
 
 
 class ShortProfile(Sound):
@@ -283,6 +284,7 @@ class ShortProfile(Sound):
         (Undeclared, "runs"),
         (NotANumber, "numbers"),
         (NotReleased, "numbers"),
+        (NamesNoThreshold, "numbers"),
         (ShortProfile, "protocol"),
         (FedAvg, "protocol"),
     ],

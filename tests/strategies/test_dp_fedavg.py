@@ -79,7 +79,7 @@ def test_requests_carry_the_whole_adapter_the_plan_and_the_factors(fed) -> None:
 
 def test_ffa_releases_and_moves_b_and_the_head_only(fed) -> None:
     setting = RunInfo(fed.ROUNDS, (fed.LAYOUT.training("b").blocks(),), fed.SAMPLING, (1.5,) * fed.ROUNDS)
-    strategy, nodes = fed.make(aggregation=Ffa(), setting=setting, optimizer=FedAvgM()), fed.Nodes()
+    strategy, nodes = fed.make(aggregation=Ffa(), info=setting, optimizer=FedAvgM()), fed.Nodes()
     release = fed.hold(strategy, nodes)
     assert {request.part for _, request in nodes.requests} == {TrainedSubset("b")}
     assert len(release.update) == 8
@@ -117,7 +117,7 @@ def test_dp_lac_begins_with_a_histogram_that_moves_no_adapter(fed) -> None:
     assert nodes.cohort == list(range(fed.N))
     assert (fed.state_of(strategy).round, torch.equal(fed.state_of(strategy).adapter, fed.START)) == (0, True)
     assert release.answers[0][7] == 40.0
-    assert strategy.next_plan()[1].clip == FlatClip(GRID[7], fed.DIM)
+    assert strategy.next_release().plan.clip == FlatClip(GRID[7], fed.DIM)
     assert [(event.label, event.round) for event in strategy.ledger.events] == [("histogram", 0)]
     fed.hold(strategy, nodes)
     fed.hold(strategy, nodes)
@@ -140,20 +140,20 @@ class Restless:
     def profile(self, rounds: int) -> tuple[float, ...]:
         return (1.0,) * rounds
 
-    def init(self, setting: RunInfo, public: PublicSignals) -> None:
+    def init(self, info: RunInfo, public: PublicSignals) -> None:
         return None
 
-    def plan(self, state: None, round: int) -> Plan:
+    def plan(self, state: None, info: RunInfo, round: int) -> Plan:
         self.counter[0] *= 2
         return Plan(FlatClip(self.counter[0], 14), 1.5)
 
-    def update(self, state: None, released: Release, public: PublicSignals) -> None:
+    def update(self, state: None, info: RunInfo, released: Release, public: PublicSignals) -> None:
         return None
 
     def step_scale(self, state: None) -> float:
         return 1.0
 
-    def released_values(self, state: None) -> dict[str, float]:
+    def released_values(self, state: None, info: RunInfo) -> dict[str, float]:
         return {}
 
 

@@ -59,7 +59,7 @@ def test_below_half_sound_replies_nothing_is_released_and_the_charge_stands(how:
     assert strategy.state is before
     (charge,) = strategy.ledger.charges
     assert (charge.event.label, charge.event.round, charge.released_at) == ("round", 1, None)
-    assert charge.event.components == strategy.next_plan()[1].components()
+    assert charge.event.components == strategy.next_release().plan.components()
 
 
 def test_half_of_the_replies_are_enough(fed) -> None:
@@ -178,7 +178,7 @@ def test_calls_out_of_order_are_refused(fed) -> None:
     assert strategy.ledger.events == ()
     strategy.state = None
     with pytest.raises(ValueError, match="call begin"):
-        strategy.next_plan()
+        strategy.next_release()
 
 
 def test_too_few_nodes_end_the_wait(fed) -> None:

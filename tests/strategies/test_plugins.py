@@ -101,7 +101,7 @@ def test_a_class_of_ones_own_is_imported_and_checked_alike(own: str) -> None:
         ("strategies.controllers.fixed:Fixd", "cannot import it"),
         ("strategies.controllers.fixed:Fixed.plan", "cannot import it"),
         ("strategies.controllers.loss_following:GRID", "must name a class, found tuple"),
-        ("strategies.controllers.controller:constant_profile", "must name a class, found function"),
+        ("strategies.controllers.controller:check_queries", "must name a class, found function"),
     ],
 )
 def test_a_wrong_name_is_refused_with_its_key(name: str, words: str) -> None:

@@ -13,7 +13,7 @@ from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import Plain, RoLora
 from strategies.aggregations.ranks import DyLora, ZeroPad
 from strategies.controllers.controller import RunInfo
-from strategies.controllers.fixed import Fixed, FixedState
+from strategies.controllers.fixed import Fixed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
 from strategies.optimizers.optimizer import ServerStep
@@ -23,7 +23,7 @@ def make(fed, aggregation: Any, **parts: Any) -> DpFedAvg:
     adapters, rounds = Adapters(2, fed.N, 0), range(1, fed.ROUNDS + 1)
     layouts = tuple(aggregation.part(adapters, round).layout(fed.LAYOUT).blocks() for round in rounds)
     setting = RunInfo(fed.ROUNDS, layouts, fed.SAMPLING, (1.5,) * fed.ROUNDS)
-    return fed.make(aggregation=aggregation, setting=setting, **parts)
+    return fed.make(aggregation=aggregation, info=setting, **parts)
 
 
 def test_rolora_moves_b_then_a_and_each_keeps_its_momentum(fed) -> None:
@@ -111,7 +111,7 @@ def test_zero_pad_tells_every_client_its_rank(fed) -> None:
 class Quarter(Fixed):
     """A controller that wants quarter steps."""
 
-    def step_scale(self, state: FixedState) -> float:
+    def step_scale(self, state: None) -> float:
         return 0.25
 
 

@@ -349,7 +349,7 @@ def _hold_rounds(folder: Path, count: int, rng: random.Random, tally: Tally, lis
     with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
         strategy = DpFedAvg(
             controller=DpLac(), optimizer=FedAvg(), aggregation=Plain(), ledger=ledger, layout=LAYOUT, job="{}",
-            setting=RunInfo(rounds, (LAYOUT.blocks(),), sampling, (1.5,) * rounds), nodes=CLIENTS, clients_per_node=1,
+            info=RunInfo(rounds, (LAYOUT.blocks(),), sampling, (1.5,) * rounds), nodes=CLIENTS, clients_per_node=1,
             sampler=CohortSampler.insecure_from_seed(0), noise=InsecureZeroNoise(),
         )  # fmt: skip
         strategy.begin(torch.zeros(LAYOUT.size), PublicSignals(0, 1.0))
@@ -369,7 +369,8 @@ def _round(
 ) -> list[Message]:
     """One round with hostile nodes, and everything checked; its honest replies."""
     listener.lines.clear()
-    round, plan, sampling = strategy.next_plan()
+    planned = strategy.next_release()
+    round, plan, sampling = planned.round, planned.plan, planned.sampling
     hostile = set(rng.sample(range(1, CLIENTS + 1), HOSTILE))
     replies: list[Message] = []
     honest: list[Message] = []

@@ -170,13 +170,13 @@ def _server(controller: Any, setting: RunInfo, account: Account) -> tuple[float,
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for round in range(1, setting.rounds + 1):
         start = time.perf_counter()
-        plan = controller.plan(state, round)
+        plan = controller.plan(state, setting, round)
         planned = time.perf_counter() - start
         release = charged_release(
             Contribution.zero(plan), plan, label="round", round=round, sampling=SAMPLING, ledger=account, noise=noise
         )
         start = time.perf_counter()
-        state = controller.update(state, release, PublicSignals(round, 0.7 * 0.98**round, account.rho_spent))
+        state = controller.update(state, setting, release, PublicSignals(round, 0.7 * 0.98**round, account.rho_spent))
         seconds[round % 5 == 0].append(planned + time.perf_counter() - start)
     return statistics.median(seconds[False]), statistics.median(seconds[True][2:]), plan
 

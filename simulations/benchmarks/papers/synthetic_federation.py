@@ -177,7 +177,7 @@ def hold_run(problem: Problem, controller: Any, seed: int, state: Any = None) ->
     if state is None:
         state = controller.init(problem.setting, PublicSignals(0, losses[0]))
     for round in range(1, problem.setting.rounds + 1):
-        plan = controller.plan(state, round)
+        plan = controller.plan(state, problem.setting, round)
         clients = int(g.binomial(sampling.population, sampling.rate))
         total = contribute(Units(problem.rows(x, clients, g)), plan)
         release = charged_release(
@@ -185,7 +185,7 @@ def hold_run(problem: Problem, controller: Any, seed: int, state: Any = None) ->
         )
         x = x + release.update.double()
         losses.append(problem.loss(x))
-        state = controller.update(state, release, PublicSignals(round, losses[-1], account.rho_spent))
+        state = controller.update(state, problem.setting, release, PublicSignals(round, losses[-1], account.rho_spent))
     return losses, state
 
 

@@ -39,16 +39,9 @@ from typing import ClassVar
 from privacy import checks
 from privacy.clipping.norms import PerAdapterClip
 from privacy.contribution import Plan
-from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import AdapterBits
-from strategies.controllers.controller import (
-    InitialRelease,
-    PublicSignals,
-    RunInfo,
-    constant_profile,
-    update_multiplier,
-)
+from strategies.controllers.controller import Controller, PublicSignals, RunInfo, update_multiplier
 from strategies.controllers.rl import sac, spending
 from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward
 from strategies.controllers.rl.features import add
@@ -56,7 +49,7 @@ from strategies.controllers.rl.sac import Learning, pretrained_weights
 
 
 @dataclass(frozen=True)
-class Rl:
+class Rl(Controller[RlState]):
     """The RL controller.
 
     Attributes:
@@ -120,60 +113,52 @@ class Rl:
             random_until=self.warm_up if scratch else 0, warm_up=self.warm_up, updates=self.updates,
         )  # fmt: skip
 
-    def _interval(self, setting: RunInfo) -> int:
-        return self.interval or max(2, setting.rounds // 40)
+    def _interval(self, info: RunInfo) -> int:
+        return self.interval or max(2, info.rounds // 40)
 
-    def initial(self, sampling: Poisson) -> InitialRelease | None:
-        return None
-
-    def profile(self, rounds: int) -> tuple[float, ...]:
-        return constant_profile(rounds)
-
-    def init(self, setting: RunInfo, public: PublicSignals) -> RlState:
-        adapters = len(setting.blocks(1))
-        for layout in setting.layouts:
+    def init(self, info: RunInfo, public: PublicSignals) -> RlState:
+        adapters = len(info.blocks(1))
+        for layout in info.layouts:
             if len(layout) != adapters:
                 raise ValueError(
                     f"rl needs equally many adapters in every round, got {adapters} and {len(layout)}; choose an "
                     "aggregation that trains the same pairs throughout"
                 )
         weights = pretrained_weights() if self.policy == "pretrained" else sac.fresh_weights(self.seed)
-        transitions = setting.rounds // self._interval(setting) if self.acting.explores else 1
+        transitions = info.rounds // self._interval(info) if self.acting.explores else 1
         agent = sac.new_agent(weights, adapters, max(1, min(self.buffer, transitions)))
-        return begin(setting, agent, math.nan if public.validation_loss is None else public.validation_loss)
+        return begin(info, agent, math.nan if public.validation_loss is None else public.validation_loss)
 
-    def plan(self, state: RlState, round: int) -> Plan:
-        setting, sizes = state.setting, state.setting.blocks(round)
-        z = spending.multiplier(setting, state.spent, round, state.offset, self.noise_range)
+    def plan(self, state: RlState, info: RunInfo, round: int) -> Plan:
+        sizes = info.blocks(round)
+        z = spending.multiplier(info, state.spent, round, state.offset, self.noise_range)
         start = self.clip_norm / math.sqrt(len(sizes))
         bounds = tuple(start * math.exp(scale) for scale in state.scales)
         bits = AdapterBits(bounds, sizes, math.sqrt(len(sizes)) / 2 * z / math.sqrt(self.bit_share))
         return Plan(PerAdapterClip(bounds, sizes), update_multiplier(z, (bits,)), (bits,))
 
-    def update(self, state: RlState, released: Release, public: PublicSignals) -> RlState:
+    def update(self, state: RlState, info: RunInfo, released: Release, public: PublicSignals) -> RlState:
         if public.validation_loss is None:
             raise ValueError("rl needs the validation loss of every round; set evaluation.every = 1")
         loss = public.validation_loss
         state = replace(
             state,
             heard=add(state.heard, released),
-            spent=spending.after(state.setting, state.spent, released.plan, public.rho_spent),
+            spent=spending.after(info, state.spent, released.plan, public.rho_spent),
             first_loss=loss if math.isnan(state.first_loss) else state.first_loss,
             loss_before=loss if math.isnan(state.loss_before) else state.loss_before,
             loss=loss,
         )
-        if not self._acts_after(public.round, state.setting):
+        if not self._acts_after(public.round, info):
             return state
-        local, whole = observation(state, self.acting, public.round)
-        return decide(state, self.acting, public.round, local, whole, reward(state, self.acting.per_spent))
+        local, whole = observation(state, info, self.acting, public.round)
+        earned = reward(state, info, self.acting.per_spent)
+        return decide(state, info, self.acting, public.round, local, whole, earned)
 
-    def _acts_after(self, round: int, setting: RunInfo) -> bool:
+    def _acts_after(self, round: int, info: RunInfo) -> bool:
         """Whether an interval ends with ``round``."""
-        return round % self._interval(setting) == 0 or round == setting.rounds
+        return round % self._interval(info) == 0 or round == info.rounds
 
-    def step_scale(self, state: RlState) -> float:
-        return 1.0
-
-    def released_values(self, state: RlState) -> dict[str, float]:
+    def released_values(self, state: RlState, info: RunInfo) -> dict[str, float]:
         bounds = [self.clip_norm / math.sqrt(len(state.scales)) * math.exp(scale) for scale in state.scales]
         return {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset, "actions": float(state.actions)}

@@ -25,7 +25,6 @@ class RlState:
     """Where the controller stands; everything in it comes from releases, public values and its own seed.
 
     Attributes:
-        setting: of the run.
         scales: log(C_i / C_i0).
         offset: logarithm of the noise wished for, relative to spending evenly what is left.
         heard: sums over the rounds since the last action.
@@ -36,7 +35,6 @@ class RlState:
         agent: the learner.
     """
 
-    setting: RunInfo
     scales: tuple[float, ...]
     offset: float
     heard: IntervalStats
@@ -69,29 +67,35 @@ class Acting:
     updates: int
 
 
-def begin(setting: RunInfo, agent: Agent, loss: float) -> RlState:
+def begin(info: RunInfo, agent: Agent, loss: float) -> RlState:
     """The state before round 1."""
-    adapters = len(setting.blocks(1))
+    adapters = len(info.blocks(1))
     local, whole = features(agent.weights)
     last = {"local": torch.zeros(adapters, local), "whole": torch.zeros(whole), "action": torch.zeros(adapters + 1)}
     scales = (0.0,) * adapters
-    return RlState(setting, scales, 0.0, empty(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
+    return RlState(scales, 0.0, empty(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
 
 
 def decide(
-    state: Deciding, acting: Acting, round: int, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"], reward: float
+    state: Deciding,
+    info: RunInfo,
+    acting: Acting,
+    round: int,
+    local: Float[Tensor, "n l"],
+    whole: Float[Tensor, " g"],
+    reward: float,
 ) -> Deciding:
     """Learn from the interval that ends with ``round``, then act for the next one.
 
     Args:
         state: with the interval heard.
+        info: of the run.
         acting: how.
         round: 1..T.
         local, whole: what the agent sees after ``round``.
         reward: of the last action.
     """
-    setting, agent = state.setting, state.agent
-    ends = round == setting.rounds
+    agent, ends = state.agent, round == info.rounds
     if acting.explores and state.actions:
         seen = {"next-local": local, "next-whole": whole, "end": torch.tensor(float(ends))}
         agent = sac.remember(agent, state.last | seen | {"reward": torch.tensor(reward)})
@@ -99,27 +103,30 @@ def decide(
             for _ in range(acting.updates):
                 agent = sac.learn(agent, acting.learning)
     state = replace(state, agent=agent, heard=empty(len(local)), spent_before=state.spent, loss_before=state.loss)
-    return state if ends else _acted(state, acting, local, whole)
+    return state if ends else _acted(state, info, acting, local, whole)
 
 
-def observation(state: RlState, acting: Acting, round: int) -> tuple[Float[Tensor, "n l"], Float[Tensor, " g"]]:
+def observation(
+    state: RlState, info: RunInfo, acting: Acting, round: int
+) -> tuple[Float[Tensor, "n l"], Float[Tensor, " g"]]:
     """What the agent sees after ``round``."""
-    setting, intervals = state.setting, state.setting.rounds / max(state.heard.rounds, 1)
+    intervals = info.rounds / max(state.heard.rounds, 1)
     whole = global_features(
-        done=round / setting.rounds,
-        spent=state.spent / spending.budget(setting),
+        done=round / info.rounds,
+        spent=state.spent / spending.budget(info),
         offset=state.offset / math.log(acting.noise_range),
         gain=_gain(state.loss_before, state.loss) * intervals,
         level=_gain(state.first_loss, state.loss),
     )
-    return local_features(state.heard, state.scales, math.log(acting.reach), setting.blocks(round)), whole
+    return local_features(state.heard, state.scales, math.log(acting.reach), info.blocks(round)), whole
 
 
-def reward(state: RlState, per_spent: bool) -> float:
+def reward(state: RlState, info: RunInfo, per_spent: bool) -> float:
     """REWARD_SCALE times the fall of the log public loss over an interval; the worst where the loss is no number.
 
     Args:
         state: with the rounds of the interval heard, before they are forgotten.
+        info: of the run.
         per_spent: per budget spent, as RLDP has it: multiply by the share of the budget that is due to the interval's
             rounds over the share that was spent on them. Else the rewards of a run add up to the fall over the run.
     """
@@ -127,12 +134,14 @@ def reward(state: RlState, per_spent: bool) -> float:
         return -MOST_REWARD
     gain = REWARD_SCALE * _gain(state.loss_before, state.loss)
     if per_spent:
-        spent = (state.spent - state.spent_before) / spending.budget(state.setting)
-        gain *= state.heard.rounds / state.setting.rounds / max(spent, 1e-6)
+        spent = (state.spent - state.spent_before) / spending.budget(info)
+        gain *= state.heard.rounds / info.rounds / max(spent, 1e-6)
     return min(max(gain, -MOST_REWARD), MOST_REWARD)
 
 
-def _acted(state: Deciding, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]) -> Deciding:
+def _acted(
+    state: Deciding, info: RunInfo, acting: Acting, local: Float[Tensor, "n l"], whole: Float[Tensor, " g"]
+) -> Deciding:
     agent = state.agent
     if acting.explores:
         at_random = agent.stored < acting.random_until
@@ -147,7 +156,7 @@ def _acted(state: Deciding, acting: Acting, local: Float[Tensor, "n l"], whole: 
     )
     limit = math.log(acting.noise_range)
     offset = min(max(state.offset + acting.noise_step * noise, -limit), limit)
-    if state.setting.order is None or state.spent > FREEZE * spending.budget(state.setting):
+    if info.order is None or state.spent > FREEZE * spending.budget(info):
         offset = 0.0
     last = {"local": local, "whole": whole, "action": action}
     return replace(state, agent=agent, scales=scales, offset=offset, last=last, actions=state.actions + 1)

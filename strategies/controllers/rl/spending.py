@@ -23,11 +23,11 @@ _LEAST, _MOST = math.log(1e-2), math.log(2.0**15)
 _ROUNDING = 1e-9
 
 
-def budget(setting: RunInfo) -> float:
+def budget(info: RunInfo) -> float:
     """R, the Rényi divergence of the whole run; the number of rounds where the ledger does not filter."""
-    if setting.order is None:
-        return float(setting.rounds)
-    return _budget(setting.sampling, setting.noise_multipliers, setting.order)
+    if info.order is None:
+        return float(info.rounds)
+    return _budget(info.sampling, info.noise_multipliers, info.order)
 
 
 @lru_cache(maxsize=64)
@@ -35,53 +35,53 @@ def _budget(sampling: Poisson, multipliers: tuple[float, ...], order: int) -> fl
     return math.fsum(count * renyi.rho_of(sampling, z, order) for z, count in Counter(multipliers).items())
 
 
-def after(setting: RunInfo, spent: float, plan: Plan, told: float) -> float:
+def after(info: RunInfo, spent: float, plan: Plan, told: float) -> float:
     """What is spent after a release: as counted here, or as the ledger tells, which charges failed rounds too."""
-    return max(spent + cost(setting, plan.effective_noise_multiplier), told)
+    return max(spent + cost(info, plan.effective_noise_multiplier), told)
 
 
-def cost(setting: RunInfo, noise_multiplier: float) -> float:
+def cost(info: RunInfo, noise_multiplier: float) -> float:
     """What a round of that effective multiplier takes from the budget."""
-    return 1.0 if setting.order is None else _rho(setting, noise_multiplier)
+    return 1.0 if info.order is None else _rho(info, noise_multiplier)
 
 
-def multiplier(setting: RunInfo, spent: float, round: int, offset: float, widest: float) -> float:
+def multiplier(info: RunInfo, spent: float, round: int, offset: float, widest: float) -> float:
     """Effective noise multiplier of ``round`` after ``spent`` of the budget.
 
     Args:
-        setting: of the run.
+        info: of the run.
         spent: of the budget, by the rounds before.
         round: 1..T.
         offset: logarithm of the noise wished for, relative to spending evenly what is left.
         widest: >= 1; noise stays within this factor of the run's own multipliers.
     """
-    own = setting.noise_multiplier(round)
-    if setting.order is None:
+    own = info.noise_multiplier(round)
+    if info.order is None:
         return own  # in floor mode noise above the floor is not given back
-    left, rounds = budget(setting) - spent, setting.rounds - round + 1
+    left, rounds = budget(info) - spent, info.rounds - round + 1
     if left <= 0.0:
         return own  # nothing is left: the ledger says so
-    most = widest * max(setting.noise_multipliers)
-    even = _inverse(setting, left / rounds)
-    reserve = left - (rounds - 1) * _rho(setting, most)
+    most = widest * max(info.noise_multipliers)
+    even = _inverse(info, left / rounds)
+    reserve = left - (rounds - 1) * _rho(info, most)
     if reserve <= left / rounds:  # the last round, or failed ones cost so much that the rest must share what there is
         return max(even, own / widest)
     wished = min(max(even * math.exp(offset), own / widest), max(most, even))
-    return wished if _rho(setting, wished) <= reserve else _inverse(setting, reserve)
+    return wished if _rho(info, wished) <= reserve else _inverse(info, reserve)
 
 
-def _rho(setting: RunInfo, noise_multiplier: float) -> float:
-    assert setting.order is not None
-    return renyi.rho_of(setting.sampling, noise_multiplier, setting.order)
+def _rho(info: RunInfo, noise_multiplier: float) -> float:
+    assert info.order is not None
+    return renyi.rho_of(info.sampling, noise_multiplier, info.order)
 
 
-def _inverse(setting: RunInfo, rho: float) -> float:
+def _inverse(info: RunInfo, rho: float) -> float:
     """The multiplier whose divergence is ``rho``, rounded up; none outside what a plan may hold."""
 
     def excess(log_z: float) -> float:
-        return math.log(_rho(setting, math.exp(log_z)) / rho)
+        return math.log(_rho(info, math.exp(log_z)) / rho)
 
-    low = high = math.log(setting.noise_multiplier(1))
+    low = high = math.log(info.noise_multiplier(1))
     while excess(low) < 0.0 and low > _LEAST:
         low -= 0.7
     while excess(high) > 0.0 and high < _MOST:

@@ -20,6 +20,7 @@ from server.run_folder.checkpoint import Checkpoint, Times, ledger_head, load_ch
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
+from strategies.controllers.schedules import Dynamic
 from strategies.private_training import ServerState
 from strategies.state_files import same_bits
 
@@ -38,7 +39,7 @@ def after(round: int) -> Checkpoint:
     generator = torch_generator(round, "state")
     adapter = torch.randn(11, generator=generator)
     adapter[:4] = torch.tensor([math.nan, -0.0, 1e-45, math.inf])
-    lac = LacState(SETTING, 1 / 3 / round, 0.1 + 0.2, math.nan, 5e-324)
+    lac = LacState(1 / 3 / round, 0.1 + 0.2, math.nan, 5e-324)
     served = torch.randn(11, generator=generator)
     optimizer = {"momentum": torch.randn(8, generator=generator), "count": torch.tensor(round)}
     state = ServerState(round, adapter, served, optimizer, lac)
@@ -77,12 +78,12 @@ def test_a_controller_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None
         state = controller.init(SETTING, PublicSignals(0, 0.7))  # type: ignore[attr-defined]
         losses = [0.6, 0.65, 0.5, 0.41]
         for round, loss in enumerate(losses, start=1):
-            state = controller.update(state, None, PublicSignals(round, loss))  # type: ignore[attr-defined]
+            state = controller.update(state, SETTING, None, PublicSignals(round, loss))  # type: ignore[attr-defined]
             save_checkpoint(tmp_path, only(replace(fresh(controller), round=round, controller=state)))
             loaded = load_checkpoint(tmp_path, fresh(controller)).state.controller
             assert loaded == state
-            plan = controller.plan(loaded, min(round + 1, 3))  # type: ignore[attr-defined]
-            assert plan == controller.plan(state, min(round + 1, 3))  # type: ignore[attr-defined]
+            plan = controller.plan(loaded, SETTING, min(round + 1, 3))  # type: ignore[attr-defined]
+            assert plan == controller.plan(state, SETTING, min(round + 1, 3))  # type: ignore[attr-defined]
             state = loaded
 
 
@@ -98,7 +99,6 @@ class Seen:
 class Remembering:
     """A controller's state with all that may be in one."""
 
-    setting: RunInfo
     losses: tuple[float, ...]
     networks: dict[str, torch.Tensor]
     last: Seen | None = None
@@ -109,12 +109,11 @@ class Remembering:
 def test_nested_states_come_back_with_their_types(tmp_path: Path) -> None:
     seen = [Seen(loss, {"q": torch.full((2,), loss), "n": torch.tensor(3)}) for loss in (0.1, math.nan)]
     networks = {"actor.0.weight": torch.randn(3, 2, generator=torch_generator(0, "w")), "steps": torch.tensor([7])}
-    state = Remembering(SETTING, (0.1, 0.2), networks, seen[0], tuple(seen), "x")
-    template = replace(fresh(), controller=Remembering(SETTING, (), {}))
+    state = Remembering((0.1, 0.2), networks, seen[0], tuple(seen), "x")
+    template = replace(fresh(), controller=Remembering((), {}))
     save_checkpoint(tmp_path, only(replace(template, controller=state)))
     loaded = load_checkpoint(tmp_path, template).state.controller
     assert same_bits(loaded, state)
-    assert loaded.setting is SETTING
     assert type(loaded.replay) is tuple
     assert type(loaded.last) is Seen
 
@@ -122,11 +121,10 @@ def test_nested_states_come_back_with_their_types(tmp_path: Path) -> None:
 def test_a_state_that_has_no_place_in_a_checkpoint_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Secretive:
-        setting: RunInfo
         values: set[int]
 
     with pytest.raises(TypeError, match=r"controller\.values .*set"):
-        save_checkpoint(tmp_path, only(replace(fresh(), controller=Secretive(SETTING, {1}))))
+        save_checkpoint(tmp_path, only(replace(fresh(), controller=Secretive({1}))))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,3 +305,43 @@ def test_nothing_in_a_checkpoint_is_a_pickle(saved: Path) -> None:
     head = (saved / "state.safetensors").read_bytes()
     length = int.from_bytes(head[:8], "little")
     assert set(json.loads(head[8 : 8 + length])) >= {"adapter", "served", "optimizer.momentum", "release.update"}
+
+
+# --- of version 0.1 -----------------------------------------------------------------------------------------------
+
+
+def as_format_2(folder: Path, change: Any, **more: Any) -> None:
+    """Rewrite a checkpoint as version 0.1 wrote it: with the run's constants in the controller's state, as known."""
+    document = json.loads((folder / "state.json").read_text())
+    state = document["state"] | {"basis": None, "basis_round": -1} | more
+    del state["subspace"]
+    state["controller"] = change(state["controller"])
+    (folder / "state.json").write_text(json.dumps(document | {"format": 2, "state": state}))
+
+
+def known(form: Any, name: str) -> Any:
+    return {"dataclass": name, "fields": form["fields"] | {"setting": {"known": "setting"}}}
+
+
+def test_format_2_is_read(tmp_path: Path) -> None:
+    """States with constants, of classes that moved or were renamed, and of those that held nothing else."""
+    for controller, old in (
+        (DpLac(clip_norm=2.0), lambda form: known(form, "strategies.controllers.dp_lac.LacState")),
+        (Dynamic(), lambda form: known(form, "strategies.controllers.dynamic.DynamicState")),
+        (Fixed(0.3), lambda form: known({"fields": {}}, "strategies.controllers.fixed.FixedState")),
+    ):
+        state: Any = controller.init(SETTING, PublicSignals(0, 0.7))
+        state = controller.update(state, SETTING, None, PublicSignals(2, 0.6))  # type: ignore[arg-type]
+        written = replace(fresh(controller), round=2, controller=state)
+        save_checkpoint(tmp_path, only(written))
+        as_format_2(tmp_path / "checkpoint", old)
+        assert same_bits(load_checkpoint(tmp_path, fresh(controller)).state, written)
+
+
+def test_format_2_of_another_controller_or_in_a_public_subspace_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, only(fresh(Fixed(0.3))))
+    as_format_2(tmp_path / "checkpoint", lambda form: known({"fields": {"q": 1.0}}, "strategies.controllers.x.XState"))
+    assert "XState" in refused(tmp_path / "checkpoint", fresh(Fixed(0.3)))
+    save_checkpoint(tmp_path, only(fresh()))
+    as_format_2(tmp_path / "checkpoint", lambda form: form, basis={"tensor": "adapter"})
+    assert "resume it there, or start a new run" in refused(tmp_path / "checkpoint", fresh())

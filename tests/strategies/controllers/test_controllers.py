@@ -36,13 +36,13 @@ def follow(controller: DpLac, losses: list[float], release: Release) -> list[flo
     state = controller.init(SETTING, PublicSignals(0, losses[0]))
     bounds = [bound_of(controller, state, 1)]
     for round, loss in enumerate(losses[1:], start=1):
-        state = controller.update(state, release, PublicSignals(round, loss))
+        state = controller.update(state, SETTING, release, PublicSignals(round, loss))
         bounds.append(bound_of(controller, state, round + 1))
     return bounds
 
 
 def bound_of(controller: DpLac, state: LacState, round: int) -> float:
-    clip = controller.plan(state, round).clip
+    clip = controller.plan(state, SETTING, round).clip
     assert isinstance(clip, FlatClip)
     assert clip.params == 5
     return clip.bound
@@ -75,9 +75,9 @@ def test_a_loss_that_is_no_positive_number_leaves_the_threshold_alone(
 def test_without_a_first_evaluation_the_first_loss_is_the_reference(any_release: Release) -> None:
     controller = DpLac(clip_norm=4.0)
     state = controller.init(SETTING, PublicSignals(0, None))
-    state = controller.update(state, any_release, PublicSignals(1, 2.0))
+    state = controller.update(state, SETTING, any_release, PublicSignals(1, 2.0))
     assert bound_of(controller, state, 2) == 4.0
-    state = controller.update(state, any_release, PublicSignals(2, 1.5))
+    state = controller.update(state, SETTING, any_release, PublicSignals(2, 1.5))
     assert bound_of(controller, state, 3) == 3.0
 
 
@@ -117,7 +117,7 @@ def _final_share(noise: float, smooth: bool, release: Release) -> float:
         losses = np.exp(-np.arange(201) / 200) * (1 + noise * noises)
         state = controller.init(SETTING, PublicSignals(0, float(losses[0])))
         for round in range(1, 201):
-            state = controller.update(state, release, PublicSignals(round, float(losses[round])))
+            state = controller.update(state, SETTING, release, PublicSignals(round, float(losses[round])))
         shares.append(bound_of(controller, state, 200))
     return float(np.mean(shares))
 
@@ -133,13 +133,13 @@ def test_the_histogram_is_announced_as_it_is_released(rate: float, expected: flo
     assert controller.initial(SAMPLING) == InitialRelease(
         Poisson(expected, 1000), (Component("vote", 1.0, 3.0, len(GRID)),)
     )
-    plan = controller.plan(controller.init(SETTING, PublicSignals(0, 1.0)), 0)
+    plan = controller.plan(controller.init(SETTING, PublicSignals(0, 1.0)), SETTING, 0)
     assert plan.components() == (Component("vote", 1.0, 3.0, len(GRID)),)
 
 
 def test_the_initial_plan_asks_for_votes_under_the_noise_a_round_will_carry() -> None:
     controller = DpLac()
-    plan = controller.plan(controller.init(SETTING, PublicSignals(0, 1.0)), 0)
+    plan = controller.plan(controller.init(SETTING, PublicSignals(0, 1.0)), SETTING, 0)
     assert plan.clip == NoUpdate()
     (vote,) = plan.queries
     assert isinstance(vote, OneHotVote)
@@ -151,15 +151,15 @@ def test_the_initial_plan_asks_for_votes_under_the_noise_a_round_will_carry() ->
 def test_the_mode_of_the_noisy_histogram_becomes_the_first_threshold(released) -> None:
     controller = DpLac(histogram_noise=2.0)
     state = controller.init(SETTING, PublicSignals(0, 1.0))
-    plan = controller.plan(state, 0)
+    plan = controller.plan(state, SETTING, 0)
     votes = torch.tensor([7] * 20 + [3] * 9 + [24] * 9 + [-1] * 12)
     total = contribute(Units(torch.zeros(50, 5), votes=votes), plan)
     release = released(plan, total, SAMPLING, InsecureSeededNoise(0))
     assert not torch.equal(release.answers[0], release.answers[0].round())  # there is noise in it
-    state = controller.update(state, release, PublicSignals(0, None))
+    state = controller.update(state, SETTING, release, PublicSignals(0, None))
     assert bound_of(controller, state, 1) == GRID[7]
-    assert controller.released_values(state) == {"clip-bound": GRID[7]}
-    state = controller.update(state, release, PublicSignals(1, 0.75))
+    assert controller.released_values(state, SETTING) == {"clip-bound": GRID[7]}
+    state = controller.update(state, SETTING, release, PublicSignals(1, 0.75))
     assert bound_of(controller, state, 2) == 0.75 * GRID[7]
 
 
@@ -167,14 +167,14 @@ def test_a_plan_is_a_function_of_state_and_round() -> None:
     controller = DpLac(clip_norm=2.0)
     rising = replace(SETTING, noise_multipliers=tuple(1 + 0.01 * t for t in range(200)))
     state = controller.init(rising, PublicSignals(0, 1.0))
-    assert controller.plan(state, 3) == controller.plan(state, 3) == Plan(FlatClip(2.0, 5), 1.02)
+    assert controller.plan(state, rising, 3) == controller.plan(state, rising, 3) == Plan(FlatClip(2.0, 5), 1.02)
 
 
 def test_the_validation_loss_is_needed(any_release: Release) -> None:
     controller = DpLac(clip_norm=1.0)
     state = controller.init(SETTING, PublicSignals(0, 1.0))
     with pytest.raises(ValueError, match=r"evaluation\.every = 1"):
-        controller.update(state, any_release, PublicSignals(1, None))
+        controller.update(state, SETTING, any_release, PublicSignals(1, None))
     assert controller.reads_validation
     assert not Fixed().reads_validation
 
@@ -198,9 +198,9 @@ def test_values_that_cannot_work_are_refused(options: dict[str, float]) -> None:
 def test_fixed_clipping_never_changes(any_release: Release) -> None:
     controller = Fixed(0.5)
     state = controller.init(SETTING, PublicSignals(0, 1.0))
-    assert controller.plan(state, 1) == Plan(FlatClip(0.5, 5), 1.5)
-    assert controller.update(state, any_release, PublicSignals(1, 0.1)) == state
-    assert controller.released_values(state) == {"clip-bound": 0.5}
+    assert controller.plan(state, SETTING, 1) == Plan(FlatClip(0.5, 5), 1.5)
+    assert controller.update(state, SETTING, any_release, PublicSignals(1, 0.1)) == state
+    assert controller.released_values(state, SETTING) == {"clip-bound": 0.5}
     assert controller.profile(3) == (1.0, 1.0, 1.0)
     with pytest.raises(ValueError, match="clip_norm"):
         Fixed(0.0)

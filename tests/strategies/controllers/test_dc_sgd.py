@@ -52,10 +52,14 @@ def test_e_finds_the_least_expected_error(dimension: int, quick_ledger_for) -> N
     controller = DcSgdE(clip_norm=8.0)
     states = [controller.init(controller_setting(30), PublicSignals(0, None))]
     for round in range(1, 31):  # updates of DIM values stand for those of d: only their norms matter here
-        plan = controller.plan(states[-1], round)
+        plan = controller.plan(states[-1], controller_setting(30), round)
         assert isinstance(plan.clip, FlatClip)
         short = type(plan)(FlatClip(plan.clip.bound, DIM), plan.noise_multiplier, plan.queries)
-        states.append(controller.update(states[-1], population.release(short, round), PublicSignals(round, None)))
+        states.append(
+            controller.update(
+                states[-1], controller_setting(30), population.release(short, round), PublicSignals(round, None)
+            )
+        )
     noise = plan.noise_multiplier**2 * dimension / 100**2
     norms = 1.25 * np.exp(0.5 * norm.ppf((np.arange(4000) + 0.5) / 4000))
     best = minimize_scalar(lambda c: noise * c**2 + np.mean(np.maximum(norms - c, 0) ** 2), bounds=(0, 9)).x
@@ -87,9 +91,12 @@ def test_one_histogram_without_noise_is_read_as_it_is(quick_ledger_for) -> None:
     setting = setting_of(1, sampling=sampling)
     for share, expected in ((0.2, 0.3536), (0.3, 1.4142), (0.8, 5.657)):
         controller = DcSgdP(share=share, histogram_noise=2.0)
-        plan = controller.plan(controller.init(setting, PublicSignals(0, None)), 1)
+        plan = controller.plan(controller.init(setting, PublicSignals(0, None)), setting, 1)
         state = controller.update(
-            controller.init(setting, PublicSignals(0, None)), population.release(plan, 1), PublicSignals(1, None)
+            controller.init(setting, PublicSignals(0, None)),
+            setting,
+            population.release(plan, 1),
+            PublicSignals(1, None),
         )
         assert state.bound == pytest.approx(expected, rel=1e-3)
         population.ledger = quick_ledger_for(sampling, 1)
@@ -97,7 +104,7 @@ def test_one_histogram_without_noise_is_read_as_it_is(quick_ledger_for) -> None:
 
 def test_the_histogram_is_paid_for_inside_the_round() -> None:
     for controller in (DcSgdP(), DcSgdE()):
-        plan = controller.plan(controller.init(setting_of(1), PublicSignals(0, None)), 1)
+        plan = controller.plan(controller.init(setting_of(1), PublicSignals(0, None)), setting_of(1), 1)
         (histogram,) = plan.queries
         assert (histogram.sensitivity, histogram.noise_std, histogram.dim) == (1.0, 10.0, len(EDGES) + 1)
         assert plan.noise_multiplier == pytest.approx((1.76**-2 - 10**-2) ** -0.5)

@@ -22,7 +22,9 @@ EVERYONE = Poisson(1.0, 400)
 def test_a_third_of_the_event_pays_for_the_loss(quick_ledger_for) -> None:
     controller = DpClac(clip_norm=1.0)
     states = Population(quick_ledger_for(SAMPLING, 2)).follow(controller, setting_of(2, 2.0))
-    first, second = (controller.plan(state, round) for round, state in enumerate(states[:2], start=1))
+    first, second = (
+        controller.plan(state, setting_of(2, 2.0), round) for round, state in enumerate(states[:2], start=1)
+    )
     for plan, kind in ((first, LossHistogram), (second, BoundedMean)):
         (query,) = plan.queries
         assert isinstance(query, kind)
@@ -30,7 +32,7 @@ def test_a_third_of_the_event_pays_for_the_loss(quick_ledger_for) -> None:
         assert query.noise_std / query.sensitivity == pytest.approx(2.0 * math.sqrt(3))  # 1.732 z
         assert plan.effective_noise_multiplier == pytest.approx(2.0, rel=1e-12)
     tenth = DpClac(clip_norm=1.0, loss_share=0.1)
-    plan = tenth.plan(tenth.init(setting_of(2, 2.0), PublicSignals(0, None)), 1)
+    plan = tenth.plan(tenth.init(setting_of(2, 2.0), PublicSignals(0, None)), setting_of(2, 2.0), 1)
     assert plan.noise_multiplier == pytest.approx(2.0 / math.sqrt(0.9))
     assert plan.effective_noise_multiplier == pytest.approx(2.0, rel=1e-12)
 
@@ -68,13 +70,13 @@ def test_later_thresholds_and_c_follow_the_noisy_mean(quick_ledger_for) -> None:
         else:
             assert after.bound == pytest.approx(before.bound * min(1.0, max(0.5, after.loss / before.loss)))
     assert states[-1].bound == pytest.approx(4.0 * 0.95**10, rel=0.1)
-    values = controller.released_values(states[-1])
+    values = controller.released_values(states[-1], setting_of(12, 0.5, EVERYONE))
     assert values == {
         "clip-bound": states[-1].bound,
         "loss-bound": states[-1].loss_bound,
         "mean-loss": states[-1].mean_loss,
     }
-    assert controller.released_values(states[0]) == {"clip-bound": 4.0}
+    assert controller.released_values(states[0], setting_of(12, 0.5, EVERYONE)) == {"clip-bound": 4.0}
 
 
 def steady(centred: bool, smooth: bool, quick_ledger_for) -> list[ClacState]:
@@ -109,14 +111,14 @@ def test_the_vote_decides_where_c_begins_and_is_an_event_of_its_own(quick_ledger
     assert states[0].bound == states[0].first_bound == GRID[9]
     assert [event.label for event in ledger.events] == ["histogram", "round"]
     fresh = controller.init(setting_of(1), PublicSignals(0, None))
-    plan = controller.plan(fresh, 0)
+    plan = controller.plan(fresh, setting_of(1), 0)
     (vote,) = plan.queries
     assert isinstance(vote, OneHotVote)
     assert vote.simulated_noise_std_per_bound == pytest.approx(1.76 * math.sqrt(1.5) / 100)
     release = controller.initial(SAMPLING)
     assert release is not None
     assert release.components == plan.components()
-    clip = controller.plan(states[0], 1).clip
+    clip = controller.plan(states[0], setting_of(1), 1).clip
     assert isinstance(clip, FlatClip)
     assert clip.bound == GRID[9]
     assert DpClac(clip_norm=1.0).initial(SAMPLING) is None

@@ -28,7 +28,7 @@ def test_both_modes_pay_for_the_schedule_and_its_ends_have_the_papers_ratios(mod
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         population = Population(ledger, sampling=setting.sampling, noise=GaussianNoise())
         states = population.follow(controller, setting)
-        plans = [controller.plan(state, round) for round, state in enumerate(states[:-1], start=1)]
+        plans = [controller.plan(state, setting, round) for round, state in enumerate(states[:-1], start=1)]
         assert all(isinstance(plan.clip, FlatClip) for plan in plans)
         bounds = [plan.clip.bound for plan in plans]
         # C_t = C_0 rho_C^(t/T), sigma_t = sigma_0 rho_mu^(t/T): at t = T the ratios to C_0 and sigma_0 are the options.
@@ -47,8 +47,8 @@ def test_both_modes_pay_for_the_schedule_and_its_ends_have_the_papers_ratios(mod
             assert 0.99 * 2.0 < ledger.spent() <= 2.0
         with pytest.raises(BudgetExceeded):
             population.release(plans[-1], ROUNDS + 1)
-        assert controller.released_values(states[1])["clip-bound"] == bounds[1]
-        assert controller.released_values(states[-1])["noise-multiplier"] == multipliers[-1]
+        assert controller.released_values(states[1], setting)["clip-bound"] == bounds[1]
+        assert controller.released_values(states[-1], setting)["noise-multiplier"] == multipliers[-1]
 
 
 def test_without_a_profile_the_noise_is_constant() -> None:

@@ -22,7 +22,7 @@ ONE = Poisson(0.5, 2)  # one client is expected, so the mean is the one client's
 def test_one_update_is_rescaled_as_published(kind: str, bound: float, length: float, quick_ledger_for) -> None:
     controller = Automatic(bound, gamma=0.02) if kind == "automatic" else Psac(bound, r=0.1)
     state = controller.init(setting_of(1, sampling=ONE), PublicSignals(0, None))
-    plan = controller.plan(state, 1)
+    plan = controller.plan(state, setting_of(1, sampling=ONE), 1)
     assert (plan.noise_multiplier, plan.queries) == (1.76, ())
     direction = np.array([0.5, -0.5, 0.1, 0.7]) / np.linalg.norm([0.5, -0.5, 0.1, 0.7])
     released = charged_release(
@@ -38,15 +38,19 @@ def test_one_update_is_rescaled_as_published(kind: str, bound: float, length: fl
     expected = bound * n / (n + 0.02) if kind == "automatic" else bound * n / (n + 0.1 / (n + 0.1))
     assert expected < bound
     np.testing.assert_allclose(released.update.numpy(), expected * direction, rtol=1e-5)
-    assert controller.update(state, released, PublicSignals(1, None)) == state
-    assert controller.released_values(state) == {"clip-bound": bound}
+    assert controller.update(state, setting_of(1, sampling=ONE), released, PublicSignals(1, None)) == state
+    assert controller.released_values(state, setting_of(1, sampling=ONE)) == {"clip-bound": bound}
 
 
 def test_the_noise_is_that_of_the_length(quick_ledger_for) -> None:
     """z C / m on every coordinate of the mean, whatever the map; 600 numbers are further off once in 10^7 runs."""
     sampling = Poisson(0.5, 20)
     for controller in (Automatic(2.0), Psac(2.0)):
-        plan = controller.plan(controller.init(setting_of(1, sampling=sampling), PublicSignals(0, None)), 1)
+        plan = controller.plan(
+            controller.init(setting_of(1, sampling=sampling), PublicSignals(0, None)),
+            setting_of(1, sampling=sampling),
+            1,
+        )
         ledger = quick_ledger_for(sampling, 150)
         draws = [
             charged_release(Contribution.zero(plan), plan, label="round", round=1, sampling=sampling, ledger=ledger)

@@ -27,7 +27,7 @@ def test_the_share_of_clipped_clients_settles_at_the_target(
     clipped = norm.sf(np.log(bounds / 1.25) / 0.5)  # the true share of updates longer than C
     assert clipped.mean() == pytest.approx(rate, abs=0.04)
     assert np.mean([state.clip_rate for state in states[-40:]]) == pytest.approx(rate, abs=0.04)
-    values = controller.released_values(states[-1])
+    values = controller.released_values(states[-1], setting_of(90))
     assert values == {
         "clip-bound": states[-1].bound,
         "step-scale": states[-1].scale,
@@ -68,7 +68,7 @@ def test_the_papers_factors_and_a_rate_between_the_limits() -> None:
 @pytest.mark.parametrize(("source", "query", "alone"), [("bit", NormBit, 10.0), ("histogram", NormHistogram, 10.0)])
 def test_what_c_follows_is_paid_for_inside_the_round(source: str, query: type, alone: float) -> None:
     controller = Percentile(source=source)
-    plan = controller.plan(controller.init(setting_of(1), PublicSignals(0, None)), 1)
+    plan = controller.plan(controller.init(setting_of(1), PublicSignals(0, None)), setting_of(1), 1)
     (asked,) = plan.queries
     assert isinstance(asked, query)
     assert asked.noise_std / asked.sensitivity == alone
@@ -81,7 +81,7 @@ def test_what_c_follows_is_paid_for_inside_the_round(source: str, query: type, a
 def test_before_the_first_release_there_is_no_clip_rate() -> None:
     controller = Percentile()
     state = controller.init(setting_of(1), PublicSignals(0, None))
-    assert controller.released_values(state) == {"clip-bound": 3.0, "step-scale": 1.0}
+    assert controller.released_values(state, setting_of(1)) == {"clip-bound": 3.0, "step-scale": 1.0}
     assert controller.step_scale(state) == 1.0
 
 

@@ -41,8 +41,8 @@ def test_the_threshold_converges_to_the_quantile(first: float, gamma: float, qui
 class WrongSign(Quantile):
     """Flower's bug: the share of CLIPPED clients where that of the unclipped ones belongs."""
 
-    def update(self, state: QuantileState, released: Release, public: PublicSignals) -> QuantileState:
-        right = super().update(state, released, public)
+    def update(self, state: QuantileState, info: RunInfo, released: Release, public: PublicSignals) -> QuantileState:
+        right = super().update(state, info, released, public)
         wrong = state.bound * math.exp(-self.learning_rate * ((1 - right.unclipped) - self.quantile))
         return replace(right, bound=wrong)
 
@@ -57,13 +57,13 @@ def test_one_step_is_the_papers(quick_ledger_for) -> None:
     population = Population(quick_ledger_for(SAMPLING, 1), noise=InsecureZeroNoise())
     state = Quantile(clip_norm=3.0, quantile=0.4, learning_rate=0.3).init(setting_of(1), PublicSignals(0, None))
     controller = Quantile(clip_norm=3.0, quantile=0.4, learning_rate=0.3)
-    plan = controller.plan(state, 1)
+    plan = controller.plan(state, setting_of(1), 1)
     released = population.release(plan, 1)
     share = 0.5 + float(released.answers[0]) / 100  # by the expected cohort, whoever came
-    after = controller.update(state, released, PublicSignals(1, None))
+    after = controller.update(state, setting_of(1), released, PublicSignals(1, None))
     assert after.bound == pytest.approx(3.0 * math.exp(-0.3 * (share - 0.4)), rel=1e-12)
-    assert controller.released_values(after) == {"clip-bound": after.bound, "unclipped-share": share}
-    assert controller.released_values(state) == {"clip-bound": 3.0}
+    assert controller.released_values(after, setting_of(1)) == {"clip-bound": after.bound, "unclipped-share": share}
+    assert controller.released_values(state, setting_of(1)) == {"clip-bound": 3.0}
 
 
 def test_an_empty_cohort_says_nothing_for_either_side(quick_ledger_for) -> None:
@@ -78,7 +78,7 @@ def test_an_empty_cohort_says_nothing_for_either_side(quick_ledger_for) -> None:
 def test_the_update_pays_for_the_bit(z: float, expected: float) -> None:
     """m = 100, so sigma_b = 5: z_D = (z^-2 - 10^-2)^(-1/2)."""
     controller = Quantile()
-    plan = controller.plan(controller.init(setting_of(3, z), PublicSignals(0, None)), 1)
+    plan = controller.plan(controller.init(setting_of(3, z), PublicSignals(0, None)), setting_of(3, z), 1)
     assert plan.noise_multiplier == pytest.approx(expected, abs=1e-4)
     assert plan.effective_noise_multiplier == pytest.approx(z, rel=1e-12)
     (bit,) = plan.queries

@@ -62,8 +62,11 @@ def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None
             pld = composition.epsilon(ledger.events, config.privacy.delta, interval=1e-3)
             assert 0.99 * 2.0 < pld <= 2.002
         with pytest.raises(BudgetExceeded):
-            population.release(controller.plan(states[-1], ROUNDS), ROUNDS + 1)
-        assert controller.released_values(states[-1]) == {"clip-bound": 1.0, "noise-multiplier": multipliers[-1]}
+            population.release(controller.plan(states[-1], setting, ROUNDS), ROUNDS + 1)
+        assert controller.released_values(states[-1], setting) == {
+            "clip-bound": 1.0,
+            "noise-multiplier": multipliers[-1],
+        }
 
 
 def test_it_conforms_and_comes_back_from_a_checkpoint(tmp_path) -> None:
@@ -71,7 +74,7 @@ def test_it_conforms_and_comes_back_from_a_checkpoint(tmp_path) -> None:
     controller = RiseReset()
     setting = RunInfo(ROUNDS, ((3, 1),), Population.__dataclass_fields__["sampling"].default_factory(), (1.5,) * ROUNDS)
     state = controller.init(setting, PublicSignals(0, None))
-    state = controller.update(state, None, PublicSignals(4, None))
+    state = controller.update(state, setting, None, PublicSignals(4, None))
     save_checkpoint(tmp_path, Checkpoint(ServerState(4, torch.zeros(4), torch.zeros(4), {}, state), None, (), "1:head"))
     fresh = ServerState(0, torch.zeros(4), torch.zeros(4), {}, controller.init(setting, PublicSignals(0, None)))
     assert load_checkpoint(tmp_path, fresh).state.controller == state
