@@ -88,19 +88,28 @@ def parse(table: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The nested table in a TOML file; ConfigError if the file is missing or is not TOML."""
+    if not path.is_file():
+        raise ConfigError(f"configuration file {path} does not exist")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Read a TOML file, apply dotted-key overrides, check.
+    """The configuration in a TOML file with dotted-key overrides on top.
 
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds a wrong setting.
     """
-    if not path.is_file():
-        raise ConfigError(f"configuration file {path} does not exist")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return parse(_with(table, unflatten(overrides or {})))
+    return parse(merged(read(path), overrides or {}))
+
+
+def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested table with dotted keys on top."""
+    return _with(table, unflatten(overrides))
 
 
 def _without_removed(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from privacy import durable
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 
@@ -38,6 +39,14 @@ RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
 STAMP_FILE = "NOT-PRIVATE.txt"
 """In the run folder and beside the adapter, wherever there is no guarantee."""
+
+
+def write_config(folder: Path, config: RunConfig) -> Path:
+    """The resolved settings into a run's folder: once, by whoever starts the run; where they stand, they stay."""
+    path, text = folder / CONFIG_FILE, config.to_toml()
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        durable.write(path, text)
+    return path
 
 
 def new_run_folder(config: RunConfig) -> Path:

@@ -13,7 +13,7 @@ from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
-from server.run_folder.names import CONFIG_FILE, LEDGER_FILE
+from server.run_folder.names import LEDGER_FILE, write_config
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import Resumed, check_origin, check_same_run, claim, note_resumed, write_origin
@@ -69,7 +69,7 @@ class Run:
             self.changes = check_origin(self.folder, config, data=name, other_code=self.other_code, phases=phases)
         else:
             write_origin(self.folder, config, name, phases)
-        (self.folder / CONFIG_FILE).write_text(config.to_toml())
+        write_config(self.folder, config)
         write_environment(self.folder)
 
     @contextmanager

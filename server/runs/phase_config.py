@@ -10,7 +10,6 @@ text = "redacted"    # or "original", "weighted"
 ...                  # the attributes of server.runs.phase_plan.NonPrivatePhase or DpPhase, in kebab-case
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.load import ConfigError, flatten, parse, read, unflatten
 from server.config.schema import RunConfig
 from server.runs.phase_plan import DpPhase, Phase, Phases
 from strategies.plugins import build
@@ -63,13 +62,7 @@ def load_phases(path: Path, overrides: Mapping[str, Any] | None = None) -> Phase
     Raises:
         ConfigError: naming what is wrong and what to do.
     """
-    if not path.is_file():
-        raise ConfigError(f"file of phases {path} does not exist")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return parse_phases(table, overrides)
+    return parse_phases(read(path), overrides)
 
 
 def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> PhasesConfig:

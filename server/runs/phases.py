@@ -30,7 +30,7 @@ from server.evaluation.rouge import adapter_rouge
 from server.run_folder import handed_on
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import LEDGER_FILE, PHASES_FILE
+from server.run_folder.names import LEDGER_FILE
 from server.run_folder.phase_progress import PhaseFolder, PhaseResult, charges_of, reopened_ledger
 from server.run_folder.resume import Resumed, note_resumed, read_resumed
 from server.run_folder.telemetry import Telemetry
@@ -253,7 +253,6 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
     ready = PhasesRun(config, run.folder)
     log.info("%s", ready.promise.sentence)
     run.note_start(ready.plain, phases=config.phase_tables())
-    (run.folder / PHASES_FILE).write_text(config.to_toml(), encoding="utf-8")
     if run.resumes:
         charges = charges_of(run.folder)
         unreleased = sum(charge.released_at is None for charge in charges)

@@ -23,7 +23,7 @@ from privacy import durable
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import CONFIG_FILE, new_run_folder
+from server.run_folder.names import CONFIG_FILE, new_run_folder, write_config
 from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.engines.control import SUCCESS, Control
 from simulations.engines.flower import RunFailed
@@ -125,7 +125,6 @@ def deploy_command(
     with refusals(CannotResume):
         if resume is None:
             from simulations.cli.preflight import check
-            from simulations.presets.asked import Asked
             from simulations.presets.load import configure
 
             if not preset:
@@ -133,9 +132,9 @@ def deploy_command(
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
-            checked = check(Asked(config))
+            checked = check(config)
             folder = new_run_folder(config)
-            (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+            write_config(folder, config)
             checked.hand_on(folder)
         else:
             from server.run_folder.resume import check_resumable

@@ -5,7 +5,7 @@ The base model is loaded once. The noise that is calibrated here is handed on to
 :mod:`server.run_folder.handed_on`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,15 @@ class Checked:
     """A run that may start.
 
     Attributes:
-        asked: what was checked.
+        config: what was checked.
         noise: as it was calibrated, in JSON; None where every site calibrates for itself.
+        phases: those of a run in phases, as they stand in a file.
         sentence: what should be known before it starts; empty where the progress says all of it.
     """
 
-    asked: Asked
+    config: RunConfig
     noise: Any = None
+    phases: Sequence[Mapping[str, Any]] = ()
     sentence: str = ""
 
     def hand_on(self, folder: Path) -> None:
@@ -38,7 +40,7 @@ class Checked:
         from server.run_folder import handed_on
 
         if self.noise is not None:
-            handed_on.write(folder, self.asked.run, self.noise, self.asked.phase_tables)
+            handed_on.write(folder, self.config, self.noise, self.phases)
 
 
 def check_run(asked: Asked) -> Checked:
@@ -52,21 +54,21 @@ def check_run(asked: Asked) -> Checked:
         from server.runs.phases import PhasesRun
 
         run = PhasesRun(asked.phases)
-        return Checked(asked, run.planned.to_json(), run.promise.sentence)
+        return Checked(config, run.planned.to_json(), asked.phase_tables, run.promise.sentence)
     if config.alone:
-        return Checked(asked, check_silo(config).to_json())
+        return Checked(config, check_silo(config).to_json())
     if config.deployed:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
-    return check(asked)
+    return check(config)
 
 
-def check(asked: Asked) -> Checked:
+def check(config: RunConfig) -> Checked:
     """Check a run over clients or sites; prepares the data set, which the run then opens.
 
     Raises:
         ConfigError: one line for every setting that cannot work.
     """
-    config, problems, noise, labels = asked.run, list[str](), None, 2
+    problems, noise, labels = list[str](), None, 2
 
     @contextmanager
     def collected() -> Iterator[None]:
@@ -87,7 +89,7 @@ def check(asked: Asked) -> Checked:
             check_adapter(config, labels)
     if problems:  # two checks may stumble over the same setting
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return Checked(asked, noise)
+    return Checked(config, noise)
 
 
 def check_noise(config: RunConfig) -> "Calibrated":

@@ -26,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from server.config.load import load
 from server.config.schema import RunConfig
-from server.run_folder.names import CONFIG_FILE
+from server.run_folder.names import CONFIG_FILE, write_config
 from simulations.engines.hardware import resources, with_workers
 from simulations.engines.processes import end_with_launcher
 
@@ -178,11 +178,9 @@ def run_inprocess(
         server_app = server_app or server.app.app
         client_app = client_app or client.app.app
     config = with_workers(config, resources(config).workers)
-    config_file = run_folder / CONFIG_FILE
-    config_file.write_text(config.to_toml(), encoding="utf-8")
     nodes = config.clients if config.simulation.clients_per_node == 1 else config.engine.workers
     run_config: dict[str, str | int | float | bool] = {
-        "config-file": str(config_file),
+        "config-file": str(write_config(run_folder, config)),
         "run-folder": str(run_folder),
         **keys,
     }

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.config.schema import RunConfig
-from server.run_folder.names import CONFIG_FILE, FLOWER_LOG, PROCESS_LOG
+from server.run_folder.names import FLOWER_LOG, PROCESS_LOG, write_config
 from server.run_folder.telemetry import read_status
 from simulations.engines.flower import PrivateFlower, RunFailed, environment, federation, tail
 from simulations.engines.hardware import resources, with_workers
@@ -72,8 +72,7 @@ def run_flower(
     run_folder = run_folder.resolve()
     plan, app = resources(config), app or App()
     config = with_workers(config, plan.workers)
-    config_file, output = run_folder / CONFIG_FILE, run_folder / FLOWER_LOG
-    config_file.write_text(config.to_toml(), encoding="utf-8")
+    config_file, output = write_config(run_folder, config), run_folder / FLOWER_LOG
     output.touch()
     begun = output.stat().st_size
     address = config.engine.ray_address
@@ -119,7 +118,7 @@ def run_child(
     plan = resources(config)
     if threads is not None:
         plan = replace(plan, threads=threads)
-    (run_folder / CONFIG_FILE).write_text(with_workers(config, plan.workers).to_toml(), encoding="utf-8")
+    write_config(run_folder, with_workers(config, plan.workers))
     with private_processes() as (root, family), output.open("ab") as sink:
         child = subprocess.Popen(
             [sys.executable, "-m", module, str(os.getpid()), str(root), str(run_folder),

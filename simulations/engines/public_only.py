@@ -13,14 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client.data.prepare import prepare
 from client.models.tasks import Metrics
 from server.config.load import ConfigError
+from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder.names import RESULTS_FILE
 from server.run_folder.provenance import write_environment
 from server.run_folder.telemetry import Telemetry
 from server.runs.artefacts import majority_accuracy, perplexities
-from server.runs.assembly import assemble
+from server.runs.assembly import assembled, data_spec
 from server.runs.public_data import PublicTraining
 
 
@@ -42,7 +44,7 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("preparing", "public records only")
         write_environment(folder)
-        assembly = assemble(config)
+        assembly = assembled(config, methods(config), prepare(data_spec(config)))
         public = PublicTraining.of(assembly)
         assert public.engine is not None
         adapter = public.warm_start(assembly.start)

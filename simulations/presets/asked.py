@@ -1,12 +1,11 @@
 """What a person asked to run: a configuration, or one with phases, whichever the file describes."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.config.load import ConfigError, load
+from server.config.load import ConfigError, load, merged, parse, read
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import CONFIG_FILE, PHASES_FILE
@@ -60,14 +59,14 @@ def ask(name: str, settings: Sequence[str], overrides: Mapping[str, Any], here: 
     Raises:
         ConfigError: naming every wrong key.
     """
-    file = find(name)
+    table, data = read(find(name)), data.expanduser().resolve()
     chosen = {**dict(parse_setting(setting) for setting in settings), **overrides}
-    if not has_phases(file):
-        return _checked(Asked(_absolute(load(file, chosen), here, data)), overrides)
-    from server.runs.phase_config import PhasesConfig, load_phases  # with torch, which `lacquer --help` does not need
+    if "phases" not in table:
+        return _checked(Asked(absolute_paths(parse(merged(table, chosen)), data, here)), overrides)
+    from server.runs.phase_config import PhasesConfig, parse_phases  # with torch, which `lacquer --help` does not need
 
-    config = load_phases(file, chosen)
-    run = _absolute(config.run, here, data)
+    config = parse_phases(table, chosen)
+    run = absolute_paths(config.run, data, here)
     return _checked(Asked(run, PhasesConfig(run, config.recipe)), overrides)
 
 
@@ -85,19 +84,6 @@ def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:
 
     config = load_phases(folder / PHASES_FILE)
     return _checked(Asked(config.run, config), overrides)
-
-
-def has_phases(file: Path) -> bool:
-    """Whether a TOML file has ``[[phases]]``; a file that cannot be read has none, and is refused by who reads it."""
-    try:
-        return "phases" in tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-
-
-def _absolute(config: RunConfig, here: Path, data: Path) -> RunConfig:
-    output = str((here / Path(config.output).expanduser()).resolve())
-    return absolute_paths(config.model_copy(update={"output": output}), data.expanduser().resolve())
 
 
 def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:

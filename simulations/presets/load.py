@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.config.load import ConfigError, flatten, load, parse, unflatten
+from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
 
 PRESETS = Path(__file__).parent
@@ -103,11 +103,17 @@ def _kind(key: str) -> Any:
     return model
 
 
-def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """The same configuration with every path in it absolute; relative ones start at ``folder``."""
+def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) -> RunConfig:
+    """The same configuration with every path in it absolute.
 
-    def absolute(path: str) -> str:
-        return str((folder / Path(path).expanduser()).resolve()) if path else path
+    Args:
+        config: whose relative paths start at ``folder``.
+        folder: absolute.
+        here: where the output goes instead, if its path is relative.
+    """
+
+    def absolute(path: str, start: Path = folder) -> str:
+        return str((start / Path(path).expanduser()).resolve()) if path else path
 
     def source(text: str) -> str:
         for prefix in _FILE_SOURCES:
@@ -115,10 +121,8 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
                 return prefix + absolute(text.removeprefix(prefix))
         return text
 
-    flat = flatten(config.to_table())
-    flat["output"] = absolute(flat["output"])
-    flat["data.source"], flat["data.test-source"] = source(flat["data.source"]), source(flat["data.test-source"])
-    flat["data.cache"] = absolute(flat["data.cache"])
-    if (folder / Path(flat["model.name"]).expanduser()).is_dir():
-        flat["model.name"] = absolute(flat["model.name"])
-    return parse(unflatten(flat))
+    data, model = config.data, config.model
+    if (folder / Path(model.name).expanduser()).is_dir():
+        model = model.but(name=absolute(model.name))
+    data = data.but(source=source(data.source), test_source=source(data.test_source), cache=absolute(data.cache))
+    return config.but(output=absolute(config.output, here or folder), data=data, model=model)

@@ -47,7 +47,12 @@ def here(tmp_path, monkeypatch):
 def checked(monkeypatch):
     """What reached the checks; they pass."""
     configs = []
-    monkeypatch.setattr(preflight, "check", configs.append)
+
+    def check(config):
+        configs.append(config)
+        return preflight.Checked(config)
+
+    monkeypatch.setattr(preflight, "check", check)
     return configs
 
 
