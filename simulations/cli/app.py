@@ -12,11 +12,15 @@ from rich.table import Table
 
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
+from server.run_folder.telemetry import Telemetry
 from simulations.cli.calibrate import calibrate_command
 from simulations.cli.deploy import admit_command, clients_command, deploy_command, expel_command
-from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
+from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.cli.keys import federation_command, identity_command, keys_command
+from simulations.cli.progress import follow
 from simulations.cli.sweep import sweep_command
+from simulations.engines import launcher
+from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
 from simulations.presets.load import describe, preset_files
 from simulations.sweep.cells import sweep_files
@@ -72,9 +76,9 @@ def run(
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(ValueError):
-        from simulations.cli.preflight import check_run
-
         asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+        from simulations.cli.preflight import check_run  # a misspelt setting is refused before torch is loaded
+
         checked = check_run(asked)
         folder = new_run_folder(asked.run)
         asked.write(folder)
@@ -129,7 +133,6 @@ def resume(
     sys.path.append(str(here))
     with refusals(CannotResume):
         from server.run_folder.resume import check_resumable
-        from server.run_folder.telemetry import Telemetry
 
         folder = run_folder.resolve()
         asked = ask_again(folder, _engine_settings(engine, workers))
@@ -150,32 +153,28 @@ def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str
 
 
 def _run(asked: Asked, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None) -> None:
-    from simulations.cli.progress import follow
-    from simulations.engines.flower import RunFailed
-    from simulations.engines.launcher import run_child, run_flower, wait_quietly
-    from simulations.report.page import write_report
-    from simulations.report.summary import print_summary
+    from simulations.report import page, summary
 
     console, config = Console(), asked.run
-    launch = run_flower if config.engine.kind == "flower" and not config.alone else run_child
-    watch = wait_quietly if quiet else lambda is_alive: follow(folder, asked.shown, is_alive, console=console)
+    launch = launcher.run_flower if config.engine.kind == "flower" and not config.alone else launcher.run_child
+    watch = launcher.wait_quietly if quiet else lambda is_alive: follow(folder, asked.shown, is_alive, console=console)
     try:
         launch(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:
         say(f"The run failed: {failure}\n\nRun folder: {folder}{_how_to_go_on(folder)}")
-        write_report(folder)
+        page.write_report(folder)
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         _say_interrupted(folder)
         text = f"Interrupted; everything that was started is stopped.\nRun folder: {folder}{_how_to_go_on(folder)}"
         say(text, style="yellow")
-        write_report(folder)
+        page.write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
-    write_report(folder)
+    page.write_report(folder)
     if quiet:
         typer.echo(folder)
     else:
-        print_summary(folder, console)
+        summary.print_summary(folder, console)
 
 
 @app.command()
@@ -196,19 +195,14 @@ def report(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)],
 ) -> None:
     """Write (again) the report of a run: one page that needs nothing else."""
-    from simulations.report.page import write_report
-    from simulations.report.read_run import NoRunFolder
+    from simulations.report import page, read_run
 
-    try:
-        typer.echo(write_report(run_folder))
-    except NoRunFolder as error:
-        fail(str(error), MISUSED)
+    with refusals(read_run.NoRunFolder):
+        typer.echo(page.write_report(run_folder))
 
 
 def _say_interrupted(folder: Path) -> None:
     """The processes that could have written it are gone."""
-    from server.run_folder.telemetry import Telemetry
-
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("failed", "interrupted")
 

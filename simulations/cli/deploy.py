@@ -24,9 +24,14 @@ from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import CONFIG_FILE, new_run_folder, write_config
+from server.run_folder.telemetry import read_status
 from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
+from simulations.cli.progress import follow
 from simulations.engines.control import SUCCESS, Control
 from simulations.engines.flower import RunFailed
+from simulations.engines.launcher import STATES_OF_SUCCESS, wait_quietly
+from simulations.engines.staging import App, stage
+from simulations.presets.load import configure
 
 ADDRESS = os.environ.get("LACQUER_SUPERLINK", "127.0.0.1:8000")
 TRUST = os.environ.get("LACQUER_CA", "/keys/ca.crt")
@@ -124,14 +129,13 @@ def deploy_command(
     sys.path.append(str(Path.cwd()))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(CannotResume):
         if resume is None:
-            from simulations.cli.preflight import check
-            from simulations.presets.load import configure
-
             if not preset:
                 raise ConfigError(f"no configuration was given; {_WHAT_TO_DEPLOY}")
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
+            from simulations.cli.preflight import check
+
             checked = check(config)
             folder = new_run_folder(config)
             write_config(folder, config)
@@ -154,11 +158,10 @@ def deploy_command(
     if quiet:
         typer.echo(folder)
         return
-    from simulations.report.page import write_report
-    from simulations.report.summary import print_summary
+    from simulations.report import page, summary
 
-    write_report(folder)
-    print_summary(folder, Console())
+    page.write_report(folder)
+    summary.print_summary(folder, Console())
 
 
 def check_deployed(config: RunConfig) -> None:
@@ -187,11 +190,6 @@ def follow_deployed(
     Raises:
         RunFailed: unless SuperLink and ServerApp both say that it completed.
     """
-    from server.run_folder.telemetry import read_status
-    from simulations.cli.progress import follow
-    from simulations.engines.launcher import STATES_OF_SUCCESS, wait_quietly
-    from simulations.engines.staging import App, stage
-
     app = stage(
         superlink.home / "app",
         App(client="client.fork_server"),

@@ -67,10 +67,10 @@ def keys_command(
 
 def own_key(folder: Path) -> str:
     """Make the key of the client whose host this is, if there is none; the public half, one line."""
-    from server.network.certificates import node_key
+    from server.network import certificates
 
     if not (folder / "key").exists():
-        node_key(folder)
+        certificates.node_key(folder)
     return (folder / "key.pub").read_text(encoding="ascii").strip()
 
 
@@ -101,13 +101,12 @@ def identity_command(
     path: Annotated[Path, typer.Argument(help="The private identity; made if it does not exist.")],
 ) -> None:
     """Make a client's identity, and print its public half."""
-    from privacy.secagg import keys  # only these commands need cryptography
-    from privacy.secagg.federation import load_identity, save_identity
+    from privacy.secagg import federation, keys
 
     try:
         if not path.exists():
-            save_identity(path, keys.fresh_identity())
-        Console().print(keys.public_identity(load_identity(path)).hex(), highlight=False, soft_wrap=True)
+            federation.save_identity(path, keys.fresh_identity())
+        Console().print(keys.public_identity(federation.load_identity(path)).hex(), highlight=False, soft_wrap=True)
     except (OSError, ValueError) as error:
         fail(str(error), MISUSED)
 

@@ -9,14 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from client.data.catalog.corpora import CORPORA, files
+from client.data.prepare import prepare
+from client.data.sources import FILE_KINDS, check_hub_id, existing_file
+from client.data.spec import NOTES
+from client.models.files import locate
 from server.config.load import ConfigError
+from server.config.methods import methods
 from server.config.schema import RunConfig
+from server.run_folder import handed_on
+from server.runs.assembly import adapter_of, data_spec
+from server.runs.commitment import commit
+from server.runs.phases import PhasesRun
+from server.runs.record_level_assembly import assemble_federation, assemble_record_level
+from simulations.engines.public_only import check_public_only
 from simulations.presets.asked import Asked
-
-if TYPE_CHECKING:
-    from strategies.calibration import Calibrated
+from simulations.sweep.cells import Cell
+from strategies.calibration import Calibrated
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,6 @@ class Checked:
 
     def hand_on(self, folder: Path) -> None:
         """The noise to the process that runs in ``folder``."""
-        from server.run_folder import handed_on
-
         if self.noise is not None:
             handed_on.write(folder, self.config, self.noise, self.phases)
 
@@ -51,8 +60,6 @@ def check_run(asked: Asked) -> Checked:
     """
     config = asked.run
     if asked.phases is not None:
-        from server.runs.phases import PhasesRun
-
         run = PhasesRun(asked.phases)
         return Checked(config, run.planned.to_json(), asked.phase_tables, run.promise.sentence)
     if config.alone:
@@ -98,10 +105,6 @@ def check_noise(config: RunConfig) -> "Calibrated":
     Raises:
         ConfigError: a method that is not there, or a budget that cannot be kept.
     """
-    # Imported here: torch, scipy and the data readers take seconds, and `lacquer --help` needs none of them.
-    from server.config.methods import methods
-    from server.runs.commitment import commit
-
     return commit(config, methods(config).controller)
 
 
@@ -111,17 +114,12 @@ def check_data(config: RunConfig) -> int:
     Raises:
         ValueError: naming the setting.
     """
-    from client.data.prepare import prepare
-    from server.runs.assembly import data_spec
-
     check_model(config)
     return prepare(data_spec(config)).num_labels
 
 
 def check_model(config: RunConfig) -> None:
     """Look for the base model's files; ValueError if there are none."""
-    from client.models.files import locate
-
     if not config.model.name.startswith("random:"):  # weights that are made, not found
         locate(config.model.name)
 
@@ -132,10 +130,6 @@ def check_sources(config: RunConfig) -> None:
     Raises:
         ValueError: naming the setting whose files are not there.
     """
-    from client.data.catalog.corpora import CORPORA, files
-    from client.data.sources import FILE_KINDS, check_hub_id, existing_file
-    from client.data.spec import NOTES
-
     for option, source in (("data.source", config.data.source), ("data.test-source", config.data.test_source)):
         kind = source.partition(":")[0]
         if kind in CORPORA:
@@ -152,9 +146,6 @@ def check_adapter(config: RunConfig, labels: int = 2) -> None:
     Raises:
         ConfigError, ValueError: naming the setting.
     """
-    from server.config.methods import methods
-    from server.runs.assembly import adapter_of
-
     adapter_of(config, methods(config), labels)  # how many labels there are changes a size, no name
 
 
@@ -164,8 +155,6 @@ def check_silos(config: RunConfig) -> None:
     Raises:
         ConfigError, ValueError: naming the setting.
     """
-    from server.runs.record_level_assembly import assemble_federation
-
     check_model(config)
     assemble_federation(config)
 
@@ -176,9 +165,64 @@ def check_silo(config: RunConfig) -> "Calibrated":
     Raises:
         ConfigError, ValueError: naming the setting.
     """
-    from server.runs.record_level_assembly import assemble_record_level
-    from strategies.calibration import Calibrated
-
     check_model(config)
     ready = assemble_record_level(config)
     return Calibrated(ready.commitment, ready.setting.noise_multipliers)
+
+
+def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
+    """Refuse all cells if one of them cannot run; their calibrated noise multipliers.
+
+    Raises:
+        ConfigError: every distinct problem, with the first cell that has it.
+    """
+    _check_sources(cells)
+    multipliers: dict[str, tuple[float, ...]] = {}
+    problems: dict[str, str] = {}
+    adapters: set[str] = set()  # loading a model for every cell would take longer than the rest
+    calibrated: dict[str, tuple[float, ...]] = {}  # seeds and data do not change the noise, and some take seconds
+    for cell in cells:
+        config = cell.config
+        federated = cell.kind == "run" and config.privacy.unit != "client"
+        noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
+        if cell.kind == "silo":  # its noise depends on how many units there are, and on what is trained
+            noise = repr((noise, config.silo, config.data, config.model))
+        try:
+            if cell.kind == "public-only":
+                check_public_only(config)
+            elif federated:  # every site calibrates for its own records
+                check_silos(config)
+            elif noise not in calibrated:
+                calibrated[noise] = (check_silo if cell.kind == "silo" else check_noise)(config).multipliers
+            multipliers[cell.key] = () if federated or cell.kind == "public-only" else calibrated[noise]
+            if cell.kind != "silo" and not federated:
+                check_data(config)
+                adapter = repr((config.model, config.strategy, config.rounds, config.clients))
+                if adapter not in adapters:
+                    adapters.add(adapter)
+                    check_adapter(config)
+        except ValueError as error:  # ConfigError is one
+            problems.setdefault(str(error), cell.key)
+    _refuse(problems)
+    return multipliers
+
+
+def _check_sources(cells: list[Cell]) -> None:
+    """Before anything is calibrated, which takes minutes; the data sets are read after it.
+
+    Raises:
+        ConfigError: files that are not there, with the first cell that reads them.
+    """
+    problems: dict[str, str] = {}
+    for cell in cells:
+        try:
+            check_sources(cell.config)
+        except ValueError as error:
+            problems.setdefault(str(error), cell.key)
+    _refuse(problems)
+
+
+def _refuse(problems: dict[str, str]) -> None:
+    """ConfigError if there are problems; they name the first cell that has them."""
+    if problems:
+        raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))

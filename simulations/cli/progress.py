@@ -17,7 +17,7 @@ from server.run_folder.names import METRICS_FILE, STATUS_FILE
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Status, read_metrics, read_status
 from simulations.cli.live_display import Snapshot, display, rate_text
-from simulations.report.notation import epsilon_text, number_text
+from simulations.report.notation import drawable, epsilon_text, number_text
 
 PLAIN_LINES = 60
 
@@ -51,8 +51,7 @@ def follow(
         files.refresh()
         return Snapshot(config, files.status, files.metrics, time.monotonic() - start)
 
-    drawable = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
-    if not drawable:
+    if not drawable(console):
         lines = PlainLines(console)
         while is_alive():
             lines.show(look())

@@ -3,8 +3,15 @@
 import math
 from decimal import ROUND_CEILING, Decimal
 
+from rich.console import Console
+
 WIDEST = 88
 """Characters of the widest line that suits the eye."""
+
+
+def drawable(console: Console) -> bool:
+    """Whether a table can be drawn again and again: on a terminal that is not dumb and knows more than ASCII."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
 
 
 def epsilon_text(epsilon: float, digits: int = 2) -> str:

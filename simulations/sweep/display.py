@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from server.run_folder.telemetry import read_metrics
-from simulations.report.notation import duration_text, epsilon_text, number_text, percent_text
+from simulations.report.notation import drawable, duration_text, epsilon_text, number_text, percent_text
 from simulations.sweep.cells import Cell
 from simulations.sweep.rows import Row
+from simulations.sweep.runner import Outcome, Store, run_cells
 
 _SHOWN = 12
 _COLUMNS = {"round": 7, "test": 6, "public": 6, "ε": 4, "clip": 6, "time": 5}
@@ -46,6 +49,49 @@ class Progress:
             return None
         each = (time.monotonic() - self.began) / (len(self.rows) + len(self.failed))
         return each * (self.total - self.before - len(self.rows) - len(self.failed))
+
+
+def run_shown(
+    cells: Sequence[Cell],
+    counted: set[str],
+    store: Store,
+    jobs: int,
+    plugins: Path,
+    progress: Progress,
+    console: Console,
+) -> None:
+    """Run cells, keep their rows, and show how far they are.
+
+    Args:
+        cells: to be run, in order.
+        counted: keys of the cells that ``progress`` counts; a row may stand for several of them.
+        store: of the sweep.
+        jobs: cells at a time.
+        plugins: folder of a user's own modules.
+        progress: of the sweep, continued here.
+        console: where to draw: a table where that is possible, else a line for each cell that ends.
+    """
+    live = Live(console=console, refresh_per_second=2) if drawable(console) else None
+
+    def ended(outcome: Outcome) -> None:
+        key = outcome.cell.key
+        del progress.running[key]
+        if outcome.row is None:
+            progress.failed.append((key, outcome.error))
+            line = f"{key} FAILED: {outcome.error.partition(chr(10))[0]}"
+        else:
+            wanted = [entry for entry in store.add(outcome.row) if entry["cell"] in counted]
+            progress.rows += wanted
+            line = "\n".join("  ".join(row_cells(entry)) for entry in wanted)
+        if live is None:
+            console.print(f"{line}  ({summary_line(progress)})", markup=False, highlight=False, soft_wrap=True)
+
+    def look() -> None:
+        if live is not None:
+            live.update(progress_table(progress))
+
+    with live or nullcontext():
+        run_cells(cells, store.folder, jobs, plugins, progress.start, ended, look)
 
 
 def progress_table(progress: Progress) -> RenderableType:
