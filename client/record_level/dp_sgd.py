@@ -11,7 +11,7 @@ one record or one group of records (a patient), add or remove one. The number of
 and learning rates are taken as public. Raw norms, losses and counts never leave `contribute`; an empty batch is
 released and charged as any other.
 
-`client.record_level.settings` puts the parts together by name. Micro-batches of any size give the same sums, because
+`client.record_level.training` puts the parts together by name. Micro-batches of any size give the same sums, because
 contributions are integers.
 """
 

@@ -2,11 +2,9 @@
 
 Guarantee: every site's records (or groups of them) are protected by the site's own ledger over all rounds, against
 everybody, the server and the other sites included; the server adds nothing and needs no trust. A site that has spent
-its budget takes no step and says so, whatever the server asks. Which guarantees it may be asked for is for its
-operator to say (:mod:`client.record_level.participant`); a request without a guarantee it refuses in any case.
+its budget takes no step and says so, whatever the server asks; a request without a guarantee it refuses in any case.
 
-What the operator of a deployed site lets it guarantee, set beside the node's records and not by the server.
-
+Which guarantees it may be asked for is for its operator to say, beside the node's records and not by the server:
 ``--node-config 'epsilon-limit=2.0 delta-limit=1e-6 privacy-unit="group:patient_nbr"'``; each may be left out. Without
 the unit a server could ask for epsilon 2 of single records where the operator thinks of patients, and without the delta
 an epsilon says little. ``methods="my_pkg.my_mod:MyController"`` lists methods that are not the package's: a name in a

@@ -49,6 +49,7 @@ def loading_code(run: Run) -> str | None:
 
 _FILES = {
     names.CONFIG_FILE: "the resolved settings; they repeat the run",
+    names.COMMITMENT_FILE: "the noise that was calibrated for it; the ledger says what it is committed to",
     names.PHASES_FILE: "the resolved settings and phases; they repeat the run",
     names.STAMP_FILE: "what the run does not guarantee; keep it beside everything the run made",
     names.LEDGER_FILE: "every privacy charge, hash-chained, written before its noise was drawn",
