@@ -73,12 +73,12 @@ def test_the_wrapper_refuses_a_foreign_file_of_the_same_name(tmp_path):
     foreign = tmp_path / "foreign" / "server"
     foreign.mkdir(parents=True)
     (foreign / "__init__.py").touch()
-    (foreign / "config.py").write_text("app = 'not ours'\n")
-    done = load_part(staged(tmp_path, App("server.config")), "server", PYTHONPATH=str(foreign.parent))
+    (foreign / "app.py").write_text("app = 'not ours'\n")
+    done = load_part(staged(tmp_path, App("server.app")), "server", PYTHONPATH=str(foreign.parent))
     assert done.returncode == 1
     log = (tmp_path / "flower.log").read_text()
-    assert "ImportError: server.config was found at" in log
-    assert str(packages_root() / "server" / "config" / "__init__.py") in log
+    assert "ImportError: server.app was found at" in log
+    assert str(packages_root() / "server" / "app.py") in log
 
 
 def test_looking_at_the_app_does_not_redirect_the_looker(tmp_path):
