@@ -142,11 +142,6 @@ def answer(connection: socket.socket, app: Any) -> None:
     send(connection, message_to_proto(reply).SerializeToString(), context_to_proto(known).SerializeToString())
 
 
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.exit(main(sys.argv[1:]))
-
-
 class Failed(RuntimeError):
     """What the server is told of a failure on a node: the class of the exception."""
 
@@ -190,3 +185,8 @@ def _resident() -> socket.socket | None:
 
 
 app = ForwardingApp()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.exit(main(sys.argv[1:]))

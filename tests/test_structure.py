@@ -1,5 +1,6 @@
 """Folders and files stay small, imports go one way, and a name has one address."""
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -67,6 +68,13 @@ SOURCES = {
     "second": "class Holder:\n    from house import first\n",
 }
 """Modules with one fault each, but for the first."""
+
+
+def test_nothing_stands_behind_what_a_module_does_when_it_is_run() -> None:
+    """It would not be defined yet."""
+    for path in sorted(path for name in ("client", "server", "simulations") for path in (ROOT / name).rglob("*.py")):
+        *before, _ = ast.parse(path.read_text(encoding="utf-8")).body or [None]
+        assert not any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in before), path
 
 
 @pytest.fixture

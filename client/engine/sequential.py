@@ -14,12 +14,11 @@ made of linear layers, stacked by our engine or not, and is the slower and large
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from opacus import GradSampleModule
 from peft import get_peft_model, get_peft_model_state_dict
 from torch import Tensor, nn
 
@@ -37,6 +36,9 @@ from client.models.tasks import Metrics, Task
 from privacy import checks
 from strategies.adapter.layout import PEFT_PREFIX, AdapterLayout, Entry
 from strategies.adapter.residual import check_residual, pairs
+
+if TYPE_CHECKING:
+    from opacus import GradSampleModule
 
 
 class SequentialEngine:
@@ -298,7 +300,11 @@ class OpacusEngine:
             self._hooks.zero_grad(set_to_none=True)
             yield RecordGradients(np.zeros(len(rows), dtype=np.int64), rows, found, losses.detach())
 
-    def _hooked(self) -> GradSampleModule:
+    def _hooked(self) -> "GradSampleModule":
+        from opacus import (
+            GradSampleModule,  # not in the image of nodes, which may train one record at a time all the same
+        )
+
         for path, module in self._plain.model.named_modules():
             trained = any(p.requires_grad for p in module.parameters(recurse=False))
             if trained and not isinstance(module, nn.Linear):
