@@ -26,11 +26,10 @@ from privacy.randomness.sampling import CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
-from strategies.dispatch import RoundFailed, asked, shares
+from strategies.dispatch import RoundFailed, asked, shares, summed
 from strategies.messages.client_update import TrainRequest
 from strategies.optimizers.optimizer import Optimizer
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
-from strategies.replies import summed
 from strategies.secure_aggregation import SecureAggregation
 
 log = logging.getLogger(__name__)

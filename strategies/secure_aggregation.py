@@ -21,11 +21,10 @@ from privacy.secagg import keys, primitives
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
 from privacy.secagg.federation import Federation
 from privacy.secagg.party import SEALED_BYTES
-from strategies.dispatch import RoundFailed
+from strategies.dispatch import RoundFailed, sound_replies
 from strategies.messages.client_update import TrainRequest
 from strategies.messages.secure_sum import STEPS, KeysRequest, StepRequest, content_digest, read_masked, read_table
 from strategies.private_training import PlannedRelease
-from strategies.replies import sound_replies
 
 Ask = Callable[[Iterable[Message]], Iterable[Message]]
 """Send messages, and give what comes back of replies within the time a step is given."""

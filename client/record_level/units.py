@@ -1,20 +1,16 @@
-"""Which records form one unit of privacy, and which of them a step uses.
-
-A unit is a record, or all records of one patient, author or document (``Records.units``). Every unit brings one row to
-a step whatever the number of its records, so its whole presence moves the sum by one clipped row. A bound on the
-records per unit bounds only the work: a larger unit is represented by a sample, new in every step.
-
-That sample may depend on the unit's own records, the step and the public seed, and on nothing else: if adding another
-unit changed which records of this one are used, two rows of the sum would move instead of one. So it is drawn from a
-stream named by the content of the unit's records, in an order that is theirs too.
-
-One row per unit of a batch: the gradient of its records at one adapter, in chunks of bounded memory.
+"""Units of privacy: which records form one, which of them a step uses, and the one gradient row that a unit brings.
 
     g_i = (1 / |R_i|) sum_{x in R_i} grad l(x)       ("mean"; "sum" leaves out the factor)
 
-with R_i the records of unit i that the step uses. Records are put together BEFORE anything is clipped, so a unit has
-one row. They are added in the order of the unit, whatever micro-batch each came from: the row does not depend on how
-the work was cut.
+A unit is a record, or all records of one patient, author or document (``Records.units``); R_i are the records of unit i
+that a step uses. Records are put together BEFORE anything is clipped, so a unit has one row whatever the number of its
+records, and its whole presence moves the sum by one clipped row. They are added in the order of the unit, whatever
+micro-batch each came from: the row does not depend on how the work was cut.
+
+A bound on the records per unit bounds only the work: a larger unit is represented by a sample, new in every step. That
+sample may depend on the unit's own records, the step and the public seed, and on nothing else: if adding another unit
+changed which records of this one are used, two rows of the sum would move instead of one. So it is drawn from a stream
+named by the content of the unit's records, in an order that is theirs too.
 """
 
 import hashlib

@@ -18,10 +18,9 @@ from client.data.spec import PreparedData
 from client.models.tasks import Metrics
 from client.worker import Job, make_engine
 from server.network.grid import answers
-from strategies.dispatch import RoundFailed
+from strategies.dispatch import RoundFailed, error_text
 from strategies.messages.client_update import EvaluateRequest, read_totals
 from strategies.messages.records import BadMessage
-from strategies.replies import error_text
 
 
 class Evaluate(Protocol):

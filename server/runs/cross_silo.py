@@ -34,8 +34,7 @@ from server.runs.lifecycle import Run
 from server.runs.public_data import PublicTraining
 from server.runs.record_level_assembly import Federation, assemble_federation
 from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
-from strategies.dispatch import RoundFailed
-from strategies.replies import sound_replies
+from strategies.dispatch import RoundFailed, sound_replies
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ aggregation: one client moves the encoded sum by at most 1, the decoded sum by a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -48,21 +48,22 @@ class Rewritten:
 
 
 class Aggregation(Protocol):
-    """Parameters are the object's frozen fields; it keeps no state but the adapter itself."""
+    """Parameters are the object's frozen fields; it keeps no state but the adapter itself.
 
-    @property
-    def individual(self) -> bool:
-        """Whether it needs every client's own factors, which client-level privacy never releases."""
-        ...
+    A class that inherits from this one writes ``part``, and of the rest what it decides otherwise.
+    """
+
+    individual: ClassVar[bool] = False
+    """Whether it needs every client's own factors, which client-level privacy never releases."""
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         """What ``round`` (1..T) trains; the initial release before it trains what round 1 does."""
         ...
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        """How many ranks each of these clients can train, by id alone; None if all of them can train all."""
-        ...
+        """How many ranks each of these clients can train, by id alone; None, the default: all of them all."""
+        return None
 
     def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        """The adapter after the server's step (and before round 1) as the aggregation wants it; None leaves it."""
-        ...
+        """The adapter after the server's step (and before round 1) as it wants it; None, the default, leaves it."""
+        return None

@@ -21,27 +21,20 @@ are for balance, no gain is claimed: single trials of ffa on the notes with scal
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-from jaxtyping import Float, Int64
-from torch import Tensor
 
 from privacy import checks
-from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.aggregation import Adapters, Rewritten
+from strategies.aggregations.aggregation import Adapters, Aggregation
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Aggregation):
     """Train A and B.
 
     Attributes:
         scale_a, scale_b: public factors on the update of A and of B before clipping.
     """
 
-    individual: ClassVar[bool] = False
     scale_a: float = 1.0
     scale_b: float = 1.0
 
@@ -51,22 +44,15 @@ class Plain:
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("both", scale_a=self.scale_a, scale_b=self.scale_b)
 
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
-
 
 @dataclass(frozen=True)
-class Ffa:
+class Ffa(Aggregation):
     """Train B only.
 
     Attributes:
         scale_b: public factor on the update of B, relative to the heads, before clipping.
     """
 
-    individual: ClassVar[bool] = False
     scale_b: float = 1.0
 
     def __post_init__(self) -> None:
@@ -75,22 +61,15 @@ class Ffa:
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("b", scale_b=self.scale_b)
 
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
-
 
 @dataclass(frozen=True)
-class RoLora:
+class RoLora(Aggregation):
     """Train B in odd rounds, A in even ones.
 
     Attributes:
         scale_a, scale_b: public factors on the update of A and of B before clipping.
     """
 
-    individual: ClassVar[bool] = False
     scale_a: float = 1.0
     scale_b: float = 1.0
 
@@ -99,9 +78,3 @@ class RoLora:
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("b" if round % 2 else "a", scale_a=self.scale_a, scale_b=self.scale_b)
-
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None

@@ -19,28 +19,25 @@ Cost: QR of A^T and B and a svd of ``[r, r]`` in float64 per pair; the product B
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.aggregation import Adapters, Rewritten
+from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
 
 
 @dataclass(frozen=True)
-class FedSvd:
+class FedSvd(Aggregation):
     """Train B; rewrite A and B by the decomposition of their product.
 
     Attributes:
         scale_b: public factor on the update of B, relative to the heads, before clipping.
     """
 
-    individual: ClassVar[bool] = False
     scale_b: float = 1.0
 
     def __post_init__(self) -> None:
@@ -48,9 +45,6 @@ class FedSvd:
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("b", scale_b=self.scale_b)
-
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
 
     def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
         """ValueError if a layer is smaller than the rank: it has no ``rank`` orthonormal directions."""

@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
-from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.aggregation import Adapters, Rewritten
+from strategies.aggregations.aggregation import Adapters, Aggregation
 
 Pair = tuple[Float[Tensor, "out _"], Float[Tensor, "_ in"]]
 """B and A of one client and one adapted layer, already private; clients may differ in rank."""
@@ -72,19 +70,13 @@ def _not_empty(factors: Sequence[object]) -> None:
         raise ValueError("factors must be of at least one client, got none")
 
 
-class _OfEachClient:
+class _OfEachClient(Aggregation):
     """What the three have in common: all ranks of everyone, and the factors are put together where they arrive."""
 
     individual: ClassVar[bool] = True
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("both")
-
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,18 @@ less: their sum is smaller, and their noise is not.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from privacy import checks
 from privacy.randomness.rng import simulation_generator
-from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.aggregation import Adapters, Rewritten
+from strategies.aggregations.aggregation import Adapters, Aggregation
 
 
 @dataclass(frozen=True)
-class DyLora:
+class DyLora(Aggregation):
     """A public draw of the rank in every round.
 
     Attributes:
@@ -43,7 +40,6 @@ class DyLora:
         scale_a, scale_b: public factors on the update of A and of B before clipping, see ``factors.py``.
     """
 
-    individual: ClassVar[bool] = False
     least_rank: int = 1
     most_rank: int = 0
     factors: str = "both"
@@ -64,15 +60,9 @@ class DyLora:
         drawn = simulation_generator(adapters.seed, "dylora rank", round).integers(self.least_rank, most + 1)
         return TrainedSubset(self.factors, int(drawn), self.scale_a, self.scale_b)
 
-    def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        return None
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
-
 
 @dataclass(frozen=True)
-class ZeroPad:
+class ZeroPad(Aggregation):
     """Clients of different rank.
 
     Attributes:
@@ -82,7 +72,6 @@ class ZeroPad:
         scale_a, scale_b: public factors on the update of A and of B before clipping, see ``factors.py``.
     """
 
-    individual: ClassVar[bool] = False
     ranks: str = "1,2,4"
     factors: str = "both"
     scale_a: float = 1.0
@@ -105,9 +94,6 @@ class ZeroPad:
         drawn = simulation_generator(adapters.seed, "client rank").integers(len(choices), size=adapters.clients)
         ranks: Int64[np.ndarray, " n"] = choices[drawn[clients]]
         return ranks
-
-    def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        return None
 
     def _choices(self) -> list[int]:
         try:

@@ -1,26 +1,28 @@
-"""What is read off released histograms of norms: averages over rounds, significant bins, quantiles.
+"""What is read off released statistics of update norms: histograms averaged over rounds, and the one-bit quantile rule.
 
-Edges are public and log-spaced, half an octave apart: client updates differ by orders of magnitude between tasks, and a
-grid with a width fitted to the data would have to be released first. Counts carry Gaussian noise of std s, and the
-many bins that are really empty would, once their negative counts are set to 0, add up to a mass of about 0.4 s each. So
+Histograms. Edges are public and log-spaced, half an octave apart: client updates differ by orders of magnitude between
+tasks, and a grid with a width fitted to the data would have to be released first. Counts carry Gaussian noise of std s,
+and the many bins that are really empty would, once their negative counts are set to 0, add up to a mass of about 0.4 s
+each. So
 
 - histograms are averaged over rounds, H_n = (1 - b) sum_i b^(n-i) h_i / (1 - b^n), which leaves noise of std
   s_n = s sqrt((1 - b)/(1 + b) (1 + b^n)/(1 - b^n)) on each count (s/4.4 in the long run at b = 0.9);
 - a bin is significant if it holds more than 3.5 s_n (an empty one passes with probability 2e-4); all bins outside the
   range of the significant ones, widened by one bin on either side, count as empty, and negative counts as 0.
 
-Where nothing is significant nothing is read off. All of it is post-processing of releases.
+Where nothing is significant nothing is read off.
 
-What is read off a released :class:`~privacy.queries.NormBit`, and the threshold that follows it.
-
-With S the noisy sum of the bits +-1/2 and m the expected cohort, b = clamp(1/2 + S/m, 0, 1) estimates the share of
-clients whose update was NOT longer than C; a client who stayed away adds nothing to S. Then
+Bits (:class:`~privacy.queries.NormBit`). With S the noisy sum of the bits +-1/2 and m the expected cohort,
+b = clamp(1/2 + S/m, 0, 1) estimates the share of clients whose update was NOT longer than C; a client who stayed away
+adds nothing to S. Then
 
     C <- C exp(-eta (b - target)),
 
 so C falls while more clients than ``target`` are unclipped, and its fixed point is the ``target``-quantile of the
 norms (Andrew et al. 2021, arXiv 1905.03871v5, section 2). The same rule with the share of CLIPPED clients in place of
 b has the wrong sign: C then runs away from the quantile.
+
+All of it is post-processing of releases.
 """
 
 import math

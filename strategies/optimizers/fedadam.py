@@ -95,50 +95,25 @@ class FedAdam:
 
 
 @dataclass(frozen=True)
-class FedAdamW:
+class FedAdamW(FedAdam):
     """Server Adam with decoupled weight decay towards zero.
 
     Attributes:
         weight_decay: w, >= 0; the rest as in :class:`FedAdam`.
     """
 
-    moments: ClassVar[Mapping[str, Literal[1, 2]]] = _MOMENTS
-    learning_rate: float = 0.001
-    decay: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.99
-    bias_correction: bool = True
-    eps_root: float = 1e-8
-    relative_floor: float = 1.0
-    eps: float = 1e-8
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        self._adam()
+        super().__post_init__()
         checks.non_negative(weight_decay=self.weight_decay)
-
-    def init(self, parameters: Float[Tensor, " d"]) -> dict[str, Tensor]:
-        """As FedAdam."""
-        return self._adam().init(parameters)
 
     def step(
         self, state: dict[str, Tensor], parameters: Float[Tensor, " d"], step: ServerStep
     ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
         """New state and parameters."""
         kept = 1 - step.rate(self.learning_rate, self.decay) * self.weight_decay
-        return self._adam().step(state, kept * parameters, step)
-
-    def _adam(self) -> FedAdam:
-        return FedAdam(
-            self.learning_rate,
-            self.decay,
-            self.beta1,
-            self.beta2,
-            self.bias_correction,
-            self.eps_root,
-            self.relative_floor,
-            self.eps,
-        )
+        return super().step(state, kept * parameters, step)
 
 
 def _log(beta: float) -> float:

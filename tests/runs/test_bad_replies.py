@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from simulations.benchmarks.faults.bad_replies import REFUSED, attack
-from strategies import replies
+from strategies import dispatch
 from strategies.messages import client_update
 from strategies.messages.client_update import code_fingerprint, read_contribution
 from strategies.messages.records import BadMessage
@@ -39,16 +39,16 @@ def test_a_hole_is_found(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
         case "no bounds":
             monkeypatch.setattr(client_update, "validate", lambda *_: None)
         case "no round":
-            real = replies.read_contribution
+            real = dispatch.read_contribution
             monkeypatch.setattr(
-                replies,
+                dispatch,
                 "read_contribution",
                 lambda records, plan, round, clients: real(_of(records, round), plan, round, clients),
             )
         case "twice":
             monkeypatch.setattr("strategies.dp_fedavg.summed", _credulous)
         case "text of errors":
-            monkeypatch.setattr(replies, "error_text", lambda reply: str(reply.error.reason))
+            monkeypatch.setattr(dispatch, "error_text", lambda reply: str(reply.error.reason))
     with pytest.raises((AssertionError, ValueError)):  # ValueError: the mechanism's own bounds are the second wall
         attack(300, seed=3)
 
@@ -61,12 +61,12 @@ def _of(records: RecordDict, round: int) -> RecordDict:
 
 def _credulous(sent, messages, plan, round):
     """Takes every readable reply, asked for or not."""
-    total, sound = replies.Contribution.zero(plan), 0
+    total, sound = dispatch.Contribution.zero(plan), 0
     for message in messages:
         try:
             total, sound = total + read_contribution(message.content, plan, round, 1), sound + 1
         except (BadMessage, ValueError):
-            logging.getLogger("strategies.replies").warning("round %d: reply of node 0 refused: x", round)
+            logging.getLogger("strategies.dispatch").warning("round %d: reply of node 0 refused: x", round)
     return total, sound
 
 

@@ -1,26 +1,24 @@
-"""Soft actor-critic with twin Huber critics, fixed temperature, Polyak targets and a first-in first-out buffer.
+"""Soft actor-critic over a set of adapters: twin Huber critics, fixed temperature, Polyak targets, a first-in buffer.
 
     y = r + gamma (1 - end) [ min_j Q'_j(s', a') - alpha log pi(a'|s') ],   a' ~ pi(s')
     critics:  sum_j Huber(Q_j(s, a) - y)        actor:  alpha log pi(a~|s) - min_j Q_j(s, a~),   a~ ~ pi(s)
 
-References: Haarnoja et al. 2018 (arXiv 1812.05905v2), with its temperature held fixed as RLDP does (2507.22565v1).
-Deviation: log pi is averaged over the actions, not summed, so that one temperature suits any number of adapters.
+A state is one row of features per adapter and one of features of the whole run. The actor gives every adapter a mean
+and a log std from its own features, the average over all adapters, and the run's; the noise multiplier gets its own
+pair from the averages. A critic encodes every adapter with its action, averages, and reads the average with the run's
+features and the action on the noise. So both are blind to the order of the adapters, and the same weights, a flat
+dictionary, serve models of any depth.
+
+References: Haarnoja et al. 2018 (arXiv 1812.05905v2), with its temperature held fixed as RLDP does (2507.22565v1);
+"Deep Sets", Zaheer et al. 2017 (arXiv 1703.06114v3). Deviation: log pi is averaged over the actions, not summed, so
+that one temperature suits any number of adapters.
 
 Everything is a value: an :class:`Agent` goes in, an Agent comes out, and its random numbers are functions of the seed
 and of its own counters. So an agent that comes back from a checkpoint acts and learns as one that never stopped.
 
-Actor and critic over a set of adapters: the same weights whatever the number of (A, B) pairs.
-
-A state is one row of features per adapter and one of features of the whole run. The actor gives every adapter a mean
-and a log std from its own features, the average over all adapters, and the run's; the noise multiplier gets its own
-pair from the averages. A critic encodes every adapter with its action, averages, and reads the average with the run's
-features and the action on the noise. So both are blind to the order of the adapters, and weights learnt on small
-problems serve models of any depth ("Deep Sets", Zaheer et al. 2017, arXiv 1703.06114v3). Weights are a flat dictionary.
-
-The policy that ships with the project; ``simulations/benchmarks/papers/rldp_pretraining.py`` makes it.
-
-``policy.json`` holds the bytes of a safetensors file in base64, and its card: Flower's bundles take no binary file,
-and a plain ``flwr run`` must find it too.
+The policy that ships with the project (``simulations/benchmarks/papers/rldp_pretraining.py`` makes it) is
+``policy.json``, which holds the bytes of a safetensors file in base64, and its card: Flower's bundles take no binary
+file, and a plain ``flwr run`` must find it too.
 """
 
 import base64
