@@ -87,7 +87,6 @@ class DpFedAvg(PrivateTraining, Strategy):
             server=ServerUpdate(optimizer, aggregation, layout, served_average, noise),
             ledger=ledger,
             sampler=sampler,
-            noise=noise,
         )
         self.job = job
         self.nodes = nodes

@@ -278,7 +278,6 @@ class PrivateTraining(ABC):
         server: optimizer, aggregation and moving average.
         ledger: pays for every release.
         sampler: draws the cohorts.
-        noise: of the mechanism; None is the default.
         schedule: public factor on the server's step of every t = 1, 2, ...
 
     Attributes:
@@ -295,14 +294,12 @@ class PrivateTraining(ABC):
         server: ServerUpdate,
         ledger: Ledger,
         sampler: CohortSampler,
-        noise: Noise | None = None,
         schedule: Callable[[int], float] = lambda round: 1.0,
     ) -> None:
         self.planner = planner
         self.server = server
         self.ledger = ledger
         self.sampler = sampler
-        self.noise = noise
         self.schedule = schedule
         self.release: Release | None = None
         self._state: ServerState | None = None
@@ -312,6 +309,11 @@ class PrivateTraining(ABC):
     def controller(self) -> Controller[Any]:
         """What plans every release."""
         return self.planner.controller
+
+    @property
+    def noise(self) -> Noise | None:
+        """What the releases carry; None is the mechanism's default."""
+        return self.server.noise
 
     @property
     def state(self) -> ServerState:

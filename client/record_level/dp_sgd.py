@@ -15,8 +15,7 @@ released and charged as any other.
 contributions are integers.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -26,10 +25,12 @@ from client.record_level.units import UnitGradients
 from client.worker import together_or_alone
 from privacy.clipping.units import Units
 from privacy.contribution import Contribution, Plan, contribute
+from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.queries import OneHotVote
+from privacy.randomness.sampling import CohortSampler
 from strategies.controllers.controller import PublicSignals
-from strategies.private_training import PlannedRelease, PrivateTraining
+from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
 
 
 class PrivateSgd(PrivateTraining):
@@ -37,14 +38,23 @@ class PrivateSgd(PrivateTraining):
 
     Args:
         gradients: of the site's units.
-        parts: those of :class:`strategies.private_training.PrivateTraining`.
+        planner, server, ledger, sampler, schedule: as of :class:`strategies.private_training.PrivateTraining`.
     """
 
     drawn = "batches"
     counted = "steps"
 
-    def __init__(self, *, gradients: UnitGradients, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(
+        self,
+        *,
+        gradients: UnitGradients,
+        planner: Planner,
+        server: ServerUpdate,
+        ledger: Ledger,
+        sampler: CohortSampler,
+        schedule: Callable[[int], float],
+    ) -> None:
+        super().__init__(planner=planner, server=server, ledger=ledger, sampler=sampler, schedule=schedule)
         self.gradients = gradients
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:

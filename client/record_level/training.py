@@ -105,7 +105,6 @@ def private_training(
         server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),
         ledger=ledger,
         sampler=sampler,
-        noise=noise,
         schedule=silo.learning_rates,
     )
 
