@@ -15,7 +15,6 @@ from strategies import AGGREGATIONS, OPTIMIZERS
 
 SUMS = [name for name in AGGREGATIONS if name not in ("flora", "fedex", "fedgsa")]
 PAIRS = [(name, "fedavg") for name in SUMS] + [("ffa", name) for name in OPTIMIZERS if name != "fedavg"]
-FAST = [("plain", "fedavg"), ("fedsvd", "fedavg"), ("ffa", "fedadam")]
 # Values of two layers of width 32 at rank 4, query and value, and a head of 2 x 32 + 2.
 HEAD, BOTH, ONE = 66, 1024, 512
 
@@ -40,10 +39,7 @@ def run(folder: Path, cache: Path, **strategy: Any) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "optimizer"),
-    [pytest.param(*pair, marks=[] if pair in FAST else [pytest.mark.slow]) for pair in PAIRS],
-)
+@pytest.mark.parametrize(("aggregation", "optimizer"), PAIRS)
 def test_a_run_of_every_method_leaves_an_adapter(cache: Path, tmp_path: Path, aggregation: str, optimizer: str) -> None:
     results = run(tmp_path, cache, aggregation=aggregation, optimizer=optimizer)
     assert results["rounds_done"] == 2

@@ -1,5 +1,6 @@
 """privacy.json says what was committed, spent and not covered, rounds up, and refuses approximations."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -21,11 +22,14 @@ def event(label: str, sampling: Poisson, round: int = 0, **multipliers: float) -
     return ReleaseEvent(label, round, sampling, tuple(Component(name, 1.0, z, 3) for name, z in multipliers.items()))
 
 
+@functools.cache
+def calibrated() -> tuple[Commitment, float]:
+    return floor_commitment(2.0, DELTA, SAMPLING, 5, extra=[FloorStep("histogram", EVERYONE, 10.0)], queries=(10.0,))
+
+
 @pytest.fixture
 def floor_ledger(tmp_path: Path) -> Ledger:
-    commitment, z = floor_commitment(
-        2.0, DELTA, SAMPLING, 5, extra=[FloorStep("histogram", EVERYONE, 10.0)], queries=(10.0,)
-    )
+    commitment, z = calibrated()
     ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment, "run-1")
     ledger.released(ledger.charge(event("histogram", EVERYONE, votes=10.0)))
     for t in range(3):
