@@ -15,7 +15,7 @@ import jaxtyping
 import pytest
 import shape_checks
 import torch
-from jaxtyping import config
+from jaxtyping import config as jaxtyping_config
 
 torch.set_num_threads(1)
 jaxtyping.jaxtyped = shape_checks.sparing(jaxtyping.jaxtyped)
@@ -29,20 +29,20 @@ TIERS = {"engine": "run", "runs": "run", "docker": "run", "end_to_end": "slow", 
 """The tier of all tests of a folder of tests/; tests elsewhere are unit tests unless they are marked."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test the tier of its folder, and one group to all that start Ray, which take turns (`loadgroup`)."""
     here = Path(__file__).parent
     for item in items:
         tier = TIERS.get(item.path.relative_to(here).parts[0])
         if tier is not None:
             item.add_marker(tier)
-        group = "ray" if item.get_closest_marker("ray") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+        if config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else item.path.name))
 
 
 @pytest.fixture
 def unchecked_shapes():
     """For a test that gives a function a wrong shape to see how the function itself refuses it."""
-    config.update("jaxtyping_disable", True)
+    jaxtyping_config.update("jaxtyping_disable", True)
     yield
-    config.update("jaxtyping_disable", False)
+    jaxtyping_config.update("jaxtyping_disable", False)

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from client.data.local import ReadSettings
+from client.record_level.calibration import commit
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit
 from client.record_level.units import UnitIndex
 from privacy import durable
 from privacy.errors import CorruptRun

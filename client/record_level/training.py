@@ -3,7 +3,6 @@
 Nothing here looks at a record: the commitment is calibrated from the number of units, which is taken as public.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,56 +10,26 @@ import torch
 from client.engine.engine import Engine
 from client.models.base import load_base
 from client.models.tasks import make_task
+from client.record_level.calibration import controller_of
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.settings import PrivacyTarget, RecordLevelSettings
 from client.record_level.units import GradientEngine, UnitGradients, UnitIndex
 from client.worker import Job, make_engine
 from privacy import checks
-from privacy.commitment import FloorStep
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureZeroNoise, Noise
 from privacy.randomness.sampling import CohortSampler
-from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
+from strategies import AGGREGATIONS, OPTIMIZERS
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters
-from strategies.calibration import Calibrated, calibrate, run_info
-from strategies.controllers.controller import Controller, RunInfo
+from strategies.calibration import run_info
+from strategies.controllers.controller import RunInfo
 from strategies.plugins import build
 from strategies.private_training import Planner, ServerUpdate
 from strategies.published.raw_rows import RawRule, ShownRaw
 
 if TYPE_CHECKING:
     from client.engine.sequential import OpacusEngine
-
-
-def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
-    """The controller; ValueError naming what is wrong with its name or options."""
-    controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
-    if isinstance(controller, RawRule) and silo.not_private is None:
-        raise ValueError(f"strategy.controller = {silo.controller!r}: {controller.refusal()}")
-    return controller
-
-
-def commit(silo: RecordLevelSettings, population: int, extra: Sequence[FloorStep] = ()) -> Calibrated:
-    """Calibrate for so many units, with what else the target must pay for.
-
-    Raises:
-        ValueError: no noise keeps the target, or there are fewer units than a batch expects.
-    """
-    controller = controller_of(silo)
-    found = calibrate(
-        controller,
-        silo.sampling(population),
-        silo.steps,
-        epsilon=silo.epsilon,
-        delta=silo.delta,
-        mode=silo.mode,
-        extra=extra,
-        not_private=silo.not_private,
-    )
-    if isinstance(controller, RawRule):
-        return found._replace(commitment=controller.committed(found.commitment))
-    return found
 
 
 class UnsoundSgd(ShownRaw, PrivateSgd):
@@ -89,8 +58,8 @@ def private_training(
         silo: its settings.
         engine: on the site's base model.
         index: the site's units.
-        ledger: created from :func:`commit`, or reopened.
-        multipliers: of :func:`commit`.
+        ledger: created from :func:`client.record_level.calibration.commit`, or reopened.
+        multipliers: of :func:`client.record_level.calibration.commit`.
         sampler: draws the batches.
     """
     controller, aggregation = controller_of(silo), _aggregation(silo)

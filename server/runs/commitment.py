@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from client.record_level import training
+from client.record_level import calibration
 from client.record_level.settings import RecordLevelSettings
 from privacy.contribution import Plan
 from privacy.events import Poisson
@@ -93,7 +93,7 @@ def commit_records(
 ) -> Calibrated:
     """The same for a run over the records of one site, which has so many units."""
     with priced(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {population} units"):
-        return _once(config, population, lambda: training.commit(silo, population), folder)
+        return _once(config, population, lambda: calibration.commit(silo, population), folder)
 
 
 def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], folder: Path | None) -> Calibrated:

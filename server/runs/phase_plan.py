@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.data.sensitive import check_detector
+from client.record_level.calibration import commit, controller_of
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit, controller_of
 from privacy import checks
 from privacy.commitment import Commitment, FloorStep, check_delta
 from privacy.events import Json

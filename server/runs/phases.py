@@ -19,8 +19,9 @@ from client.data.spec import PreparedData
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.tasks import Metrics
+from client.record_level.calibration import controller_of
 from client.record_level.dp_sgd import refuse_votes
-from client.record_level.training import controller_of, info_of, private_training
+from client.record_level.training import info_of, private_training
 from client.record_level.units import UnitIndex
 from client.worker import make_engine
 from privacy.ledger.ledger import Ledger

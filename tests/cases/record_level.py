@@ -11,9 +11,10 @@ from torch import Tensor
 
 from client.data.records import Records
 from client.engine.cohort import CohortEngine
+from client.record_level.calibration import commit
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit, private_training
+from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger

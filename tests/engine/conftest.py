@@ -1,7 +1,10 @@
-"""What all tests of the clients' room share."""
+"""What the tests of models and engines share."""
 
 import pytest
 import torch
+
+from tests.cases.identity import identity  # noqa: F401
+from tests.cases.node import deployed  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

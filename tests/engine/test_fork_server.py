@@ -14,7 +14,7 @@ from client.app import app
 from client.fork_server import SOCKET, VARIABLE
 from client.node import NodeFailed
 from strategies.messages.client_update import read_contribution
-from tests.engine.test_node import SECRET, context, message, request, rows, write
+from tests.cases.node import SECRET, context, message, request, rows, write
 
 NODE = """
 import os, pathlib, sys, time
@@ -40,10 +40,9 @@ def start(tmp_path: Path, seconds: int) -> "subprocess.Popen[bytes]":
     return process
 
 
-@pytest.mark.slow
-def test_it_answers_as_the_client_app_and_tells_as_little(deployed_run, tmp_path, monkeypatch) -> None:
+def test_it_answers_as_the_client_app_and_tells_as_little(deployed, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "")
-    assembly, _ = deployed_run
+    assembly, _ = deployed
     mine = write(tmp_path / "mine.jsonl", rows(1, 6))
     bad = write(tmp_path / "bad.jsonl", [{"text": "x", "label": SECRET}])
     asked, own = request(assembly), {"cache": str(tmp_path / "own")}
@@ -66,7 +65,6 @@ def test_it_answers_as_the_client_app_and_tells_as_little(deployed_run, tmp_path
         fork_server.app(message=message(asked.to_records(), "train"), context=context(data=bad, **own))
 
 
-@pytest.mark.slow
 def test_it_ends_with_its_supernode_and_as_that_did(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "")
     assert start(tmp_path, 0).wait(timeout=120) == 7

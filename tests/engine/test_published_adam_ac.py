@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from client.record_level.calibration import commit
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit
 from privacy.clipping.units import Units
 from strategies.published.adam_ac import PublishedAdamAc
 from tests.cases.record_level import PRIVATE, records, run, silo_training

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
+from client.record_level.calibration import commit
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit
 from privacy.clipping.units import Units
 from server.config.load import parse
 from server.config.methods import methods

@@ -13,7 +13,6 @@ def calibrate(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, ["calibrate", *arguments])
 
 
-@pytest.mark.slow
 def test_the_page() -> None:
     done = calibrate(*SMALL, "--dimension", "1000", "--histogram", "10")
     assert done.exit_code == 0, done.output
@@ -120,7 +119,6 @@ def test_a_controller_shows_what_it_releases_and_pays_for_all_of_it() -> None:
     assert 1.98 < epsilon <= 2.0
 
 
-@pytest.mark.slow
 def test_the_update_beside_a_query_has_the_noise_that_planning_by_hand_gives() -> None:
     """m = 100, so sigma_b = 5 and the bit's multiplier is 10: `--query 10` asks the same question."""
     by_controller = rows_of(calibrate(*SMALL, "--controller", "quantile").output)

@@ -129,7 +129,6 @@ def test_a_failed_run_exits_with_1_and_its_reason(here, checked, monkeypatch):
     assert str(here / "runs") in result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts_with_130_and_the_folder_says_so(number, here, checked, monkeypatch):
     engine(monkeypatch, lambda folder: os.kill(os.getpid(), number))

@@ -90,9 +90,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.runs.cross_silo.roster", functools.partial(roster, settle=0.0, patience=0.0))
 
 
-@pytest.mark.parametrize(
-    ("unit", "told"), [pytest.param("record", "record", marks=pytest.mark.slow), ("group", "group:patient")]
-)
+@pytest.mark.parametrize(("unit", "told"), [("record", "record"), ("group", "group:patient")])
 def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
     unit: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,9 +125,7 @@ def of_records(tmp_path: Path) -> Nodes:
     return nodes
 
 
-@pytest.mark.parametrize(
-    "place", ["before the checkpoint", pytest.param("behind the checkpoint", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("place", ["before the checkpoint", "behind the checkpoint"])
 def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
     place: str, of_records: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

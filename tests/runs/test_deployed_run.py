@@ -92,7 +92,6 @@ def test_nodes_train_on_their_own_records_and_the_server_evaluates_on_its_own(st
     assert kept == []  # no record of a node in what the run leaves behind
 
 
-@pytest.mark.slow
 def test_a_node_that_is_away_contributes_zero_and_a_broken_run_goes_on_with_the_same_nodes(start: Any) -> None:
     grid, folder, go = start
 

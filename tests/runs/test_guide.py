@@ -63,7 +63,6 @@ def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type:
     assert bounds == [0.8, 0.4, 0.4, 0.2]
 
 
-@pytest.mark.slow
 def test_the_command_of_the_guide_and_a_whole_run_in_process(folder: Path) -> None:
     """The guide's own --set arguments, on a preset of two rounds and a model of random weights."""
     (command,) = blocks("sh")

@@ -53,7 +53,6 @@ def test_the_wrapper_app_is_one_flower_accepts(tmp_path):
     assert tomllib.loads((folder / "pyproject.toml").read_text()) == config
 
 
-@pytest.mark.slow
 def test_the_wrapper_finds_a_users_modules_and_logs_to_the_run_folder(tmp_path):
     plugins = tmp_path / "plugins"
     plugins.mkdir()
@@ -68,7 +67,6 @@ def test_the_wrapper_finds_a_users_modules_and_logs_to_the_run_folder(tmp_path):
     assert "no attribute 'app'" in (tmp_path / "flower.log").read_text(), "server.config was found, not their server"
 
 
-@pytest.mark.slow
 def test_the_wrapper_refuses_a_foreign_file_of_the_same_name(tmp_path):
     foreign = tmp_path / "foreign" / "server"
     foreign.mkdir(parents=True)

@@ -66,7 +66,6 @@ def blocks() -> list[str]:
 
 
 class TestCheckByHand:
-    @pytest.mark.slow
     def test_a_real_ledger_agrees_with_its_statement(self, run: Path) -> None:
         code = "\n".join(blocks())
         assert "import privacy" not in code

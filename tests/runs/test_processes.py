@@ -33,7 +33,6 @@ print(child.pid, flush=True)
 """
 
 
-@pytest.mark.slow
 def test_an_orphan_that_ignores_sigterm_is_found_and_ended(tag):
     parent = spawn(STUBBORN_ORPHAN, tag)
     lines = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
@@ -47,7 +46,6 @@ def test_an_orphan_that_ignores_sigterm_is_found_and_ended(tag):
     parent.stdout.close()
 
 
-@pytest.mark.slow
 def test_a_member_seen_once_is_known_even_if_it_lost_the_tag(tag):
     """Ray's workers overwrite their environment when they set their title."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'], env={})"
@@ -75,7 +73,6 @@ def test_strangers_are_left_alone(tag):
     stranger.stdout.close()
 
 
-@pytest.mark.slow
 def test_the_driver_is_killed_before_the_others_hear_of_the_end(tag, tmp_path):
     witness = tmp_path / "witness"
     script = tmp_path / "the-driver"
@@ -114,7 +111,6 @@ def test_a_second_interrupt_does_not_break_the_stopping():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.slow
 def test_a_killed_launcher_takes_its_run_with_it(tag, tmp_path):
     """Also what the guard, the launcher's child, did not start itself, such as Ray's daemons."""
     folder = tmp_path / "private"

@@ -50,8 +50,8 @@ def run(settings: RunConfig, folder: Path, *, resume: bool = False) -> None:
     "method",
     [
         "coefficients",
-        pytest.param("projection", marks=pytest.mark.slow),
-        pytest.param("embedding-residual", marks=pytest.mark.slow),
+        "projection",
+        "embedding-residual",
     ],
 )
 def test_a_method_of_the_span_runs_from_its_name(method: str, cache: Path, tmp_path: Path) -> None:
@@ -66,7 +66,6 @@ def test_a_method_of_the_span_runs_from_its_name(method: str, cache: Path, tmp_p
     assert json.loads((tmp_path / "run" / "results.json").read_text())["rounds_done"] == 3
 
 
-@pytest.mark.slow
 def test_texts_that_evolved_are_there_after_a_break(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

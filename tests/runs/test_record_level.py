@@ -182,7 +182,6 @@ def test_no_noise_needs_the_flag_and_is_stamped(cache, tmp_path):
     assert all(record.not_private for record in read_metrics(folder))
 
 
-@pytest.mark.slow
 def test_records_of_a_language_model(cache, tmp_path):
     lines = [json.dumps({"text": f"Patient {i} has a diagnosis of code {i % 7}."}) for i in range(60)]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))

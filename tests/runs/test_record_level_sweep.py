@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.record_level.training import commit
+from client.record_level.calibration import commit
 from server.config.load import flatten
 from server.runs.record_level_assembly import record_level_settings
 from simulations.benchmarks.papers.diabetes import NAMES
@@ -66,7 +66,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     _, cells = read_cells(folder / "tiny.toml", folder)
     assert [cell.kind for cell in cells] == ["silo", "silo"]
@@ -121,7 +120,7 @@ def test_the_sweep_at_the_paper_s_scale_has_the_same_methods() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:delta = 1e-05 is above")  # the paper's
 def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> None:
     """73,271 encounters of the part, less those for validation: the noise of the accounting in the docs."""

@@ -182,7 +182,6 @@ def test_a_tampered_ledger_is_named_and_guarantees_nothing(record_run: Callable[
     assert "differentially private with" not in page.text
 
 
-@pytest.mark.slow
 def test_a_statement_of_another_ledger_is_noticed(record_run: Callable[..., Path]) -> None:
     folder = record_run()
     statement = json.loads((folder / "privacy.json").read_text())
@@ -196,7 +195,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_says_so(record_run: Callable[..., Path]) -> None:
     folder = record_run()
     assert "Resumed." not in Page(write_report(folder).read_text(encoding="utf-8")).text

@@ -259,7 +259,6 @@ def test_the_shipped_policy_is_small_whole_and_better_than_chance_on_a_federatio
 # --- pauses and bad input -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_learning_is_the_same_in_two_runs_and_differs_between_seeds(tmp_path: Path) -> None:
     ledgers = [Ledger.create(tmp_path / f"{i}.jsonl", replace(COMMITMENT, not_private="a test")) for i in range(3)]
     one, two = (follow(SCRATCH, FILTER, ledger)[-1] for ledger in ledgers[:2])

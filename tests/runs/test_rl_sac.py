@@ -58,7 +58,6 @@ def walk(seed: int, *, learning: bool, actions: int = 160, updates: int = 2) -> 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.slow
 def test_it_finds_the_best_threshold_of_a_known_problem_faster_than_chance(seed: int) -> None:
     rewards, agent = walk(seed, learning=True)
     by_chance, _ = walk(seed, learning=False)

@@ -93,7 +93,6 @@ def test_adaclip_learns_the_deviations_and_the_mean(pool: str, rows: Callable[..
     assert float((clip.centre - 0.2).abs().max()) < 0.15
 
 
-@pytest.mark.slow
 def test_noise_falls_and_released_means_come_closer_to_the_truth(rows: Callable[..., Rows]) -> None:
     """The papers' comparison at equal epsilon: one noise multiplier, the same cohorts, anisotropic rows of mean 0.
 

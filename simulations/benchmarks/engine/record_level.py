@@ -37,8 +37,9 @@ from client.engine.local_training import LocalTraining
 from client.engine.sequential import OpacusEngine
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter, peft_config
 from client.models.tasks import Batch, CausalLM, Task
+from client.record_level.calibration import commit
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import commit, private_training
+from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler

@@ -37,10 +37,11 @@ from client.engine.local_training import LocalTraining
 from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
+from client.record_level.calibration import commit
 from client.record_level.public_subspace import PublicSpan, in_public_span, public_bounds
 from client.record_level.settings import RecordLevelSettings
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
-from client.record_level.training import commit, private_training
+from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from privacy import checks
 from privacy.ledger.ledger import Ledger

@@ -79,7 +79,6 @@ def test_contextual_tiers_on_annotations_set_by_hand(monkeypatch: pytest.MonkeyP
     }
 
 
-@pytest.mark.slow  # importing it takes six seconds
 def test_presidio_finds_what_its_recognisers_find() -> None:
     """The real analyzer; its model of language is a blank pipeline, its recognisers are of patterns."""
     from presidio_analyzer import AnalyzerEngine, PatternRecognizer, RecognizerRegistry
@@ -102,7 +101,7 @@ def test_presidio_finds_what_its_recognisers_find() -> None:
     assert detector.name.startswith("presidio (2.")
 
 
-@pytest.mark.parametrize("name", [*TIERS, pytest.param("presidio", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*TIERS, "presidio"])
 def test_a_missing_model_is_an_error_that_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitive, "SPACY_MODEL", "en_no_such_model")
     with pytest.raises(ValueError, match=f"{name}.*en_no_such_model.*spacy download"):
@@ -116,7 +115,6 @@ def _not_installed(name: str) -> None:
     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-@pytest.mark.slow
 def test_a_model_without_the_annotations_is_refused(ruled: Language, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     ruled.to_disk(tmp_path / "half")
     monkeypatch.setattr(sensitive, "SPACY_MODEL", str(tmp_path / "half"))
