@@ -7,7 +7,8 @@ noise multiplier 8, a million rounds: epsilon 1.24 at 1e-3, 0.40 at 1e-4, 0.333 
 Discretisation is pessimistic, but floating point is not: raising a discrete Fourier transform to the T-th power
 multiplies its relative rounding by T, and the tail of the composed distribution, hence delta, comes out wrong by up to
 1.8e-16 T in either direction (measured against 80-bit transforms for 100 to a million releases; at T = 1000 and delta
-1e-12 the library's epsilon is 0.003 BELOW the exact value of a composed Gaussian). So epsilon is taken at delta less
+1e-12 the library's epsilon is 0.003 BELOW the exact value of a composed Gaussian on one processor, and above it on
+another, whose transforms round otherwise). So epsilon is taken at delta less
 :func:`rounding`, more than twice that. Where the allowance exceeds half of delta, or delta is below 1e-12, epsilon is
 infinite: it fails safe, and the RDP accountant still gives a bound.
 """
