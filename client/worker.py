@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from client.data.local import OwnData, ReadSettings
+from client.data.prepared import PreparedData
 from client.data.records import Records
-from client.data.spec import PreparedData, Task
+from client.data.spec import Task
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions

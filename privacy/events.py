@@ -101,6 +101,10 @@ class Poisson:
         return cls(float(data["rate"]), int(data["population"]), str(data["unit"]))
 
 
+Step: TypeAlias = tuple[Poisson, float, int]
+"""(sampling, effective noise multiplier, count): so many releases on cohorts drawn alike."""
+
+
 MOST_PARTIES: Final = 1024
 """Every party holds a share of every other's keys; beyond this the square of the number is too much."""
 

@@ -23,10 +23,11 @@ from transformers import PreTrainedTokenizerBase
 
 from client.data import canaries, labels, partition, sensitive, sources, splits, tokenise
 from client.data.catalog import corpora, diabetes130, notes
+from client.data.prepared import FORMAT, META_FILE, PARTS, PreparedData, sha256
 from client.data.records import Records
 from client.data.sensitive import make_detector
 from client.data.sources import Texts
-from client.data.spec import FORMAT, META_FILE, NOTES, PARTS, DataSpec, PreparedData, sha256
+from client.data.spec import NOTES, DataSpec
 from client.data.splits import hold_out, reading, test_reading
 from client.models.base import load_tokenizer
 from privacy.sensitive_text import detectors, treatments

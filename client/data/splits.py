@@ -15,9 +15,10 @@ from client.data import sources
 from client.data.canaries import Canaries, plant
 from client.data.catalog import notes
 from client.data.labels import class_ids, class_names
+from client.data.prepared import PARTS
 from client.data.sensitive import redact
 from client.data.sources import Texts
-from client.data.spec import NOTES, PARTS, DataSpec, Reading
+from client.data.spec import NOTES, DataSpec, Reading
 from privacy.randomness.rng import simulation_generator
 
 # Overlapping clients (speed tests) read one pool of notes of this many clients.

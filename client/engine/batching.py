@@ -1,4 +1,4 @@
-"""Rows of several clients, padded together into micro-batches under a token budget."""
+"""The records of every step of a client, and rows of several clients padded together under a token budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Bool, Int64
 
 from client.data.records import Records
+from client.engine.local_training import LocalTraining
 from client.models.tasks import Batch
+from privacy.randomness.rng import simulation_generator
 
 LEVELS = np.array([8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256])
 LAST_STEP = 64
@@ -16,6 +18,17 @@ LAST_STEP = 64
 
 UNMASKED_FROM = 48
 UNBOUNDED = 2**31
+
+
+def local_steps(local: LocalTraining, count: int, seed: int) -> list[np.ndarray]:
+    """The record indices of every step of a client with `count` records. Depends on nothing else."""
+    steps: list[np.ndarray] = []
+    for epoch in range(local.epochs if count else 0):
+        order = simulation_generator(seed, "batch order", epoch).permutation(count)
+        steps += [order[i : i + local.batch_size] for i in range(0, count, local.batch_size)]
+        if local.max_steps and len(steps) >= local.max_steps:
+            return steps[: local.max_steps]
+    return steps
 
 
 class Pool:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.data.records import Records
-from client.engine.batching import MicroBatch, Pool
+from client.engine.batching import MicroBatch, Pool, local_steps
 from client.engine.forward import Forward, automatic_token_budget, confirmed, hidden_size
 from client.engine.local_training import LocalTraining
 from client.engine.prefix import PrefixCache, prefix_of
@@ -129,7 +129,7 @@ class CohortEngine:
         """
         checks.same_length(clients=clients, seeds=seeds)
         pool = self._passes.pool(clients)
-        plans = [local.batches(int(n), seed) for n, seed in zip(pool.counts, seeds, strict=True)]
+        plans = [local_steps(local, int(n), seed) for n, seed in zip(pool.counts, seeds, strict=True)]
         idle = np.array([i for i, plan in enumerate(plans) if not plan], dtype=np.int64)
         if len(idle):
             yield Updates(idle, torch.zeros(len(idle), self.layout.dim, dtype=self._stacked.dtype))

@@ -134,8 +134,6 @@ def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
     return max(256, min(8192, CPU_TOKENS_TIMES_WIDTH // width))
 
 
-log = logging.getLogger(__name__)
-
 LENGTHS = (7, 4)
 """Tokens of the two texts; both are padded, as short texts are in training."""
 

@@ -1,8 +1,6 @@
-"""The ``[local]`` table of a run: one client's training in one round, and the order of its batches."""
+"""The ``[local]`` table of a run: one client's training in one round."""
 
 from typing import Literal
-
-import numpy as np
 
 from client.settings import Count, CountOrAuto, Fraction, NonNegative, Positive, Table
 
@@ -38,15 +36,3 @@ class LocalTraining(Table):
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 0.0
     balance: Literal["none", "prior"] = "none"
-
-    def batches(self, count: int, seed: int) -> list[np.ndarray]:
-        """The record indices of every step of a client with `count` records. Depends on nothing else."""
-        from privacy.randomness.rng import simulation_generator  # torch, which reading settings does not need
-
-        steps: list[np.ndarray] = []
-        for epoch in range(self.epochs if count else 0):
-            order = simulation_generator(seed, "batch order", epoch).permutation(count)
-            steps += [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
-            if self.max_steps and len(steps) >= self.max_steps:
-                return steps[: self.max_steps]
-        return steps

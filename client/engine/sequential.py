@@ -23,7 +23,7 @@ from peft import get_peft_model, get_peft_model_state_dict
 from torch import Tensor, nn
 
 from client.data.records import Records
-from client.engine.batching import Pool, micro_batches
+from client.engine.batching import Pool, local_steps, micro_batches
 from client.engine.cohort import RecordGradients
 from client.engine.forward import positions
 from client.engine.local_training import ADAM_BETAS, ADAM_EPS, LocalTraining
@@ -123,7 +123,7 @@ class SequentialEngine:
             self.load(start)
             pool, optimizer = Pool([records], self.longest), _optimizer(local, self.trained)
             offsets = self._offsets(records)
-            for rows in local.batches(len(records), seed):
+            for rows in local_steps(local, len(records), seed):
                 optimizer.zero_grad()
                 self.record_losses(pool, rows, offsets).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

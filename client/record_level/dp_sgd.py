@@ -3,9 +3,9 @@ r"""DP-SGD at one site: a Poisson batch of units, a gradient each, one charged r
     B_t: every unit of n joins with probability q          g_i = gradient of unit i's loss at the adapter x_t
     u_t = decode( sum_{i in B_t} encode(-g_i) + z N(0, I) ) / (q n)         x_{t+1} = optimizer(x_t, u_t)
 
-Reference: Abadi et al. 2016 (arXiv 1607.00133v2), Algorithm 1; the fixed divisor q n and the batch that may be empty as
-in privacy.md, section 1. Every method of this project at record level is this loop with another clip map, controller,
-optimizer or weighting of tokens inside a record.
+Reference: Abadi et al. 2016 (arXiv 1607.00133v2), Algorithm 1, with the fixed divisor q n and batches that may be empty
+of :mod:`privacy.mechanism`. Every method at record level is this loop with another clip map, controller, optimizer or
+weighting of tokens inside a record.
 Guarantee: each step is one Poisson-sampled Gaussian event, charged to the site's ledger before noise is drawn; unit:
 one record or one group of records (a patient), add or remove one. The number of units n, the clip thresholds, steps
 and learning rates are taken as public. Raw norms, losses and counts never leave `contribute`; an empty batch is

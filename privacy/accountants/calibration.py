@@ -18,9 +18,8 @@ from scipy.optimize import brentq
 
 from privacy import checks
 from privacy.accountants import composition, pld, renyi
-from privacy.accountants.composition import Step
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
-from privacy.events import NoiseShares, Poisson, ReleaseEvent
+from privacy.events import NoiseShares, Poisson, ReleaseEvent, Step
 
 LARGEST = 1e6
 _GRID = 1e-4

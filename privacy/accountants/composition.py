@@ -28,7 +28,6 @@ import importlib.metadata
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import brentq
@@ -38,10 +37,7 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson, ReleaseEvent
-
-Step: TypeAlias = tuple[Poisson, float, int]
-"""``count`` releases on cohorts of ``sampling`` at one effective noise multiplier: (sampling, multiplier, count)."""
+from privacy.events import Poisson, ReleaseEvent, Step
 
 ADJACENCIES = ("add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "prv", "gdp-approx")

@@ -16,15 +16,12 @@ infinite: it fails safe, and the RDP accountant still gives a bound.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeAlias
 
 import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from privacy.events import Poisson
-
-Step: TypeAlias = tuple[Poisson, float, int]
+from privacy.events import Poisson, Step
 
 SMALLEST_DELTA = 1e-12
 _ROUNDING = 4e-16  # of delta, per release

@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeAlias
 
 import dp_accounting
 import numpy as np
@@ -32,9 +31,7 @@ from scipy.special import logsumexp
 from privacy import checks
 from privacy.commitment import ADJACENCIES, ROUNDING
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson
-
-Step: TypeAlias = tuple[Poisson, float, int]
+from privacy.events import Poisson, Step
 
 _CLOSED_FORM = 1e-12  # relative rounding of the closed form
 _SUM_ROUNDING = 1e-10  # relative rounding of dp_accounting's divergences (sums of up to a thousand terms)

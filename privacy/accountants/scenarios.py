@@ -16,7 +16,7 @@ from privacy.accountants import composition
 from privacy.accountants.calibration import calibrate
 from privacy.commitment import check_delta
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson
+from privacy.events import Poisson, Step
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Scenario:
         return Poisson(self.rate, self.clients)
 
     @property
-    def extra(self) -> tuple[composition.Step, ...]:
+    def extra(self) -> tuple[Step, ...]:
         """The releases beside the rounds."""
         return () if self.histogram is None else ((Poisson(1.0, self.clients), self.histogram, 1),)
 
@@ -74,7 +74,7 @@ class Scenario:
             adjacency=self.adjacency,
         )
 
-    def steps(self, noise_multiplier: float) -> tuple[composition.Step, ...]:
+    def steps(self, noise_multiplier: float) -> tuple[Step, ...]:
         """Everything released at that noise multiplier."""
         effective = 1.0 / math.hypot(1.0 / noise_multiplier, *(1.0 / other for other in self.queries))
         return (*self.extra, (self.cohort, effective, self.rounds))

@@ -10,16 +10,18 @@ import hashlib
 import json
 import os
 from numbers import Integral
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from jaxtyping import Float64, UInt64
 from numpy.typing import NDArray
 
 from privacy import checks
+
+if TYPE_CHECKING:
+    import torch  # where it is used: keys of a federation are made without it
 
 # One key encrypts at most this many bytes: far below the 2^38 after which ChaCha20's block counter would wrap.
 _BYTES_PER_KEY = 1 << 20
@@ -53,8 +55,10 @@ def simulation_generator(seed: int, *stream: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(_stream_entropy(seed, stream))))
 
 
-def torch_generator(seed: int, *stream: int | str) -> torch.Generator:
+def torch_generator(seed: int, *stream: int | str) -> "torch.Generator":
     """The same for torch, on the CPU, where its numbers do not depend on the hardware."""
+    import torch
+
     generator = torch.Generator(device="cpu")
     generator.manual_seed(_stream_entropy(seed, stream) >> 193)  # 63 bits
     return generator
@@ -92,6 +96,8 @@ class SecureRandom:
         could rule out inputs. With four uniforms behind every two numbers there are 2^252 combinations for 2^88 grid
         points, and the largest possible value is 13 instead of 9. It costs half the speed, which is affordable.
         """
+        import torch
+
         checks.integer_at_least(0, count=count)
         out = np.empty(count + count % 2)
         for start in range(0, len(out), _NORMALS_AT_ONCE):

@@ -119,7 +119,7 @@ def _without_removed(table: Mapping[str, Any]) -> Mapping[str, Any]:
         if key in said:
             table = _without(table, key.split("."))
             if harmless is not None and said[key] != harmless:
-                wrong.append(f"{key} = {said[key]!r}: was removed in 0.2; {remedy}")
+                wrong.append(f"{key} = {said[key]!r}: was removed after 0.1; {remedy}")
     if wrong:
         raise ConfigError("\n".join(wrong))
     return table

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from jaxtyping import Float
 from torch import Tensor
 
-from client.data.spec import PreparedData
+from client.data.prepared import PreparedData
 from client.models.tasks import Metrics
 from client.worker import Job, make_engine
 from server.network.grid import answers

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from client.data.spec import PreparedData
+from client.data.prepared import PreparedData
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
 from server.config.schema import RunConfig

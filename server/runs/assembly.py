@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from client.data.local import ReadSettings
 from client.data.prepare import prepare
-from client.data.spec import DataSpec, PreparedData
+from client.data.prepared import PreparedData
+from client.data.spec import DataSpec
 from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter

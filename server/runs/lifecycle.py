@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.data.spec import PreparedData
+from client.data.prepared import PreparedData
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from client.data.prepare import prepare
-from client.data.spec import PreparedData
+from client.data.prepared import PreparedData
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.tasks import Metrics

@@ -99,7 +99,7 @@ def silo(
     data: Annotated[Path | None, typer.Option(help="Folder of relative data files.", show_default=".")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """The former name of `lacquer run` for the records of one site; it goes with the next release."""
+    """The former name of `lacquer run` for the records of one site; it stays for one release."""
     run(preset, settings, data=data, quiet=quiet)
 
 
@@ -112,7 +112,7 @@ def recipe(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """The former name of `lacquer run` for phases; it goes with the next release."""
+    """The former name of `lacquer run` for phases; it stays for one release."""
     run(preset, settings, quiet=quiet)
 
 

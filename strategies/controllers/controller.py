@@ -10,8 +10,8 @@ asks queries therefore plans its update with what they leave,
 
     z_D = (z_eff^-2 - sum_j (S_j/s_j)^2)^(-1/2),
 
-so the round costs exactly what the run committed to. Andrew et al. 2021 (arXiv 1905.03871v5), section 3.3, for one
-bit; privacy.md section 2 and algorithms.md R4 for any number of queries.
+so the round costs exactly what the run committed to. Andrew et al. 2021 (arXiv 1905.03871v5), section 3.3, has it for
+one bit; for any number of queries see ``Plan.effective_noise_multiplier`` in :mod:`privacy.contribution`.
 """
 
 import math

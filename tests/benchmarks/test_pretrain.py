@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client.data.spec import sha256
+from client.data.prepared import sha256
 from client.models.base import load_base
 from simulations.benchmarks.lacquer_small import package, train
 from simulations.benchmarks.lacquer_small.package import perplexity

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from client.engine.batching import local_steps
 from client.engine.cohort import CohortEngine
 from client.engine.engine import build_engine
 from client.engine.local_training import LocalTraining
@@ -210,12 +211,12 @@ def test_bad_settings_name_the_argument():
 
 
 def test_batches_cover_each_epoch_once_in_a_new_order():
-    steps = LocalTraining(batch_size=4, epochs=2).batches(10, seed=3)
+    steps = local_steps(LocalTraining(batch_size=4, epochs=2), 10, seed=3)
     assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]
     first, second = np.concatenate(steps[:3]), np.concatenate(steps[3:])
     assert sorted(first) == sorted(second) == list(range(10))
     assert first.tolist() != second.tolist()
-    assert len(LocalTraining(batch_size=4, epochs=9, max_steps=5).batches(10, seed=3)) == 5
+    assert len(local_steps(LocalTraining(batch_size=4, epochs=9, max_steps=5), 10, seed=3)) == 5
 
 
 @pytest.mark.parametrize("change", [{"dora": True}, {"bias": "lora_only"}, {"targets": ("query", "word_embeddings")}])

@@ -25,7 +25,7 @@ import torch
 import typer
 from torch import Tensor
 
-from client.engine.batching import Pool
+from client.engine.batching import Pool, local_steps
 from client.engine.local_training import LocalTraining
 from client.models.lora import adapter_layout
 from privacy.clipping.norms import FlatClip
@@ -107,7 +107,7 @@ class PflWorker:
 def _as_tensors(job: jobs.Job, client: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask and labels of a client, padded to its longest record, in the order in which the engine batches them."""
     records = job.clients[client]
-    order = np.concatenate(job.local.batches(len(records), job.seeds[client]))
+    order = np.concatenate(local_steps(job.local, len(records), job.seeds[client]))
     batch = Pool([records]).batch(order, 0, torch.device("cpu"))
     assert batch.labels is not None
     return batch.input_ids, batch.attention_mask, batch.labels

@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
 from client.app import app as lacquer
-from client.data.spec import PreparedData
-from client.engine.batching import Pool
+from client.data.prepared import PreparedData
+from client.engine.batching import Pool, local_steps
 from client.models.base import load_base
 from client.models.lora import peft_config
 from client.models.tasks import SequenceClassification
@@ -63,7 +63,7 @@ def train_one(model: PeftModel, job: Job, client: int, round: int) -> int:
     """Local training of one client; returns its number of records."""
     records = PreparedData.open(job.data).client(client)
     pool, task = Pool([records]), SequenceClassification(job.num_labels, job.local.balance)
-    rows = job.local.batches(len(records), local_seed(job.seed, round, client))
+    rows = local_steps(job.local, len(records), local_seed(job.seed, round, client))
     batches = (pool.batch(some, 0, torch.device("cpu")) for some in rows)
     jobs.run_steps(model, [p for p in model.parameters() if p.requires_grad], batches, task, job.local)
     return len(records)

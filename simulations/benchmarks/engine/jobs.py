@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from client.data.records import Records
-from client.engine.batching import Pool
+from client.engine.batching import Pool, local_steps
 from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base, load_tokenizer
@@ -176,7 +176,7 @@ def padded_batches(job: Job) -> list[list[Batch]]:
     made = []
     for records, seed in zip(job.clients, job.seeds, strict=True):
         pool = Pool([records])
-        made.append([pool.batch(rows, 0, job.device) for rows in job.local.batches(len(records), seed)])
+        made.append([pool.batch(rows, 0, job.device) for rows in local_steps(job.local, len(records), seed)])
     return made
 
 

@@ -19,7 +19,7 @@ import typer
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from client.data.spec import sha256
+from client.data.prepared import sha256
 from client.models.files import LACQUER_SMALL_FOLDER
 from simulations.benchmarks.harness.results import processor, say
 from simulations.benchmarks.lacquer_small import train

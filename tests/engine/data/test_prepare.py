@@ -11,7 +11,8 @@ import pytest
 
 from client.data.catalog.notes import split
 from client.data.prepare import prepare
-from client.data.spec import PARTS, DataSpec, PreparedData
+from client.data.prepared import PARTS, PreparedData
+from client.data.spec import DataSpec
 from client.models.base import load_tokenizer
 
 

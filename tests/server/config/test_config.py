@@ -259,7 +259,7 @@ def test_words_for_who_takes_part(table: dict[str, Any], members: str, units: st
 )
 def test_what_an_earlier_version_knew_is_refused_with_a_remedy(key: str, value: object) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^{re.escape(f'{key} = {value!r}')}: (was )?removed in 0\.2[;,] .*(leave|take)"
+        ConfigError, match=rf"^{re.escape(f'{key} = {value!r}')}: (was )?removed after 0\.1[;,] .*(leave|take)"
     ):
         methods(parse(unflatten({key: value})))
 

@@ -108,7 +108,7 @@ def test_at_five_percent_of_noise_nothing_is_left_of_the_threshold(any_release: 
 def _final_share(noise: float, smooth: bool, release: Release) -> float:
     """Mean over 20 runs of C_T / C_0 after 200 rounds in which the loss falls by e, with relative noise in its values.
 
-    algorithms.md gives these numbers for C_1 = C_0 and no floor.
+    The expected shares are for C_1 = C_0 and no floor.
     """
     controller = DpLac(clip_norm=1.0, smooth=smooth, floor=1e-9)
     shares = []
