@@ -7,15 +7,9 @@ message to the next, as in Flower's own processes.
 
     python -m client.fork_server flower-supernode --superlink ...
 
-starts the SuperNode and ends with it. The processes that Flower starts load :mod:`client.fork_server`, which hands
-their message over through a socket in a private folder named by ``LACQUER_RESIDENT``. Where that is not set or nobody
-answers, they do the work themselves.
-
-How a message gets from the process that Flower starts to the one that has everything imported: framed bytes.
-
-The ClientApp of a deployed node: hands each message to the node's fork server, see :mod:`client.fork_server`.
-
-It imports nothing but Flower. Without a fork server it is :mod:`client.app`.
+starts the SuperNode and ends with it. The processes that Flower starts load this module as their ClientApp, which
+imports nothing but Flower and hands their message over, in framed bytes, through a socket in a private folder named by
+``LACQUER_RESIDENT``. Where that is not set or nobody answers, they do the work themselves, as :mod:`client.app` does.
 """
 
 import json
@@ -37,6 +31,8 @@ from flwr.common.serde import context_from_proto, context_to_proto, message_from
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.task_identity import TaskIdentity
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "LACQUER_RESIDENT"
 """Names the private folder of the socket."""
@@ -67,9 +63,6 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the other side has gone")
         taken += part
     return bytes(taken)
-
-
-log = logging.getLogger(__name__)
 
 
 def main(command: list[str]) -> int:
@@ -121,23 +114,18 @@ def serve(listening: socket.socket, node: "subprocess.Popen[bytes]") -> int:
 
 def answer(connection: socket.socket, app: Any) -> None:
     """Answer the one message of a connection; what an exception says stays here, as it does without this module."""
-    from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
-    from flwr.proto.message_pb2 import Context, Message
-    from flwr.supercore.task_identity import TaskIdentity
-
     from client.node import NodeFailed
 
     identity, message, context = receive(connection, 3)
     for name, value in json.loads(identity).items():
         setattr(TaskIdentity, name, value)
-    known = context_from_proto(Context.FromString(context))
+    known = context_from_proto(ContextProto.FromString(context))
     try:
-        reply = app(message=message_from_proto(Message.FromString(message)), context=known)
+        reply = app(message=message_from_proto(MessageProto.FromString(message)), context=known)
     except Exception as error:
         log.exception("this message could not be answered")
-        send(
-            connection, FAILED, str(error).encode() if isinstance(error, NodeFailed) else type(error).__name__.encode()
-        )
+        said = str(error) if isinstance(error, NodeFailed) else type(error).__name__
+        send(connection, FAILED, said.encode())
         return
     send(connection, message_to_proto(reply).SerializeToString(), context_to_proto(known).SerializeToString())
 

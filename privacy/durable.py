@@ -7,7 +7,8 @@ over the file, and then the folder is brought to the disk, so that the new name 
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def replacing(path: Path, *, mode: int | None = None, new: bool = False) -> Iter
         draft.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make a folder whole unless it is there; of two processes that make the same one, the first wins.
+
+    ``fill`` makes and fills the folder that it is given, which is then renamed into place.
+    """
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True) as made:
+        fill(Path(made) / "draft")
+        try:
+            os.rename(Path(made) / "draft", folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
 
 
 def sync(path: Path) -> None:

@@ -8,8 +8,6 @@ at the file's size and time and a few memory maps.
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +20,7 @@ from client.data.labels import matched
 from client.data.records import Records
 from client.data.spec import MaxLength, Reading, Task
 from client.models.files import fingerprint
-from privacy import checks
+from privacy import checks, durable
 from strategies.messages.client_update import code_fingerprint
 
 FORMAT = 1
@@ -84,15 +82,7 @@ def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) ->
     parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, reading.model_dump()]
     parts += [tokenizer, fingerprint(tokenizer), code_fingerprint()]  # another model may come to lie under its name
     folder = cache / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
-    if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".own-", dir=cache, ignore_cleanup_errors=True) as made:
-            _write(Path(made) / "data", source, reading, tokenizer)
-            try:
-                os.rename(Path(made) / "data", folder)
-            except OSError:
-                if not folder.is_dir():  # otherwise another process was faster
-                    raise
+    durable.make_folder(folder, lambda draft: _write(draft, source, reading, tokenizer))
     arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")}
     return OwnData(folder, Records(**arrays))
 
@@ -110,7 +100,7 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
         "offsets": records.offsets,
         "labels": records.labels,
         "token_weights": records.token_weights,
-        "units": None if texts.units is None else np.unique(texts.units, return_inverse=True)[1].astype(np.int64),
+        "units": texts.unit_numbers(),
     }
     folder.mkdir()
     for name, array in arrays.items():

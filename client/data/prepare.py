@@ -1,8 +1,7 @@
 """From texts to a prepared data set: hold out, tokenise, partition, write.
 
 A data set is named by a hash of its settings, the content of its sources, the tokenizer and the code that builds it.
-It is written to a folder of its own and renamed into place, so a reader sees all of it or nothing, and of two processes
-that build the same one the first wins and the other takes that.
+Of two processes that build the same one the first wins and the other takes that.
 """
 
 import hashlib
@@ -10,9 +9,7 @@ import importlib.metadata
 import inspect
 import json
 import logging
-import os
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from client.data.sources import Texts
 from client.data.spec import NOTES, DataSpec
 from client.data.splits import hold_out, reading, test_reading
 from client.models.base import load_tokenizer
+from privacy import durable
 from privacy.sensitive_text import detectors, treatments
 
 log = logging.getLogger(__name__)
@@ -51,17 +49,8 @@ def prepare(spec: DataSpec) -> PreparedData:
     """
     check(spec)
     tokenizer = load_tokenizer(spec.tokenizer)
-    key = _key(spec, tokenizer)
-    folder = spec.cache_folder / key
-    if not folder.is_dir():
-        spec.cache_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{key}-", dir=spec.cache_folder, ignore_cleanup_errors=True) as made:
-            _write(Path(made) / "data", spec, tokenizer)
-            try:
-                os.rename(Path(made) / "data", folder)
-            except OSError:
-                if not folder.is_dir():  # otherwise another process was faster, and its data set is the same
-                    raise
+    folder = spec.cache_folder / _key(spec, tokenizer)
+    durable.make_folder(folder, lambda draft: _write(draft, spec, tokenizer))
     return PreparedData.open(folder, verify=True)
 
 
@@ -130,7 +119,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         records[part], truncated[part] = tokenise.tokenise(
             held.texts[part], held.labels.get(part), tokenizer, spec.task, spec.max_length, weights
         )
-    records["train"] = replace(records["train"], units=_units(held.texts["train"]))
+    records["train"] = replace(records["train"], units=held.texts["train"].unit_numbers())
     owners = _partition(spec, records["train"], held.texts["train"])
     records["train"] = records["train"].select(owners.order)
     lengths = np.concatenate([[0], np.cumsum(records["train"].lengths)])
@@ -164,13 +153,6 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     }
     (folder / META_FILE).write_text(json.dumps(meta, indent=1, sort_keys=True))
     log.info("prepared %s: %s", spec.source, {key: meta[key] for key in ("records", "truncated", "removed")})
-
-
-def _units(texts: Texts) -> NDArray[np.int64] | None:
-    """The unit of every record, numbered; None where every record is its own."""
-    if texts.units is None:
-        return None
-    return np.unique(texts.units, return_inverse=True)[1].astype(np.int64)
 
 
 def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partition:

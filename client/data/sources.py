@@ -219,6 +219,10 @@ class Texts:
             self.skipped,
         )
 
+    def unit_numbers(self) -> NDArray[np.int64] | None:
+        """The unit of every record, numbered; None where every record is its own."""
+        return None if self.units is None else np.unique(self.units, return_inverse=True)[1].astype(np.int64)
+
     def keys(self) -> list[tuple[str, str]]:
         """What makes two records the same: their texts without blanks at the ends."""
         return [

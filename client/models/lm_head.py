@@ -72,7 +72,7 @@ def token_losses(
     if isinstance(outputs, Predictions):
         losses, hits = _HeadLoss.apply(outputs.hidden[needed], targets[needed], outputs)  # type: ignore[no-untyped-call]
         return losses, hits
-    logits, wanted = _wide(outputs[needed]), targets[needed]
+    logits, wanted = wide(outputs[needed]), targets[needed]
     return F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(dim=-1) == wanted
 
 
@@ -87,7 +87,8 @@ def _frozen_head(model: Any) -> FrozenWeight | None:
     return None  # adapted or trained: its gradient goes through the logits
 
 
-def _wide(logits: Tensor) -> Tensor:
+def wide(logits: Tensor) -> Tensor:
+    """Losses are computed in float32 at least: bfloat16 logits are widened, float64 ones stay exact."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -100,7 +101,7 @@ class _HeadLoss(torch.autograd.Function):
         losses, hits, gradients = [], [], []
         for low in range(0, len(hidden), rows):
             part, wanted = hidden[low : low + rows], targets[low : low + rows]
-            log_probabilities = F.log_softmax(_wide(head.forward(enough_rows(part))[: len(part)]), dim=-1)
+            log_probabilities = F.log_softmax(wide(head.forward(enough_rows(part))[: len(part)]), dim=-1)
             losses.append(-log_probabilities.gather(1, wanted[:, None])[:, 0])
             hits.append(log_probabilities.argmax(dim=-1) == wanted)
             if ctx.needs_input_grad[0]:
@@ -109,7 +110,7 @@ class _HeadLoss(torch.autograd.Function):
                 gradients.append(head.backward(enough_rows(slope.to(part.dtype)))[: len(part)].to(part.dtype))
         ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(hidden))
         empty = hidden.new_empty(0)
-        result = torch.cat(losses) if losses else _wide(empty), torch.cat(hits) if hits else empty.bool()
+        result = torch.cat(losses) if losses else wide(empty), torch.cat(hits) if hits else empty.bool()
         ctx.mark_non_differentiable(result[1])
         return result
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from client.models.lm_head import Predictions, token_losses
+from client.models.lm_head import Predictions, token_losses, wide
 from privacy import checks
 
 
@@ -44,13 +44,6 @@ class Batch:
     labels: Int[Tensor, " n"] | None = None
     token_weights: Float[Tensor, "n t"] | None = None
     logit_offsets: Float[Tensor, "n labels"] | None = None
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on `device`."""
-        moved: dict[str, Any] = {
-            name: None if value is None else value.to(device) for name, value in vars(self).items()
-        }
-        return Batch(**moved)
 
 
 @dataclass(frozen=True)
@@ -113,12 +106,12 @@ class SequenceClassification:
     def per_record_loss(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, " n"]:
         """Cross-entropy of every record, with the batch's logit offsets where it has them."""
         adjusted = logits if batch.logit_offsets is None else logits + batch.logit_offsets
-        return F.cross_entropy(_wide(adjusted), _labels(batch), reduction="none")
+        return F.cross_entropy(wide(adjusted), _labels(batch), reduction="none")
 
     def totals(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, "3"]:
         """Summed loss on the plain logits, right answers, records."""
         labels = _labels(batch)
-        loss = F.cross_entropy(_wide(logits), labels, reduction="none").double().sum()
+        loss = F.cross_entropy(wide(logits), labels, reduction="none").double().sum()
         hits = (logits.argmax(dim=-1) == labels).double().sum()
         return torch.stack([loss, hits, torch.tensor(float(len(labels)), dtype=torch.float64, device=loss.device)])
 
@@ -203,11 +196,6 @@ def _predicted(batch: Batch, weighted: bool) -> Tensor:
     """Which of the tokens 1..t-1 are predicted, bool ``[n, t - 1]``; with `weighted`, only those of weight above 0."""
     real = batch.attention_mask[:, 1:].bool()
     return real & (batch.token_weights[:, 1:] > 0) if weighted and batch.token_weights is not None else real
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """Losses are computed in float32 at least: bfloat16 logits are widened, float64 ones stay exact."""
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _averages(totals: Tensor) -> tuple[float, float, int]:

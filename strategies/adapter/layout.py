@@ -99,9 +99,6 @@ class AdapterLayout:
                 sizes[entry.pair] = sizes.get(entry.pair, 0) + entry.trained_size
         return tuple(sizes.values())
 
-    def block_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(entry.pair for entry in self.entries if entry.trainable))
-
     def trainable(self, full: Tensor) -> Tensor:
         """The trainable values `[..., D]` of full vectors `[..., size]` (a copy)."""
         self._check(full, self.size, "full adapter vector")

@@ -63,18 +63,8 @@ class Ffa(Aggregation):
 
 
 @dataclass(frozen=True)
-class RoLora(Aggregation):
-    """Train B in odd rounds, A in even ones.
-
-    Attributes:
-        scale_a, scale_b: public factors on the update of A and of B before clipping.
-    """
-
-    scale_a: float = 1.0
-    scale_b: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.positive(scale_a=self.scale_a, scale_b=self.scale_b)
+class RoLora(Plain):
+    """Train B in odd rounds, A in even ones."""
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("b" if round % 2 else "a", scale_a=self.scale_a, scale_b=self.scale_b)

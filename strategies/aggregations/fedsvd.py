@@ -24,27 +24,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from privacy import checks
 from strategies.adapter.layout import AdapterLayout
-from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
+from strategies.aggregations.aggregation import Rewritten
+from strategies.aggregations.factors import Ffa
 
 
 @dataclass(frozen=True)
-class FedSvd(Aggregation):
-    """Train B; rewrite A and B by the decomposition of their product.
-
-    Attributes:
-        scale_b: public factor on the update of B, relative to the heads, before clipping.
-    """
-
-    scale_b: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.positive(scale_b=self.scale_b)
-
-    def part(self, adapters: Adapters, round: int) -> TrainedSubset:
-        return TrainedSubset("b", scale_b=self.scale_b)
+class FedSvd(Ffa):
+    """Train B, as :class:`Ffa` does; rewrite A and B by the decomposition of their product."""
 
     def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
         """ValueError if a layer is smaller than the rank: it has no ``rank`` orthonormal directions."""
