@@ -24,8 +24,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement, rounded_up
 from server.config.schema import RunConfig
 from server.run_folder.progress import Said
-from server.runs.phase_config import PhasesConfig
-from server.runs.phase_plan import DpPhase, Phase, Phases, PlannedNoise
+from server.runs.phase_plan import Phase, PhasesConfig, PlannedNoise
 
 
 @dataclass(frozen=True)
@@ -74,21 +73,22 @@ class Guarantee:
         return values | {"record_epsilon": self.record_epsilon if self.kind == "record" else "infinite"}
 
 
-def guarantee_of(recipe: Phases, planned: PlannedNoise) -> Guarantee:
-    """The guarantee of the phases of `recipe` with the noise of `planned`."""
-    if not recipe.ordinary:
-        return Guarantee("record", recipe.delta, planned.epsilon, None, planned.epsilon, "", None)
-    readers = [phase.name for phase in recipe.ordinary if phase.text != "redacted"]
+def guarantee_of(config: PhasesConfig, planned: PlannedNoise) -> Guarantee:
+    """The guarantee of a run in phases with the noise of `planned`."""
+    delta = config.run.privacy.delta
+    if not config.ordinary:
+        return Guarantee("record", delta, planned.epsilon, None, planned.epsilon, "", None)
+    readers = [phase.name for phase in config.ordinary if phase.text != "redacted"]
     if readers:
         reason = f"phase {' and '.join(repr(name) for name in readers)} trains on private texts without noise"
-        return Guarantee("none", recipe.delta, None, None, planned.epsilon, "", reason)
-    policy = ", ".join(dict.fromkeys(make_detector(recipe.detector_of(phase)).name for phase in recipe.ordinary))
-    names = " and ".join(repr(phase.name) for phase in recipe.ordinary)
+        return Guarantee("none", delta, None, None, planned.epsilon, "", reason)
+    policy = ", ".join(dict.fromkeys(make_detector(config.detector_of(phase)).name for phase in config.ordinary))
+    names = " and ".join(repr(phase.name) for phase in config.ordinary)
     reason = f"phase {names} trains without noise on texts redacted by {policy}"
     selective = 0.0
     if planned.floor:
-        selective, _ = composition.tightest_bound(planned.floor, recipe.delta, adjacency="replace_one")
-    return Guarantee("selective", recipe.delta, None, rounded_up(selective, 4), planned.epsilon, policy, reason)
+        selective, _ = composition.tightest_bound(planned.floor, delta, adjacency="replace_one")
+    return Guarantee("selective", delta, None, rounded_up(selective, 4), planned.epsilon, policy, reason)
 
 
 TRUST = (
@@ -143,7 +143,7 @@ def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[st
 def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) -> dict[str, Any]:
     """privacy.json of phases; ``ledger`` is that of the private ones, None if there are none."""
     statement: dict[str, Any] = {**guarantee.to_json(), "private": guarantee.kind == "record"}
-    statement["phases"] = [_described(config, phase) for phase in config.recipe.phases]
+    statement["phases"] = [_described(config, phase) for phase in config.phases]
     if ledger is not None:
         further = batch_invariance_note(config.run.engine.precision)
         statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED, further=further)
@@ -151,9 +151,8 @@ def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) ->
 
 
 def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
-    kind = "private" if isinstance(phase, DpPhase) else "ordinary"
-    detector = None if phase.text == "original" else config.recipe.detector_of(phase)
-    return {"kind": kind, **vars(phase), "detector": detector}
+    detector = None if phase.text == "original" else config.detector_of(phase)
+    return {"kind": phase.kind, **vars(phase), "detector": detector}
 
 
 def cross_silo(

@@ -11,15 +11,11 @@ text = "redacted"    # or "original", "weighted"
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from server.config.load import ConfigError, flatten, parse, read, unflatten
-from server.config.schema import RunConfig
-from server.runs.phase_plan import DpPhase, Phase, Phases
+from server.runs.phase_plan import Phase, PhasesConfig
 from strategies.plugins import build
 
 KINDS = {"ordinary": "server.runs.phase_plan:NonPrivatePhase", "private": "server.runs.phase_plan:DpPhase"}
@@ -32,28 +28,6 @@ _READ = (
     *("engine.sequential", "engine.precision", "engine.token-budget", "evaluation.rouge-"),
 )
 """Keys, and how tables and groups of keys begin, that a run in phases reads; the others are for the phases to say."""
-
-
-@dataclass(frozen=True)
-class PhasesConfig:
-    """Phases with the data and the model they are for."""
-
-    run: RunConfig
-    recipe: Phases
-
-    def phase_tables(self) -> list[dict[str, Any]]:
-        """The phases as they stand in a file, with everything that was left at its default."""
-        return [
-            {
-                "kind": "private" if isinstance(phase, DpPhase) else "ordinary",
-                **{key.replace("_", "-"): value for key, value in vars(phase).items()},
-            }
-            for phase in self.recipe.phases
-        ]
-
-    def to_toml(self) -> str:
-        """The resolved settings and phases as TOML text; parsing it gives an equal one."""
-        return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
 
 
 def load_phases(path: Path, overrides: Mapping[str, Any] | None = None) -> PhasesConfig:
@@ -88,19 +62,9 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
         )
     made = tuple(_phase(number, phase) for number, phase in enumerate(phases, start=1))
     try:
-        recipe = Phases(
-            phases=made,
-            epsilon=run.privacy.epsilon,
-            delta=run.privacy.delta,
-            unit=run.unit,
-            detector=run.data.detector,
-            seed=run.seed,
-            records_per_unit=run.silo.records_per_unit,
-            combine=run.silo.combine,
-        )
+        return PhasesConfig(run, made)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return PhasesConfig(run, recipe)
 
 
 def _refuse_idle(given: Mapping[str, Any]) -> None:

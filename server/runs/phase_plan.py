@@ -13,17 +13,21 @@ All private phases share one ledger, committed before any text is read: floor mo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import tomli_w
 
 from client.data.sensitive import check_detector
 from client.record_level.calibration import commit, controller_of
 from client.record_level.settings import RecordLevelSettings
+from client.settings import kebab
 from privacy import checks
 from privacy.commitment import Commitment, FloorStep, check_delta
 from privacy.events import Json
 from privacy.ledger.budget import FloorOdometer
 from privacy.ledger.statement import rounded_up
+from server.config.schema import RunConfig
 from server.runs.commitment import priced
 from strategies.calibration import given
 from strategies.plugins import Option
@@ -33,25 +37,19 @@ TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
 
 
 @dataclass(frozen=True)
-class NonPrivatePhase:
-    """A phase without noise.
+class Phase:
+    """What phases with and without noise have in common.
 
     Attributes:
         name: in reports.
         text: ``"original"``, ``"weighted"`` or ``"redacted"``.
         detector: of this phase; empty takes that of all.
-        epochs, batch_size, learning_rate, optimizer, weight_decay: see
-            :class:`client.engine.local_training.LocalTraining`.
     """
 
+    kind: ClassVar[str]
     name: str
     text: str = "original"
     detector: str = ""
-    epochs: int = 1
-    batch_size: int = 16
-    learning_rate: float = 1e-3
-    optimizer: str = "adamw"
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         checks.not_empty(name=self.name)
@@ -61,11 +59,27 @@ class NonPrivatePhase:
 
 
 @dataclass(frozen=True)
-class DpPhase:
+class NonPrivatePhase(Phase):
+    """A phase without noise.
+
+    Attributes:
+        epochs, batch_size, learning_rate, optimizer, weight_decay: see
+            :class:`client.engine.local_training.LocalTraining`.
+    """
+
+    kind: ClassVar[str] = "ordinary"
+    epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class DpPhase(Phase):
     """A phase of DP-SGD.
 
     Attributes:
-        name, text, detector: as in :class:`NonPrivatePhase`.
         steps: private steps.
         batch_size: expected units in a batch.
         noise_multiplier: sigma_0, which the controller's schedule multiplies; 0 takes the least for which all private
@@ -73,9 +87,7 @@ class DpPhase:
         controller, optimizer, schedule, warm_up: see :class:`client.record_level.settings.RecordLevelSettings`.
     """
 
-    name: str
-    text: str = "original"
-    detector: str = ""
+    kind: ClassVar[str] = "private"
     steps: int = 100
     batch_size: int = 64
     noise_multiplier: float = 0.0
@@ -87,43 +99,27 @@ class DpPhase:
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        checks.not_empty(name=self.name)
-        checks.one_of(tuple(TEXTS), text=self.text)
-        if self.detector:
-            check_detector(self.detector)
+        super().__post_init__()
         checks.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
         checks.non_negative(noise_multiplier=self.noise_multiplier, remedy="0 calibrates it")
 
 
-Phase = NonPrivatePhase | DpPhase
-
-
 @dataclass(frozen=True)
-class Phases:
-    """Phases in order, and the target of the private ones.
+class PhasesConfig:
+    """A run in phases.
 
     Attributes:
-        phases: at least one.
-        epsilon, delta: what all private phases together may cost, one unit added or removed.
-        unit: see :class:`client.record_level.settings.RecordLevelSettings`.
-        detector: of phases that name none.
-        seed: of the public randomness.
-        records_per_unit, combine: see :class:`client.record_level.settings.RecordLevelSettings`.
+        run: what all phases share. Its epsilon and delta are what the private ones together may cost, its detector is
+            that of phases that name none.
+        phases: in order, at least one.
     """
 
+    run: RunConfig
     phases: tuple[Phase, ...]
-    epsilon: float
-    delta: float
-    unit: str = "record"
-    detector: str = "regex"
-    seed: int = 0
-    records_per_unit: int = 0
-    combine: str = "mean"
 
     def __post_init__(self) -> None:
         checks.not_empty(phases=self.phases)
-        checks.positive(epsilon=self.epsilon, delta=self.delta)
-        check_detector(self.detector)
+        check_detector(self.run.data.detector)
         names = [phase.name for phase in self.phases]
         if len(set(names)) < len(names):
             raise ValueError(f"phases must have names of their own, got {', '.join(names)}")
@@ -152,11 +148,24 @@ class Phases:
 
     def detector_of(self, phase: Phase) -> str:
         """The detector of a phase."""
-        return phase.detector or self.detector
+        return phase.detector or self.run.data.detector
 
-    def silo(self, phase: DpPhase, not_private: str | None) -> RecordLevelSettings:
+    def record_level(self, phase: DpPhase, not_private: str | None) -> RecordLevelSettings:
         """A phase with noise as training at record level."""
-        return RecordLevelSettings.of(self, phase, not_private=not_private)
+        run = self.run
+        return RecordLevelSettings.of(
+            run.privacy, run.silo, phase, unit=run.unit, seed=run.seed, not_private=not_private
+        )
+
+    def phase_tables(self) -> list[dict[str, Any]]:
+        """The phases as they stand in a file, with everything that was left at its default."""
+        return [
+            {"kind": phase.kind, **{kebab(name): value for name, value in vars(phase).items()}} for phase in self.phases
+        ]
+
+    def to_toml(self) -> str:
+        """The resolved settings and phases as TOML text; parsing it gives an equal one."""
+        return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
 
 
 @dataclass(frozen=True)
@@ -193,60 +202,60 @@ class PlannedNoise:
         multipliers = tuple(tuple(map(float, one)) for one in data["multipliers"])
         return PlannedNoise(floors, multipliers, float(data["epsilon"]))
 
-    def is_of(self, recipe: Phases, population: int) -> bool:
+    def is_of(self, config: PhasesConfig, population: int) -> bool:
         """Whether this is for the target of these phases; what it costs is for the ledger to find out."""
         steps = [len(multipliers) for multipliers in self.multipliers]
         units = {(step.sampling.unit, step.sampling.population) for step in self.floor}
         return (
-            steps == [phase.steps for phase in recipe.private]
+            steps == [phase.steps for phase in config.private]
             and len(self.floors) == len(steps)
-            and units <= {(recipe.unit, population)}
-            and self.epsilon <= rounded_up(recipe.epsilon, 4)
+            and units <= {(config.run.unit, population)}
+            and self.epsilon <= rounded_up(config.run.privacy.epsilon, 4)
         )
 
-    def commitment(self, recipe: Phases, population: int, not_private: str | None) -> Commitment:
+    def commitment(self, config: PhasesConfig, population: int, not_private: str | None) -> Commitment:
         """What the ledger starts with; `not_private` says why one without noise leaves no guarantee, if one does."""
         return Commitment(
-            recipe.unit,
+            config.run.unit,
             "add_remove",
             population,
             self.epsilon,
-            recipe.delta,
+            config.run.privacy.delta,
             floor=self.floor,
             not_private=not_private,
         )
 
 
-def plan_noise(recipe: Phases, population: int) -> PlannedNoise:
+def plan_noise(config: PhasesConfig, population: int) -> PlannedNoise:
     """Calibrate the one phase that asks for it, and account all of them together, as the ledger does.
 
     Raises:
         ValueError: delta is too large for so many units, no noise keeps the target, the given noise costs more, or
             there are fewer units than a batch.
     """
-    if not recipe.private:
+    if not config.private:
         return PlannedNoise((), (), 0.0)
-    check_delta(recipe.delta, population)  # before the promise is printed, not when the ledger is made
-    silos = {phase.name: recipe.silo(phase, None) for phase in recipe.private}
+    epsilon, delta = config.run.privacy.epsilon, config.run.privacy.delta
+    check_delta(delta, population)  # before the guarantee is printed, not when the ledger is made
+    silos = {phase.name: config.record_level(phase, None) for phase in config.private}
     noise = {}
-    for phase in recipe.private:
+    for phase in config.private:
         if phase.noise_multiplier:
             silo = silos[phase.name]
-            noise[phase.name] = given(
-                controller_of(silo), silo.sampling(population), silo.steps, phase.noise_multiplier
-            )
+            sampling = silo.sampling(population)
+            noise[phase.name] = given(controller_of(silo), sampling, silo.steps, phase.noise_multiplier)
     for name in silos.keys() - noise.keys():  # one at most
         others = [step for floor, _ in noise.values() for step in floor]
-        with priced(recipe.epsilon, f" in phase {name!r}"):
+        with priced(epsilon, f" in phase {name!r}"):
             commitment, multipliers = commit(silos[name], population, extra=others)
         noise[name] = commitment.floor[len(others) :], multipliers
-    floors = tuple(noise[phase.name][0] for phase in recipe.private)
-    floor = tuple(step for steps in floors for step in steps)
-    cost = rounded_up(FloorOdometer(floor, recipe.delta, "add_remove").total, 4)  # as the ledger will check it
+    floors, multipliers_of = zip(*(noise[phase.name] for phase in config.private), strict=True)
+    planned = PlannedNoise(floors, multipliers_of, 0.0)
+    cost = rounded_up(FloorOdometer(planned.floor, delta, "add_remove").total, 4)  # as the ledger will check it
     # rounding up must not make a refusal of what calibration has just found to fit
-    if cost > rounded_up(recipe.epsilon, 4):
+    if cost > rounded_up(epsilon, 4):
         raise ValueError(
-            f"the given noise multipliers cost epsilon {cost:g} at delta {recipe.delta:g}, more than "
-            f"{recipe.epsilon:g}; raise one of them, or the target"
+            f"the given noise multipliers cost epsilon {cost:g} at delta {delta:g}, more than {epsilon:g}; raise one "
+            "of them, or the target"
         )
-    return PlannedNoise(floors, tuple(noise[phase.name][1] for phase in recipe.private), cost)
+    return replace(planned, epsilon=cost)

@@ -39,11 +39,17 @@ from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome, stamp
 from server.runs.assembly import assembled, data_spec
 from server.runs.commitment import refuse_unplannable
-from server.runs.guarantee import guarantee_of
 from server.runs.lifecycle import Run
 from server.runs.loop import Loop
-from server.runs.phase_config import PhasesConfig
-from server.runs.phase_plan import TEXTS, DpPhase, NonPrivatePhase, Phase, PlannedNoise, plan_noise
+from server.runs.phase_plan import (
+    TEXTS,
+    DpPhase,
+    NonPrivatePhase,
+    Phase,
+    PhasesConfig,
+    PlannedNoise,
+    plan_noise,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +70,10 @@ class PhasesRun:
 
     def __init__(self, config: PhasesConfig, folder: Path | None = None) -> None:
         self.config = config
-        recipe, run = config.recipe, config.run
+        run = config.run
         spec = data_spec(run)
         self.data: dict[tuple[str, str], PreparedData] = {}
-        for phase in recipe.phases:
+        for phase in config.phases:
             key = self._key(phase)
             if key not in self.data:
                 self.data[key] = prepare(spec.but(sensitive=key[0], detector=key[1]))
@@ -79,12 +85,11 @@ class PhasesRun:
         self.index = {key: self._indexed(data) for key, data in self.data.items()}
         self.population = len(self._indexed(self.plain))
         self.planned = self._noise(folder)
-        self.promise = guarantee_of(recipe, self.planned)
+        self.guarantee = guarantee.guarantee_of(config, self.planned)
         self.assembly = assembled(run, methods(run), self.plain)
-        self.layout, self.start, self.spec = self.assembly.layout, self.assembly.start, self.assembly.spec
-        for phase, multipliers in zip(recipe.private, self.planned.multipliers, strict=True):
-            silo = recipe.silo(phase, None)
-            info = info_of(silo, self.population, self.layout, multipliers, None)
+        for phase, multipliers in zip(config.private, self.planned.multipliers, strict=True):
+            silo = config.record_level(phase, None)
+            info = info_of(silo, self.population, self.assembly.layout, multipliers, None)
             what = f"phase {phase.name!r}, controller = {phase.controller!r}"
             refuse_unplannable(controller_of(silo), info, what, refuse_votes)
 
@@ -92,8 +97,8 @@ class PhasesRun:
         """Calibrated now, or as it was handed on in the run's folder."""
         config, tables = self.config, self.config.phase_tables()
         found = None if folder is None else handed_on.read(folder, config.run, PlannedNoise.from_json, tables)
-        if found is None or not found.is_of(config.recipe, self.population):
-            found = plan_noise(config.recipe, self.population)
+        if found is None or not found.is_of(config, self.population):
+            found = plan_noise(config, self.population)
             if folder is not None:
                 handed_on.write(folder, config.run, found.to_json(), tables)
         return found
@@ -120,7 +125,7 @@ class PhasesRun:
         Raises:
             CannotResume, CorruptRun: why the run in `folder` cannot be resumed.
         """
-        phases = self.config.recipe.phases
+        phases = self.config.phases
         if [phase.name for phase in phases[: len(done)] if isinstance(phase, NonPrivatePhase)] != [
             result.name for result in done
         ]:
@@ -133,7 +138,7 @@ class PhasesRun:
                 telemetry = open_files.enter_context(Telemetry(folder, tensorboard=False))
             results = list(done)
             for number in range(len(done), len(phases)):
-                start = results[-1].adapter if results else self.start
+                start = results[-1].adapter if results else self.assembly.start
                 results.append(self._phase(number, start, folder, ledger, telemetry))
         return tuple(results)
 
@@ -141,8 +146,8 @@ class PhasesRun:
         """The ledger of the private phases, made or found again; None if no phase has noise."""
         if not self.planned.floor:
             return None
-        commitment = self.planned.commitment(self.config.recipe, self.population, self.promise.not_private)
-        ledger = reopened_ledger(folder, len(self.config.recipe.phases))
+        commitment = self.planned.commitment(self.config, self.population, self.guarantee.not_private)
+        ledger = reopened_ledger(folder, len(self.config.phases))
         if ledger is None:
             return Ledger.create(folder / LEDGER_FILE, commitment)
         if ledger.commitment != commitment:
@@ -161,13 +166,13 @@ class PhasesRun:
         self, number: int, adapter: Tensor, folder: Path, ledger: Ledger | None, telemetry: Telemetry
     ) -> PhaseResult:
         """The phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
-        phase, place = self.config.recipe.phases[number], PhaseFolder(folder, number + 1)
-        stamp({"not_private": self.promise.not_private, "sentence": self.promise.sentence}, folder, place.path)
-        if (kept := place.result(phase.name, self.layout.size)) is not None:
+        phase, place = self.config.phases[number], PhaseFolder(folder, number + 1)
+        stamp(self.guarantee.to_json(), folder, place.path)
+        if (kept := place.result(phase.name, self.assembly.layout.size)) is not None:
             log.info("phase %s: done before", phase.name)
             return kept
         clock = Stopwatch()
-        where = f"phase {number + 1} of {len(self.config.recipe.phases)}, {phase.name!r}: "
+        where = f"phase {number + 1} of {len(self.config.phases)}, {phase.name!r}: "
         if isinstance(phase, NonPrivatePhase):
             telemetry.status("running", f"{where}training without noise")
             adapter = self._without_noise(phase, adapter)
@@ -185,9 +190,10 @@ class PhasesRun:
         local = LocalTraining.of(phase)
         self.engine.train_factors("both")
         records = self.data[self._key(phase)].train
-        (change,) = self.engine.train_all(adapter, [records], local, [self.config.recipe.seed])
-        start = self.layout.trainable(adapter)
-        return self.layout.with_trainable(adapter, start + change.to(start))
+        (change,) = self.engine.train_all(adapter, [records], local, [self.config.run.seed])
+        layout = self.assembly.layout
+        start = layout.trainable(adapter)
+        return layout.with_trainable(adapter, start + change.to(start))
 
     def _private(
         self,
@@ -199,12 +205,12 @@ class PhasesRun:
         clock: Stopwatch,
         where: str,
     ) -> Tensor:
-        private = self.config.recipe.private
-        before = sum(isinstance(phase, DpPhase) for phase in self.config.recipe.phases[:number])
+        private = self.config.private
+        before = sum(isinstance(phase, DpPhase) for phase in self.config.phases[:number])
         phase, charged_before = private[before], self.planned.releases(before)
         # every phase draws its batches under a secret of its own
         training = private_training(
-            self.config.recipe.silo(phase, self.promise.not_private),
+            self.config.record_level(phase, self.guarantee.not_private),
             self.engine,
             self.index[self._key(phase)],
             ledger,
@@ -218,7 +224,7 @@ class PhasesRun:
             telemetry,
             place.path,
             phase.steps,
-            self.config.recipe.epsilon,
+            self.config.run.privacy.epsilon,
             evaluated=lambda step: reads,
             clock=clock,
             recorded=lambda step: step > 0 and (step % RECORDED_EVERY == 0 or step == phase.steps),
@@ -241,18 +247,19 @@ class PhasesRun:
     def _key(self, phase: Phase) -> tuple[str, str]:
         """What of the data's settings a phase's text depends on; the original text on no detector."""
         use = TEXTS[phase.text]
-        return use, "regex" if use == "none" else self.config.recipe.detector_of(phase)
+        return use, "regex" if use == "none" else self.config.detector_of(phase)
 
     def _indexed(self, data: PreparedData) -> UnitIndex:
-        recipe = self.config.recipe
-        return UnitIndex.of(data.train, grouped=recipe.unit != "record", most=recipe.records_per_unit, seed=recipe.seed)
+        run = self.config.run
+        grouped = run.privacy.unit == "group"
+        return UnitIndex.of(data.train, grouped=grouped, most=run.silo.records_per_unit, seed=run.seed)
 
 
 def run_phases(run: Run, config: PhasesConfig) -> None:
     """One run in phases, from configuration to artefacts."""
     run.status("preparing data, model and noise")
     ready = PhasesRun(config, run.folder)
-    log.info("%s", ready.promise.sentence)
+    log.info("%s", ready.guarantee.sentence)
     run.note_start(ready.plain, phases=config.phase_tables())
     if run.resumes:
         charges = charges_of(run.folder)
@@ -261,20 +268,21 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
     results = ready.train(run.folder, telemetry=run.telemetry)
     run.telemetry.status("running", "evaluating on the test set")
     adapter = results[-1].adapter
+    final = Final(adapter, ready.assembly.layout, ready.assembly.spec)
     outcome = Outcome(
-        adapter=Final(adapter, ready.layout, ready.spec),
+        adapter=final,
         validation=ready.evaluate(adapter, "validation"),
         test=ready.evaluate(adapter, "test"),
         data=ready.plain,
-        rounds_done=sum(phase.steps for phase in config.recipe.private),
+        rounds_done=sum(phase.steps for phase in config.private),
         seconds=sum(result.seconds for result in results),
         stopped=None,
-        dimension=ready.layout.dim,
-        rouge=adapter_rouge(config.run, ready.test, adapter, ready.layout, ready.spec, run.telemetry),
+        dimension=ready.assembly.layout.dim,
+        rouge=adapter_rouge(config.run, ready.test, *final, run.telemetry),
         further={
             "phases": [result.to_json() for result in results],
             "population": ready.population,
-            "guarantee": ready.promise.sentence,
+            "guarantee": ready.guarantee.sentence,
             "resumed": [asdict(resumed) for resumed in read_resumed(run.folder)],
         },
     )
@@ -282,5 +290,5 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
         ledger = ready.ledger(run.folder)
         if ledger is not None:
             open_files.enter_context(ledger)
-        statement = guarantee.phases(config, ready.promise, ledger)
+        statement = guarantee.phases(config, ready.guarantee, ledger)
     run.finish(outcome, statement, f"{len(results)} phases done")

@@ -60,8 +60,9 @@ def check_run(asked: Asked) -> Checked:
     """
     config = asked.run
     if asked.phases is not None:
+        check_model(config)
         run = PhasesRun(asked.phases)
-        return Checked(config, run.planned.to_json(), asked.phase_tables, run.promise.sentence)
+        return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence)
     if config.alone:
         return Checked(config, check_silo(config).to_json())
     if config.deployed:

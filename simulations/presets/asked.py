@@ -1,7 +1,7 @@
 """What a person asked to run: a configuration, or one with phases, whichever the file describes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from server.run_folder.names import CONFIG_FILE, PHASES_FILE
 from simulations.presets.load import absolute_paths, find, parse_setting
 
 if TYPE_CHECKING:
-    from server.runs.phase_config import PhasesConfig
+    from server.runs.phase_plan import PhasesConfig
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Asked:
         """For a display, with the rounds that are planned."""
         if self.phases is None:
             return self.run
-        steps = sum(phase.steps for phase in self.phases.recipe.private)
+        steps = sum(phase.steps for phase in self.phases.private)
         return self.run.model_copy(update={"rounds": max(steps, 1)})
 
     @property
@@ -63,11 +63,11 @@ def ask(name: str, settings: Sequence[str], overrides: Mapping[str, Any], here: 
     chosen = {**dict(parse_setting(setting) for setting in settings), **overrides}
     if "phases" not in table:
         return _checked(Asked(absolute_paths(parse(merged(table, chosen)), data, here)), overrides)
-    from server.runs.phase_config import PhasesConfig, parse_phases  # with torch, which `lacquer --help` does not need
+    from server.runs.phase_config import parse_phases  # with torch, which `lacquer --help` does not need
 
     config = parse_phases(table, chosen)
     run = absolute_paths(config.run, data, here)
-    return _checked(Asked(run, PhasesConfig(run, config.recipe)), overrides)
+    return _checked(Asked(run, replace(config, run=run)), overrides)
 
 
 def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from server.run_folder.names import ORIGIN_FILE, PHASES_FILE
-from server.runs.phase_config import PhasesConfig
+from server.runs.phase_plan import PhasesConfig
 from server.runs.start import run_in_folder
 
 

@@ -16,12 +16,12 @@ from client.models.base import load_base, load_tokenizer
 from client.models.lora import adapter_layout, load_peft
 from privacy.accountants import composition
 from privacy.ledger.ledger import Ledger
-from server.config.load import ConfigError
+from server.config.load import ConfigError, parse
 from server.run_folder.names import STAMP_FILE
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.guarantee import guarantee_of
 from server.runs.phase_config import load_phases, parse_phases
-from server.runs.phase_plan import DpPhase, NonPrivatePhase, Phases, PlannedNoise, plan_noise
+from server.runs.phase_plan import DpPhase, NonPrivatePhase, Phase, PhasesConfig, PlannedNoise, plan_noise
 from server.runs.phases import PhasesRun
 from tests.cases.phases import train
 
@@ -32,14 +32,16 @@ DP = DpPhase("dp", steps=8, batch_size=40)
 ATDP = DpPhase("atdp", text="weighted", steps=3, batch_size=40, noise_multiplier=4.0, controller="rise-reset")
 
 
-def recipe(*phases: NonPrivatePhase | DpPhase, epsilon: float = 1.0) -> Phases:
-    return Phases(phases, epsilon, 1e-4)
+def in_phases(*phases: Phase, epsilon: float = 1.0, delta: float = 1e-4, detector: str = "regex") -> PhasesConfig:
+    privacy = {"unit": "record", "epsilon": epsilon, "delta": delta}
+    table = {"clients": 1, "sampling-rate": 1.0, "privacy": privacy, "data": {"detector": detector}}
+    return PhasesConfig(parse(table), phases)
 
 
 @functools.cache
 def _noise_of(names: tuple[str, ...]) -> PlannedNoise:
     phases = [phase for phase in (DP, ATDP) if phase.name in names] or [PLAIN]
-    return plan_noise(recipe(*phases), POPULATION)
+    return plan_noise(in_phases(*phases), POPULATION)
 
 
 def noise_of(phases: tuple[DpPhase, ...]) -> PlannedNoise:
@@ -61,9 +63,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_recipes_whose_every_phase_is_private_print_a_record_level_epsilon(name: str) -> None:
+def test_only_runs_whose_every_phase_is_private_print_a_record_level_epsilon(name: str) -> None:
     phases, kind = CASES[name]
-    made = recipe(*phases)
+    made = in_phases(*phases)
     planned = noise_of(made.private)
     found = guarantee_of(made, planned)
     assert found.kind == kind
@@ -90,8 +92,8 @@ def test_the_private_phases_compose_and_the_calibrated_one_leaves_room_for_the_o
     exact = composition.epsilon(both.floor, 1e-4)
     assert exact <= both.epsilon < exact + 2e-4  # rounded up, never down
     assert [step.count for step in both.floor] == [8, 1, 1, 1]
-    # order in the ledger is order in the recipe
-    given = plan_noise(recipe(ATDP, replace(DP, noise_multiplier=2.0)), POPULATION)
+    # order in the ledger is order in the file
+    given = plan_noise(in_phases(ATDP, replace(DP, noise_multiplier=2.0)), POPULATION)
     assert [step.noise_multiplier for step in given.floor] == [*both.multipliers[1], 2.0]
 
 
@@ -102,7 +104,7 @@ def test_phases_of_different_batch_sizes_are_a_sampling_rate_that_varies() -> No
         "small", steps=4, batch_size=40, noise_multiplier=2.0, controller="percentile", controller_options=options
     )
     large = replace(small, name="large", steps=3, batch_size=80, noise_multiplier=0.0)
-    planned = plan_noise(recipe(small, large, epsilon=2.0), POPULATION)
+    planned = plan_noise(in_phases(small, large, epsilon=2.0), POPULATION)
     assert [(step.sampling.rate, step.count) for step in planned.floor] == [(0.1, 4), (0.2, 3)]
     steps = [
         SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(phase[0])), len(phase))
@@ -115,34 +117,34 @@ def test_phases_of_different_batch_sizes_are_a_sampling_rate_that_varies() -> No
 
 
 def test_given_noise_is_reported_as_what_it_costs() -> None:
-    planned = plan_noise(recipe(ATDP, epsilon=8.0), POPULATION)
+    planned = plan_noise(in_phases(ATDP, epsilon=8.0), POPULATION)
     assert 0 < planned.epsilon < 2.0
     with pytest.raises(ValueError, match=r"noise multipliers cost epsilon .* more than 0.05; raise one of them"):
-        plan_noise(recipe(ATDP, epsilon=0.05), POPULATION)
+        plan_noise(in_phases(ATDP, epsilon=0.05), POPULATION)
 
 
-def test_what_cannot_be_a_recipe_is_refused() -> None:
+def test_phases_that_do_not_fit_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="missing in dp and other"):
-        recipe(DP, DpPhase("other", steps=2))
+        in_phases(DP, DpPhase("other", steps=2))
     with pytest.raises(ValueError, match="names of their own"):
-        recipe(PLAIN, PLAIN)
+        in_phases(PLAIN, PLAIN)
     with pytest.raises(ValueError, match="phases must be non-empty"):
-        recipe()
+        in_phases()
     with pytest.raises(ValueError, match="only what all of them find would be protected"):
-        recipe(REDACTED, replace(REDACTED, name="again", detector="regex:-number"))
+        in_phases(REDACTED, replace(REDACTED, name="again", detector="regex:-number"))
     with pytest.raises(ValueError, match="text must be one of"):
         NonPrivatePhase("x", text="masked")
     for phase in (NonPrivatePhase, DpPhase):  # a phase that reads the original texts as well
         with pytest.raises(ValueError, match=r"detector = 'high-entitty': .*regex"):
             phase("x", detector="high-entitty")
     with pytest.raises(ValueError, match="regex has no pattern 'names'"):
-        replace(recipe(DP), detector="regex:-names")
+        in_phases(DP, detector="regex:-names")
     with pytest.raises(ValueError, match="batch_size must be <= the number of units"):
-        plan_noise(recipe(DP), 10)
+        plan_noise(in_phases(DP), 10)
     given = replace(DP, noise_multiplier=4.0)
     for phases in ((DP,), (given,), (REDACTED, given)):
         with pytest.raises(ValueError, match=r"delta must be < 1/population = 0\.0025, got 0\.5"):
-            plan_noise(replace(recipe(*phases), delta=0.5), POPULATION)
+            plan_noise(in_phases(*phases, delta=0.5), POPULATION)
 
 
 TABLE: dict[str, Any] = {
@@ -190,18 +192,18 @@ def test_jft_with_atdp_runs_on_one_ledger_and_every_artefact_says_it_is_not_priv
         multipliers = [z for phase in run.planned.multipliers for z in phase]
         assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
         assert all(charge.released_at for charge in ledger.charges)
-        assert ledger.not_private == run.promise.not_private is not None
+        assert ledger.not_private == run.guarantee.not_private is not None
         assert math.isinf(ledger.spent())
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["record_epsilon"] == "infinite"
     assert statement["private"] is False
     assert statement["ledger"]["private"] is False
     assert statement["policy"] == "regex:-identifier"
-    assert json.loads((folder / "results.json").read_text())["not_private"] == run.promise.not_private
+    assert json.loads((folder / "results.json").read_text())["not_private"] == run.guarantee.not_private
     for file in (STAMP_FILE, f"adapter/{STAMP_FILE}", "adapter/README.md"):
         assert "NOT PRIVATE at record level (epsilon infinite)" in (folder / file).read_text()
-    kept = load_peft(folder / "adapter", adapter_layout(load_base("random:llama", "causal-lm")[0], run.spec))
-    assert not torch.equal(kept, run.start)
+    kept = load_peft(folder / "adapter", adapter_layout(load_base("random:llama", "causal-lm")[0], run.assembly.spec))
+    assert not torch.equal(kept, run.assembly.start)
     tokenizer = load_tokenizer("random:llama")
     first = {use: tokenizer.decode(data.train.select([0]).tokens) for (use, _), data in run.data.items()}
     assert "Ann Smith" in first["none"] == first["weights"]
@@ -217,7 +219,7 @@ def test_a_phase_whose_controller_cannot_plan_is_refused_before_anything_is_char
         PhasesRun(parse_phases({**table, "phases": [phase]}))
 
 
-def test_a_recipe_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
+def test_a_run_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
     table: dict[str, Any], tmp_path: Path
 ) -> None:
     folder, config = tmp_path / "run", parse_phases({**table, "phases": table["phases"][1:]})
@@ -225,7 +227,7 @@ def test_a_recipe_of_private_phases_has_a_record_level_guarantee_and_no_stamp(
     run = PhasesRun(config)
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["private"] is True
-    assert statement["record_epsilon"] == run.promise.record_epsilon == run.planned.epsilon <= 6.0
+    assert statement["record_epsilon"] == run.guarantee.record_epsilon == run.planned.epsilon <= 6.0
     assert statement["ledger"]["epsilon"] <= run.planned.epsilon
     assert not (folder / STAMP_FILE).exists()
 

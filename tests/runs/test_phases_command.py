@@ -58,7 +58,7 @@ controller = "rise-reset"
 """
 
 
-def test_a_recipe_runs_from_its_file_and_says_what_it_is_worth(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_in_phases_runs_from_its_file_and_says_what_it_is_worth(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"Ann wrote {i} times"}) for i in range(40)))
@@ -99,7 +99,7 @@ REDACTED, ATDP = (f"[[phases]]{phase}" for phase in SMALL.split("[[phases]]")[1:
 
 @pytest.mark.parametrize("kind", ["record", "selective", "none"])
 @pytest.mark.usefixtures("in_this_process")
-def test_the_report_of_a_recipe_says_what_it_did_and_guarantees(kind: str, tmp_path: Path, monkeypatch) -> None:
+def test_the_report_of_a_run_in_phases_says_what_it_did_and_guarantees(kind: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"Ann wrote {i} times"}) for i in range(40)))
@@ -158,7 +158,7 @@ def test_the_report_of_a_classifier_shows_its_accuracy_and_the_names_of_its_clas
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_in_phases_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"Ann wrote {i} times"}) for i in range(40)))
@@ -197,13 +197,13 @@ def test_a_recipe_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch) -> No
     assert (again.exit_code, "has ended" in again.output) == (2, True)
 
 
-def test_the_recipes_that_come_with_lacquer_promise_what_their_comments_say() -> None:
+def test_the_phases_that_come_with_lacquer_guarantee_what_their_comments_say() -> None:
     kinds = {}
     for file in sorted((PRESETS / "phases").glob("*.toml")):
         config = load_phases(file, {})
-        given = [phase for phase in config.recipe.private if phase.noise_multiplier]
-        assert len(given) == len(config.recipe.private) - 1
-        kinds[file.stem] = "record" if not config.recipe.ordinary else "selective"
+        given = [phase for phase in config.private if phase.noise_multiplier]
+        assert len(given) == len(config.private) - 1
+        kinds[file.stem] = "record" if not config.ordinary else "selective"
         assert ("Selective DP only" in file.read_text()) == (kinds[file.stem] == "selective")
     assert kinds == {"dp-atdp": "record", "jft-atdp": "selective"}
     with pytest.raises(ConfigError, match="jft-atdp"):
@@ -213,18 +213,18 @@ def test_the_recipes_that_come_with_lacquer_promise_what_their_comments_say() ->
 @pytest.mark.parametrize("preset", ["atdp-small", "atdp-paper"])
 def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) -> None:
     config = load_phases(atdp.HERE / f"{preset}.toml", {})
-    assert {phase.name for phase in config.recipe.phases} == {name for chain in atdp.CHAINS for name in chain}
+    assert {phase.name for phase in config.phases} == {name for chain in atdp.CHAINS for name in chain}
     assert {row for rows in atdp.CHAINS.values() for row in rows if row} | {"base model"} == set(ORDER)
     assert config.run.data.canaries >= 100
-    phases = {phase.name: phase for phase in config.recipe.phases}
+    phases = {phase.name: phase for phase in config.phases}
     # the noise keeps the limit that the preset states in every chain: units of the part it names and of the secrets
     population = {"atdp-small": 300 + 128 * 2, "atdp-paper": 15_261 - 500 + 128 * 10}[preset]
     for chain in atdp.CHAINS:
-        recipe = replace(config.recipe, phases=tuple(phases[name] for name in chain))
-        assert (guarantee_of(recipe, plan_noise(recipe, population)).kind == "record") == (chain[0] == "private")
-    private = replace(config.recipe, phases=(phases["private"], phases["atdp"]))
+        chained = replace(config, phases=tuple(phases[name] for name in chain))
+        assert (guarantee_of(chained, plan_noise(chained, population)).kind == "record") == (chain[0] == "private")
+    private = replace(config, phases=(phases["private"], phases["atdp"]))
     if preset == "atdp-small":  # also among few records
-        few = replace(private, delta=1e-4)
+        few = replace(private, run=config.run.but(privacy=config.run.privacy.but(delta=1e-4)))
         assert guarantee_of(few, plan_noise(few, 400)).kind == "record"
     else:  # and not in the part of the small one
         with pytest.raises(ValueError, match=r"more than 3\.5"):

@@ -1,4 +1,4 @@
-"""A recipe that is broken off goes on: nothing is spent twice, nothing that is done is done again."""
+"""A run in phases that is broken off goes on: nothing is spent twice, nothing that is done is done again."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,8 @@ from server.run_folder.phase_progress import PhaseFolder
 from server.run_folder.progress import owned
 from server.run_folder.resume import check_origin, write_origin
 from server.runs import lifecycle, loop
-from server.runs.phase_config import PhasesConfig, parse_phases
+from server.runs.phase_config import parse_phases
+from server.runs.phase_plan import PhasesConfig
 from server.runs.phases import PhasesRun
 from tests.cases.phases import train
 
@@ -127,8 +128,8 @@ def test_it_goes_on_from_where_it_was_broken_off_and_spends_nothing_twice(
 def test_the_same_run_broken_off_behind_noise_free_phases_gives_the_same_adapter(
     config: PhasesConfig, folder: Path, tmp_path: Path
 ) -> None:
-    second = replace(config.recipe.ordinary[0], name="again", text="original")
-    config = PhasesConfig(config.run, replace(config.recipe, phases=(config.recipe.ordinary[0], second)))
+    second = replace(config.ordinary[0], name="again", text="original")
+    config = replace(config, phases=(config.ordinary[0], second))
     break_off(config, folder, PhaseFolder, "finish", 2)
     train(config, folder)
     train(config, tmp_path / "other")
@@ -163,10 +164,10 @@ def test_what_must_not_go_on_is_refused(config: PhasesConfig, folder: Path) -> N
     with pytest.raises(CorruptRun, match="is not of this run"):
         train(config, folder)
     done.write_bytes(content)
-    last = replace(config.recipe.private[-1], noise_multiplier=7.0)
-    other = replace(config.recipe, phases=(*config.recipe.phases[:-1], last))
+    last = replace(config.private[-1], noise_multiplier=7.0)
+    other = replace(config, phases=(*config.phases[:-1], last))
     with pytest.raises(CannotResume, match="committed to other releases"):
-        PhasesRun(PhasesConfig(config.run, other)).train(folder)
+        PhasesRun(other).train(folder)
     assert len(train(config, folder)["phases"]) == 3
 
 

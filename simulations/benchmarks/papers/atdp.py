@@ -35,8 +35,8 @@ from client.models.lora import merged
 from privacy.randomness.rng import simulation_generator
 from server.run_folder.phase_progress import PhaseResult
 from server.runs.guarantee import guarantee_of
-from server.runs.phase_config import PhasesConfig, load_phases
-from server.runs.phase_plan import Phases, plan_noise
+from server.runs.phase_config import load_phases
+from server.runs.phase_plan import PhasesConfig, plan_noise
 from server.runs.phases import PhasesRun
 from simulations.benchmarks.harness.markdown import Columns, Row, distinct, grouped, mean_text, table
 from simulations.benchmarks.harness.results import RESULTS, environment, say
@@ -86,7 +86,7 @@ def main(
         for name in names:
             overrides = {**sources, **chosen, "seed": seed, "data.detector": DETECTORS[name]}
             config = load_phases(preset, overrides)
-            config = PhasesConfig(absolute_paths(config.run, Path.cwd()), config.recipe)
+            config = replace(config, run=absolute_paths(config.run, Path.cwd()))
             cell = {"preset": preset.stem, "kind": kind, "detector": name, "seed": seed}
             if any(cell.items() <= row.items() for row in document["rows"]):
                 continue
@@ -108,17 +108,17 @@ def placed(source: str, folder: Path, part: str) -> str:
 
 def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[dict[str, Any]]:
     """All rows of one seed and one detector."""
-    phases = {phase.name: phase for phase in config.recipe.phases}
+    phases = {phase.name: phase for phase in config.phases}
     found: dict[str, dict[str, Any]] = {}
     ordinary: dict[str, PhaseResult] = {}
     for chain, rows in CHAINS.items():
-        recipe = replace(config.recipe, phases=tuple(phases[name] for name in chain))
-        run = PhasesRun(replace(config, recipe=recipe))
+        chained = replace(config, phases=tuple(phases[name] for name in chain))
+        run = PhasesRun(chained)
         run.test = _drawn(run.test, test_records)
         if not found:
             found["base model"] = {
                 **_guarantee(None, 0),
-                **_quality(run, run.start, candidates),
+                **_quality(run, run.assembly.start, candidates),
                 "cpu_seconds": 0.0,
                 "phases": [],
             }
@@ -129,7 +129,7 @@ def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[
             ordinary[chain[0]] = results[0]
         for length, row in enumerate(rows, start=1):
             if row:
-                part = replace(recipe, phases=recipe.phases[:length])
+                part = replace(chained, phases=chained.phases[:length])
                 found[row] = {
                     **_guarantee(part, run.population),
                     **_quality(run, results[length - 1].adapter, candidates),
@@ -140,24 +140,24 @@ def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[
         "population": run.population,
         "records": config.run.data.train_records,
         "copies": config.run.data.canary_copies,
-        "delta": config.recipe.delta,
+        "delta": config.run.privacy.delta,
         "model": _model_name(config.run.model.name),
-        "dimension": run.layout.dim,
+        "dimension": run.assembly.layout.dim,
     }
     return [{"row": row, **values, **size} for row, values in found.items()]
 
 
-def _guarantee(recipe: Phases | None, population: int) -> dict[str, Any]:
-    """What a row promises; the base model has read no private text."""
-    if recipe is None:
+def _guarantee(config: PhasesConfig | None, population: int) -> dict[str, Any]:
+    """What a row guarantees; the base model has read no private text."""
+    if config is None:
         return {"guarantee": "public", "record_epsilon": 0.0, "selective_epsilon": None, "noise_epsilon": 0.0}
-    promise = guarantee_of(recipe, plan_noise(recipe, population))
+    found = guarantee_of(config, plan_noise(config, population))
     return {
-        "guarantee": promise.kind,
-        "record_epsilon": promise.to_json()["record_epsilon"],
-        "selective_epsilon": promise.selective_epsilon,
-        "noise_epsilon": promise.noise_epsilon,
-        "not_private": promise.not_private,
+        "guarantee": found.kind,
+        "record_epsilon": found.to_json()["record_epsilon"],
+        "selective_epsilon": found.selective_epsilon,
+        "noise_epsilon": found.noise_epsilon,
+        "not_private": found.not_private,
     }
 
 
@@ -166,7 +166,7 @@ def _quality(run: PhasesRun, adapter: Tensor, candidates: int) -> dict[str, Any]
     metrics = run.engine.evaluate(adapter, run.test)
     data = run.config.run.data
     model, tokenizer = load_base(run.config.run.model.name, run.config.run.model.task)
-    plain = merged(model, run.spec, adapter)
+    plain = merged(model, run.assembly.spec, adapter)
     planted = secrets(data.canary_kind, data.canaries, run.config.run.seed)
     others = secrets(data.canary_kind, candidates, run.config.run.seed, "not planted")
     others = [secret for secret in others if secret not in set(planted)]

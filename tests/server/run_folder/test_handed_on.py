@@ -15,7 +15,7 @@ from server.run_folder import handed_on
 from server.run_folder.names import COMMITMENT_FILE
 from server.runs import commitment as road
 from server.runs.commitment import commit
-from server.runs.phase_plan import DpPhase, NonPrivatePhase, Phases, plan_noise
+from server.runs.phase_plan import DpPhase, NonPrivatePhase, PhasesConfig, plan_noise
 from strategies.calibration import Calibrated
 from strategies.controllers.fixed import Fixed
 
@@ -130,11 +130,14 @@ def test_less_noise_than_the_target_needs_is_refused_by_the_ledger(folder: Path)
 def test_the_noise_of_phases_comes_back_and_is_held_against_their_target() -> None:
     plain = NonPrivatePhase("plain")
     given = DpPhase("given", steps=3, batch_size=40, noise_multiplier=4.0, controller="rise-reset")
-    phases = Phases((plain, given), 4.0, 1e-4)
+    privacy = {"unit": "record", "epsilon": 4.0, "delta": 1e-4}
+    run = parse({"clients": 1, "sampling-rate": 1.0, "privacy": privacy, "data": {"unit-column": "patient"}})
+    phases = PhasesConfig(run, (plain, given))
     planned = plan_noise(phases, 400)
     assert type(planned).from_json(json.loads(json.dumps(planned.to_json()))) == planned
     assert planned.is_of(phases, 400)
     assert not planned.is_of(phases, 401)
-    assert not planned.is_of(replace(phases, epsilon=planned.epsilon / 2), 400)
+    for other in ({"epsilon": planned.epsilon / 2}, {"unit": "group"}):
+        changed = replace(phases, run=run.but(privacy=run.privacy.but(**other)))
+        assert not planned.is_of(changed, 400)
     assert not planned.is_of(replace(phases, phases=(plain, replace(given, steps=4))), 400)
-    assert not planned.is_of(replace(phases, unit="group:patient"), 400)
