@@ -31,7 +31,7 @@ class SiloRequest:
     """Server to site: take so many private steps from this adapter.
 
     Attributes:
-        round: of the federation, 1..T.
+        round: of the run, 1..T.
         adapter: float32 ``[size]``, the full adapter vector.
         steps: private steps to take, at most.
         client: number of the site in a simulation's data.

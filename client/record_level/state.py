@@ -3,7 +3,7 @@
     ledger.jsonl    what was committed to at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
     silo.json       the settings it was committed to, the calibrated noise, and the controller's state (+ .safetensors)
-    reading.json    of a deployed silo: how its records are read, and what of them is one unit
+    reading.json    of a deployed site: how its records are read, and what of them is one unit
 
 The ledger alone says how many steps are spent: a process that died between a charge and the writing of the state has
 spent them, and continues behind them. The optimizer starts fresh in every round, as local training does everywhere.
@@ -32,6 +32,7 @@ from strategies.state_files import classes_of, pack, unpack, upgraded
 
 LEDGER, SECRET, STATE, TENSORS = "ledger.jsonl", "sampling.key", "silo.json", "silo.safetensors"
 READING = "reading.json"
+"""In the folder of a site, which outlives runs; a run's folder has its own (:mod:`server.run_folder.names`)."""
 
 
 class OtherSilo(ValueError):

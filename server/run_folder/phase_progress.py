@@ -78,9 +78,12 @@ class PhaseFolder:
 
     def finish(self, result: PhaseResult) -> None:
         """Keep how the phase ended, whole or not at all."""
-        told = {"phase": json.dumps(result.to_json())}
         with durable.replacing(self.path / PHASE_FILE) as draft:
-            save_file({"adapter": result.adapter.detach().cpu().contiguous()}, draft, metadata=told)
+            save_file(
+                {"adapter": result.adapter.detach().cpu().contiguous()},
+                draft,
+                metadata={"phase": json.dumps(result.to_json())},
+            )
 
     def sampler(self, charged: int) -> CohortSampler:
         """What draws the phase's batches, `charged` of which were paid for.
@@ -107,9 +110,9 @@ def ended_phases(run_folder: Path) -> tuple[dict[str, Any], ...]:
     ended: list[dict[str, Any]] = []
     while (path := run_folder / PHASES_FOLDER / str(len(ended) + 1) / PHASE_FILE).is_file():
         with _readable(path) as file:
-            told = json.loads(file.metadata()["phase"])
-            numbers = {key: float(told[key]) for key in ("seconds", "cpu_seconds", "validation_loss")}
-            ended.append({"name": str(told["name"]), **numbers})
+            values = json.loads(file.metadata()["phase"])
+            numbers = {key: float(values[key]) for key in ("seconds", "cpu_seconds", "validation_loss")}
+            ended.append({"name": str(values["name"]), **numbers})
     return tuple(ended)
 
 

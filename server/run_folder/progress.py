@@ -30,8 +30,8 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a site last said of its own commitment; see :class:`client.record_level.messages.SiloReply`."""
+class SiteGuarantee:
+    """What a site last guaranteed of itself; see :class:`client.record_level.messages.SiloReply`."""
 
     epsilon: float
     population: int
@@ -40,12 +40,12 @@ class Said:
 
 @dataclass
 class Progress:
-    """Of a federation.
+    """Of a cross-silo run.
 
     Attributes:
         model: the global one.
         round: the last one done.
-        silos: what they said of themselves, by number.
+        silos: what they guarantee, by number.
         steps: taken by all of them, in all rounds.
         refusals: of those that took no step when last asked, why, by number.
         seconds: that the run had taken.
@@ -53,12 +53,12 @@ class Progress:
 
     model: GlobalModel
     round: int = 0
-    silos: dict[int, Said] = field(default_factory=dict)
+    silos: dict[int, SiteGuarantee] = field(default_factory=dict)
     steps: int = 0
     refusals: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Rounds done, and which sites never took a step, with what they said last."""
         idle = [f"site {silo}: {said}" for silo, said in sorted(self.refusals.items()) if silo not in self.silos]
         without = f"; {len(idle)} took no step: {'; '.join(idle)}" if idle else ""
@@ -74,7 +74,7 @@ class Progress:
 
 def save_progress(folder: Path, progress: Progress) -> None:
     """A crash at any moment leaves the previous file or this one."""
-    told = {
+    values = {
         "format": FORMAT,
         "round": progress.round,
         "silos": {silo: asdict(said) for silo, said in progress.silos.items()},
@@ -84,7 +84,7 @@ def save_progress(folder: Path, progress: Progress) -> None:
     }
     tensors = {name: tensor.contiguous() for name, tensor in vars(progress.model).items() if tensor is not None}
     with durable.replacing(folder / SITES_FILE) as draft:
-        save_file(tensors, draft, metadata={"progress": json.dumps(told)})
+        save_file(tensors, draft, metadata={"progress": json.dumps(values)})
 
 
 def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
@@ -96,17 +96,17 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
     path = folder / SITES_FILE
     try:
         with safe_open(path, "pt") as file:
-            told, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
+            values, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
             residual, average = (
                 file.get_tensor(name) if name in file.keys() else None for name in ("residual", "average")
             )
-        if told.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
+        if values.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
             raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {layout.size} values")
         if residual is not None:
             check_residual(residual, layout)
-        silos = {int(silo): Said(**said) for silo, said in told.pop("silos").items()}
-        refusals = {int(silo): str(reason) for silo, reason in told.pop("refusals").items()}
-        return Progress(GlobalModel(adapter, residual, average), silos=silos, refusals=refusals, **told)
+        silos = {int(silo): SiteGuarantee(**said) for silo, said in values.pop("silos").items()}
+        refusals = {int(silo): str(reason) for silo, reason in values.pop("refusals").items()}
+        return Progress(GlobalModel(adapter, residual, average), silos=silos, refusals=refusals, **values)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it") from error
 

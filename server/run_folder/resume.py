@@ -186,21 +186,17 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
     """
     if not (run_folder / CONFIG_FILE).is_file():
         raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
+    config = load(run_folder / CONFIG_FILE)
     if (run_folder / PHASES_FILE).is_file():
         with owned(run_folder):
             refuse_ended(run_folder)
-        config = load(run_folder / CONFIG_FILE)
-        check_origin(run_folder, config, other_code=other_code, phases=phases)
-        return config
-    config = load(run_folder / CONFIG_FILE)
-    if config.privacy.unit != "client" and not config.alone:
+    elif config.privacy.unit != "client" and not config.alone:
         with owned(run_folder):
             check_silos(run_folder, resume=True)
-        check_origin(run_folder, config, other_code=other_code)
-        return config
-    with claim(run_folder) as ledger:
-        check_secret(run_folder, config, ledger)
-    check_origin(run_folder, config, other_code=other_code)
+    else:
+        with claim(run_folder) as ledger:
+            check_secret(run_folder, config, ledger)
+    check_origin(run_folder, config, other_code=other_code, phases=phases)
     return config
 
 

@@ -19,20 +19,18 @@ from client.models.lora import as_one_adapter
 from client.models.tasks import Metrics
 from client.record_level.messages import ACTION, SiloReply, SiloRequest
 from privacy.randomness.rng import simulation_generator
-from server.evaluation.metrics import Evaluate, on_server, on_workers
+from server.evaluation.metrics import Evaluate
 from server.evaluation.rouge import adapter_rouge
-from server.network.grid import answers, roster
+from server.network.grid import answers
 from server.run_folder.checkpoint import Times
-from server.run_folder.names import ROSTER_FILE
-from server.run_folder.progress import Progress, Said, load_progress, save_progress
+from server.run_folder.progress import Progress, SiteGuarantee, load_progress, save_progress
 from server.run_folder.resume import Resumed, note_resumed
 from server.run_folder.round_record import RoundRecord
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome
-from server.runs.assembly import connected_nodes
-from server.runs.lifecycle import Run
+from server.runs.lifecycle import Run, connected
 from server.runs.public_data import PublicTraining
-from server.runs.record_level_assembly import Federation, assemble_federation
+from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
 from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
 from strategies.dispatch import RoundFailed, sound_replies
 
@@ -46,7 +44,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     """One cross-silo run, from configuration to artefacts."""
     run.status("preparing data and model")
     config, telemetry, folder = run.config, run.telemetry, run.folder
-    ready = assemble_federation(config)
+    ready = assemble_cross_silo(config)
     public = PublicTraining.of(ready)
     run.note_start(ready.data)
     if run.resumes:
@@ -58,8 +56,10 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
             run.status("warm start on public records")
         progress = Progress(GlobalModel(public.warm_start(ready.start)))
         save_progress(folder, progress)
-    run.status("waiting for nodes")
-    nodes, evaluate = _connected(ready, folder, grid, public.used)
+    nodes, evaluate = connected(run, ready, grid, public.used)
+    if isinstance(nodes, int):  # a simulation's workers stand for several sites each
+        workers = sorted(grid.get_node_ids())[:nodes]
+        nodes = tuple(workers[silo % len(workers)] for silo in range(config.clients))
 
     def record(seconds: float) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
@@ -80,18 +80,18 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     final = final_adapter(ready, progress.model)
     outcome = _outcome(run, ready, progress, final, evaluate)
     steered = ready.methods.steered
-    run.finish(outcome, guarantee.cross_silo(config, ready.silo, progress.silos, steered=steered), progress.told())
+    run.finish(outcome, guarantee.cross_silo(config, ready.silo, progress.silos, steered=steered), progress.summary())
 
 
-def final_adapter(ready: Federation, model: GlobalModel) -> Final:
-    """The adapter of a federation, with what its aggregation adds to the base in it."""
+def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
+    """The adapter of the run, with what its aggregation adds to the base in it."""
     final = Final(model.served, ready.layout, ready.spec)
     if model.residual is None:
         return final
     return Final(*as_one_adapter(final.vector, model.residual, final.layout, final.spec))
 
 
-def _outcome(run: Run, ready: Federation, progress: Progress, final: Final, evaluate: Evaluate) -> Outcome:
+def _outcome(run: Run, ready: CrossSiloAssembly, progress: Progress, final: Final, evaluate: Evaluate) -> Outcome:
     model, config = progress.model, run.config
     kind = config.strategy.aggregation
     return Outcome(
@@ -108,22 +108,7 @@ def _outcome(run: Run, ready: Federation, progress: Progress, final: Final, eval
     )
 
 
-def _connected(ready: Federation, folder: Path, grid: Grid, used: int) -> tuple[tuple[int, ...], Evaluate]:
-    """The node of every site, and the evaluation on public data but the first ``used`` records of validation."""
-    config, data = ready.config, ready.data
-    splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
-    if config.deployed:
-        return roster(folder / ROSTER_FILE, grid, config.clients), on_server(ready.job, data, splits)
-    each = config.simulation.clients_per_node == 1
-    count = connected_nodes(grid, config.clients if each else config.engine.workers)
-    ids = sorted(grid.get_node_ids())[:count]
-    tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}
-    job, timeout = ready.job.to_json(), config.engine.round_timeout
-    evaluate = on_workers(grid, min(count, 64), job, splits, timeout, tokens)
-    return tuple(ids[silo % len(ids)] for silo in range(config.clients)), evaluate
-
-
-def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress) -> None:
+def _round(ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress) -> None:
     """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
 
     Raises:
@@ -153,7 +138,7 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     def take(content: Any, silo: int) -> None:
         reply = SiloReply.from_records(content, round, len(adapter), steps)
         if reply.steps:
-            progress.silos[silo] = Said(reply.epsilon, reply.population, reply.noise_multiplier)
+            progress.silos[silo] = SiteGuarantee(reply.epsilon, reply.population, reply.noise_multiplier)
         progress.steps += reply.steps
         progress.refusals.pop(silo, None)
         if not reply.steps:
@@ -175,7 +160,7 @@ def _round(ready: Federation, folder: Path, grid: Grid, nodes: tuple[int, ...], 
     progress.round = round
 
 
-def _record(ready: Federation, progress: Progress, metrics: Metrics | None, seconds: float) -> RoundRecord:
+def _record(ready: CrossSiloAssembly, progress: Progress, metrics: Metrics | None, seconds: float) -> RoundRecord:
     config, silos = ready.config, list(progress.silos.values())
     return RoundRecord(
         phase="round",

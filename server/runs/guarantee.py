@@ -23,7 +23,7 @@ from privacy.accountants import composition
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement, rounded_up
 from server.config.schema import RunConfig
-from server.run_folder.progress import Said
+from server.run_folder.progress import SiteGuarantee
 from server.runs.phase_plan import Phase, PhasesConfig, PlannedNoise
 
 
@@ -156,7 +156,7 @@ def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
 
 
 def cross_silo(
-    config: RunConfig, silo: RecordLevelSettings, silos: Mapping[int, Said], *, steered: bool
+    config: RunConfig, silo: RecordLevelSettings, silos: Mapping[int, SiteGuarantee], *, steered: bool
 ) -> dict[str, Any]:
     """privacy.json of a cross-silo run: what each says of its own commitment."""
     unit = silo.unit.removeprefix("group:")

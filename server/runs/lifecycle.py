@@ -7,18 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flwr.serverapp import Grid
+from torch import Tensor
+
 from client.data.prepared import PreparedData
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
+from server.evaluation.metrics import Evaluate, on_server, on_workers
+from server.evaluation.rouge import adapter_rouge
+from server.network.grid import roster
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
-from server.run_folder.names import LEDGER_FILE, write_config
+from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, write_config
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import Resumed, check_origin, check_same_run, claim, note_resumed, write_origin
 from server.run_folder.telemetry import Telemetry
-from server.runs.artefacts import Outcome, write_artefacts
+from server.runs.artefacts import Final, Outcome, write_artefacts
+from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
 from server.runs.loop import Loop
 
 
@@ -133,3 +140,37 @@ def opened(
         except BaseException as error:
             telemetry.status("failed", f"{type(error).__name__}: {error}")
             raise
+
+
+def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int | tuple[int, ...], Evaluate]:
+    """Who trains, and the evaluation on public data but the first ``used`` records of validation.
+
+    In a deployment the node of every client; in a simulation how many workers there are.
+    """
+    config, data = run.config, assembly.data
+    splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
+    if config.deployed:
+        run.status("waiting for nodes")
+        return roster(run.folder / ROSTER_FILE, grid, config.clients), on_server(assembly.job, data, splits)
+    run.status("waiting for workers")
+    nodes = connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)
+    tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}
+    timeout = config.engine.round_timeout
+    return nodes, on_workers(grid, min(nodes, 64), assembly.job.to_json(), splits, timeout, tokens)
+
+
+def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
+    """What a private training came to, on public data."""
+    served: Tensor = loop.state.served
+    final = Final(served, assembly.layout, assembly.spec)
+    return Outcome(
+        adapter=final,
+        validation=loop.evaluate(served, "validation"),
+        test=loop.evaluate(served, "test"),
+        data=assembly.data,
+        rounds_done=loop.state.round,
+        seconds=run.clock.taken().run,
+        stopped=stopped,
+        dimension=max(map(sum, assembly.setting.layouts)),
+        rouge=adapter_rouge(run.config, assembly.data.test, *final, run.telemetry),
+    )

@@ -50,6 +50,7 @@ from server.runs.phase_plan import (
     PlannedNoise,
     plan_noise,
 )
+from server.runs.public_data import trained_without_noise
 
 log = logging.getLogger(__name__)
 
@@ -187,13 +188,9 @@ class PhasesRun:
         return result
 
     def _without_noise(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
-        local = LocalTraining.of(phase)
         self.engine.train_factors("both")
         records = self.data[self._key(phase)].train
-        (change,) = self.engine.train_all(adapter, [records], local, [self.config.run.seed])
-        layout = self.assembly.layout
-        start = layout.trainable(adapter)
-        return layout.with_trainable(adapter, start + change.to(start))
+        return trained_without_noise(self.engine, adapter, records, LocalTraining.of(phase), self.config.run.seed)
 
     def _private(
         self,

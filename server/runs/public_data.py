@@ -17,8 +17,7 @@ from client.data.records import Records
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
-from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.public_subspace import PublicSpan, in_public_span
+from client.record_level.public_subspace import PublicSpan
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from client.worker import local_seed, make_engine
 from server.config.load import ConfigError
@@ -66,33 +65,24 @@ class PublicTraining:
             batch_size=self.config.warm_start_batch_size,
             epochs=self.config.warm_start_epochs,
         )
-        delta = self.engine.train_all(start, [self.records], local, [local_seed(self.seed, 0, 0)])[0]
-        layout = self.engine.layout
-        return layout.with_trainable(start, layout.trainable(start) + delta)
+        return trained_without_noise(self.engine, start, self.records, local, local_seed(self.seed, 0, 0))
 
 
-@dataclass(frozen=True)
-class Spanned:
-    """What a site's training starts from.
-
-    Attributes:
-        start: the adapter.
-        span: that its releases lie in; None for the whole space.
-    """
-
-    start: Float[Tensor, " size"]
-    span: PublicSpan | None = None
-
-    def around(self, training: PrivateSgd) -> PrivateSgd:
-        """The training, inside the span."""
-        return training if self.span is None else in_public_span(training, self.span)
+def trained_without_noise(
+    engine: Any, start: Float[Tensor, " size"], records: Records, local: LocalTraining, seed: int
+) -> Float[Tensor, " size"]:
+    """The adapter after training on all of these records at once, as one client does."""
+    change = engine.train_all(start, [records], local, [seed])[0]
+    trainable = engine.layout.trainable(start)
+    result: Tensor = engine.layout.with_trainable(start, trainable + change.to(trainable))
+    return result
 
 
-def spanned(assembly: Assembly, engine: Any) -> Spanned:
-    """The span that `[silo.span]` asks for. Nothing private is read and nothing spent.
+def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"], PublicSpan | None]:
+    """The adapter that a site starts from, and the span for its releases that `[silo.span]` asks for, if it does.
 
-    The first texts are written by the base model, and the adapter is then trained on them: both are public and come
-    out the same again when a run is resumed.
+    Nothing private is read and nothing spent. The first texts are written by the base model, and the adapter is then
+    trained on them: both are public and come out the same again when a run is resumed.
 
     Raises:
         ConfigError: settings that do not fit each other or the model.
@@ -100,7 +90,7 @@ def spanned(assembly: Assembly, engine: Any) -> Spanned:
     config = assembly.config
     span, start = config.silo.span, assembly.start
     if not span.method:
-        return Spanned(start)
+        return start, None
     if config.model.task != "causal-lm" or config.silo.gradients != "stacked":
         raise ConfigError(
             f"silo.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
@@ -130,6 +120,5 @@ def spanned(assembly: Assembly, engine: Any) -> Spanned:
             batch_size=8,
             epochs=span.warm_start_epochs,
         )
-        layout, moved = engine.layout, engine.train_all(start, [texts], local, [config.seed])[0]
-        start = layout.with_trainable(start, layout.trainable(start) + moved.to(start.dtype))
-    return Spanned(start, inside)
+        start = trained_without_noise(engine, start, texts, local, config.seed)
+    return start, inside

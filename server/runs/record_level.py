@@ -4,13 +4,13 @@ import numpy as np
 from torch import Tensor
 
 from client.models.tasks import Metrics
+from client.record_level.public_subspace import in_public_span
 from client.record_level.training import private_training, record_level_engine
 from server.runs import guarantee
 from server.runs.assembly import make_sampler
-from server.runs.client_level import finished
-from server.runs.lifecycle import Run
+from server.runs.lifecycle import Run, finished
 from server.runs.loop import Loop
-from server.runs.public_data import PublicTraining, spanned
+from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import assemble_record_level
 
 
@@ -21,7 +21,7 @@ def run_record_level(run: Run) -> None:
     data = assembly.data
     public = PublicTraining.of(assembly)
     engine = record_level_engine(assembly.job, config.silo.gradients)
-    inside = spanned(assembly, engine)
+    adapter, span = public_span(assembly, engine)
     run.note_start(data, assembly.commitment)
     splits = {"validation": data.validation.select(np.arange(public.used, len(data.validation))), "test": data.test}
 
@@ -41,7 +41,7 @@ def run_record_level(run: Run) -> None:
             make_sampler(config, run.folder),
         )
         loop = Loop(
-            inside.around(training),
+            training if span is None else in_public_span(training, span),
             evaluate,
             run.telemetry,
             run.folder,
@@ -53,7 +53,7 @@ def run_record_level(run: Run) -> None:
             kept=lambda step: evaluated(step) or step % config.silo.checkpoint_every == 0,
             noun="step",
         )
-        stopped = run.train(loop, lambda: public.warm_start(inside.start), assembly.start)
+        stopped = run.train(loop, lambda: public.warm_start(adapter), assembly.start)
         run.telemetry.status("running", "evaluating on the test set")
         outcome = finished(run, assembly, loop, stopped)
         statement = guarantee.record_level(config, ledger, steered=assembly.methods.steered)

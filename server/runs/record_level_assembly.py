@@ -84,7 +84,7 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
 
 
 @dataclass(frozen=True)
-class Federation(Assembly):
+class CrossSiloAssembly(Assembly):
     """Sites of a cross-silo run, ready to start.
 
     Attributes:
@@ -95,7 +95,7 @@ class Federation(Assembly):
     silo: RecordLevelSettings
 
 
-def assemble_federation(config: RunConfig) -> Federation:
+def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
     """Prepare data and model and the settings of the sites, each of which calibrates for its own units.
 
     Raises:
@@ -114,7 +114,7 @@ def assemble_federation(config: RunConfig) -> Federation:
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
     )
-    return Federation(**vars(assembled(config, parts, prepare(data_spec(config)))), silo=silo)
+    return CrossSiloAssembly(**vars(assembled(config, parts, prepare(data_spec(config)))), silo=silo)
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:

@@ -23,7 +23,7 @@ from server.run_folder import handed_on
 from server.runs.assembly import adapter_of, data_spec
 from server.runs.commitment import commit
 from server.runs.phases import PhasesRun
-from server.runs.record_level_assembly import assemble_federation, assemble_record_level
+from server.runs.record_level_assembly import assemble_cross_silo, assemble_record_level
 from simulations.engines.public_only import check_public_only
 from simulations.presets.asked import Asked
 from simulations.sweep.cells import Cell
@@ -157,7 +157,7 @@ def check_silos(config: RunConfig) -> None:
         ConfigError, ValueError: naming the setting.
     """
     check_model(config)
-    assemble_federation(config)
+    assemble_cross_silo(config)
 
 
 def check_silo(config: RunConfig) -> "Calibrated":

@@ -21,7 +21,7 @@ from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.network.grid import roster
 from server.run_folder.errors import CannotResume
-from server.run_folder.progress import Progress, Said, load_progress, owned, save_progress
+from server.run_folder.progress import Progress, SiteGuarantee, load_progress, owned, save_progress
 from server.run_folder.resume import check_resumable, read_resumed
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import InProcessGrid, _identity
@@ -87,7 +87,7 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.runs.cross_silo.roster", functools.partial(roster, settle=0.0, patience=0.0))
+    monkeypatch.setattr("server.runs.lifecycle.roster", functools.partial(roster, settle=0.0, patience=0.0))
 
 
 @pytest.mark.parametrize(("unit", "told"), [("record", "record"), ("group", "group:patient")])
@@ -174,14 +174,14 @@ def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.Mo
     wider = adapter_layout(load_base("random:bert", "classification", 2)[0], LoraSpec(3, 4.0, ("query",)))
     for residual in (None, torch.ones(residual_size(layout))):
         model = GlobalModel(torch.zeros(layout.size), residual)
-        progress = Progress(model, 1, {0: Said(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5)
-        assert progress.told() == "1 rounds done; 1 took no step: site 1: spent"
+        progress = Progress(model, 1, {0: SiteGuarantee(1.5, 20, 0.7)}, 4, {1: "spent"}, 2.5)
+        assert progress.summary() == "1 rounds done; 1 took no step: site 1: spent"
         save_progress(folder, progress)
         again = load_progress(folder, layout)
         assert torch.equal(again.model.adapter, torch.zeros(layout.size))
         assert (again.model.residual is None) == (residual is None)
         assert residual is None or torch.equal(again.model.residual, residual)
-        assert (again.round, again.silos, again.steps) == (1, {0: Said(1.5, 20, 0.7)}, 4)
+        assert (again.round, again.silos, again.steps) == (1, {0: SiteGuarantee(1.5, 20, 0.7)}, 4)
         assert (again.refusals, again.seconds) == ({1: "spent"}, 2.5)
     with pytest.raises(CorruptRun, match=f"this run has {wider.size} values"):
         load_progress(folder, wider)

@@ -60,7 +60,7 @@ class Federation(InProcessGrid):
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("server.runs.client_level.roster", functools.partial(roster, settle=0.0, patience=0.0))
+    monkeypatch.setattr("server.runs.lifecycle.roster", functools.partial(roster, settle=0.0, patience=0.0))
     grid, folder = Federation(tmp_path), tmp_path / "run"
 
     def go(rounds: int = 2, **keys: Any) -> None:

@@ -20,7 +20,7 @@ from server.run_folder.progress import save_progress as save
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.assembly import data_spec
-from server.runs.record_level_assembly import assemble_federation
+from server.runs.record_level_assembly import assemble_cross_silo
 from simulations.engines.inprocess import run_inprocess
 
 
@@ -87,12 +87,12 @@ def _loss(model: Any, records: Records) -> float:
 @pytest.mark.parametrize("aggregation", ["rolora", "fedsvd", "dp-dylora"])
 def test_what_silos_cannot_follow_is_refused(tmp_path, aggregation):
     with pytest.raises(ConfigError, match=r"strategy.aggregation|model.rank"):
-        assemble_federation(config(tmp_path, aggregation=aggregation))
+        assemble_cross_silo(config(tmp_path, aggregation=aggregation))
 
 
 def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="reads the public loss"):
-        assemble_federation(config(tmp_path, controller="rl"))
+        assemble_cross_silo(config(tmp_path, controller="rl"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
 def test_settings_that_would_be_of_no_effect_are_refused(tmp_path, table, says):
     made = flatten(config(tmp_path).to_table()) | flatten(table)
     with pytest.raises(ConfigError, match=says):
-        assemble_federation(parse(unflatten(made)))
+        assemble_cross_silo(parse(unflatten(made)))
 
 
 def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkey
     )
     run_inprocess(parse(table), folder)
     start, first, second = (model.adapter for model in kept)
-    described = assemble_federation(parse(table))
+    described = assemble_cross_silo(parse(table))
     assert not torch.equal(start, described.start)
     assert torch.equal(kept[1].served, first)
     torch.testing.assert_close(kept[2].served, (0.5 * first + second) / 1.5)

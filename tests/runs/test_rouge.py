@@ -23,7 +23,7 @@ from server.run_folder.resume import check_resumable
 from server.runs.assembly import data_spec
 from server.runs.cross_silo import final_adapter
 from server.runs.phase_config import parse_phases
-from server.runs.record_level_assembly import assemble_federation, assemble_record_level
+from server.runs.record_level_assembly import assemble_cross_silo, assemble_record_level
 from server.runs.start import run_in_folder
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
@@ -199,7 +199,7 @@ def test_a_federation_of_clients_ends_with_them(place, tmp_path):
 
 @pytest.mark.slow
 def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, silo):
-    ready = assemble_federation(config(place, clients=2))
+    ready = assemble_cross_silo(config(place, clients=2))
     layout, spec = ready.layout, ready.spec
     trained = load_peft(silo / "adapter", layout)
     residual = torch.zeros(residual_size(layout))
