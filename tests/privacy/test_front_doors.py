@@ -23,6 +23,7 @@ def test_a_package_offers_what_it_defines_and_no_more(name: str) -> None:
         assert str(owner).startswith((package.__name__, "builtins")), f"{offered} is {owner}'s"
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("name", [*PACKAGES, "mechanism"])
 def test_every_door_opens_first(name: str) -> None:
     """No import needs another to have gone before it: a circle would show in one order only."""

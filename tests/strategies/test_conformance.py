@@ -38,6 +38,7 @@ SETTING = RunInfo(6, ((4, 3),), Poisson(0.1, 1000), (1.5,) * 6)
 INDIVIDUAL = {"flora", "fedex", "fedgsa"}
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("name", "options"), [(name, options) for name in CONTROLLERS for options in ({}, *VARIANTS.get(name, ()))]
 )

@@ -104,6 +104,7 @@ def test_bayes_accuracy_is_the_stated_one():
         assert abs(len(flips) / len(notes) - 0.5) < 5 * 0.5 / math.sqrt(len(notes))
 
 
+@pytest.mark.run
 def test_text_determines_the_label_but_red_flag_words_do_not():
     """No wording belongs to two findings and no sentence form to two statuses, so the text reveals the latents."""
     words = grammar()
@@ -119,6 +120,7 @@ def test_text_determines_the_label_but_red_flag_words_do_not():
     assert 0.12 < routine / len(naming) < 0.3  # what a word list would call urgent and is not
 
 
+@pytest.mark.run
 def test_texts_are_varied():
     notes = generate(5000, 6)
     assert len({note.text for note in notes}) == len(notes)

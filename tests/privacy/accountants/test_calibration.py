@@ -82,6 +82,7 @@ def test_replacing_one_of_a_poisson_sample(rate: float, target: float, expected:
     assert z == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("target", "expected"), [(2.0, 28.2), (4.0, 15.3), (8.0, 8.49)])
 def test_without_amplification(target: float, expected: float) -> None:
     assert calibrate(target, DELTA, Poisson(1.0, 1000), ROUNDS) == pytest.approx(expected, rel=2e-3)
@@ -219,6 +220,7 @@ def test_impossible_targets_are_refused(call: object, message: str) -> None:
         call()  # type: ignore[operator]
 
 
+@pytest.mark.run
 def test_a_tiny_epsilon_is_accounted_finely_enough() -> None:
     """Losses of a thousandth need a finer grid than the usual one, or twice the noise would be asked for."""
     z = calibrate(2e-3, DELTA, poisson(0.01), 2)

@@ -85,6 +85,7 @@ class TestOracle:
         assert ours == pytest.approx(oracle, abs=1e-9)
 
 
+@pytest.mark.run
 class TestCoverage:
     """A lower bound at level 1 - alpha may exceed the truth in a share alpha of experiments. 400 experiments each."""
 

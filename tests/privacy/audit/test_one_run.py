@@ -59,6 +59,7 @@ def gaussian_audit(mu: float, canaries: int, share: float, *stream: int, alpha: 
     return one_run.audit_one_run(scores, coins, guesses_in=k, guesses_out=k, delta=1e-5, alpha=alpha)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.7])
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_coverage_on_a_gaussian_mechanism(mu: float, share: float) -> None:
@@ -69,6 +70,7 @@ def test_coverage_on_a_gaussian_mechanism(mu: float, share: float) -> None:
     assert np.mean([audit.epsilon_lower > gdp_epsilon(mu, 1e-5) for audit in audits]) <= limit
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_coverage_is_tight_on_randomised_response(epsilon: float) -> None:
     """The worst mechanism for the bound of Steinke et al.: each coin is released, flipped with chance 1/(1 + e^eps)."""

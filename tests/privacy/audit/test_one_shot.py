@@ -104,6 +104,7 @@ def federated_run(
 
 
 class TestEstimate:
+    @pytest.mark.run
     def test_one_gaussian_release_is_estimated_within_one(self) -> None:
         """z = 1, analytic epsilon 4.38. One estimate from 300 canaries lies in 3.9 .. 6.4 in 95% of runs."""
         estimates = []
@@ -116,6 +117,7 @@ class TestEstimate:
         assert np.median(estimates) == pytest.approx(4.377, abs=1.0)
         assert all(3.5 < estimate < 7.0 for estimate in estimates)
 
+    @pytest.mark.run
     def test_a_private_run_and_a_run_with_a_tenth_of_its_noise(self) -> None:
         """q = 0.1, T = 20, z = 1: the PLD accountant says 3.59; estimates of so few canaries scatter around it."""
         size = {"canaries": 150, "dim": 8000, "rate": 0.1, "rounds": 20, "z": 1.0, "seed": 3}
@@ -127,6 +129,7 @@ class TestEstimate:
         assert one_shot.estimate_against(wrong.iterates[:150], wrong.iterates[150:], DELTA).epsilon > 200
         assert one_shot.epsilon_lower_final(wrong_final[:150], 8000, delta=DELTA, alpha=0.05) > 20
 
+    @pytest.mark.run
     def test_reused_noise_shows_in_differences_of_rounds_only(self) -> None:
         size = {"canaries": 150, "dim": 8000, "rate": 0.1, "rounds": 20, "z": 1.0, "seed": 5}
         _, fresh, _ = federated_run(**size)

@@ -90,7 +90,6 @@ def test_statistics_of_any_size_cost_utility_never_sensitivity(clip):
     check_clip_map(clip, adversarial_rows(PARAMS, torch.float64), clip_from_json)
 
 
-@pytest.mark.parametrize("clip", MAPS, ids=repr)
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(
     numbers=st.lists(
@@ -98,9 +97,10 @@ def test_statistics_of_any_size_cost_utility_never_sensitivity(clip):
     ),
     power=st.integers(-40, 40),
 )
-def test_any_row_stays_in_the_ball(clip, numbers, power):
+def test_any_row_stays_in_the_ball(numbers, power):
     rows = torch.tensor(numbers, dtype=torch.float64).reshape(-1, PARAMS) * 2.0**power
-    check_clip_map(clip, rows, clip_from_json)
+    for clip in MAPS:
+        check_clip_map(clip, rows, clip_from_json)
 
 
 @pytest.mark.parametrize("clip", MAPS, ids=repr)

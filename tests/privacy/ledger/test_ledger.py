@@ -132,6 +132,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.run
 @settings(derandomize=True, max_examples=8, deadline=None)
 @given(steps, st.data())
 def test_whatever_is_accepted_costs_at_most_the_floor(

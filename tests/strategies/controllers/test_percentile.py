@@ -15,6 +15,7 @@ from tests.cases.population import Population, constant, lognormal, setting_of
 SAMPLING = Poisson(0.1, 1000)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("source", ["bit", "histogram"])
 @pytest.mark.parametrize(("first", "rate"), [(8.0, 0.2), (0.3, 0.2), (8.0, 0.5)])
 def test_the_share_of_clipped_clients_settles_at_the_target(
