@@ -9,6 +9,8 @@ One ledger protects one unit. A run with record-level privacy inside clients kee
 """
 
 import math
+import os
+import secrets
 import threading
 import uuid
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import ReleaseEvent
@@ -90,13 +93,20 @@ class Ledger:
         """
         if commitment.not_private is None:
             _check_affordable(commitment)
-        journal = Journal.create(Path(path))
+        path = Path(path)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        journal = Journal.create(draft)
         try:
             journal.append("commitment", {"commitment": commitment.to_json(), "run_id": run_id or uuid.uuid4().hex})
+            os.link(draft, path)  # only now: a ledger that a crash left without its first line could not be opened
+            durable.sync(path.parent)
+            journal.path = path
             return cls(journal)
         except BaseException:
             journal.close()
             raise
+        finally:
+            draft.unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: Path | str, expected_head: str | None = None, *, read_only: bool = False) -> "Ledger":

@@ -69,15 +69,14 @@ def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Messag
         return [reply for identifier in batch for reply in _pulled(grid, [identifier], given_up)]
 
 
-def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0, settle: float = 5.0) -> tuple[int, ...]:
+def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0) -> tuple[int, ...]:
     """The node of every client, in the order of the clients' ids; kept in a file from the first time on.
 
     Args:
         file: in the run's folder.
         grid: connection to the nodes.
         clients: how many nodes there must be.
-        patience: seconds to wait for them.
-        settle: seconds for which their number must stay the same.
+        patience: seconds to wait for them; then their number must stay the same for some more (``settle`` of the grid).
 
     Raises:
         ConfigError: more nodes are connected than the configuration has clients.
@@ -86,7 +85,7 @@ def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0, set
     """
     if file.exists():
         return _kept(file, clients)
-    nodes = connected(grid, clients, patience, settle=settle)
+    nodes = connected(grid, clients, patience, settle=float(getattr(grid, "settle", 5.0)))
     if len(nodes) > clients:
         raise ConfigError(
             f"clients = {clients}, but {len(nodes)} nodes are connected; set clients = {len(nodes)}, the size of "

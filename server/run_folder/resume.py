@@ -192,7 +192,7 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
             refuse_ended(run_folder)
     elif config.privacy.unit != "client" and not config.alone:
         with owned(run_folder):
-            check_silos(run_folder, resume=True)
+            check_silos(run_folder)
     else:
         with claim(run_folder) as ledger:
             check_secret(run_folder, config, ledger)
@@ -200,20 +200,11 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
     return config
 
 
-def check_silos(run_folder: Path, *, resume: bool) -> None:
-    """What can be refused of a cross-silo run by its folder, which the caller owns.
-
-    Raises:
-        CannotResume: it has ended, or never began.
-        ConfigError: the folder holds a run, and this is another.
-    """
-    began = (run_folder / SITES_FILE).is_file()
-    if resume:
-        refuse_ended(run_folder)
-        if not began:
-            raise CannotResume(f"{run_folder} was interrupted before its sites were asked for anything; start it anew")
-    elif began:
-        raise ConfigError(f"run-folder = {str(run_folder)!r} already holds a run; give another folder")
+def check_silos(run_folder: Path) -> None:
+    """CannotResume if a cross-silo run, whose folder the caller owns, has ended or never began."""
+    refuse_ended(run_folder)
+    if not (run_folder / SITES_FILE).is_file():
+        raise CannotResume(f"{run_folder} was interrupted before its sites were asked for anything; start it anew")
 
 
 def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
@@ -247,9 +238,10 @@ class Resumed:
 
 
 def note_resumed(run_folder: Path, resumed: Resumed) -> None:
-    """Add a line to resumed.jsonl."""
-    with (run_folder / RESUMES_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(resumed)) + "\n")
+    """Add a line to resumed.jsonl, which is written anew: half a line could not be read at the end of the run."""
+    path = run_folder / RESUMES_FILE
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    durable.write(path, before + json.dumps(asdict(resumed)) + "\n")
 
 
 def read_resumed(run_folder: Path) -> tuple[Resumed, ...]:

@@ -1,6 +1,7 @@
 """What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, results.json.
 
-One writer for every kind of run. results.json comes last: with it everything is there.
+One writer for every kind of run. results.json comes last, and all else is on the disk by then: a run that has it has
+ended, so a loss of power must leave neither half of it nor it alone.
 """
 
 import json
@@ -16,6 +17,7 @@ from torch import Tensor
 from client.data.prepared import PreparedData
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
+from privacy import durable
 from server.config.schema import RunConfig
 from server.evaluation.rouge import rouge_terms, rouge_text
 from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
@@ -77,6 +79,8 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
     card = _card(config, str(statement["sentence"]), outcome)
     (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
     stamp(statement, folder / ADAPTER_FOLDER)
+    for path in (*(folder / ADAPTER_FOLDER).iterdir(), folder / ADAPTER_FOLDER):
+        durable.sync(path)
     results = {
         **perplexities(outcome.validation, outcome.test),
         **outcome.rouge,
@@ -107,7 +111,7 @@ def stamp(statement: Mapping[str, Any], *folders: Path) -> None:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
+    durable.write(path, json.dumps(dict(values), indent=2) + "\n")
 
 
 def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:

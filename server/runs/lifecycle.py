@@ -19,10 +19,18 @@ from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.evaluation.rouge import adapter_rouge
 from server.network.grid import roster
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
-from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, write_config
+from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, SITES_FILE, write_config
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
-from server.run_folder.resume import Resumed, check_origin, check_same_run, claim, note_resumed, write_origin
+from server.run_folder.resume import (
+    Resumed,
+    check_origin,
+    check_same_run,
+    claim,
+    note_resumed,
+    refuse_ended,
+    write_origin,
+)
 from server.run_folder.telemetry import Telemetry
 from server.runs.artefacts import Final, Outcome, write_artefacts
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
@@ -126,14 +134,16 @@ def opened(
 
     Raises:
         ConfigError: the folder already holds a run and this is another.
-        CannotResume, CorruptRun: see :func:`server.run_folder.resume.claim`.
+        CannotResume, CorruptRun: it has ended, or see :func:`server.run_folder.resume.claim`.
     """
     with ExitStack() as stack:
         stack.enter_context(owned(folder))
+        if resume:
+            refuse_ended(folder)
         # Whoever holds the ledger owns the folder, so it comes before anything is written there.
         held = stack.enter_context(claim(folder)) if resume and ledger else None
-        if not resume and (folder / LEDGER_FILE).exists():
-            raise ConfigError(f"run-folder = {str(folder)!r} already holds a run; a ledger is never overwritten")
+        if not resume and any((folder / name).exists() for name in (LEDGER_FILE, SITES_FILE)):
+            raise ConfigError(f"run-folder = {str(folder)!r} already holds a run, which is never overwritten")
         telemetry = stack.enter_context(Telemetry(folder))
         try:
             yield Run(config, folder, telemetry, held, resume, other_code)
@@ -168,7 +178,7 @@ def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | N
         validation=loop.evaluate(served, "validation"),
         test=loop.evaluate(served, "test"),
         data=assembly.data,
-        rounds_done=loop.state.round,
+        rounds_done=max(loop.state.round, 0),
         seconds=run.clock.taken().run,
         stopped=stopped,
         dimension=max(map(sum, assembly.setting.layouts)),

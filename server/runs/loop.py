@@ -6,7 +6,7 @@ One loop for every kind of training: a server over clients, a client over its re
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -61,6 +61,8 @@ class Loop:
     offset: int = 0
     planned: int = 0
     charged_before: int = 0
+    _told: int = field(default=-1, init=False)
+    """The last round of which there is a record."""
 
     @property
     def state(self) -> ServerState:
@@ -116,11 +118,8 @@ class Loop:
         Raises:
             RoundFailed: a round could not be held; everything up to the last release is checkpointed.
         """
-        while self.state.round < self.rounds:
-            if (refusal := self.training.refusal()) is not None:
-                if self.state.round > 0 and not self.recorded(self.state.round):  # the last one is always told of
-                    self.telemetry.round(self._record(self.evaluate(self.state.served, "validation"), 0.0))
-                return refusal
+        refusal = None
+        while self.state.round < self.rounds and (refusal := self.training.refusal()) is None:
             start, number = time.monotonic(), self.training.next_release().round
             if self.recorded(number) or self.kept(number - 1):
                 text = f"{self.noun} {number} of {self.rounds}" if number else "histogram of thresholds"
@@ -129,7 +128,11 @@ class Loop:
             if self.kept(self.state.round) or self.recorded(self.state.round):
                 self._save(time.monotonic() - start)
             self._after_release(start, None)
-        return None
+        if self.training.release is not None and self.state.round > max(
+            self._told, 0
+        ):  # the last one is always told of
+            self._tell(self.evaluate(self.state.served, "validation"), 0.0)
+        return refusal
 
     def _form(self, start: Tensor) -> int:
         """Begin only for the form of a state; the round before the first release."""
@@ -153,8 +156,14 @@ class Loop:
             metrics = self.evaluate(self.state.served, "validation")
             loss = metrics.loss
         self.training.observe(PublicSignals(round, loss, self.training.ledger.rho_spent))
-        if recorded is None and self.recorded(round):
-            self.telemetry.round(self._record(metrics, time.monotonic() - start))
+        if recorded is not None:
+            self._told = round
+        elif self.recorded(round):
+            self._tell(metrics, time.monotonic() - start)
+
+    def _tell(self, metrics: Metrics | None, seconds: float) -> None:
+        self.telemetry.round(self._record(metrics, seconds))
+        self._told = self.state.round
 
     def _record(self, metrics: Metrics | None, seconds: float) -> RoundRecord:
         """What may be shown of the last release: released values and public ones."""

@@ -45,7 +45,8 @@ def run_in_folder(
         from server.runs.cross_silo import run_cross_silo
 
         with opened(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
-            check_silos(folder, resume=resume)
+            if resume:
+                check_silos(folder)
             run_cross_silo(run, grid)
     else:
         from server.runs.client_level import run_client_level

@@ -45,7 +45,13 @@ class InProcessGrid(Grid):
         num_nodes: how many nodes the ServerApp sees.
         run_config: what a client finds in ``context.run_config``.
         node_config: added to every node's ``partition-id`` and ``num-partitions``.
+
+    Attributes:
+        contexts: of the nodes, each with what its operator has set.
+        settle: seconds for which the number of nodes must stay the same; they are all here from the start.
     """
+
+    settle = 0.0
 
     def __init__(
         self,
@@ -57,7 +63,7 @@ class InProcessGrid(Grid):
         if num_nodes < 1:
             raise ValueError(f"num_nodes must be >= 1, got {num_nodes}")
         self._client_app = client_app
-        self._contexts = {
+        self.contexts = {
             node: Context(
                 run_id=RUN_ID,
                 node_id=node,
@@ -83,15 +89,15 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        return list(self._contexts)
+        return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take messages; they are answered when they are pulled."""
         identifiers = []
         for message in messages:
-            if message.metadata.dst_node_id not in self._contexts:
+            if message.metadata.dst_node_id not in self.contexts:
                 raise ValueError(
-                    f"no node {message.metadata.dst_node_id}; nodes are 1 to {len(self._contexts)} (get_node_ids)"
+                    f"no node {message.metadata.dst_node_id}; nodes are 1 to {len(self.contexts)} (get_node_ids)"
                 )
             self._count += 1
             identifier = str(self._count)
@@ -119,14 +125,14 @@ class InProcessGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        arrived, context = pickle.loads(pickle.dumps((message, self._contexts[node])))
+        arrived, context = pickle.loads(pickle.dumps((message, self.contexts[node])))
         try:
-            with _identity(node):
+            with identity(node):
                 reply = self._client_app(message=arrived, context=context)
-            self._contexts[node] = context
+            self.contexts[node] = context
         except Exception as error:  # what Flower's engine does: one client's failure is a reply, not the end of a run
             log.error("node %d raised:\n%s", node, traceback.format_exc())
-            with _identity(node):
+            with identity(node):
                 reply = Message(
                     Error(CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=arrived
                 )
@@ -137,7 +143,7 @@ class InProcessGrid(Grid):
 
 
 @contextmanager
-def _identity(node: int) -> Iterator[None]:
+def identity(node: int) -> Iterator[None]:
     """Flower's messages ask a class of their process who it is; here one process is everybody in turn."""
     names = ("_run_id", "_node_id", "_task_id")
     before = {name: getattr(TaskIdentity, name) for name in names}
@@ -185,7 +191,7 @@ def run_inprocess(
         **keys,
     }
     grid = InProcessGrid(client_app, nodes, run_config)
-    with _identity(SERVER_NODE):
+    with identity(SERVER_NODE):
         server_app(
             grid=grid,
             context=Context(

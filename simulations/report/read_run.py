@@ -104,7 +104,11 @@ class Run:
     @property
     def state(self) -> str:
         """The state the run reported last, "unknown" if it never did."""
-        return self.status.state if self.status else "unknown"
+        if self.status is None:
+            return "unknown"
+        if self.status.state == "running" and self.results is not None:  # killed before it could say that it has ended
+            return "stopped-budget" if self.results.get("stopped") else "completed"
+        return self.status.state
 
     @property
     def not_private(self) -> str | None:

@@ -1,256 +1,269 @@
-"""A run that dies at any step of a round goes on: same sums and plans, no line lost or doubled, no charge forgotten."""
+"""A run of any kind that is killed anywhere resumes: nothing is charged twice or forgotten, no row is lost or doubled.
 
+A whole run of every kind leaves a copy of its folder at every moment (:mod:`tests.cases.moments`); copies are resumed.
+What no checkpoint knew of stays spent and is not made up for; where nothing was lost, the run ends as the whole one
+did, bit for bit.
+"""
+
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from safetensors.torch import load_file
 
-from privacy.commitment import Commitment, FloorStep
-from privacy.ledger.ledger import Ledger
-from privacy.randomness.noise import InsecureZeroNoise
-from privacy.randomness.sampling import CohortSampler
-from server.run_folder.checkpoint import load_checkpoint
-from server.run_folder.telemetry import Telemetry, read_metrics
-from server.runs import loop
-from server.runs.commitment import round_sampling
-from strategies.controllers.controller import PublicSignals
-from strategies.controllers.dp_lac import DpLac
-from strategies.controllers.fixed import Fixed
-from strategies.dispatch import RoundFailed
-from strategies.dp_fedavg import DpFedAvg
-from tests.cases.loop import LAYOUT, N, Run, clients, everything, settings
-from tests.cases.runs import MakeRun
-
-ROUNDS = 4
-
-
-class Crash(BaseException):
-    """What kill -9 would do, at a place of our choice."""
-
-
-class Dying(InsecureZeroNoise):
-    """Noise whose process dies before it is drawn."""
-
-    def draw(self, *arguments: Any) -> torch.Tensor:
-        raise Crash
-
-
-PLACES: dict[str, tuple[Any, str, bool]] = {
-    "before the cohort": (DpFedAvg, "_messages", False),
-    "after the messages": (DpFedAvg, "_messages", True),
-    "before the sum": (DpFedAvg, "_opened", False),
-    "before the charge": (Ledger, "charge", False),
-    "after the charge": (Ledger, "charge", True),
-    "before the release is noted": (Ledger, "released", False),
-    "after the release is noted": (Ledger, "released", True),
-    "before the checkpoint": (loop, "save_checkpoint", False),
-    "after the checkpoint": (loop, "save_checkpoint", True),
-    "before the evaluation": (Run, "evaluate", False),
-    "after the evaluation": (Run, "evaluate", True),
-    "before the controller": (DpFedAvg, "observe", False),
-    "after the controller": (DpFedAvg, "observe", True),
-    "before the record": (Telemetry, "round", False),
-    "after the record": (Telemetry, "round", True),
-}
-LOST = {
-    "after the charge",
-    "before the release is noted",
-    "after the release is noted",
-    "before the checkpoint",
-}
-"""Between the charge and the checkpoint: the release is gone with the process, and its charge stands."""
-
-
-def dying(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
-    """Die at the ``call``-th time (from 0) that ``place`` is reached."""
-    owner, name, late = PLACES[place]
-    real: Callable[..., Any] = getattr(owner, name)
-    count = [0]
-
-    def step(*arguments: Any, **named: Any) -> Any:
-        count[0] += 1
-        if count[0] <= call:
-            return real(*arguments, **named)
-        if late:
-            real(*arguments, **named)
-        raise Crash
-
-    patch.setattr(owner, name, step)
-
-
-def begun(run: Run, ledger: Ledger) -> DpFedAvg:
-    strategy = run.strategy(ledger)
-    strategy.begin(torch.zeros(LAYOUT.size), PublicSignals(0, 1.0))
-    return strategy
-
-
-def broken_off(run: Run, ledger: Ledger, place: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        dying(patch, place, call)
-        with pytest.raises(Crash):
-            run.go(ledger)
-    ledger.close()
-
-
-@pytest.mark.parametrize(
-    ("place", "call"),
-    [
-        *((place, 2) for place in PLACES),
-        ("after the charge", 0),
-        ("after the checkpoint", 0),
-        ("after the checkpoint", 1),
-        ("before the charge", 0),
-    ],
+from client.models.lora import WEIGHTS
+from server.config.load import parse
+from server.config.schema import RunConfig
+from server.run_folder.errors import CannotResume
+from server.run_folder.names import (
+    ADAPTER_FOLDER,
+    CHECKPOINT_FOLDER,
+    METRICS_FILE,
+    ORIGIN_FILE,
+    PHASE_FILE,
+    PRIVACY_FILE,
+    RESULTS_FILE,
 )
-def test_a_run_that_dies_anywhere_goes_on_as_if_nothing_had_happened(
-    place: str, call: int, start: MakeRun, monkeypatch: pytest.MonkeyPatch
+from server.run_folder.resume import read_resumed
+from server.run_folder.telemetry import read_metrics, read_status
+from server.runs.phase_config import parse_phases
+from server.runs.phase_plan import PhasesConfig
+from simulations.engines.inprocess import run_inprocess
+from tests.cases.moments import KEPT, Moment, Witness, charges
+from tests.cases.phases import train
+
+Config = RunConfig | PhasesConfig
+ADAPTER = f"{ADAPTER_FOLDER}/{WEIGHTS}"
+
+
+def common(cache: Path, records: int) -> dict[str, Any]:
+    data = {"partition": "iid", "validation-records": 10, "test-records": 10, "cache": str(cache)}
+    return {
+        "model": {"name": "random:bert", "rank": 2, "max-length": 16},
+        "data": data | {"records-per-client": records},
+    }
+
+
+def over_clients(cache: Path) -> Config:
+    """A first release for thresholds, then three rounds."""
+    table = {
+        "rounds": 3, "clients": 12, "sampling-rate": 0.5, "privacy": {"epsilon": 8.0, "delta": 1e-2},
+        "strategy": {"controller": "dp-lac", "optimizer": "fedadam", "served-average": 0.5}, "engine": {"workers": 2},
+    }  # fmt: skip
+    return parse(table | common(cache, 4))
+
+
+def over_records(cache: Path) -> Config:
+    """Every second step is kept and recorded, but for the third pair."""
+    table = {
+        "rounds": 6, "clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record", "delta": 1e-3},
+        "strategy": {
+            "controller": "percentile", "controller-options": {"query-noise": 8.0}, "optimizer": "fedadam",
+            "served-average": 0.5,
+        },
+        "silo": {"batch-size": 8, "checkpoint-every": 2, "warm-up": 1, "schedule": "cosine"},
+        "evaluation": {"every": 3},
+    }  # fmt: skip
+    return parse(table | common(cache, 30))
+
+
+def in_phases(cache: Path) -> Config:
+    """Two private phases, one of rising noise, behind one without noise."""
+    private = {"kind": "private", "steps": 3, "batch-size": 16}
+    rising = {"controller": "rise-reset", "controller-options": {"clip-norm": 0.1, "seed": 3, "every": 2}}
+    phases = [
+        {"kind": "ordinary", "name": "open", "text": "original", "batch-size": 8, "learning-rate": 0.01},
+        {**private, "name": "level", "noise-multiplier": 2.0},
+        {**private, "name": "rising", "noise-multiplier": 6.0, **rising},
+    ]
+    return parse_phases({"privacy": {"epsilon": 6.0, "delta": 1e-3}, "phases": phases, **common(cache, 60)})
+
+
+def over_sites(cache: Path) -> Config:
+    """Two sites with ledgers of their own, two steps a round."""
+    table = {
+        "rounds": 3, "clients": 2, "sampling-rate": 1.0, "privacy": {"unit": "record", "delta": 1e-3},
+        "strategy": {
+            "controller": "percentile", "controller-options": {"query-noise": 8.0}, "served-average": 0.5,
+        },
+        "silo": {"batch-size": 5, "steps": 2}, "engine": {"workers": 1},
+    }  # fmt: skip
+    return parse(table | common(cache, 30))
+
+
+KINDS: dict[str, Callable[[Path], Config]] = {
+    "clients": over_clients,
+    "records": over_records,
+    "phases": in_phases,
+    "sites": over_sites,
+}
+
+
+def go(config: Config, witness: Witness) -> None:
+    """Run to the end in the folder of ``witness``, or resume the run there."""
+    folder, begun = witness.folder, (witness.folder / ORIGIN_FILE).is_file()
+    with witness.watching():
+        if isinstance(config, PhasesConfig):
+            train(config, folder)
+        else:
+            folder.mkdir(exist_ok=True)
+            run_inprocess(config, folder, keys={"resume": str(folder)} if begun else None)
+
+
+class Whole:
+    """An uninterrupted run of a kind, and its moments."""
+
+    def __init__(self, kind: str, place: Path) -> None:
+        self.kind, self.config = kind, KINDS[kind](place / "cache")
+        witness = Witness(place / "run", place / "copies")
+        go(self.config, witness)
+        self.folder, self.moments = witness.folder, witness.moments
+        self.charges, self.rows, self.states = charges(self.folder), rows(self.folder), states(self.folder)
+        self.tensors = tensors(self.folder)
+        self.rounds = json.loads((self.folder / RESULTS_FILE).read_text())["rounds_done"]
+
+    def resumed(self, moment: Moment, place: Path, quiet: bool = True) -> Path:
+        """A copy of the moment, resumed; every noise in it was paid for."""
+        folder = shutil.copytree(moment.folder, place)
+        witness = Witness(folder, quiet=quiet)
+        go(self.config, witness)
+        assert witness.draws == len(charges(folder)) - moment.charged
+        return folder
+
+    def check(self, moment: Moment, folder: Path, lost: int = 0) -> None:
+        """What must be so of a run that was killed at ``moment``, having lost some releases before, and resumed."""
+        before, after, lost = charges(moment.folder), charges(folder), lost + moment.charged - moment.kept
+        for ledger in {ledger for ledger, *_ in after}:
+            paid = [charge for charge in before if charge[0] == ledger]
+            assert [charge for charge in after if charge[0] == ledger][: len(paid)] == paid, "a charge was forgotten"
+        assert len(after) <= len(self.charges), "more was charged than was committed to"
+        for path in moment.folder.rglob(PHASE_FILE):
+            assert (folder / path.relative_to(moment.folder)).read_bytes() == path.read_bytes(), "done twice"
+        rounds = self.rounds - lost if self.kind in ("clients", "records") else self.rounds
+        if lost and before[-1][1] == "histogram":
+            rounds = 0  # there is nothing to start from
+        assert json.loads((folder / RESULTS_FILE).read_text())["rounds_done"] == rounds
+        assert [row.round for row in rows(folder)][-1:] == [rounds][:rounds]
+        assert bool(read_resumed(folder)) >= bool(before)
+        statement = json.loads((folder / PRIVACY_FILE).read_text())
+        assert statement.get("rounds", {}).get("charged", len(after)) == len(after)
+        assert load_file(folder / ADAPTER).keys() == load_file(self.folder / ADAPTER).keys()
+        assert (folder / ADAPTER_FOLDER / "README.md").read_text().startswith("# Adapter")
+        status = read_status(folder)
+        assert status is not None
+        assert status.state in (("completed", "stopped-budget") if lost else ("completed",))
+        if not lost:
+            assert (after, rows(folder), states(folder)) == (self.charges, self.rows, self.states)
+            found = tensors(folder)
+            assert found.keys() == self.tensors.keys()
+            assert [name for name in found if not torch.equal(found[name], self.tensors[name])] == []
+        with pytest.raises(CannotResume, match="has ended"):
+            go(self.config, Witness(folder))
+        assert read_status(folder) == status
+
+
+Wholes = Callable[[str], Whole]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    return cache(lambda kind: Whole(kind, tmp_path_factory.mktemp(kind)))
+
+
+def rows(folder: Path) -> list[Any]:
+    """Records of the rounds but for their times; each of them one line."""
+    records = read_metrics(folder)
+    assert len(records) == len((folder / METRICS_FILE).read_text().splitlines())
+    return [replace(record, seconds=0.0) for record in records]
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All that a run keeps and leaves in files of tensors: adapters, states of optimizers and controllers, releases."""
+    files = sorted(folder.rglob("*.safetensors"))
+    return {f"{file.relative_to(folder)}: {name}": each for file in files for name, each in load_file(file).items()}
+
+
+def states(folder: Path) -> list[Any]:
+    """What of states is no tensor: that of the checkpoint, those of sites."""
+    documents = [json.loads(file.read_text()) for file in sorted(folder.glob(f"**/{CHECKPOINT_FOLDER}/state.json"))]
+    return [document["state"] for document in documents] + [
+        json.loads(file.read_text()) for file in sorted(folder.rglob("silo.json"))
+    ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a kill falls: the moment of such a name, as often as it comes counted from the end."""
+
+    names: tuple[str, ...]
+    last: int = 1
+    torn: bool = False
+
+    def of(self, moments: list[Moment]) -> Moment:
+        return [moment for moment in moments if moment.name in self.names and moment.torn == self.torn][-self.last]
+
+
+PLACES = {
+    "half of a charge is on the disk": Place(("sync charge",), 2, torn=True),
+    "the charge is on the disk, and no noise drawn": Place(("noise",), 2),
+    "the noise is drawn, and nothing kept of it": Place(("sync released",), 2),
+    "the new checkpoint is not in its place": Place(KEPT),
+    "before the evaluation behind a checkpoint": Place(("evaluate",), 3),
+    "half of a row is on the disk": Place(("sync metrics.jsonl",), torn=True),
+    "half of the adapter is on the disk": Place((f"sync {WEIGHTS}",), torn=True),
+    "the results are not in their place": Place((f"rename {RESULTS_FILE}",)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_resumes(kind: str, place: str, whole: Wholes, tmp_path: Path) -> None:
+    run = whole(kind)
+    moment = PLACES[place].of(run.moments)
+    run.check(moment, run.resumed(moment, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_again_after_a_loss_resumes(kind: str, whole: Wholes, tmp_path: Path) -> None:
+    run = whole(kind)
+    first = PLACES["the noise is drawn, and nothing kept of it"].of(run.moments)
+    witness = Witness(shutil.copytree(first.folder, tmp_path / "run"), tmp_path / "copies", kept=first.charged)
+    go(run.config, witness)
+    for place in ("half of a row is on the disk", "the results are not in their place"):
+        again = PLACES[place].of(witness.moments)
+        run.check(again, run.resumed(again, tmp_path / place), lost=first.charged - first.kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_of_a_round_that_is_held_again_is_fresh(kind: str, whole: Wholes, tmp_path: Path) -> None:
+    """T3: from one folder and with the same cohorts, two runs differ by their noise, which no run remembers."""
+    run = whole(kind)
+    moment = Place(("sync charge",), torn=True).of(run.moments)
+    one, other = (load_file(run.resumed(moment, tmp_path / name, quiet=False) / ADAPTER) for name in ("1", "2"))
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_at_any_moment_resumes(
+    kind: str, whole: Wholes, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Without noise and with cohorts from a seed, bit for bit; a lost release is made again from another cohort."""
-    cohorts: list[list[int]] = []
-    whole, ledger = start("whole", settings(ROUNDS), DpLac(), noise=InsecureZeroNoise(), app=clients(seen=cohorts))
-    assert whole.go(ledger) is None
-    again: list[list[int]] = []
-    sampling = round_sampling(settings(ROUNDS))
-    steps = (FloorStep("histogram", sampling, 0.0, 2), FloorStep("round", sampling, 0.0, ROUNDS + 1))  # one more each
-    floor = Commitment("client", "add_remove", N, 3.0, 1e-3, floor=steps, not_private="a test without a budget")
-    broken, ledger = start("broken", settings(ROUNDS), DpLac(), noise=InsecureZeroNoise(), floor=floor)
-    broken_off(broken, ledger, place, call, monkeypatch)
-    charged_before = len(Ledger.open(broken.folder / "ledger.jsonl", read_only=True).charges)
-    broken.app = clients(seen=again)
-    with Ledger.open(broken.folder / "ledger.jsonl") as ledger:
-        assert broken.go(ledger, resume=True) is None
-        rounds = [event.round for event in ledger.events]
-        lost = [charge.event.round for charge in ledger.charges if charge.released_at is None]
-    told = [(record.phase, record.round) for record in read_metrics(broken.folder)]
-    lines = (broken.folder / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == len(told) == ROUNDS + 1, "no line is lost, none is doubled"
-    assert told == [(record.phase, record.round) for record in whole.records]
-    if place in LOST:
-        died_in = charged_before - 1
-        assert rounds == sorted([*range(ROUNDS + 1), died_in]), "the lost release is charged again"
-        assert lost in ([], [died_in])
-        sampler = CohortSampler.insecure_from_seed(3)
-        assert again[1:] == cohorts[died_in + 1 :], "the rounds after it have the cohorts they would have had"
-        second = sampler.draw(sampling, died_in, attempt=1, label="round" if died_in else "histogram")
-        assert again[0] == second.tolist() != cohorts[died_in]
-    else:
-        assert rounds == list(range(ROUNDS + 1))
-        assert lost == []
-        assert everything(broken) == everything(whole)
-
-
-def test_a_charge_whose_noise_was_never_drawn_stands(start: MakeRun) -> None:
-    run, ledger = start("run", settings(3), Fixed(0.5), noise=Dying())
-    with pytest.raises(Crash):
-        run.go(ledger)
-    ledger.close()
-    run.noise = InsecureZeroNoise()
-    with Ledger.open(run.folder / "ledger.jsonl") as ledger:
-        assert "used" in str(run.go(ledger, resume=True))
-        assert [(charge.event.round, charge.released_at is None) for charge in ledger.charges] == [
-            (1, True),
-            (1, False),
-            (2, False),
-        ]
-    assert [record.round for record in run.records] == [1, 2]
-
-
-def test_a_broken_run_fits_its_budget_with_real_noise(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every release the run lost shortens it by one round: it stops at its budget, with all that it released."""
-    floor = (FloorStep("round", round_sampling(settings(1)), 1.5, 6),)
-    commitment = Commitment("client", "add_remove", N, 50.0, 1e-3, floor=floor)
-    run, ledger = start("run", settings(6), Fixed(0.5), sampler=CohortSampler.fresh(), floor=commitment)
-    epsilon = ledger.guaranteed()
-    broken_off(run, ledger, "before the checkpoint", 1, monkeypatch)  # the first save is that of the beginning
-    with Ledger.open(run.folder / "ledger.jsonl") as ledger:
-        with monkeypatch.context() as patch:
-            dying(patch, "after the charge", 2)
-            with pytest.raises(Crash):
-                run.go(ledger, resume=True)
-    with Ledger.open(run.folder / "ledger.jsonl") as ledger:
-        assert "used" in str(run.go(ledger, resume=True))
-        assert len(ledger.charges) == 6
-        assert ledger.spent() <= ledger.guaranteed() == epsilon
-    assert [record.round for record in run.records] == [1, 2, 3, 4]
-    assert run.last.state is not None
-    assert run.last.state.round == 4
-
-
-def test_an_evaluation_that_fails_after_the_release_loses_no_round(
-    start: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, ledger = start("whole", settings(ROUNDS), DpLac(), noise=InsecureZeroNoise())
-    whole.go(ledger)
-    run, ledger = start("run", settings(ROUNDS), DpLac(), noise=InsecureZeroNoise())
-
-    def fail(adapter: torch.Tensor, split: str, evaluate: Any = run.evaluate) -> Any:
-        if not bool(adapter.any()):  # the start, before any release
-            return evaluate(adapter, split)
-        raise RoundFailed("evaluation on validation: 0 of 3 workers answered")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "evaluate", fail)
-        with pytest.raises(RoundFailed):
-            run.go(ledger)
-    ledger.close()
-    assert [record.phase for record in run.records] == ["histogram"]
-    with Ledger.open(run.folder / "ledger.jsonl") as ledger:
-        assert run.go(ledger, resume=True) is None
-        assert len(ledger.charges) == ROUNDS + 1
-    assert everything(run) == everything(whole)
-
-
-def test_noise_of_a_round_that_is_held_again_is_fresh(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T3: two releases of one round differ by more than their cohorts do; noise is drawn, not remembered."""
-    updates = []
-    floor = (FloorStep("round", round_sampling(settings(1)), 1.5, 3),)
-    commitment = Commitment("client", "add_remove", N, 50.0, 1e-3, floor=floor)
-    run, ledger = start(
-        "run", settings(1), Fixed(1e-3), sampler=CohortSampler.fresh(), floor=commitment, app=clients(0.0)
-    )
-    broken_off(run, ledger, "after the checkpoint", 1, monkeypatch)  # the first one is that of the beginning
-    template = begun(run, Ledger.open(run.folder / "ledger.jsonl", read_only=True)).state
-    assert template is not None
-    first = load_checkpoint(run.folder, template)
-    for _ in range(2):
-        with Ledger.open(run.folder / "ledger.jsonl") as ledger:
-            run.go(ledger)  # begins anew: round 1 is held again, and charged again
-            assert run.last.release is not None
-            updates.append(run.last.release.update)
-    assert first.update is not None
-    for one, other in ((first.update, updates[0]), (updates[0], updates[1])):
-        assert not torch.equal(one, other)
-        assert float(torch.nn.functional.cosine_similarity(one, other, dim=0)) < 0.999
-
-
-def test_tensorboard_shows_every_round_once(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, ledger = start("run", settings(3), Fixed(0.5), noise=InsecureZeroNoise())
-    broken_off(run, ledger, "before the record", 2, monkeypatch)
-    (run.folder / "metrics.jsonl").open("a").write('{"phase": "round", "rou')  # and the disk kept half a line
-    with Ledger.open(run.folder / "ledger.jsonl") as ledger, Telemetry(run.folder) as telemetry:
-        run.loop(ledger, telemetry).go_on(torch.zeros(LAYOUT.size))
-    events = EventAccumulator(str(run.folder / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Tensors("validation/loss")] == [1, 2, 3]
-    assert [record.round for record in run.records] == [1, 2, 3]
-
-
-def test_a_checkpoint_whose_release_the_ledger_does_not_know_is_refused(
-    start: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from privacy.errors import CorruptRun
-
-    run, ledger = start("run", settings(3), Fixed(0.5), noise=InsecureZeroNoise())
-    run.go(ledger)
-    other, foreign = start("other", settings(3), Fixed(0.5), noise=InsecureZeroNoise())
-    strategy = begun(other, foreign)
-    assert strategy.state is not None
-    checkpoint = load_checkpoint(run.folder, strategy.state)
-    with pytest.raises(CorruptRun, match="the ledger knows of no release 'round' of round 3"):
-        strategy.restore(checkpoint.state, checkpoint.update, checkpoint.answers)
-    own = begun(run, ledger)
-    with pytest.raises(CorruptRun, match="do not have the form"):
-        own.restore(checkpoint.state, checkpoint.update.double(), checkpoint.answers)  # type: ignore[union-attr]
+    """Before anything is charged, and once it has ended, it may say instead that there is nothing to resume."""
+    run = whole(kind)
+    for number, moment in enumerate(run.moments):
+        lost = moment.charged - moment.kept
+        with subtests.test(f"{number}: {moment.name}{', torn' * moment.torn}, {lost} lost"):
+            try:
+                folder = run.resumed(moment, tmp_path / str(number))
+            except CannotResume:
+                if moment.charged and not (moment.folder / RESULTS_FILE).is_file():
+                    raise
+            else:
+                run.check(moment, folder)

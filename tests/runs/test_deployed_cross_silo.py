@@ -1,15 +1,15 @@
 """Deployed nodes that protect their own records: ledgers in their own folders, limits of their operators."""
 
-import functools
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 import server.app
 import server.runs.cross_silo
@@ -19,12 +19,11 @@ from client.models.lora import LoraSpec, adapter_layout
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
-from server.network.grid import roster
 from server.run_folder.errors import CannotResume
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, owned, save_progress
 from server.run_folder.resume import check_resumable, read_resumed
 from server.run_folder.telemetry import read_metrics, read_status
-from simulations.engines.inprocess import InProcessGrid, _identity
+from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
 from strategies.adapter.residual import residual_size
 from strategies.cross_silo import GlobalModel
@@ -57,20 +56,34 @@ batch-size = 8
 """
 
 
+class Grid(InProcessGrid):
+    """The connection is lost behind the answers of a round, where one is named."""
+
+    lost_in: int | None = None
+    rounds = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = super().pull_messages(message_ids)
+        self.rounds += 1
+        if self.rounds == self.lost_in:
+            raise OSError("the host is gone")
+        return replies
+
+
 @dataclass
 class Nodes:
     """Three nodes with records of their own, and runs of them."""
 
     folder: Path
     unit: str
-    grid: InProcessGrid = field(default_factory=lambda: InProcessGrid(client_app, 3))
+    grid: Grid = field(default_factory=lambda: Grid(client_app, 3))
 
     def __post_init__(self) -> None:
-        for (node, context), path in zip(self.grid._contexts.items(), write_records(self.folder, 3, 64), strict=True):
+        for (node, context), path in zip(self.grid.contexts.items(), write_records(self.folder, 3, 64), strict=True):
             context.node_config = {"data": f"jsonl:{path}", "cache": str(self.folder / f"own-{node}")}
 
     def set(self, node: int, **settings: str | float) -> None:
-        config = self.grid._contexts[node].node_config
+        config = self.grid.contexts[node].node_config
         config |= {name.replace("_", "-"): value for name, value in settings.items()}
 
     def run(self, name: str, *, resume: bool = False) -> Path:
@@ -80,14 +93,9 @@ class Nodes:
         keys: dict[str, Any] = {"config-file": str(self.folder / "run.toml"), "run-folder": str(folder)}
         if resume:
             keys = {"resume": str(folder)}
-        with _identity(0):
+        with identity(0):
             server.app.app(grid=self.grid, context=Context(1, 0, {}, RecordDict(), keys))
         return folder
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.runs.lifecycle.roster", functools.partial(roster, settle=0.0, patience=0.0))
 
 
 @pytest.mark.parametrize(("unit", "told"), [("record", "record"), ("group", "group:patient")])
@@ -125,24 +133,11 @@ def of_records(tmp_path: Path) -> Nodes:
     return nodes
 
 
-@pytest.mark.parametrize("place", ["before the checkpoint", "behind the checkpoint"])
-def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
-    place: str, of_records: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Broken off in its second round of two: where that was lost, the silos have steps left for none."""
-    name = "save_progress" if place == "before the checkpoint" else "_record"
-    real = getattr(server.runs.cross_silo, name)
-
-    def breaks(*given: Any) -> Any:
-        progress = next(value for value in given if isinstance(value, Progress))
-        if progress.round == 2:
-            raise OSError("the host is gone")
-        return real(*given)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(server.runs.cross_silo, name, breaks)
-        with pytest.raises(OSError, match="gone"):
-            of_records.run("first")
+def test_an_interrupted_run_goes_on_with_its_nodes_and_ends_when_their_budgets_are_spent(of_records: Nodes) -> None:
+    """The second round of two is lost behind the sites' steps, so that none is left."""
+    of_records.grid.lost_in = 2
+    with pytest.raises(OSError, match="gone"):
+        of_records.run("first")
     folder = of_records.folder / "first"
     assert [record.round for record in read_metrics(folder)] == [1]
     assert check_resumable(folder).clients == 3
@@ -151,24 +146,20 @@ def test_a_broken_run_goes_on_and_ends_when_the_last_silo_has_spent_its_budget(
     of_records.run("first", resume=True)
     status = read_status(folder)
     assert status is not None
+    assert status.state == "stopped-budget"
+    assert "site 2: this site's budget is spent" in status.message
+    assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
     assert [record.round for record in read_metrics(folder)] == [1, 2]
-    assert [resumed.round for resumed in read_resumed(folder)] == [1 if name == "save_progress" else 2]
-    if name == "save_progress":
-        assert status.state == "stopped-budget"
-        assert "site 2: this site's budget is spent" in status.message
-        assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
-    else:
-        assert status.state == "completed"
+    assert [resumed.round for resumed in read_resumed(folder)] == [1]
     for node in (1, 2, 3):
         with Ledger.open(of_records.folder / str(node) / "ledger.jsonl", read_only=True) as ledger:
             assert len(ledger.charges) == ROUNDS * STEPS
-    with pytest.raises(CannotResume, match="has ended"):
-        of_records.run("first", resume=True)
     with pytest.raises(ConfigError, match="already holds a run"):
         of_records.run("first")
+    assert read_status(folder) == status
 
 
-def test_a_damaged_checkpoint_is_named(of_records: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_checkpoint_is_named(of_records: Nodes) -> None:
     folder = of_records.folder
     layout = adapter_layout(load_base("random:bert", "classification", 2)[0], LoraSpec(2, 4.0, ("query",)))
     wider = adapter_layout(load_base("random:bert", "classification", 2)[0], LoraSpec(3, 4.0, ("query",)))

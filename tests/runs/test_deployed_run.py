@@ -1,6 +1,5 @@
 """A whole run on nodes that hold their own records, in one process: what Docker's test does with real ones."""
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from flwr.app import Context, RecordDict
 import server.app
 from client.app import app as client_app
 from privacy.ledger.ledger import Ledger
-from server.network.grid import roster
 from server.run_folder.names import ROSTER_FILE
 from server.run_folder.telemetry import read_metrics, read_status
-from simulations.engines.inprocess import InProcessGrid, _identity
+from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
 from strategies.dispatch import RoundFailed
 
@@ -46,11 +44,11 @@ class Federation(InProcessGrid):
         super().__init__(client_app, 3)
         self.away: set[int] = set()
         self.asked: list[list[int]] = []
-        for (node, context), path in zip(self._contexts.items(), write_records(folder, 3, 16), strict=True):
+        for (node, context), path in zip(self.contexts.items(), write_records(folder, 3, 16), strict=True):
             context.node_config = {"data": f"jsonl:{path}", "cache": str(folder / f"own-{node}")}
 
     def get_node_ids(self) -> list[int]:
-        return [node for node in self._contexts if node not in self.away]
+        return [node for node in self.contexts if node not in self.away]
 
     def push_messages(self, messages: Any) -> Any:
         messages = list(messages)
@@ -59,8 +57,7 @@ class Federation(InProcessGrid):
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("server.runs.lifecycle.roster", functools.partial(roster, settle=0.0, patience=0.0))
+def start(tmp_path: Path) -> Any:
     grid, folder = Federation(tmp_path), tmp_path / "run"
 
     def go(rounds: int = 2, **keys: Any) -> None:
@@ -69,7 +66,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             text = SETTINGS.format(rounds=rounds, folder=tmp_path)
             (tmp_path / "run.toml").write_text(text)
             keys = {"config-file": str(tmp_path / "run.toml"), "run-folder": str(folder)}
-        with _identity(0):
+        with identity(0):
             server.app.app(grid=grid, context=Context(1, 0, {}, RecordDict(), keys))
 
     return grid, folder, go

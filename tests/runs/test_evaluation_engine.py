@@ -13,7 +13,7 @@ from client.worker import make_engine
 from server.config.load import parse
 from server.evaluation.metrics import on_workers
 from server.runs.assembly import Assembly, assemble
-from simulations.engines.inprocess import SERVER_NODE, InProcessGrid, _identity
+from simulations.engines.inprocess import SERVER_NODE, InProcessGrid, identity
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_metrics_do_not_depend_on_the_number_of_workers(
         return pieces
 
     monkeypatch.setattr(Forward, "micro_batches", watched)
-    with _identity(SERVER_NODE):
+    with identity(SERVER_NODE):
         evaluate = on_workers(
             InProcessGrid(client.app.app, workers), workers, assembly.job.to_json(), {"validation": (5, 37)}, 60.0
         )

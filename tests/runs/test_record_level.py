@@ -1,4 +1,4 @@
-"""One silo's run: what it leaves behind, how it goes on after a break, and what is refused before anything is spent."""
+"""A run over the records of one site: what it leaves behind, and what is refused before anything is spent."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,9 @@ import pytest
 from peft import PeftModel
 
 from client.models.base import load_base
-from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.settings import RecordLevelSettings
-from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
-from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.record_level_assembly import assemble_record_level
 from server.runs.start import run_in_folder
@@ -102,37 +99,14 @@ def test_the_lines_of_the_card_say_the_class_of_a_text(cache, tmp_path, monkeypa
     assert logits.abs().max() > 0
 
 
-def test_a_broken_run_goes_on_and_what_was_lost_stays_spent(cache, tmp_path, monkeypatch):
-    folder, settings = tmp_path / "run", config(cache)
-    whole, done = PrivateSgd.step, []
-
-    def breaks(training: PrivateSgd) -> Any:
-        if len(done) == 5:
-            raise OSError("the machine is gone")
-        done.append(training.next_release().round)
-        return whole(training)
-
-    monkeypatch.setattr(PrivateSgd, "step", breaks)
-    with pytest.raises(OSError, match="gone"):
-        run(settings, folder)
-    assert done == [1, 2, 3, 4, 5]
-    assert read_status(folder).state == "failed"
-    said = read_run(folder).guarantee  # from the ledger, in the words of a site: no server is trusted
+def test_without_a_statement_the_guarantee_is_that_of_the_ledger(cache, tmp_path):
+    """In the words of a site: no server is trusted."""
+    run(config(cache), tmp_path / "run")
+    (tmp_path / "run" / "privacy.json").unlink()
+    said = read_run(tmp_path / "run").guarantee
     assert said is not None
     assert "against anyone; other runs" in said["sentence"]
     assert any("that a site fails" in line for line in said["not_covered"])
-    monkeypatch.setattr(
-        PrivateSgd, "step", lambda training: (done.append(training.next_release().round), whole(training))[1]
-    )
-    check_resumable(folder)
-    run(settings, folder, resume=True)
-    assert done == [1, 2, 3, 4, 5, 5]  # step 5 was charged behind the last checkpoint: one step fewer at the end
-    ledger = Ledger.open(folder / "ledger.jsonl", read_only=True)
-    assert [charge.event.round for charge in ledger.charges] == [1, 2, 3, 4, 5, 5]
-    assert read_status(folder).state == "stopped-budget"
-    assert ledger.spent() <= 4.0
-    assert json.loads((folder / "results.json").read_text())["rounds_done"] == 5
-    assert [record.round for record in read_metrics(folder)] == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ class TestOwnNode:
     @pytest.fixture
     def own(self, lab: Callable[..., Lab]) -> Lab:
         this = lab(insecure=False)
-        for node, context in this.grid._contexts.items():
+        for node, context in this.grid.contexts.items():
             number = 5 - node  # other numbers than the server would guess
             context.node_config["identity"] = str(this.folder / identity_file(number))
             context.node_config["federation"] = str(this.folder / LIST_FILE)
@@ -326,7 +326,7 @@ class TestOwnNode:
 
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         with pytest.raises(ValueError, match="secure sums only"):
-            train(message, own.grid._contexts[1])
+            train(message, own.grid.contexts[1])
 
     def test_adds_noise_whatever_it_is_told(self, own: Lab) -> None:
         assert own.strategy.secure is not None
@@ -349,7 +349,7 @@ class TestOwnNode:
             own.hold()
 
     def test_of_data_without_an_identity_takes_no_part(self, own: Lab) -> None:
-        for context in own.grid._contexts.values():
+        for context in own.grid.contexts.values():
             del context.node_config["identity"]
             context.node_config["data"] = "jsonl:somewhere"
         with pytest.raises(RoundFailed, match="0 clients announced"):

@@ -14,6 +14,8 @@ from strategies.dispatch import RoundFailed
 class Nodes:
     """A grid that knows nothing but nodes, which come one after the other."""
 
+    settle = 0.0
+
     def __init__(self, *steps: list[int]) -> None:
         self._steps = list(steps)
 
@@ -22,7 +24,7 @@ class Nodes:
 
 
 def settled(folder: Path, grid: Nodes, clients: int = 3, patience: float = 5.0) -> tuple[int, ...]:
-    return roster(folder / ROSTER_FILE, grid, clients, patience=patience, settle=0.0)  # type: ignore[arg-type]
+    return roster(folder / ROSTER_FILE, grid, clients, patience=patience)  # type: ignore[arg-type]
 
 
 def test_it_waits_for_all_and_keeps_them_in_order(tmp_path: Path) -> None:
