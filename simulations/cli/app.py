@@ -50,16 +50,17 @@ class EngineKind(enum.StrEnum):
     inprocess = "inprocess"
 
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")]
 
 
 @app.command()
 def run(
     preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "quickstart",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
-    ] = None,
+    settings: Settings = None,
     engine: Annotated[EngineKind | None, typer.Option(help="Flower on Ray, or all in one process.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Worker processes; 0 takes what the host has.", show_default="0")
@@ -92,10 +93,7 @@ def run(
 @app.command(hidden=True)
 def silo(
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file.")] = "silo-quickstart",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
-    ] = None,
+    settings: Settings = None,
     data: Annotated[Path | None, typer.Option(help="Folder of relative data files.", show_default=".")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -106,10 +104,7 @@ def silo(
 @app.command(hidden=True)
 def recipe(
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file with [[phases]].")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
-    ] = None,
+    settings: Settings = None,
     quiet: Quiet = False,
 ) -> None:
     """The former name of `lacquer run` for phases; it stays for one release."""
@@ -126,7 +121,7 @@ def resume(
     other_code: Annotated[
         bool, typer.Option("--other-code", help="Resume although the code has changed since the run was started.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Resume an interrupted run from its last checkpoint, within the budget it has left."""
     here = Path.cwd()

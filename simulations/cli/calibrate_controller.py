@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from privacy.accountants import composition
@@ -23,7 +22,7 @@ from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.runs.commitment import commit, round_sampling
 from simulations.presets.load import parse_setting
-from simulations.report.notation import delta_text, epsilon_text, number_text
+from simulations.report.notation import delta_text, epsilon_text, number_text, plain_table
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 
@@ -54,7 +53,7 @@ def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
     controller = methods(config).controller
     commitment, multipliers = commit(config, controller)
     setting = RunInfo(config.rounds, ((dimension or 1,),), round_sampling(config), multipliers, commitment.order)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = plain_table()
     for column in ("Release", "part", "sensitivity", "noise on the sum", "noise multiplier"):
         table.add_column(column, justify="left" if column in ("Release", "part") else "right")
     for release in rehearsal(controller, setting):
@@ -64,7 +63,7 @@ def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
             row = (number_text(part.sensitivity) + unit, number_text(part.noise_std) + unit)
             table.add_row(release.name if i == 0 else "", part.name, *row, f"{part.noise_multiplier:.4f}")
         table.add_row("", "together", "", "", together, style="bold")
-    accounts = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    accounts = plain_table()
     accounts.add_column("Accountant")
     accounts.add_column("Epsilon", justify="right")
     for accountant in ("pld", "rdp"):

@@ -16,7 +16,7 @@ from privacy.accountants.calibration import calibrate, filter_commitment
 from privacy.accountants.scenarios import Option, Refusal, Scenario, alternatives, by_accountant, price
 from privacy.events import NoiseShares, Poisson
 from server.config.load import parse
-from simulations.report.notation import delta_text, epsilon_text, number_text
+from simulations.report.notation import delta_text, epsilon_text, number_text, plain_table
 
 _ACCOUNTANTS = {
     "pld": "upper bound, nearly exact",
@@ -38,7 +38,7 @@ def advice(scenario: Scenario, dimension: int | None, width: int) -> RenderableT
         ValueError: no noise keeps the target.
     """
     now = price("now", scenario)
-    accounts = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", title_justify="left")
+    accounts = plain_table()
     accounts.add_column("Accountant")
     accounts.add_column("Epsilon", justify="right")
     accounts.add_column("")
@@ -89,7 +89,7 @@ def _facts(now: Option, dimension: int | None) -> Table:
 
 
 def _choices(now: Option, others: Sequence[Option | Refusal], dimension: int | None, gap: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    table = plain_table(gap)
     table.add_column("\nChange", no_wrap=True)
     per_round = "noise\n/ C" if dimension is None else "noise\nnorm / C"
     for name in ("\nclients", "\ncohort", "\nrounds", "\nz", per_round, "over\nthe run", "against\nnow"):
@@ -129,7 +129,7 @@ def secagg(
     _, z = filter_commitment(epsilon, delta, everyone, rounds, adjacency="zero_out", noise_shares=shares)
     bits = shares.grid_bits([z])
     whole = z * math.sqrt(clients / shares.honest)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = plain_table()
     table.add_column("Noise, in clip bounds C")
     for column in ("on the sum", "on the mean", "of one client's share"):
         table.add_column(column, justify="right")

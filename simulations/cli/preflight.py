@@ -100,7 +100,7 @@ def check(config: RunConfig) -> Checked:
     return Checked(config, noise)
 
 
-def check_noise(config: RunConfig) -> "Calibrated":
+def check_noise(config: RunConfig) -> Calibrated:
     """Check the methods and the budget, and calibrate.
 
     Raises:
@@ -160,7 +160,7 @@ def check_silos(config: RunConfig) -> None:
     assemble_cross_silo(config)
 
 
-def check_silo(config: RunConfig) -> "Calibrated":
+def check_silo(config: RunConfig) -> Calibrated:
     """Check all of a run at one site that can be checked without sampling: data, model, methods, budget.
 
     Raises:
@@ -177,53 +177,38 @@ def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
     """
-    _check_sources(cells)
     multipliers: dict[str, tuple[float, ...]] = {}
-    problems: dict[str, str] = {}
     adapters: set[str] = set()  # loading a model for every cell would take longer than the rest
     calibrated: dict[str, tuple[float, ...]] = {}  # seeds and data do not change the noise, and some take seconds
-    for cell in cells:
+
+    def check_cell(cell: Cell) -> None:
         config = cell.config
-        federated = cell.kind == "run" and config.privacy.unit != "client"
+        sites = cell.kind == "run" and config.privacy.unit != "client"
         noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
         if cell.kind == "silo":  # its noise depends on how many units there are, and on what is trained
             noise = repr((noise, config.silo, config.data, config.model))
-        try:
-            if cell.kind == "public-only":
-                check_public_only(config)
-            elif federated:  # every site calibrates for its own records
-                check_silos(config)
-            elif noise not in calibrated:
-                calibrated[noise] = (check_silo if cell.kind == "silo" else check_noise)(config).multipliers
-            multipliers[cell.key] = () if federated or cell.kind == "public-only" else calibrated[noise]
-            if cell.kind != "silo" and not federated:
-                check_data(config)
-                adapter = repr((config.model, config.strategy, config.rounds, config.clients))
-                if adapter not in adapters:
-                    adapters.add(adapter)
-                    check_adapter(config)
-        except ValueError as error:  # ConfigError is one
-            problems.setdefault(str(error), cell.key)
-    _refuse(problems)
+        if cell.kind == "public-only":
+            check_public_only(config)
+        elif sites:  # every site calibrates for its own records
+            check_silos(config)
+        elif noise not in calibrated:
+            calibrated[noise] = (check_silo if cell.kind == "silo" else check_noise)(config).multipliers
+        multipliers[cell.key] = () if sites or cell.kind == "public-only" else calibrated[noise]
+        if cell.kind != "silo" and not sites:
+            check_data(config)
+            adapter = repr((config.model, config.strategy, config.rounds, config.clients))
+            if adapter not in adapters:
+                adapters.add(adapter)
+                check_adapter(config)
+
+    # Files that are not there are told of before anything is calibrated, which takes minutes.
+    for check_one in (lambda cell: check_sources(cell.config), check_cell):
+        problems: dict[str, str] = {}
+        for cell in cells:
+            try:
+                check_one(cell)
+            except ValueError as error:  # ConfigError is one
+                problems.setdefault(str(error), cell.key)
+        if problems:
+            raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
     return multipliers
-
-
-def _check_sources(cells: list[Cell]) -> None:
-    """Before anything is calibrated, which takes minutes; the data sets are read after it.
-
-    Raises:
-        ConfigError: files that are not there, with the first cell that reads them.
-    """
-    problems: dict[str, str] = {}
-    for cell in cells:
-        try:
-            check_sources(cell.config)
-        except ValueError as error:
-            problems.setdefault(str(error), cell.key)
-    _refuse(problems)
-
-
-def _refuse(problems: dict[str, str]) -> None:
-    """ConfigError if there are problems; they name the first cell that has them."""
-    if problems:
-        raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))

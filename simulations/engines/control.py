@@ -5,17 +5,14 @@ Flower's own command does the talking. It is given a configuration of its own fo
 SuperLink says of it afterwards.
 """
 
-import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from simulations.engines.flower import RunFailed
+from simulations.engines.flower import RunFailed, flwr
 
 CONNECTION = "federation"
 SUCCESS = "finished:completed"
@@ -51,15 +48,7 @@ class Control:
         """
         environment = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
         environment |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
-        done = subprocess.run(
-            [str(Path(sys.executable).with_name("flwr")), *arguments, "--format", "json"],
-            cwd=self.home, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        start = done.stdout.find("{")
-        if start < 0:
-            raise RunFailed(f"flwr {arguments[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        answer: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout[start:])[0]
-        return answer
+        return flwr(*arguments, folder=self.home, environment=environment)
 
     def start(self, app: Path) -> str:
         """Hand over an app; the number of its run."""

@@ -80,8 +80,8 @@ class PrivateFlower:
         return False
 
     def submit(self, app: Path, federation: str) -> None:
-        """``flwr run``; Flower prints other lines before the JSON."""
-        answer = self._flwr("run", str(app), "--federation-config", federation, "--format", "json")
+        """``flwr run``."""
+        answer = self._flwr("run", str(app), "--federation-config", federation)
         if not answer.get("success"):
             raise RunFailed(f"Flower did not accept the run: {answer.get('error-message', answer)}")
         self._run_id = str(answer["run-id"])
@@ -110,22 +110,31 @@ class PrivateFlower:
         if self._superlink.poll() is not None:
             return "unknown", f"the SuperLink ended with exit code {self._superlink.returncode}:\n{tail(self._log)}"
         for _ in range(5):
-            run = self._flwr("ls", "--run-id", self._run_id, "--format", "json")["runs"][0]
+            run = self._flwr("ls", "--run-id", self._run_id)["runs"][0]
             if run["status"].startswith("finished"):
                 break
             time.sleep(1.0)
         return run["status"], run.get("status-details") or ""
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        command = [str(_scripts() / "flwr"), *arguments]
-        done = subprocess.run(
-            command, cwd=self._neutral, env=self._environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        start = done.stdout.find("{")
-        if start < 0:
-            raise RunFailed(f"flwr {arguments[0]} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
-        answer: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout[start:])[0]
-        return answer
+        return flwr(*arguments, folder=self._neutral, environment=self._environment)
+
+
+def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON that ``flwr ARGUMENTS --format json`` answers with; Flower prints other lines before it.
+
+    Raises:
+        RunFailed: it answers with none.
+    """
+    command = [str(_scripts() / "flwr"), *arguments, "--format", "json"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    start = done.stdout.find("{")
+    if start < 0:
+        raise RunFailed(f"flwr {arguments[0]} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+    answer: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout[start:])[0]
+    return answer
 
 
 def _scripts() -> Path:

@@ -56,7 +56,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             + (" The test set was used once, at the end." if test is not None else ""),
             f"From {percent_text(values[0])} to {percent_text(values[-1])}, best {percent_text(max(values))}."
             + (f" Test: {percent_text(test)}." if test is not None else ""),
-            plots.accuracy(run.metrics, test_accuracy=test, majority_accuracy=majority),
+            plots.over_rounds(plots.accuracy, run.metrics, test_accuracy=test, majority_accuracy=majority),
         )
     if values := _known(run, "validation_loss"):
         add(
@@ -64,7 +64,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "Loss",
             "Mean cross-entropy on the same records, in nats.",
             f"From {number_text(values[0])} to {number_text(values[-1])}, lowest {number_text(min(values))}.",
-            plots.loss(run.metrics),
+            plots.over_rounds(plots.loss, run.metrics),
         )
     if run.rounds and not run.not_private and math.isfinite(run.metrics[-1].epsilon_spent):
         last = run.metrics[-1]
@@ -73,7 +73,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "Privacy spent",
             "An upper bound after every release; the run stops before it would pass the budget.",
             f"{epsilon_text(last.epsilon_spent)} of {number_text(last.epsilon_budget)} after round {last.round}.",
-            plots.epsilon_spent(run.metrics),
+            plots.over_rounds(plots.epsilon_spent, run.metrics),
         )
     if values := _known(run, "clip_bound"):
         add(
@@ -82,7 +82,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "The largest L2 norm one client's update may have; longer ones are scaled down to it. The noise is "
             "proportional to it.",
             f"From {number_text(values[0])} to {number_text(values[-1])}.",
-            plots.clip_threshold(run.metrics),
+            plots.over_rounds(plots.clip_threshold, run.metrics),
         )
     if values := _known(run, "update_norm"):
         add(
@@ -91,7 +91,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "Norm of the released update, and what of it noise alone explains. Learning is possible with a signal far "
             "below the noise, because the noise points elsewhere every round.",
             f"The released norm goes from {number_text(values[0])} to {number_text(values[-1])}.",
-            plots.update_norm(run.metrics),
+            plots.over_rounds(plots.update_norm, run.metrics),
         )
     curve = _curve(run)
     if curve:

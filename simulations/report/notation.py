@@ -4,9 +4,15 @@ import math
 from decimal import ROUND_CEILING, Decimal
 
 from rich.console import Console
+from rich.table import Table
 
 WIDEST = 88
 """Characters of the widest line that suits the eye."""
+
+
+def plain_table(gap: int = 3) -> Table:
+    """A table without lines, ``gap`` blanks between its columns."""
+    return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
 
 
 def drawable(console: Console) -> bool:

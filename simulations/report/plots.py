@@ -87,35 +87,11 @@ def _style(palette: Palette) -> Any:  # matplotlib types its settings as 300 lit
     }
 
 
-def accuracy(
-    metrics: Sequence[RoundRecord],
-    palette: Palette = LIGHT,
-    *,
-    test_accuracy: float | None = None,
-    majority_accuracy: float | None = None,
+def over_rounds(
+    draw: Callable[..., None], metrics: Sequence[RoundRecord], palette: Palette = LIGHT, **options: Any
 ) -> Figure:
-    """Accuracy on public validation over rounds; the test result as a point, the majority class as a line."""
-    return _single(_draw_accuracy, metrics, palette, test_accuracy=test_accuracy, majority_accuracy=majority_accuracy)
-
-
-def loss(metrics: Sequence[RoundRecord], palette: Palette = LIGHT) -> Figure:
-    """Loss on public validation over rounds."""
-    return _single(_draw_loss, metrics, palette)
-
-
-def clip_threshold(metrics: Sequence[RoundRecord], palette: Palette = LIGHT) -> Figure:
-    """The clip threshold each round used."""
-    return _single(_draw_clip_threshold, metrics, palette)
-
-
-def epsilon_spent(metrics: Sequence[RoundRecord], palette: Palette = LIGHT) -> Figure:
-    """Epsilon spent after each round, and the budget."""
-    return _single(_draw_epsilon, metrics, palette)
-
-
-def update_norm(metrics: Sequence[RoundRecord], palette: Palette = LIGHT) -> Figure:
-    """Norm of the released update, the noise expected in it, and the signal left when that is taken off."""
-    return _single(_draw_update_norm, metrics, palette)
+    """One of the drawings below, of the rounds of a run."""
+    return draw_figure([lambda axes, palette: draw(axes, metrics, palette, **options)], palette, SIZE)
 
 
 def phase_losses(losses: Mapping[str, float], palette: Palette = LIGHT) -> Figure:
@@ -152,32 +128,26 @@ def privacy_curve(points: Sequence[tuple[float, float]], delta: float, palette: 
 def overview(metrics: Sequence[RoundRecord], palette: Palette = LIGHT, *, test_accuracy: float | None = None) -> Figure:
     """The run in one strip: accuracy, clip threshold and epsilon, side by side."""
 
-    def draw_accuracy(axes: Axes, palette: Palette) -> None:
-        _draw_accuracy(axes, metrics, palette, test_accuracy=test_accuracy, majority_accuracy=None)
-
     return draw_figure(
         [
-            draw_accuracy,
-            lambda axes, palette: _draw_clip_threshold(axes, metrics, palette),
-            lambda axes, palette: _draw_epsilon(axes, metrics, palette),
+            lambda axes, palette: accuracy(axes, metrics, palette, test_accuracy=test_accuracy),
+            lambda axes, palette: clip_threshold(axes, metrics, palette),
+            lambda axes, palette: epsilon_spent(axes, metrics, palette),
         ],
         palette,
         (11.0, 2.9),
     )
 
 
-def _single(draw: Callable[..., None], metrics: Sequence[RoundRecord], palette: Palette, **options: Any) -> Figure:
-    return draw_figure([lambda axes, palette: draw(axes, metrics, palette, **options)], palette, SIZE)
-
-
-def _draw_accuracy(
+def accuracy(
     axes: Axes,
     metrics: Sequence[RoundRecord],
     palette: Palette,
     *,
-    test_accuracy: float | None,
-    majority_accuracy: float | None,
+    test_accuracy: float | None = None,
+    majority_accuracy: float | None = None,
 ) -> None:
+    """Accuracy on public validation over rounds; the test result as a point, the majority class as a line."""
     rounds, values = _series(metrics, "validation_accuracy")
     axes.plot(rounds, values, color=palette.first, **_few(rounds))
     if majority_accuracy is not None:
@@ -194,14 +164,16 @@ def _draw_accuracy(
     _rounds_axis(axes, metrics)
 
 
-def _draw_loss(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+def loss(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+    """Loss on public validation over rounds."""
     rounds, values = _series(metrics, "validation_loss")
     axes.plot(rounds, values, color=palette.first, **_few(rounds))
     axes.set(ylabel="loss, public validation")
     _rounds_axis(axes, metrics)
 
 
-def _draw_clip_threshold(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+def clip_threshold(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+    """The clip threshold each round used."""
     rounds, values = _series(metrics, "clip_bound")
     axes.step([*rounds, rounds[-1] + 1], [*values, values[-1]], where="post", color=palette.first)
     positive = [value for value in values if value > 0]
@@ -215,7 +187,8 @@ def _draw_clip_threshold(axes: Axes, metrics: Sequence[RoundRecord], palette: Pa
     _rounds_axis(axes, metrics)
 
 
-def _draw_epsilon(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+def epsilon_spent(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+    """Epsilon spent after each round, and the budget."""
     spent = [record for record in metrics if math.isfinite(record.epsilon_spent)]
     budget = metrics[-1].epsilon_budget
     rounds, values = [record.round for record in spent], [record.epsilon_spent for record in spent]
@@ -229,7 +202,8 @@ def _draw_epsilon(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) 
     _rounds_axis(axes, metrics)
 
 
-def _draw_update_norm(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+def update_norm(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+    """Norm of the released update, the noise expected in it, and the signal left when that is taken off."""
     lines = (
         ("update_norm", "released", palette.first, "-"),
         ("noise_norm", "noise (expected)", palette.second, "--"),

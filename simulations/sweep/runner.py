@@ -9,7 +9,7 @@ of its results file, of completed run folders, and of the cells that end now.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,18 +78,12 @@ def run_cells(
                     started(cell, folder)
                     running[pool.submit(_run, cell, folder, plugins, stop)] = cell
                 done, _ = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
-                _hand_over(done, running, ended)
+                for future in done:
+                    del running[future]
+                    ended(future.result())
                 look()
         finally:
             stop.set()  # the pool waits for its threads, and they for their processes to be gone
-
-
-def _hand_over(
-    done: Iterable[Future[Outcome]], running: dict[Future[Outcome], Cell], ended: Callable[[Outcome], None]
-) -> None:
-    for future in done:
-        del running[future]
-        ended(future.result())
 
 
 def _run(cell: Cell, folder: Path, plugins: Path, stop: threading.Event) -> Outcome:

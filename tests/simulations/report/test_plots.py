@@ -27,7 +27,7 @@ def lines(figure: Figure, panel: int = 0) -> dict[str, tuple[list[float], list[f
 
 
 def test_accuracy_over_rounds_with_test_point_and_baseline(metrics: list[RoundRecord]) -> None:
-    drawn = lines(plots.accuracy(metrics, test_accuracy=0.7, majority_accuracy=0.2))
+    drawn = lines(plots.over_rounds(plots.accuracy, metrics, test_accuracy=0.7, majority_accuracy=0.2))
     assert drawn[LIGHT.first] == (list(range(1, 21)), [pytest.approx(0.5 + 0.01 * n) for n in range(1, 21)])
     assert drawn[LIGHT.second] == ([20], [0.7])
     assert drawn[LIGHT.muted][1] == [0.2, 0.2]
@@ -36,12 +36,12 @@ def test_accuracy_over_rounds_with_test_point_and_baseline(metrics: list[RoundRe
 def test_loss_leaves_out_rounds_without_a_finite_value(metrics: list[RoundRecord]) -> None:
     metrics[3] = replace(metrics[3], validation_loss=None)
     metrics[4] = replace(metrics[4], validation_loss=math.inf)
-    rounds, _ = lines(plots.loss(metrics))[LIGHT.first]
+    rounds, _ = lines(plots.over_rounds(plots.loss, metrics))[LIGHT.first]
     assert rounds == [1, 2, *range(5, 21)]
 
 
 def test_clip_threshold_is_a_step_line_on_a_log_axis_when_it_spans_much(metrics: list[RoundRecord]) -> None:
-    figure = plots.clip_threshold(metrics)
+    figure = plots.over_rounds(plots.clip_threshold, metrics)
     rounds, values = lines(figure)[LIGHT.first]
     assert rounds[:20] == list(range(1, 21))
     assert values[:20] == [0.5 / n for n in range(1, 21)]
@@ -50,7 +50,7 @@ def test_clip_threshold_is_a_step_line_on_a_log_axis_when_it_spans_much(metrics:
 
 
 def test_epsilon_starts_with_the_histogram_and_shows_the_budget(metrics: list[RoundRecord]) -> None:
-    drawn = lines(plots.epsilon_spent(metrics))
+    drawn = lines(plots.over_rounds(plots.epsilon_spent, metrics))
     rounds, values = drawn[LIGHT.first]
     assert (rounds[0], values[0]) == (0, 0.125)
     assert values[-1] == metrics[-1].epsilon_spent
@@ -58,7 +58,7 @@ def test_epsilon_starts_with_the_histogram_and_shows_the_budget(metrics: list[Ro
 
 
 def test_norms_are_told_apart_by_dash_as_well_as_by_colour(metrics: list[RoundRecord]) -> None:
-    figure = plots.update_norm(metrics)
+    figure = plots.over_rounds(plots.update_norm, metrics)
     assert {values[0] for _, values in lines(figure).values()} == {2.0, 1.5, math.sqrt(1.75)}
     handles = figure.axes[0].get_legend().get_lines()
     assert len({str(line._dash_pattern) for line in handles}) == 3
@@ -87,6 +87,6 @@ def test_overview_has_three_panels_in_the_palette_asked_for(metrics: list[RoundR
 def test_one_round_is_enough_to_draw_everything() -> None:
     metrics = recorded_metrics(1, 5)
     for draw in (plots.accuracy, plots.loss, plots.clip_threshold, plots.epsilon_spent, plots.update_norm):
-        figure = draw(metrics)
+        figure = plots.over_rounds(draw, metrics)
         figure.canvas.draw()
         assert figure.axes[0].get_xlabel() == "round"
