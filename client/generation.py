@@ -130,21 +130,6 @@ def _batch(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a model is asked for, and what it should say.
-
-    Attributes:
-        prompts: tokens of text and :data:`client.data.tokenise.BEFORE_SUMMARY`, one list per record.
-        references: the records' summaries as text.
-        cut: how many of the references the records hold without their end.
-    """
-
-    prompts: list[list[int]]
-    references: list[str]
-    cut: int
-
-
-@dataclass(frozen=True)
 class SummaryScores:
     """Mean F-measures over some records.
 
@@ -161,8 +146,12 @@ class SummaryScores:
     references_cut: int
 
 
-def asked(records: Records, tokenizer: PreTrainedTokenizerBase, room: int) -> Asked:
-    """The prompts of prepared records, cut at the end of their texts to `room` tokens, and the references.
+def summary_tasks(
+    records: Records, tokenizer: PreTrainedTokenizerBase, room: int
+) -> tuple[list[list[int]], list[str], int]:
+    """The prompts of prepared records, their summaries, and how many of these lack their end.
+
+    A prompt is text, cut at its end to `room` tokens in all, and :data:`client.data.tokenise.BEFORE_SUMMARY`.
 
     Raises:
         ValueError: the records have no token weights, so they are not of summarisation.
@@ -178,7 +167,7 @@ def asked(records: Records, tokenizer: PreTrainedTokenizerBase, room: int) -> As
         prompts.append(prompt if given <= room else prompt[: room - tail] + prompt[-tail:])
         references.append(_text(tokenizer, summary))
         cut += summary[-1] != tokenizer.eos_token_id
-    return Asked(prompts, references, cut)
+    return prompts, references, cut
 
 
 def summary_scores(model: Any, tokenizer: PreTrainedTokenizerBase, records: Records, most_tokens: int) -> SummaryScores:
@@ -190,10 +179,11 @@ def summary_scores(model: Any, tokenizer: PreTrainedTokenizerBase, records: Reco
         records: of summarisation, at least one.
         most_tokens: a summary ends there if it has not before.
     """
-    wanted = asked(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens)
-    answers = continuations(model, tokenizer, wanted.prompts, Decoding(longest=most_tokens))
+    room = int(model.config.max_position_embeddings) - most_tokens
+    prompts, references, cut = summary_tasks(records, tokenizer, room)
+    answers = continuations(model, tokenizer, prompts, Decoding(longest=most_tokens))
     found = [_text(tokenizer, answer) for answer in answers]
-    return SummaryScores(rouge(found, wanted.references), len(records), most_tokens, wanted.cut)
+    return SummaryScores(rouge(found, references), len(records), most_tokens, cut)
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:

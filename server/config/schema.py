@@ -160,6 +160,11 @@ class RunConfig(Table):
         return self.privacy.unit != "client" and self.clients == 1
 
     @property
+    def cross_silo(self) -> bool:
+        """Whether several sites train, each of which protects its own records."""
+        return self.privacy.unit != "client" and self.clients > 1
+
+    @property
     def members_text(self) -> str:
         """Who takes part, in words."""
         if self.privacy.unit == "client":

@@ -190,7 +190,7 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
     if (run_folder / PHASES_FILE).is_file():
         with owned(run_folder):
             refuse_ended(run_folder)
-    elif config.privacy.unit != "client" and not config.alone:
+    elif config.cross_silo:
         with owned(run_folder):
             check_silos(run_folder)
     else:

@@ -41,7 +41,7 @@ def run_in_folder(
             run_record_level(run)
     elif grid is None:
         raise ConfigError(f"clients = {config.clients}: a run over several clients needs a grid to reach them")
-    elif config.privacy.unit != "client":
+    elif config.cross_silo:
         from server.runs.cross_silo import run_cross_silo
 
         with opened(config, folder, resume=resume, other_code=other_code, ledger=False) as run:

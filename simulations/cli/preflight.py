@@ -85,7 +85,7 @@ def check(config: RunConfig) -> Checked:
         except ValueError as error:  # ConfigError is one
             problems.append(str(error))
 
-    if config.privacy.unit != "client":
+    if config.cross_silo:
         with collected():
             check_silos(config)
     else:
@@ -183,7 +183,7 @@ def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
 
     def check_cell(cell: Cell) -> None:
         config = cell.config
-        sites = cell.kind == "run" and config.privacy.unit != "client"
+        sites = cell.kind == "run" and config.cross_silo
         noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
         if cell.kind == "silo":  # its noise depends on how many units there are, and on what is trained
             noise = repr((noise, config.silo, config.data, config.model))
