@@ -25,9 +25,7 @@ class Decoding:
     """How continuations are chosen.
 
     Attributes:
-        longest: most new tokens.
         temperature: 0 takes the most probable token each time; above 0 samples, from the `top_p` most probable mass.
-        seed: of the samples.
         token_budget: tokens of one batch, new ones included.
     """
 
@@ -175,8 +173,6 @@ def summary_scores(model: Any, tokenizer: PreTrainedTokenizerBase, records: Reco
 
     Args:
         model: a plain causal model, or one with a PEFT adapter on it, in evaluation mode.
-        tokenizer: that of the records.
-        records: of summarisation, at least one.
         most_tokens: a summary ends there if it has not before.
     """
     room = int(model.config.max_position_embeddings) - most_tokens

@@ -42,7 +42,6 @@ class Member:
     Attributes:
         federation: its own copy of the list.
         identity: private.
-        number: on the list.
         trusting: whether the run made all that (simulation).
     """
 

@@ -41,7 +41,6 @@ def clip_votes(
         engine: bound to nothing in particular; its layout says which values are trained.
         start: full vector the clients trained from.
         rows: their updates as they would be sent.
-        clients: their records.
         query: grid, candidates and simulated noise.
         seeds: one per client, for the simulated noise.
         part: what they trained of the adapter.

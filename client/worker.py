@@ -37,7 +37,6 @@ class Job(Table):
         task: one of :data:`client.models.tasks.TASKS`.
         num_labels: classes; 0 for a language model.
         spec: adapters and heads.
-        local: local training.
         data: folder of the prepared data set (simulation), see :func:`client.data.prepare.prepare`.
         seed: of the simulation randomness.
         sequential: train clients one by one with plain PEFT.
@@ -71,7 +70,6 @@ class Worker:
     """Trains logical clients of a prepared data set, or the one client that a node is; answers with bounded sums.
 
     Args:
-        job: of the run.
         own: the node's own records, instead of the prepared data set that the job names.
     """
 
@@ -141,9 +139,7 @@ def together_or_alone(
     """The sum over some units; where that raises, the sum over those whose work alone does not.
 
     Args:
-        together: the sum over all of them at once.
         alone: the sum over one of them, by its position.
-        count: how many they are.
         what: a unit, for the log, which names the kind of an error only: its text may quote records.
 
     Raises:

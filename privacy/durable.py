@@ -18,7 +18,6 @@ def write(path: Path, content: str | bytes, *, mode: int | None = None, new: boo
 
     Args:
         path: what is replaced; its folder exists.
-        content: of the whole file.
         mode: exact permissions, held by the draft too: 0o600 for a secret. None gives what ``open`` would give.
         new: refuse to replace a file.
 

@@ -44,7 +44,6 @@ class Release:
     ``charged_release`` makes it, ``reopened_release`` takes it from disk again; nothing else can.
 
     Attributes:
-        plan: what was computed.
         update: mean update over the expected cohort, float32; empty with ``NoUpdate()``.
         answers: per query of the plan, the noisy SUM over the cohort.
         expected_units: the public divisor for means.

@@ -48,9 +48,6 @@ def calibrate(
 
     Args:
         controller: gives the initial release and the shape of the noise over the rounds.
-        sampling: of every round.
-        rounds: T.
-        epsilon, delta: the target.
         mode: ``"floor"`` or ``"filter"``.
         extra: further releases that the target must pay for.
         noise_shares: how the clients make the noise together, which only a filter accounts; None if the server adds it.

@@ -72,9 +72,7 @@ class SiloAnswer:
     """What one site sent, checked.
 
     Attributes:
-        silo: its number.
         update: float32 ``[size]``, None if it took no step.
-        steps: private steps taken.
         refused: why it took none or fewer than asked.
     """
 

@@ -61,8 +61,6 @@ def connected(grid: Grid, nodes: int, patience: float, *, settle: float = 0.0) -
     """All node ids, sorted, as soon as there are ``nodes`` or more. The ServerApp may start before they are registered.
 
     Args:
-        grid: connection to the nodes.
-        nodes: how many to wait for.
         patience: seconds to wait.
         settle: seconds for which their number must have stayed the same.
 
@@ -101,7 +99,6 @@ def shares(
 
     Args:
         cohort: sorted ids.
-        nodes: ids.
         work: expected work of each client of the population; None counts all alike.
         clients_per_node: None splits the cohort over the nodes; 1 gives every client a message to its own node.
     """
@@ -131,8 +128,6 @@ def summed(
     Args:
         sent: metadata of every message that went out, and the number of clients it named.
         replies: what came back; each is read and let go before the next is taken.
-        plan: of the round.
-        round: its number.
     """
     total = Contribution.zero(plan)
 

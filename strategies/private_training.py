@@ -41,7 +41,6 @@ class ServerState:
         adapter: float32 ``[size]``, the global adapter in full (frozen factors included).
         served: float32 ``[size]``, its exponential moving average; the adapter itself where no average is kept.
         optimizer: named tensors of the server optimizer: one number per adapter value ``[size]``, or 0-d.
-        controller: the controller's state.
         subspace: that of the public subspace releases are made in, see :class:`Subspace`; None for the whole space.
     """
 
@@ -189,7 +188,6 @@ class ServerUpdate:
     Attributes:
         optimizer: takes the released mean update as a pseudo-gradient.
         aggregation: may rewrite the adapter afterwards.
-        layout: where each adapter value lies.
         served_average: factor of the exponential moving average of the served adapter, in [0, 1).
         noise: what the releases carry; None is the mechanism's default.
     """

@@ -50,7 +50,6 @@ class SecureAggregation:
 
     Args:
         federation: the list, as every client has it.
-        run: identifier of the run.
         ask: sends the messages of the short steps.
         source: folder with the identities of a simulation; "" in a deployment.
         insecure: ask the clients for no noise; the run is stamped NOT PRIVATE.
@@ -68,10 +67,8 @@ class SecureAggregation:
         """Exchange keys and shares, charge the release, and give the messages that ask for masked vectors.
 
         Args:
-            planned: the release.
             attempt: how often it was charged before.
             requests: node and work of every client, one client each.
-            ledger: pays.
 
         Raises:
             RoundFailed: too few clients share their keys; nothing was charged.

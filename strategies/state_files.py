@@ -50,7 +50,6 @@ def unpack(data: Json, tensors: Mapping[str, Tensor], classes: Mapping[str, type
     """The value that :func:`pack` took apart.
 
     Args:
-        data: the JSON form.
         tensors: by the names of ``pack``.
         classes: those that may come back, see :func:`classes_of`.
 
@@ -85,7 +84,6 @@ def upgraded(data: Json, template: Any) -> Json:
     other names. A class is found by its name without the module's, or else by its fields.
 
     Args:
-        data: of a controller's state.
         template: such a state of today; None where there is nothing in it but constants.
     """
     classes = classes_of(template)

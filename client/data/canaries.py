@@ -62,7 +62,6 @@ class Canaries:
         kind: key of :data:`KINDS`.
         count: different secrets; 0 plants nothing.
         copies: records each secret is planted in.
-        seed: of the secrets and of the places.
     """
 
     kind: str = "six-digit"

@@ -50,12 +50,7 @@ class ReadSettings(Reading):
 
 @dataclass(frozen=True)
 class OwnData:
-    """The one client that a node is.
-
-    Attributes:
-        folder: where it is prepared.
-        records: memory-mapped.
-    """
+    """The one client that a node is."""
 
     folder: Path
     records: Records

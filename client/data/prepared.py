@@ -21,7 +21,6 @@ class PreparedData:
     """Clients, public validation records and test records of one data set, memory-mapped.
 
     Attributes:
-        folder: where it is.
         meta: counts, label names, the settings and SHA-256 of every file.
         train: all training records in client order.
         starts, stops: int64 ``[clients]``: client `i` owns rows ``starts[i]:stops[i]`` of `train`.

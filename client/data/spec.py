@@ -84,7 +84,6 @@ class DataSpec(DataSettings):
 
     Attributes:
         tokenizer: name of the base model whose tokenizer is used, see :func:`client.models.base.load_base`.
-        clients: logical clients.
         seed: of the generated notes, the held-out rows and the partition.
         task: ``"classification"``, ``"causal-lm"`` (no labels), or ``"summarisation"`` (no labels; the summary of
             ``text_column`` is in ``text_pair_column``).

@@ -144,8 +144,6 @@ def micro_batches(
     A micro-batch of `r` rows holds `r * padded length <= token_budget` tokens (a single longer row is allowed).
 
     Args:
-        lengths: tokens of each row.
-        token_budget: most tokens of one micro-batch.
         owner: whose gradients are summed, sorted or not; None keeps rows apart.
         longest: positions that the model has.
     """

@@ -44,7 +44,7 @@ class RecordGradients:
     clients: np.ndarray
     records: np.ndarray
     rows: Float[Tensor, "records dim"]
-    losses: Float[Tensor, "records"]  # noqa: F821
+    losses: Float[Tensor, " records"]
 
 
 class CohortEngine:
@@ -56,7 +56,6 @@ class CohortEngine:
         task: gives one loss per record.
         token_budget: tokens per micro-batch, padding included; None chooses. Memory and speed only.
         precision: `"auto"`, `"fp32"`, `"bf16"`, `"bf16-model"` or `"fp64"`, see `client.models.frozen_linear`.
-        device: where the model and the buffers live.
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use
             where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
@@ -112,13 +111,13 @@ class CohortEngine:
         """Train `"both"` factors, or only `"a"` or `"b"`, from now on (RoLoRA alternates)."""
         self._stacked.layout = self.layout.training(train)
 
-    def set_residual(self, residual: Float[Tensor, "values"] | None) -> None:  # noqa: F821
+    def set_residual(self, residual: Float[Tensor, " values"] | None) -> None:
         """Add a residual to the frozen weights of adapted layers from now on; None: none."""
         self._stacked.set_residual(residual)
 
     def train(
         self,
-        start: Float[Tensor, "size"],  # noqa: F821
+        start: Float[Tensor, " size"],
         clients: Sequence[Records],
         local: LocalTraining,
         seeds: Sequence[int],
@@ -155,7 +154,7 @@ class CohortEngine:
         given = [row for row in rows if row is not None]
         return torch.stack(given).to(self.device, self._stacked.dtype) if given else None
 
-    def losses(self, vector: Float[Tensor, "size"], clients: Sequence[Records]) -> Float[Tensor, "clients"]:  # noqa: F821
+    def losses(self, vector: Float[Tensor, " size"], clients: Sequence[Records]) -> Float[Tensor, " clients"]:
         """Mean training loss of each client's records under one full vector (0 for a client without records)."""
         candidates = self.layout.trainable(vector).expand(len(clients), 1, -1)
         return self.candidate_losses(vector, candidates, clients)[:, 0]
@@ -163,7 +162,7 @@ class CohortEngine:
     @torch.no_grad()
     def candidate_losses(
         self,
-        base: Float[Tensor, "size"],  # noqa: F821
+        base: Float[Tensor, " size"],
         candidates: Float[Tensor, "clients n dim"],
         clients: Sequence[Records],
     ) -> Float[Tensor, "clients n"]:
@@ -194,7 +193,7 @@ class CohortEngine:
         return sums.view(count, each) / torch.from_numpy(np.maximum(pool.counts, 1))[:, None]
 
     @torch.no_grad()
-    def evaluate(self, vector: Float[Tensor, "size"], records: Records) -> Metrics:  # noqa: F821
+    def evaluate(self, vector: Float[Tensor, " size"], records: Records) -> Metrics:
         """The task's metrics of one full vector over all records."""
         pool = self._passes.pool([records])
         self._stacked.bind(self._stacked.inward(vector, full=True))
@@ -203,13 +202,13 @@ class CohortEngine:
             totals += part
         return self.task.metrics(totals)
 
-    def per_record_gradients(self, vector: Float[Tensor, "size"], records: Records) -> Iterator[RecordGradients]:  # noqa: F821
+    def per_record_gradients(self, vector: Float[Tensor, " size"], records: Records) -> Iterator[RecordGradients]:
         """Gradient of every record's own loss at one full vector, in chunks of at most one micro-batch."""
         return self.cohort_record_gradients(vector, [records])
 
     def cohort_record_gradients(
         self,
-        base: Float[Tensor, "size"],  # noqa: F821
+        base: Float[Tensor, " size"],
         clients: Sequence[Records],
         vectors: Float[Tensor, "clients dim"] | None = None,
     ) -> Iterator[RecordGradients]:

@@ -73,7 +73,7 @@ class Forward:
                 continue
             yield piece.rows, result
 
-    def losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Float[Tensor, "rows"]:  # noqa: F821
+    def losses(self, pool: Pool, rows: np.ndarray, placement: Rows, offsets: Tensor | None) -> Float[Tensor, " rows"]:
         """The training loss of every row. `offsets` `[clients, classes]` are added to the logits."""
         logits, batch = self.outputs(pool, rows, placement)
         if offsets is not None:

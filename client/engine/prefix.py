@@ -36,7 +36,6 @@ class PrefixCache:
     """Hidden states `[tokens, width]` of many records, laid end to end.
 
     Args:
-        width: hidden size.
         dtype: in which they are kept.
         memory: bytes held in memory.
         folder: where the file beyond that lies; None for no file. It has no name there and is gone when the process

@@ -137,7 +137,7 @@ class SequentialEngine:
         rows = [updates.deltas for updates in self.train(start, clients, local, seeds)]
         return torch.cat(rows) if rows else torch.zeros(0, self.layout.dim)
 
-    def losses(self, vector: Tensor, clients: Sequence[Records]) -> Float[Tensor, "clients"]:  # noqa: F821
+    def losses(self, vector: Tensor, clients: Sequence[Records]) -> Float[Tensor, " clients"]:
         """As `CohortEngine.losses`."""
         candidates = self.layout.trainable(vector).expand(len(clients), 1, -1)
         return self.candidate_losses(vector, candidates, clients)[:, 0]

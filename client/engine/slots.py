@@ -34,8 +34,6 @@ class Slots:
 
     Args:
         stacked: the model; its layout says which values are trained.
-        passes: runs micro-batches.
-        pool: the records of all clients.
         plans: for every client the record indices of each of its steps.
         offsets: logit offsets `[clients, classes]`, or None.
     """
@@ -49,7 +47,7 @@ class Slots:
         self._plans = plans
         self._offsets = offsets
 
-    def run(self, base: Float[Tensor, "size"], local: LocalTraining, slots: int) -> Iterator[Updates]:  # noqa: F821
+    def run(self, base: Float[Tensor, " size"], local: LocalTraining, slots: int) -> Iterator[Updates]:
         """Train every client that has steps from `base` (full vector, engine's order)."""
         # fewest steps first in the list, so that pop() takes the longest: no straggler alone in the last waves
         queue = sorted((i for i, plan in enumerate(self._plans) if plan), key=lambda i: len(self._plans[i]))

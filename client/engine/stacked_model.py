@@ -173,7 +173,7 @@ class StackedModel:
 
     def bind(
         self,
-        base: Float[Tensor, "size"],  # noqa: F821
+        base: Float[Tensor, " size"],
         stacked: Float[Tensor, "slots dim"] | None = None,
         gradients: Float[Tensor, "slots dim"] | Sequence[Tensor] | None = None,
     ) -> None:

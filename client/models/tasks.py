@@ -88,7 +88,6 @@ class SequenceClassification:
     """One label per record; the loss is cross-entropy.
 
     Attributes:
-        num_labels: classes.
         balance: ``"none"``, or ``"prior"``: add the log of the client's own smoothed label frequencies to the logits in
             the loss.
         smoothing: pseudo-count per class in those frequencies; larger means a weaker adjustment.

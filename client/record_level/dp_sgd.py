@@ -37,7 +37,6 @@ class PrivateSgd(PrivateTraining):
     """The private training of one site's records, step by step.
 
     Args:
-        gradients: of the site's units.
         planner, server, ledger, sampler, schedule: as of :class:`strategies.private_training.PrivateTraining`.
     """
 

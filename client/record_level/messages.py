@@ -36,7 +36,6 @@ class SiloRequest:
         steps: private steps to take, at most.
         client: number of the site in a simulation's data.
         silo: the settings its ledger is committed to; the same in every round.
-        job: see :class:`client.worker.Job`.
         state: where a simulation keeps the sites' ledgers; a deployed site has a folder of its own.
         residual: float32, what the base's weights are moved by, see :mod:`strategies.adapter.residual`; None: nothing.
     """
@@ -91,10 +90,8 @@ class SiloReply:
     Attributes:
         round: answered.
         update: float32 ``[size]``, the adapter after the steps minus that before; empty if none was taken.
-        steps: private steps taken.
         refused: why the site took none, or fewer than asked; empty if it took all.
         epsilon: guaranteed for the site's whole commitment; infinite if it is not private.
-        population: units the site protects.
         noise_multiplier: effective, of its first step.
     """
 

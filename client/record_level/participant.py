@@ -91,9 +91,6 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
     """The private steps of one site in one round.
 
     Args:
-        request: what the server asks.
-        records: the site's own.
-        engine: on the base model.
         folder: the site's own, see :mod:`client.record_level.state`.
     """
     silo = request.silo

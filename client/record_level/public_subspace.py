@@ -51,7 +51,6 @@ class Projecting:
     """An optimizer that is given the released update projected on V: PDP-SGD.
 
     Attributes:
-        inner: the optimizer.
         basis: V ``[k, d]``, orthonormal rows, in the coordinates of the sent vector.
         scales: those of the sent vector, which an optimizer's coordinates are without; None where all are 1.
     """
@@ -123,7 +122,6 @@ class PublicSpan:
     """The :class:`strategies.private_training.Subspace` of public texts.
 
     Attributes:
-        engine: gives gradients of the texts.
         texts: D_0.
         method: one of :data:`METHODS`.
         rank: k, for all methods but ``coefficients``.

@@ -60,8 +60,6 @@ class Synthesis:
         tones: public words for ``{tone}``.
         kept: least and largest share of a seed that a continuation keeps.
         rule: how seeds are drawn, one of :data:`RULES`.
-        temperature: of the samples.
-        token_budget: tokens of one batch of generation.
     """
 
     samples: int
@@ -119,10 +117,7 @@ class Synthesiser:
 
     Attributes:
         model: a plain causal model that no engine has taken over; it is not changed.
-        tokenizer: its own.
         spec: where its adapters are.
-        synthesis: how texts are made.
-        seed: of all draws.
         device: where texts are written; the model itself stays where it is.
     """
 

@@ -55,12 +55,8 @@ def private_training(
     """The site's training, which holds everything but its adapter.
 
     Args:
-        silo: its settings.
-        engine: on the site's base model.
-        index: the site's units.
         ledger: created from :func:`client.record_level.calibration.commit`, or reopened.
         multipliers: of :func:`client.record_level.calibration.commit`.
-        sampler: draws the batches.
     """
     controller, aggregation = controller_of(silo), _aggregation(silo)
     layout, population = engine.layout, len(index)

@@ -37,7 +37,6 @@ class UnitIndex:
     """The units of some records, numbered from 0.
 
     Attributes:
-        records: all of them.
         order: record numbers, unit by unit.
         starts: ``[units + 1]``; unit `u` has the records ``order[starts[u]:starts[u + 1]]``.
         most: most records of one unit in one step; 0 takes all.
@@ -114,8 +113,6 @@ class UnitGradients:
     """Rows of units, from an engine.
 
     Attributes:
-        engine: at work on one base model.
-        index: which records a unit has.
         combine: how the records of a unit become one row.
         memory: bytes for the rows of grouped records.
     """

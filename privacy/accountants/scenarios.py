@@ -86,7 +86,6 @@ class Option:
 
     Attributes:
         name: what was changed, in words.
-        setting: the setting.
         noise_multiplier: the calibrated z.
     """
 

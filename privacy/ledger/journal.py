@@ -78,7 +78,6 @@ class Journal:
         """Read and verify a journal.
 
         Args:
-            path: the file.
             expected_head: a :attr:`head` seen earlier; the file must contain that line (it may have grown since).
             read_only: take no lock and change nothing, for reports on a run that may still be alive.
 

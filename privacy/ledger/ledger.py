@@ -113,7 +113,6 @@ class Ledger:
         """Reopen a ledger, verify its chain and replay its rules.
 
         Args:
-            path: the file.
             expected_head: a :attr:`head` stored elsewhere (in a checkpoint), to notice that the file was rolled back.
             read_only: take no lock, for reports.
 

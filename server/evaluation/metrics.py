@@ -52,9 +52,7 @@ def on_workers(
     """An evaluation that gives every worker a contiguous part of the split.
 
     Args:
-        grid: connection to the nodes.
         nodes: most workers to use; all that are connected if they are fewer.
-        job: as for training.
         splits: first record and end of what is evaluated of every public split.
         timeout: seconds for all replies.
         tokens: predicted tokens in every split, which the metrics of a language model average over; None: records.

@@ -60,11 +60,7 @@ def adapter_rouge(
     """The part of results.json about summaries; empty for other tasks and where none are asked for.
 
     Args:
-        config: of the run.
-        test: the public test records.
         adapter: full vector of `layout`, on the base model alone.
-        spec: the adapter's.
-        telemetry: is told what the run is doing now.
     """
     if not summarises(config):
         return {}

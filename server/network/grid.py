@@ -73,9 +73,6 @@ def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0) -> 
     """The node of every client, in the order of the clients' ids; kept in a file from the first time on.
 
     Args:
-        file: in the run's folder.
-        grid: connection to the nodes.
-        clients: how many nodes there must be.
         patience: seconds to wait for them; then their number must stay the same for some more (``settle`` of the grid).
 
     Raises:

@@ -71,9 +71,6 @@ class Checkpoint:
     Attributes:
         state: after the last release, before the controller heard of it; after ``begin`` if there was none.
         update: float32 ``[d]`` of that release, None before the first.
-        answers: of that release.
-        ledger_head: of the ledger at that moment.
-        taken: time.
     """
 
     state: ServerState
@@ -134,7 +131,6 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
     """The last checkpoint of a run.
 
     Args:
-        run_folder: of the run.
         fresh: a state as at the start of the same run; it gives types and shapes.
 
     Raises:

@@ -35,7 +35,6 @@ class PhaseResult:
     """What a phase ended with.
 
     Attributes:
-        name: of the phase.
         seconds: wall time of its training.
         cpu_seconds: processor time of its training, all threads.
         validation_loss: public, after it.

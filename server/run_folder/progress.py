@@ -43,12 +43,10 @@ class Progress:
     """Of a cross-silo run.
 
     Attributes:
-        model: the global one.
         round: the last one done.
         silos: what they guarantee, by number.
         steps: taken by all of them, in all rounds.
         refusals: of those that took no step when last asked, why, by number.
-        seconds: that the run had taken.
     """
 
     model: GlobalModel

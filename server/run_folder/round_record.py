@@ -75,7 +75,6 @@ class RoundRecord:
     Attributes:
         phase: "histogram" for the private histogram before training, "round" for a training round.
         round: 1..rounds; 0 for the histogram.
-        rounds: rounds planned.
         clip_bound: L2 threshold of the round (a function of earlier releases); None where there is no one number.
         noise_multiplier: noise standard deviation on the sum over the unit's joint L2 bound.
         epsilon_spent: upper bound on epsilon after this release, at the run's delta.

@@ -37,15 +37,12 @@ class Outcome:
     """Utility of the final adapter on public data, and how the run went.
 
     Attributes:
-        adapter: to be saved.
         validation: on the public validation records that nothing was trained on.
         test: on the test set, which is used for nothing else.
-        data: of the run.
         rounds_done: released.
         seconds: wall time from configuration to here.
         stopped: why the run ended before its last round, or None.
         dimension: trained values, the most of any round.
-        rouge: what :func:`server.evaluation.rouge.adapter_rouge` found.
         note: a sentence for the card.
         further: results of this kind of run alone.
     """
@@ -67,9 +64,6 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
     """Write privacy.json, adapter/ and results.json into the run folder.
 
     Args:
-        folder: of the run.
-        config: resolved.
-        outcome: what it came to.
         statement: what it guarantees, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder
             that holds an adapter says so.
     """
@@ -141,7 +135,6 @@ def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
     The report and the summary of a run show it too, see :mod:`simulations.report.page`.
 
     Args:
-        config: of the data and the model.
         label_names: of the outputs, in their order; empty for a language model.
     """
     labels = f", num_labels={len(label_names)}" if label_names else ""

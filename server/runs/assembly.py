@@ -81,11 +81,8 @@ class Assembly:
     """A run of any kind, ready to start but for its noise.
 
     Attributes:
-        config: its settings.
-        data: prepared.
         methods: built from their names; in a run of phases these are the shared ones.
         spec, layout, start: the adapter, and where it starts.
-        job: what nodes must know.
     """
 
     config: RunConfig
@@ -109,7 +106,6 @@ def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly
     """A run over clients: calibrated, data and model prepared. Nothing private leaves, no budget is spent.
 
     Args:
-        config: its settings.
         folder: of the run; what was calibrated for it is taken from there.
 
     Raises:

@@ -124,8 +124,6 @@ def refuse_unplannable(controller: Controller[Any], info: RunInfo, what: str, ch
     """Refuse a controller that cannot plan its first release at the noise there is.
 
     Args:
-        controller: of the run.
-        info: what it is told.
         what: how the error begins, ending with the name it is configured by.
         check: of the plan; raises ValueError.
 

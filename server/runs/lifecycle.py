@@ -42,13 +42,9 @@ class Run:
     """A run in its folder.
 
     Attributes:
-        config: resolved.
         folder: of the run; this process owns it.
-        telemetry: of the run.
         ledger: held, of the resumed run; None where the run is new, or of a kind without a ledger of the server.
-        resumes: whether it is resumed.
         other_code: resume although the code has changed.
-        clock: of the run.
     """
 
     config: RunConfig
@@ -70,7 +66,6 @@ class Run:
         """Note what the run starts with, or hold it against what it started with.
 
         Args:
-            data: prepared.
             commitment: of the ledger; None where the server holds none.
             phases: tables of a run in phases.
 
@@ -126,9 +121,7 @@ def opened(
     """A run's folder for its one owner. A failure is noted in its status before it is raised again.
 
     Args:
-        config: of the run.
         folder: exists.
-        resume: resume the run in it.
         other_code: although the code has changed.
         ledger: whether the server keeps the ledger in the folder and finds it again by :func:`claim`.
 

@@ -31,9 +31,6 @@ class Loop:
     """A private training, where it keeps its state, and what is done behind its releases.
 
     Attributes:
-        training: to be driven.
-        evaluate: on public records.
-        telemetry: of the run.
         folder: of the checkpoints.
         rounds: planned, without an initial release.
         epsilon: the run's target, for the records.

@@ -41,7 +41,6 @@ class Phase:
     """What phases with and without noise have in common.
 
     Attributes:
-        name: in reports.
         text: ``"original"``, ``"weighted"`` or ``"redacted"``.
         detector: of this phase; empty takes that of all.
     """
@@ -80,7 +79,6 @@ class DpPhase(Phase):
     """A phase of DP-SGD.
 
     Attributes:
-        steps: private steps.
         batch_size: expected units in a batch.
         noise_multiplier: sigma_0, which the controller's schedule multiplies; 0 takes the least for which all private
             phases together cost the run's epsilon.

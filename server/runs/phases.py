@@ -62,7 +62,6 @@ class PhasesRun:
     """Phases, their data in every form that a phase reads, and an engine.
 
     Args:
-        config: what is trained.
         folder: of the run; what was calibrated for it is taken from there.
 
     Raises:

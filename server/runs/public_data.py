@@ -33,7 +33,6 @@ class PublicTraining:
         config: what is switched on.
         records: the first ``training-fraction`` of the public validation records; none if nothing is switched on.
         engine: None if nothing is switched on.
-        seed: of the run.
     """
 
     config: Public

@@ -25,9 +25,7 @@ class RecordLevelAssembly(CommittedAssembly):
     """One site ready to start.
 
     Attributes:
-        commitment, setting: the site's own.
         silo: what decides its private training.
-        index: its units.
     """
 
     silo: RecordLevelSettings
@@ -59,7 +57,6 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
     """Prepare data and model, calibrate the noise for the site's units. Nothing is sampled, no budget is spent.
 
     Args:
-        config: of one site.
         folder: of the run; what was calibrated for it is taken from there.
 
     Raises:

@@ -20,7 +20,6 @@ def run_in_folder(
         config: resolved; of a folder with a file of phases the tables that all phases share.
         folder: exists.
         grid: to the clients or the sites; None for a run that needs none.
-        resume: resume the run in the folder.
         other_code: although the code has changed.
 
     Raises:

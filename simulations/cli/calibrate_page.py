@@ -114,10 +114,8 @@ def secagg(
     """Noise of the sum, of one client's share, and of a mean, without and with trust in the server.
 
     Args:
-        epsilon, delta: the guarantee.
         clients: all of whom take part in every round.
         rate: of the run with a trusted server that stands beside it.
-        rounds: T.
         survivors: as ``privacy.secagg.min-survivors``, 0 for its default.
         colluding: as ``privacy.secagg.colluding``.
 

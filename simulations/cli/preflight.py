@@ -35,7 +35,6 @@ class Checked:
     """A run that may start.
 
     Attributes:
-        config: what was checked.
         noise: as it was calibrated, in JSON; None where every site calibrates for itself.
         phases: those of a run in phases, as they stand in a file.
         sentence: what should be known before it starts; empty where the progress says all of it.

@@ -41,7 +41,6 @@ class InProcessGrid(Grid):
     """Nodes ``1..num_nodes`` served one after the other by one ClientApp in this process.
 
     Args:
-        client_app: answers every message.
         num_nodes: how many nodes the ServerApp sees.
         run_config: what a client finds in ``context.run_config``.
         node_config: added to every node's ``partition-id`` and ``num-partitions``.

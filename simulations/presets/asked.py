@@ -51,7 +51,6 @@ def ask(name: str, settings: Sequence[str], overrides: Mapping[str, Any], here: 
 
     Args:
         name: of a preset, or a path.
-        settings: as typed.
         overrides: of single keys, such as the engine.
         here: folder where the output goes, if its path is relative.
         data: folder in which all other relative paths begin.

@@ -58,7 +58,6 @@ class Phase:
     """One phase of a run.
 
     Attributes:
-        name, text: as its file has them.
         steps: private steps; 0 without noise.
         ended: its seconds and validation loss among other numbers; None before it has ended.
     """
@@ -74,13 +73,10 @@ class Run:
     """What is known of a run.
 
     Attributes:
-        path: its folder.
         config, status, results, environment: None if the file is missing or unreadable.
         phases: of a run in phases, in order; else empty.
         guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
-        metrics: the releases so far.
         account: what the verified ledger says; None if there is none, or if it is damaged.
-        resumed: the times the run was resumed.
         problems: one sentence for every file that is there but cannot be read.
     """
 
@@ -211,7 +207,6 @@ def _guarantee_of_phases(phases: Sequence[Phase], written: Json | None, charged:
     """The guarantee of a run in phases in the form that other runs have theirs.
 
     Args:
-        phases: of the run.
         written: privacy.json, which holds the statement of the ledger inside; None before the run has ended.
         charged: the statement of the ledger alone: all there is to say if every phase has noise, else a part only.
     """

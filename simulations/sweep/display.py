@@ -63,10 +63,7 @@ def run_shown(
     """Run cells, keep their rows, and show how far they are.
 
     Args:
-        cells: to be run, in order.
         counted: keys of the cells that ``progress`` counts; a row may stand for several of them.
-        store: of the sweep.
-        jobs: cells at a time.
         plugins: folder of a user's own modules.
         progress: of the sweep, continued here.
         console: where to draw: a table where that is possible, else a line for each cell that ends.

@@ -120,10 +120,8 @@ class Store:
     share their row. Rows of cells that the sweep no longer has, or has changed, stay until something replaces them.
 
     Args:
-        name: of the sweep.
         folder: where its run folders are; completed ones without a row are taken in.
         file: of the results; need not exist.
-        cells: all of the sweep.
 
     Raises:
         ConfigError: the file holds something else.

@@ -43,7 +43,7 @@ class TrainedSubset:
         """The layout whose trainable vector is the sent one (but for the scales). ValueError for too many ranks."""
         return whole.training(self.factors, self.ranks)
 
-    def scales(self, whole: AdapterLayout) -> Float[Tensor, "d"] | None:  # noqa: F821
+    def scales(self, whole: AdapterLayout) -> Float[Tensor, " d"] | None:
         """The scale of every value of the sent vector; None where all are 1."""
         if self.scale_a == self.scale_b == 1.0:
             return None

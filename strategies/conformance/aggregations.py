@@ -36,7 +36,6 @@ def check_aggregation(aggregation: Aggregation, *, seed: int = 0) -> None:
     not the model: B'A' = BA and B' = B R, heads untouched ("rewriting").
 
     Args:
-        aggregation: a fresh object.
         seed: of the made-up adapters and updates.
     """
     for member in vars(Aggregation):

@@ -130,7 +130,6 @@ def check_controller(controller: Controller[Any], *, info: RunInfo | None = None
     survived ("runs").
 
     Args:
-        controller: a fresh object.
         info: rehearse this run only, of at least 2 rounds; None rehearses three small ones.
         seed: of the made-up clients.
     """

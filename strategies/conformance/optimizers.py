@@ -22,7 +22,6 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     ("finite"); updates are added, not subtracted ("direction"); the state comes back from a checkpoint ("checkpoint").
 
     Args:
-        optimizer: a fresh object.
         seed: of the made-up updates.
     """
     for member in vars(Optimizer):

@@ -32,7 +32,6 @@ class RlState:
         first_loss, loss_before, loss: public loss at the start, at the last action, now.
         last: observation and action of the last action.
         actions: how many there were.
-        agent: the learner.
     """
 
     scales: tuple[float, ...]
@@ -89,8 +88,6 @@ def decide(
 
     Args:
         state: with the interval heard.
-        info: of the run.
-        acting: how.
         round: 1..T.
         local, whole: what the agent sees after ``round``.
         reward: of the last action.
@@ -126,7 +123,6 @@ def reward(state: RlState, info: RunInfo, per_spent: bool) -> float:
 
     Args:
         state: with the rounds of the interval heard, before they are forgotten.
-        info: of the run.
         per_spent: per budget spent, as RLDP has it: multiply by the share of the budget that is due to the interval's
             rounds over the share that was spent on them. Else the rewards of a run add up to the fall over the run.
     """

@@ -27,7 +27,6 @@ class IntervalStats:
     """Sums over the rounds of one interval.
 
     Attributes:
-        rounds: how many.
         shares: per adapter, of (share - 1/2) times its weight; divided by rounds it estimates the share.
         excess: per adapter, of e_k / C_k^2.
         energy: per adapter, of E_k / C_k^2.

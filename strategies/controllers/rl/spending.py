@@ -49,7 +49,6 @@ def multiplier(info: RunInfo, spent: float, round: int, offset: float, widest: f
     """Effective noise multiplier of ``round`` after ``spent`` of the budget.
 
     Args:
-        info: of the run.
         spent: of the budget, by the rounds before.
         round: 1..T.
         offset: logarithm of the noise wished for, relative to spending evenly what is left.
