@@ -43,7 +43,7 @@ def empty(adapters: int) -> IntervalStats:
     return IntervalStats(0, *((0.0,) * adapters,) * 3)
 
 
-def add(heard: IntervalStats, released: Release) -> IntervalStats:
+def add(stats: IntervalStats, released: Release) -> IntervalStats:
     """The sums with one more release of a plan of this controller."""
     plan, m = released.plan, released.expected_units
     (bits,) = (query for query in plan.queries if isinstance(query, AdapterBits))
@@ -58,21 +58,21 @@ def add(heard: IntervalStats, released: Release) -> IntervalStats:
         excess.append(float(update[start:stop].sum()) / bound**2 - noise)
         energy.append(noise)
     return replace(
-        heard,
-        rounds=heard.rounds + 1,
-        shares=_added(heard.shares, shares),
-        excess=_added(heard.excess, excess),
-        energy=_added(heard.energy, energy),
+        stats,
+        rounds=stats.rounds + 1,
+        shares=_added(stats.shares, shares),
+        excess=_added(stats.excess, excess),
+        energy=_added(stats.energy, energy),
     )
 
 
 def local_features(
-    heard: IntervalStats, scales: tuple[float, ...], reach: float, sizes: tuple[int, ...]
+    stats: IntervalStats, scales: tuple[float, ...], reach: float, sizes: tuple[int, ...]
 ) -> Float[Tensor, "n l"]:
     """Five features per adapter: share, alignment, signal to noise, position of its threshold, size."""
-    n, rows = max(heard.rounds, 1), []
+    n, rows = max(stats.rounds, 1), []
     middle = math.exp(math.fsum(map(math.log, sizes)) / len(sizes))
-    for share, excess, energy, scale, size in zip(heard.shares, heard.excess, heard.energy, scales, sizes, strict=True):
+    for share, excess, energy, scale, size in zip(stats.shares, stats.excess, stats.energy, scales, sizes, strict=True):
         signal = max(excess, 0.0)
         alignment = min(math.sqrt(signal / n), 1.0)  # ||mean update|| / C, at most 1 without noise
         ratio = math.log1p(min(signal / energy, 1e3)) if energy > 0 else 0.0
