@@ -74,7 +74,7 @@ def describe_environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "accelerators": _accelerators(),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
-        "commit": _commit(Path(__file__).resolve().parents[2]),
+        "commit": commit_of(Path(__file__).resolve().parents[2]),
     }
 
 
@@ -97,7 +97,7 @@ def _accelerators() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _commit(folder: Path) -> str | None:
+def commit_of(folder: Path) -> str | None:
     """The commit of the checkout in `folder`, "+" behind it if files differ; None outside a checkout."""
     if not (folder / ".git").exists():
         return None

@@ -95,7 +95,7 @@ def run_flower(
         follow(lambda: flower.goes_on(deadline))
         state, details = flower.status()
         completed, otherwise = state == "finished:completed", details or f"Flower says {state}"
-        _judge(run_folder, output, completed=completed, otherwise=otherwise, begun=begun)
+        judge(run_folder, output, completed=completed, otherwise=otherwise, begun=begun)
 
 
 def run_child(
@@ -127,7 +127,7 @@ def run_child(
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
         )  # fmt: skip
         follow(lambda: child.poll() is None)
-        _judge(run_folder, output, completed=child.wait() == 0, otherwise=f"it ended with exit code {child.returncode}")
+        judge(run_folder, output, completed=child.wait() == 0, otherwise=f"it ended with exit code {child.returncode}")
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def private_processes(parent: Path | None = None) -> Iterator[tuple[Path, Family
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str, begun: int = 0) -> None:
+def judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str, begun: int = 0) -> None:
     """Hold the engine's word against the ServerApp's own; ``begun`` is where in ``output`` this run, resumed, began.
 
     Raises:

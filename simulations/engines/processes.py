@@ -43,7 +43,7 @@ class Family:
         for process in list(self._seen | found):
             found.update(_descendants(process))
         found.discard(me)
-        self._seen = {process for process in self._seen | found if _alive(process)}
+        self._seen = {process for process in self._seen | found if alive(process)}
         return sorted(self._seen, key=lambda process: process.pid)
 
     def stop(self, first: str = DRIVER, grace: float = 3.0) -> list[psutil.Process]:
@@ -128,7 +128,8 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _alive(process: psutil.Process) -> bool:
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that only waits to be buried does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

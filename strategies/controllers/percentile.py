@@ -115,7 +115,7 @@ class Percentile(Controller[PercentileState]):
         if rate < 0:
             return state
         bound = min(self.highest, max(self.lowest, bound))
-        return replace(state, bound=bound, clip_rate=rate, scale=self._nudged(state.scale, rate))
+        return replace(state, bound=bound, clip_rate=rate, scale=self.nudged(state.scale, rate))
 
     def step_scale(self, state: PercentileState) -> float:
         return state.scale
@@ -145,7 +145,8 @@ class Percentile(Controller[PercentileState]):
         rate = released_norms.share_above(query.edges, parts, state.bound)
         return state, rate, released_norms.quantile(query.edges, parts, 1.0 - self.clip_rate)
 
-    def _nudged(self, scale: float, rate: float) -> float:
+    def nudged(self, scale: float, rate: float) -> float:
+        """The step's scale after a release with such a clip rate."""
         if rate < self.low_rate:
             return min(self.most_scale, self.up * scale)
         if rate > self.high_rate:

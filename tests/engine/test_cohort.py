@@ -197,14 +197,14 @@ def test_what_cannot_be_stacked_is_refused_with_the_reason(change, reason):
 
 def test_bad_settings_name_the_argument():
     model, spec, task = build("bert")
-    with pytest.raises(ValueError, match="token_budget must be an integer >= 1"):
+    with pytest.raises(ValueError, match=r"token_budget .*>= 1"):
         CohortEngine(model, spec, task, token_budget=0)
     with pytest.raises(ValueError, match="precision must be one of"):
         CohortEngine(model, spec, task, precision="int8")
     with pytest.raises(ValueError, match=r"targets \['wq'\] name no module"):
         CohortEngine(model, replace(spec, targets=("wq",)), task)
     engine = CohortEngine(model, spec, task)
-    with pytest.raises(ValueError, match="clients and seeds must be of the same length"):
+    with pytest.raises(ValueError, match=r"clients and seeds .*length"):
         list(engine.train(torch.zeros(engine.layout.size), clients((2,)), LocalTraining(), ()))
     with pytest.raises(ValueError, match="full adapter vector must have"):
         engine.evaluate(torch.zeros(3), clients((2,))[0])

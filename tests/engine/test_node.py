@@ -98,7 +98,7 @@ def test_records_of_nobody_are_not_one_unit(tmp_path: Path) -> None:
     reading = ReadSettings(
         task="classification", max_length=32, label_column="label", unit_column="patient", labels=("calm", "urgent")
     )
-    with pytest.raises(ValueError, match="2 rows have no unit in column 'patient'"):
+    with pytest.raises(ValueError, match=r"2 rows .*unit .*'patient'"):
         open_own(f"csv:{tmp_path / 'mine.csv'}", reading, "random:bert", tmp_path / "own")
 
 
@@ -154,7 +154,7 @@ def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
     assert Node.of({"data": mine, "model": "random:bert"}) == Node(mine, "", "random:bert")
     worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"))
     assert worker.job.model == "random:bert"
-    with pytest.raises(ValueError, match="no model of that name is on this node"):
+    with pytest.raises(ValueError, match="no model of that name"):
         own_worker(text, Node(mine, str(tmp_path / "own")))
 
 

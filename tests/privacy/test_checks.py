@@ -51,13 +51,13 @@ def test_within():
 def test_integers_are_integers():
     checks.integer_at_least(1, rounds=1, size=np.int64(5))
     for value in (0, 1.0, True, "2", None, np.float64(3)):
-        with pytest.raises(ValueError, match="rounds must be an integer >= 1"):
+        with pytest.raises(ValueError, match=r"rounds .*>= 1"):
             checks.integer_at_least(1, rounds=value)
 
 
 def test_one_of():
     checks.one_of(("pld", "rdp"), accountant="pld")
-    with pytest.raises(ValueError, match="accountant must be one of 'pld', 'rdp', got 'gdp'"):
+    with pytest.raises(ValueError, match=r"accountant .*'pld', 'rdp', got 'gdp'"):
         checks.one_of(("pld", "rdp"), accountant="gdp")
 
 

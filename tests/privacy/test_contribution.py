@@ -197,7 +197,7 @@ def test_an_empty_cohort_contributes_zero():
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_rows_must_fit_the_plan():
-    with pytest.raises(ValueError, match="rows must have 33 columns, got 32"):
+    with pytest.raises(ValueError, match=r"rows .*33 columns, got 32"):
         contribute(Units(torch.zeros(2, 32)), Plan(CLIPS[0], 1.0))
     with pytest.raises(ValueError, match="rows must be a real matrix"):
         Units(torch.zeros(32))
@@ -205,7 +205,7 @@ def test_rows_must_fit_the_plan():
 
 def test_only_equal_shapes_are_added():
     left, right = Contribution.zero(Plan(FlatClip(1.0, 2), 1.0)), Contribution.zero(Plan(FlatClip(1.0, 3), 1.0))
-    with pytest.raises(ValueError, match=r"one shape to be added, got \(2,\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"got \(2,\) and \(3,\)"):
         left + right
 
 
@@ -214,7 +214,7 @@ def test_only_equal_shapes_are_added():
     "part", [torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.zeros(1, 3, dtype=torch.int64)]
 )
 def test_parts_are_int64_vectors(part):
-    with pytest.raises(ValueError, match="must be int64 vectors on the CPU"):
+    with pytest.raises(ValueError, match=r"int64 .*CPU"):
         Contribution(part)
 
 
@@ -252,21 +252,21 @@ class TestValidate:
         ],
     )
     def test_too_much_is_refused_without_saying_how_much(self, encoded):
-        with pytest.raises(ValueError, match="encoded of a contribution must have an L2 norm") as error:
+        with pytest.raises(ValueError, match=r"encoded .*L2 norm") as error:
             validate(self.reply(encoded), self.plan, 5)
         assert str(abs(encoded[0])) not in str(error.value)
 
     def test_shapes_must_be_the_plans(self):
-        with pytest.raises(ValueError, match=r"must have shape \(3, 1\), got \(2, 1\)"):
+        with pytest.raises(ValueError, match=r"\(3, 1\), got \(2, 1\)"):
             validate(self.reply([0, 0]), self.plan, 5)
-        with pytest.raises(ValueError, match=r"must have shape \(3, 1\), got \(3,\)"):
+        with pytest.raises(ValueError, match=r"\(3, 1\), got \(3,\)"):
             validate(Contribution(torch.zeros(3, dtype=torch.int64)), self.plan, 5)
 
     def test_sums_must_fit_64_bits(self):
         validate(Contribution.zero(self.plan), self.plan, MAX_UNITS)
         with pytest.raises(ValueError, match="max_units must be <= 4194303"):
             validate(Contribution.zero(self.plan), self.plan, MAX_UNITS + 1)
-        with pytest.raises(ValueError, match="max_units must be an integer >= 0"):
+        with pytest.raises(ValueError, match=r"max_units .*>= 0"):
             validate(Contribution.zero(self.plan), self.plan, -1)
 
 

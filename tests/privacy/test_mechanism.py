@@ -254,7 +254,7 @@ class TestOrder:
     def test_bounds_follow_the_sampling(self, ledger):
         total = contribute(Units(torch.ones(150, 5)), self.plan)
         release(total, self.plan, ledger, sampling=Poisson(0.1, 150))
-        with pytest.raises(ValueError, match="of a contribution must have an L2 norm"):
+        with pytest.raises(ValueError, match=r"contribution .*L2 norm"):
             release(total, self.plan, ledger, sampling=Poisson(0.1, 149))
         assert ledger.steps == ["charge", "released"]
 

@@ -132,7 +132,7 @@ class TestPlantedBugsFail:
         assert result.mu_estimate > 100
 
     def test_a_planted_bug_that_finds_its_line_gone_says_so(self) -> None:
-        with pytest.raises(ValueError, match="must hold the line to break once, it has 0"):
+        with pytest.raises(ValueError, match="once, it has 0"):
             planted_bugs.broken(mechanism, ("a line that is not there", ""))
 
 

@@ -135,7 +135,7 @@ def test_a_superlink_that_does_not_answer_is_said_in_words(tmp_path: Path, monke
     refused = RUNNER.invoke(app, ["clients", "--ca", str(tmp_path / "ca.crt")])
     assert refused.exit_code == 1
     assert refused.stderr == "the clients were not listed: Unable to connect\n"
-    with pytest.raises(RunFailed, match="run 17 was not found: Unable to connect"):
+    with pytest.raises(RunFailed, match=r"run 17 .*Unable to connect"):
         Control(tmp_path, "localhost:8000", None).status("17")
 
 

@@ -15,13 +15,14 @@ from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
+from server.run_folder.names import SITES_FILE
 from server.run_folder.progress import load_progress
-from server.run_folder.progress import save_progress as save
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.assembly import data_spec
 from server.runs.record_level_assembly import assemble_cross_silo
 from simulations.engines.inprocess import run_inprocess
+from tests.cases.moments import Witness
 
 
 def config(folder: Path, **strategy: Any) -> RunConfig:
@@ -109,25 +110,21 @@ def test_settings_that_would_be_of_no_effect_are_refused(tmp_path, table, says):
         assemble_cross_silo(parse(unflatten(made)))
 
 
-def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path, monkeypatch):
+def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path):
     """Both as in every other run: the warm start's records are in no metric, and x_bar = (a x_1 + x_2) / (1 + a)."""
     table = config(tmp_path, aggregation="plain", **{"served-average": 0.5}).to_table()
     table["public"] |= {"warm-start-epochs": 2, "training-fraction": 0.4}
-    folder, kept = tmp_path / "run", []
+    witness = Witness(tmp_path / "run", tmp_path / "copies", quiet=False)
+    folder = witness.folder
     folder.mkdir()
-    monkeypatch.setattr(
-        "server.runs.cross_silo.save_progress",
-        lambda folder, progress: (kept.append(progress.model), save(folder, progress)),
-    )
-    run_inprocess(parse(table), folder)
-    start, first, second = (model.adapter for model in kept)
+    with witness.watching():
+        run_inprocess(parse(table), folder)
     described = assemble_cross_silo(parse(table))
-    assert not torch.equal(start, described.start)
-    assert torch.equal(kept[1].served, first)
-    torch.testing.assert_close(kept[2].served, (0.5 * first + second) / 1.5)
-    saved = load_progress(folder, described.layout).model
-    assert torch.equal(saved.adapter, second)
-    assert torch.equal(saved.served, kept[2].served)
+    replaced = [moment.folder for moment in witness.moments if moment.name == f"rename {SITES_FILE}"][1:]
+    start, first, second = (load_progress(each, described.layout).model for each in (*replaced, folder))
+    assert not torch.equal(start.adapter, described.start)
+    assert torch.equal(first.served, first.adapter)
+    torch.testing.assert_close(second.served, (0.5 * first.adapter + second.adapter) / 1.5)
     results = json.loads((folder / "results.json").read_text())
     assert results["validation_records"] == 6
     base, _ = load_base("random:bert", "classification", 2)

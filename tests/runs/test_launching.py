@@ -12,7 +12,7 @@ from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
 from simulations.engines.flower import RunFailed, environment, federation, tail
 from simulations.engines.hardware import Resources
-from simulations.engines.launcher import _judge
+from simulations.engines.launcher import judge
 from simulations.engines.staging import PACKAGE, App, packages_root, stage
 
 
@@ -172,10 +172,10 @@ def test_a_run_completed_only_if_both_sides_say_so(completed, state, reason, tmp
         with Telemetry(tmp_path, tensorboard=False) as telemetry:
             telemetry.status(state, "own words")
     if reason is None:
-        _judge(tmp_path, log, completed=completed, otherwise="Flower says so")
+        judge(tmp_path, log, completed=completed, otherwise="Flower says so")
         return
     with pytest.raises(RunFailed) as failure:
-        _judge(tmp_path, log, completed=completed, otherwise="Flower says so")
+        judge(tmp_path, log, completed=completed, otherwise="Flower says so")
     assert str(failure.value).startswith(reason)
     assert str(failure.value).endswith("line 99")
 
@@ -184,7 +184,7 @@ def test_a_ray_that_could_not_start_is_said_to_be_just_that(tmp_path):
     log = tmp_path / "flower.log"
     log.write_text("Exception: The current node timed out during startup. This could happen because ...\n")
     with pytest.raises(RunFailed, match="Ray did not start"):
-        _judge(tmp_path, log, completed=False, otherwise="An error was encountered. Ending simulation.")
+        judge(tmp_path, log, completed=False, otherwise="An error was encountered. Ending simulation.")
 
 
 def test_the_tail_of_a_log(tmp_path):

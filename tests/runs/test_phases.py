@@ -119,7 +119,7 @@ def test_phases_of_different_batch_sizes_are_a_sampling_rate_that_varies() -> No
 def test_given_noise_is_reported_as_what_it_costs() -> None:
     planned = plan_noise(in_phases(ATDP, epsilon=8.0), POPULATION)
     assert 0 < planned.epsilon < 2.0
-    with pytest.raises(ValueError, match=r"noise multipliers cost epsilon .* more than 0.05; raise one of them"):
+    with pytest.raises(ValueError, match=r"epsilon .*more than 0.05"):
         plan_noise(in_phases(ATDP, epsilon=0.05), POPULATION)
 
 
@@ -130,7 +130,7 @@ def test_phases_that_do_not_fit_each_other_are_refused() -> None:
         in_phases(PLAIN, PLAIN)
     with pytest.raises(ValueError, match="phases must be non-empty"):
         in_phases()
-    with pytest.raises(ValueError, match="only what all of them find would be protected"):
+    with pytest.raises(ValueError, match="all of them find"):
         in_phases(REDACTED, replace(REDACTED, name="again", detector="regex:-number"))
     with pytest.raises(ValueError, match="text must be one of"):
         NonPrivatePhase("x", text="masked")
@@ -139,11 +139,11 @@ def test_phases_that_do_not_fit_each_other_are_refused() -> None:
             phase("x", detector="high-entitty")
     with pytest.raises(ValueError, match="regex has no pattern 'names'"):
         in_phases(DP, detector="regex:-names")
-    with pytest.raises(ValueError, match="batch_size must be <= the number of units"):
+    with pytest.raises(ValueError, match=r"batch_size .*units"):
         plan_noise(in_phases(DP), 10)
     given = replace(DP, noise_multiplier=4.0)
     for phases in ((DP,), (given,), (REDACTED, given)):
-        with pytest.raises(ValueError, match=r"delta must be < 1/population = 0\.0025, got 0\.5"):
+        with pytest.raises(ValueError, match=r"delta .*0\.0025, got 0\.5"):
             plan_noise(in_phases(*phases, delta=0.5), POPULATION)
 
 

@@ -85,5 +85,5 @@ def test_other_settings_or_phases_than_at_the_start_are_refused(config: PhasesCo
     assert check_origin(folder, config.run, data="digest", phases=tables) == []
     with pytest.raises(CannotResume, match="the phases are not the same"):
         check_origin(folder, config.run, phases=[tables[0], {**tables[1], "steps": 4}, tables[2]])
-    with pytest.raises(CannotResume, match="the data set is not the one"):
+    with pytest.raises(CannotResume, match="data set"):
         check_origin(folder, config.run, data="another", phases=tables)

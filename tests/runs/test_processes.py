@@ -8,7 +8,7 @@ import uuid
 import psutil
 import pytest
 
-from simulations.engines.processes import TAG, Family, _alive, deaf, free_port, running
+from simulations.engines.processes import TAG, Family, alive, deaf, free_port, running
 
 PATIENCE = 120.0  # for what takes milliseconds, on a machine whose cores are busy
 
@@ -134,9 +134,9 @@ time.sleep(600)
     launcher.wait(PATIENCE)
     launcher.stdout.close()
     deadline = time.monotonic() + PATIENCE
-    while any(map(_alive, run)) and time.monotonic() < deadline:
+    while any(map(alive, run)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(_alive, run))
+    assert not any(map(alive, run))
     assert not folder.exists()
 
 

@@ -191,7 +191,7 @@ def test_a_statement_of_another_ledger_is_noticed(record_run: Callable[..., Path
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no run folder: it holds none of config.toml"):
+    with pytest.raises(ValueError, match=r"no run folder: .*config.toml"):
         read_run(tmp_path)
 
 

@@ -297,7 +297,7 @@ def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> N
     plan = SCRATCH.plan(state, FLOOR, 1)
     with pytest.raises(ValueError, match=r"set evaluation\.every = 1"):
         SCRATCH.update(state, FLOOR, released(plan, Contribution.zero(plan), SAMPLING), PublicSignals(1, None))
-    with pytest.raises(ValueError, match="equally many adapters in every round, got 3 and 2"):
+    with pytest.raises(ValueError, match=r"adapters .*got 3 and 2"):
         SCRATCH.init(replace(FLOOR, layouts=(SIZES, (4, 2))), PublicSignals(0, 0.7))
 
 

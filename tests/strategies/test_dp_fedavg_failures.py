@@ -183,7 +183,7 @@ def test_calls_out_of_order_are_refused(fed) -> None:
 
 def test_too_few_nodes_end_the_wait(fed) -> None:
     strategy = fed.make(nodes=4)
-    with pytest.raises(RoundFailed, match="3 of 4 nodes connected within 0 s"):
+    with pytest.raises(RoundFailed, match="3 of 4 nodes"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), fed.Nodes())  # type: ignore[arg-type]
     assert strategy.ledger.events == ()
 

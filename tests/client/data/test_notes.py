@@ -143,5 +143,5 @@ def test_splits_share_no_patient():
 def test_patient_may_not_be_torn_apart():
     with pytest.raises(ValueError, match=f"multiple of {NOTES_PER_BLOCK}, got 7"):
         generate(5, 0, start=7)
-    with pytest.raises(ValueError, match="count must be an integer >= 0"):
+    with pytest.raises(ValueError, match=r"count .*>= 0"):
         generate(-1, 0)

@@ -27,7 +27,7 @@ def test_blank_ids_of_a_csv_file_are_missing(tmp_path, blank):
 @pytest.mark.parametrize("ids", [["p1", "", "p2"], ["p1", " ", None], [1.0, float("nan"), 2.0], ["1", "nan", "2"]])
 def test_blank_ids_of_a_parquet_file_are_missing(tmp_path, ids):
     pandas.DataFrame({"text": ["a", "b", "c"], "who": ids}).to_parquet(tmp_path / "d.parquet")
-    with pytest.raises(ValueError, match=r"rows have no client in column 'who'"):
+    with pytest.raises(ValueError, match=r"client .*'who'"):
         read(f"parquet:{tmp_path / 'd.parquet'}", Reading(text_column="text", client_column="who", label_column=""))
 
 
@@ -71,7 +71,7 @@ def test_columns_of_one_name_that_nobody_reads_do_no_harm(tmp_path):
         if names.count("text") == 1:
             assert read(f"parquet:{path}", Reading(text_column="text", label_column="")).texts == ["x"]
         else:
-            with pytest.raises(ValueError, match=r"2 columns are called 'text' \(data\.text-column\)"):
+            with pytest.raises(ValueError, match=r"'text' \(data\.text-column\)"):
                 read(f"parquet:{path}", Reading(text_column="text", label_column=""))
 
 

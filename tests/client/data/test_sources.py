@@ -81,16 +81,16 @@ def test_absent_column_lists_the_columns_and_the_nearest(files):
 
 
 def test_missing_broken_and_empty_files_are_refused(files):
-    with pytest.raises(ValueError, match=r"data\.test-source = .*no file .*d\.parquet\?"):
+    with pytest.raises(ValueError, match=r"data\.test-source = .*d\.parquet\?"):
         read(f"parquet:{files / 'f.parquet'}", COLUMNS, "data.test-source")
-    with pytest.raises(ValueError, match=r"is a folder; name one file of it \(d\.csv, "):
+    with pytest.raises(ValueError, match=r"folder; .*\(d\.csv, "):
         read(f"parquet:{files}", COLUMNS)
     with pytest.raises(ValueError, match="not a readable parquet file"):
         read(f"parquet:{files / 'd.csv'}", COLUMNS)
     with pytest.raises(ValueError, match="not a readable jsonl file"):
         read(f"jsonl:{files / 'd.csv'}", COLUMNS)
     (files / "empty.csv").write_text("sentence,label,author\n")
-    with pytest.raises(ValueError, match="it has no rows; nothing to train on"):
+    with pytest.raises(ValueError, match="no rows"):
         read(f"csv:{files / 'empty.csv'}", COLUMNS)
     (files / "nothing.csv").write_text("")
     with pytest.raises(ValueError, match="not a readable csv file"):
@@ -102,7 +102,7 @@ def test_missing_broken_and_empty_files_are_refused(files):
 
 def test_rows_without_client_are_refused(files):
     pandas.DataFrame({"sentence": ["a", "b"], "author": ["x", None]}).to_parquet(files / "orphans.parquet")
-    with pytest.raises(ValueError, match="1 rows have no client in column 'author'"):
+    with pytest.raises(ValueError, match=r"1 rows .*client .*'author'"):
         read(
             f"parquet:{files / 'orphans.parquet'}",
             Reading(text_column="sentence", client_column="author", label_column=""),

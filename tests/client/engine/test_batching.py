@@ -33,9 +33,9 @@ def test_pool_pads_rows_of_any_clients():
 
 
 def test_pool_refuses_what_cannot_be_mixed():
-    with pytest.raises(ValueError, match="either all clients or none must have labels"):
+    with pytest.raises(ValueError, match=r"all clients or none .*labels"):
         Pool([Records.from_lists([[1]], [0]), Records.from_lists([[1]])])
-    with pytest.raises(ValueError, match="record 1 of client 1 is empty"):
+    with pytest.raises(ValueError, match="record 1 of client 1"):
         Pool([Records.from_lists([[1]]), Records.from_lists([[2], []])])
 
 

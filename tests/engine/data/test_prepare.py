@@ -60,7 +60,7 @@ def test_client_records_are_views_of_the_file(spec):
     records = data.client(biggest)
     assert np.shares_memory(records.tokens, data.train.tokens)
     assert isinstance(data.train.tokens, np.memmap)
-    with pytest.raises(ValueError, match=r"client must be in \[0, 12\), got 12"):
+    with pytest.raises(ValueError, match=r"client .*\[0, 12\), got 12"):
         data.client(12)
 
 
@@ -126,7 +126,7 @@ def test_damaged_cache_is_refused(spec):
     with (folder / "train_tokens.npy").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x7f")
-    with pytest.raises(ValueError, match=r"train_tokens\.npy is damaged .*delete the folder"):
+    with pytest.raises(ValueError, match=r"train_tokens\.npy .*delete"):
         prepare(spec)
     with pytest.raises(ValueError, match="not a prepared data set"):
         PreparedData.open(folder.parent)

@@ -237,7 +237,7 @@ def test_weak_noise_can_be_forced() -> None:
 def test_a_delta_below_the_reach_of_pld_is_calibrated_by_rdp() -> None:
     z = calibrate(4.0, 1e-14, Poisson(1.0, 1000), 1)
     assert z == calibrate(4.0, 1e-14, Poisson(1.0, 1000), 1, accountant="rdp")
-    with pytest.raises(ValueError, match=r"by accountant 'pld', got 4 at delta 1e-14"):
+    with pytest.raises(ValueError, match=r"'pld', got 4 .*1e-14"):
         calibrate(4.0, 1e-14, Poisson(1.0, 1000), 1, accountant="pld")
 
 

@@ -169,12 +169,12 @@ class TestPower:
 class TestBadInput:
     @pytest.mark.parametrize("bad", [[], [1.0, math.nan], [[1.0, 2.0]]])
     def test_scores(self, bad: list[float]) -> None:
-        with pytest.raises(ValueError, match="scores_in must be a non-empty 1-D array of finite"):
+        with pytest.raises(ValueError, match=r"scores_in .*1-D .*finite"):
             bounds.mu_lower(bad, [0.0, 1.0], alpha=0.05)
 
     @pytest.mark.parametrize("alpha", [0.0, 1.0, -1.0, math.nan])
     def test_level(self, alpha: float) -> None:
-        with pytest.raises(ValueError, match="alpha must be strictly between 0 and 1"):
+        with pytest.raises(ValueError, match=r"alpha .*between 0 and 1"):
             bounds.mu_lower([0.0, 1.0], [0.0, 1.0], alpha=alpha)
 
     def test_no_levels(self) -> None:

@@ -113,7 +113,7 @@ def test_bad_input_is_named() -> None:
         one_run.epsilon_lower_one_run(11, 10, 20, delta=0.0, alpha=0.05)
     with pytest.raises(ValueError, match="guesses_in"):
         one_run.guess([1.0, 2.0], 2, 1)
-    with pytest.raises(ValueError, match="included must have one entry per score"):
+    with pytest.raises(ValueError, match=r"included .*score"):
         one_run.audit_one_run([1.0, 2.0], [True], guesses_in=1, guesses_out=0, delta=1e-5)
     with pytest.raises(ValueError, match="scores must be"):
         one_run.guess([math.nan, 1.0], 1, 0)

@@ -32,7 +32,7 @@ class TestCanaries:
     @pytest.mark.parametrize("release", [np.zeros(9), np.full(10, np.nan), np.zeros((1, 10))])
     def test_bad_releases_are_refused(self, release: np.ndarray) -> None:
         updates = one_shot.canary_updates(3, 10, 1.0, seed=1)
-        with pytest.raises(ValueError, match="release must be a finite vector of length 10"):
+        with pytest.raises(ValueError, match=r"release .*length 10"):
             one_shot.cosines(updates, release)
 
 
@@ -168,5 +168,5 @@ def test_observing_one_by_one_equals_all_at_once() -> None:
 
 
 def test_one_canary_is_too_few() -> None:
-    with pytest.raises(ValueError, match="seen must hold at least 2 canaries"):
+    with pytest.raises(ValueError, match=r"seen .*at least 2"):
         one_shot.estimate_final([0.1], 100, DELTA)

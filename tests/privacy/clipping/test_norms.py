@@ -317,7 +317,7 @@ class TestConformanceCheckItself:
                 check_clip_map(self.broken(decode=decode), adversarial_rows(PARAMS))
 
     def test_forgetful_json_fails(self):
-        with pytest.raises(AssertionError, match="JSON does not give back the same map"):
+        with pytest.raises(AssertionError, match=r"JSON .*same map"):
             check_clip_map(FlatClip(1.0, PARAMS), adversarial_rows(PARAMS), lambda data: FlatClip(2.0, PARAMS))
 
 

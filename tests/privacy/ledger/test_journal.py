@@ -94,7 +94,7 @@ def test_a_rolled_back_file_is_noticed_by_its_head(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3]))
     assert len(Journal.open(path, read_only=True).entries) == 3, "without the head it is a valid shorter journal"
-    with pytest.raises(CorruptRun, match="has 3 lines, but line 4 was seen before"):
+    with pytest.raises(CorruptRun, match="3 lines, but line 4"):
         Journal.open(path, head)
 
 
@@ -104,7 +104,7 @@ def test_a_rewritten_file_is_noticed_by_its_head(tmp_path: Path) -> None:
     for number in range(6):
         journal.append("note", {"number": number})
     journal.close()
-    with pytest.raises(CorruptRun, match="line 4 is not the line seen before"):
+    with pytest.raises(CorruptRun, match="line 4 is not"):
         Journal.open(tmp_path / "b", head)
 
 
@@ -155,7 +155,7 @@ def test_a_tail_of_zero_bytes_is_torn(path: Path) -> None:
 def test_two_writers_exclude_each_other(path: Path) -> None:
     journal = Journal.create(path)
     journal.append("note", {})
-    with pytest.raises(BlockingIOError, match="two runs must not spend from one ledger"):
+    with pytest.raises(BlockingIOError, match="another process"):
         Journal.open(path)
     assert len(Journal.open(path, read_only=True).entries) == 1
     journal.close()

@@ -63,7 +63,7 @@ def test_a_floor_run_to_its_end(path: Path) -> None:
     assert spent[2] == pytest.approx(epsilon([(EVERYONE, 10.0, 1), (SAMPLING, 2.0, 2)], DELTA), rel=2e-3)
     before = path.read_bytes()
     assert "are used" in str(ledger.would_exceed(event(2.0)))
-    with pytest.raises(BudgetExceeded, match="all committed releases labelled 'round' are used"):
+    with pytest.raises(BudgetExceeded, match="'round' are used"):
         ledger.charge(event(2.0))
     assert path.read_bytes() == before, "a refusal writes nothing"
 
@@ -113,7 +113,7 @@ def test_labels_may_interleave(path: Path) -> None:
 
 
 def test_a_floor_that_costs_too_much_is_refused(path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cost epsilon .* more than the committed 4"):
+    with pytest.raises(ValueError, match=r"epsilon .*committed 4"):
         Ledger.create(path, floor(FloorStep("round", SAMPLING, 1.0, 200)))
     assert not path.exists()
 
@@ -377,7 +377,7 @@ def test_an_understated_rho_is_named(path: Path) -> None:
         records[1]["body"]["rho"] *= 0.9
 
     rewritten(path, cheaper)
-    with pytest.raises(CorruptRun, match="line 2 is not allowed here: charge 0 states"):
+    with pytest.raises(CorruptRun, match=r"line 2 .*charge 0"):
         Ledger.open(path)
 
 

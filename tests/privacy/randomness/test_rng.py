@@ -34,13 +34,13 @@ def test_simulation_stream_names_may_be_numpy_integers():
     """Ids of a cohort are numpy integers; they must name the stream that the same Python integer names."""
     assert simulation_generator(7, np.int64(3)).random() == simulation_generator(7, 3).random()
     for part in (1.0, True, None, b"a"):
-        with pytest.raises(ValueError, match="stream must be made of integers and strings"):
+        with pytest.raises(ValueError, match=r"stream .*integers and strings"):
             simulation_generator(7, part)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, True, None])
 def test_simulation_seed_is_a_non_negative_integer(seed):
-    with pytest.raises(ValueError, match="seed must be an integer >= 0"):
+    with pytest.raises(ValueError, match=r"seed .*>= 0"):
         simulation_generator(seed)
 
 

@@ -202,7 +202,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path) -> None:
 def test_an_empty_unknown_table_in_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[privaci]\n")
-    with pytest.raises(ConfigError, match="privaci: unknown key; did you mean privacy"):
+    with pytest.raises(ConfigError, match=r"privaci: .*privacy"):
         load(file)
 
 
@@ -212,7 +212,7 @@ def test_overrides_go_over_the_file_key_by_key(tmp_path: Path) -> None:
     config = load(file, {"strategy.controller-options.extra": True, "privacy.epsilon": 2})
     assert config.strategy.controller_options == {"clip-norm": 2, "extra": True}
     assert (config.strategy.controller, config.privacy.epsilon) == ("fixed", 2.0)
-    with pytest.raises(ConfigError, match="strategy = 3: must be a table"):
+    with pytest.raises(ConfigError, match=r"strategy = 3: .*table"):
         load(file, {"strategy": 3})
 
 

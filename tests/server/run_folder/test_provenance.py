@@ -13,17 +13,17 @@ def test_the_commit_is_that_of_the_checkout_and_marked_where_files_differ(tmp_pa
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    assert provenance._commit(tmp_path) is None
+    assert provenance.commit_of(tmp_path) is None
     git("init", "-q")
     (tmp_path / "file").write_text("one")
     git("add", "file")
     git("commit", "-qm", "first")
     head = git("rev-parse", "--short=12", "HEAD")
-    assert provenance._commit(tmp_path) == head
+    assert provenance.commit_of(tmp_path) == head
     (tmp_path / "file").write_text("two")
-    assert provenance._commit(tmp_path) == f"{head}+"
+    assert provenance.commit_of(tmp_path) == f"{head}+"
 
 
 def test_the_environment_asks_the_checkout_it_lies_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "_commit", lambda folder: str((folder / "pyproject.toml").is_file()))
+    monkeypatch.setattr(provenance, "commit_of", lambda folder: str((folder / "pyproject.toml").is_file()))
     assert provenance.describe_environment()["commit"] == "True"

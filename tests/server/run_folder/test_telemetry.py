@@ -119,7 +119,7 @@ def test_a_damaged_line_inside_the_file_is_reported_with_its_number(tmp_path: Pa
         telemetry.round(record(2))
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text().replace('"round": 1', '"round": 1, "clients": 47'))
-    with pytest.raises(CorruptRun, match="line 1 is not a round record"):
+    with pytest.raises(CorruptRun, match=r"line 1 .*record"):
         read_metrics(tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_the_histogram_is_paid_for_inside_the_round() -> None:
         assert (histogram.sensitivity, histogram.noise_std, histogram.dim) == (1.0, 10.0, len(EDGES) + 1)
         assert plan.noise_multiplier == pytest.approx((1.76**-2 - 10**-2) ** -0.5)
         assert plan.effective_noise_multiplier == pytest.approx(1.76, rel=1e-12)
-        with pytest.raises(ValueError, match="must be < 10, which 'norm-histogram' alone has"):
+        with pytest.raises(ValueError, match=r"< 10, .*'norm-histogram'"):
             controller.init(setting_of(1, 10.5), PublicSignals(0, None))
 
 
