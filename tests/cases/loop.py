@@ -1,6 +1,6 @@
 """Runs of the server's loop over the in-process grid, with clients of a few lines."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +151,3 @@ class Run:
 def loss_of(adapter: torch.Tensor) -> float:
     """A public loss that every released adapter moves."""
     return float((adapter.double() - 1.0).square().mean())
-
-
-def everything(run: Run) -> tuple[Any, ...]:
-    """All a run came to, but for its times."""
-    state = run.last.state
-    assert state is not None
-    tensors = [state.adapter, state.served, *state.optimizer.values()]
-    records = [replace(record, seconds=0.0, rounds=4) for record in run.records]
-    return state.round, state.controller, [tensor.tolist() for tensor in tensors], records

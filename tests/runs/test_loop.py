@@ -23,7 +23,7 @@ from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.loss_following import GRID
 from strategies.dispatch import RoundFailed
-from tests.cases.loop import DIM, LAYOUT, RATE, N, clients, everything, loss_of, settings
+from tests.cases.loop import DIM, LAYOUT, RATE, N, clients, loss_of, settings
 from tests.cases.runs import MakeRun
 
 # --- a whole run --------------------------------------------------------------------------------------------------
@@ -160,26 +160,6 @@ def test_a_run_ends_when_the_ledger_refuses(start: MakeRun) -> None:
     assert len(ledger.events) == 2
     assert run.last.state is not None
     assert run.last.state.round == 2
-
-
-@pytest.mark.parametrize("controller", [DpLac(), DpLac(clip_norm=1.0, smooth=True), Fixed(0.5)])
-def test_a_run_that_goes_on_from_its_checkpoint_ends_where_one_without_a_break_does(
-    controller: Any, start: MakeRun
-) -> None:
-    """Bit for bit without noise, because the sampling secret stays that of the run."""
-    whole, ledger = start("whole", settings(4), controller, noise=InsecureZeroNoise())
-    assert whole.go(ledger) is None
-    broken, ledger = start("broken", settings(4), controller, noise=InsecureZeroNoise())
-    broken.config = settings(2)
-    broken.go(ledger)
-    ledger.close()
-    broken.config = settings(4)
-    with Ledger.open(broken.folder / "ledger.jsonl") as ledger:
-        assert broken.go(ledger, resume=True) is None
-        assert [(event.label, event.round) for event in ledger.events] == [
-            (record.phase, record.round) for record in whole.records
-        ]
-    assert everything(broken) == everything(whole)
 
 
 def test_a_round_that_fails_stays_charged_and_is_held_again_with_another_cohort(start: MakeRun) -> None:
