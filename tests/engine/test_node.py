@@ -22,11 +22,7 @@ from tests.cases.node import SECRET, context, message, request, rows, settings, 
 
 
 @pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+def no_worker_of_before() -> None:
     own_worker.cache_clear()
 
 

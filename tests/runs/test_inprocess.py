@@ -31,14 +31,6 @@ def train(message, context):
     return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
 
 
-@pytest.fixture(autouse=True)
-def identity():
-    before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
-    yield
-    TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
-
-
 def message(node, *values):
     content = RecordDict({"arrays": ArrayRecord({"x": Array(np.array(values, np.float32))})})
     return Message(content, node, MessageType.TRAIN)
