@@ -221,6 +221,13 @@ PLACES = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_noise_is_drawn_behind_its_charge(kind: str, whole: Wholes) -> None:
+    run = whole(kind)
+    charged = [moment.charged for moment in run.moments if moment.name == "noise"]
+    assert charged == list(range(1, len(run.charges) + 1))
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_killed_resumes(kind: str, place: str, whole: Wholes, tmp_path: Path) -> None:
