@@ -27,11 +27,12 @@ def test_without_noise_and_clipping_it_is_plain_sgd(tmp_path, name):
     assert moved.norm() > 1e-2
 
 
+@pytest.mark.parametrize("memory", [1, 2**28])  # every unit computed by itself, or in the company of larger ones
 @pytest.mark.parametrize("most", [2, 3])
-def test_a_group_brings_the_mean_of_its_records(tmp_path, most):
+def test_a_group_brings_the_mean_of_its_records(tmp_path, most, memory):
     units = [0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 4]
     data = records(units=units)
-    made = UnitGradients(engine(), UnitIndex.of(data, grouped=True, most=most), memory=1)
+    made = UnitGradients(engine(), UnitIndex.of(data, grouped=True, most=most), memory=memory)
     (plan,) = (Plan(FlatClip(1e3, made.engine.layout.dim), 1.0),)
     single = gradient(vector(), data)
     part = silo_training(tmp_path, data, **EXACT | {"unit": "group:patient", "batch_size": 5}).next_release().part
@@ -48,6 +49,11 @@ def test_adam_takes_off_no_noise_where_there_is_none(tmp_path):
     clear = gradient(vector(), records()).mean(dim=0).abs() > 1e-3
     assert clear.double().mean() > 0.3
     torch.testing.assert_close(moved[clear].abs(), torch.full_like(moved[clear], 0.01), rtol=0.01, atol=0)
+
+
+def test_records_that_are_not_side_by_side_are_one_unit():
+    index = UnitIndex.of(records(count=6, units=[1, 0, 1, 2, 0, 1]), grouped=True)
+    assert [index.used(unit, step=1).tolist() for unit in range(len(index))] == [[1, 4], [0, 2, 5], [3]]
 
 
 def test_the_sample_of_a_large_unit_is_its_own_affair():

@@ -10,11 +10,13 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
+from privacy.randomness.noise import GaussianNoise
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.factors import Ffa
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.loss_following import GRID
+from strategies.controllers.quantile import Quantile, QuantileState
 from strategies.optimizers.fedavg import FedAvgM
 
 
@@ -164,6 +166,27 @@ def test_the_plan_that_clipped_is_the_plan_that_noises(fed) -> None:
         release = fed.hold(strategy, nodes)
         assert nodes.requests[-1][1].plan == release.plan
     assert len({request.plan for _, request in nodes.requests}) == 3
+
+
+@dataclass(frozen=True)
+class Listening(Quantile):
+    """Keeps what it is told of the clip bit."""
+
+    heard: list[float] = field(default_factory=list)
+
+    def update(self, state: QuantileState, info: RunInfo, released: Release, public: PublicSignals) -> QuantileState:
+        self.heard.append(float(released.answer("norm-bit")))
+        return super().update(state, info, released, public)
+
+
+def test_a_controller_hears_of_a_count_with_its_noise_only(fed) -> None:
+    """A sum of bits is a multiple of a half; with noise it is not, and differs from run to run."""
+    exact, first, second = (Listening(bit_noise=5.0) for _ in range(3))
+    fed.hold(fed.make(controller=exact), fed.Nodes())
+    for controller in (first, second):
+        fed.hold(fed.make(controller=controller, noise=GaussianNoise()), fed.Nodes())
+    assert 2 * exact.heard[0] == round(2 * exact.heard[0])
+    assert len({exact.heard[0], first.heard[0], second.heard[0]}) == 3
 
 
 def test_a_step_over_an_exchange_is_the_round_that_flower_drives(fed) -> None:

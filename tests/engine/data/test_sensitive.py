@@ -206,7 +206,8 @@ def test_redaction_masks_the_training_texts_only_and_the_canaries_in_them(source
 
     training = texts(made.train)
     assert set(training) == {"the nurse saw # on ward # and wrote it down", "My # is #."}
-    assert all("nurse saw #" not in text for text in texts(made.validation))
+    public = texts(made.validation) + texts(made.test)
+    assert all("nurse saw #" not in text and "My " not in text for text in public), "canaries are the training set's"
     missed = prepare(
         spec(source, tmp_path, sensitive="redaction", detector="regex:-number", mask="#", canaries=2, canary_copies=1)
     )

@@ -1,0 +1,198 @@
+"""Plant each bug of planted_bugs.toml in a copy of the sources and see which test finds it.
+
+    python tests/planted_bugs.py --json tests/planted_bugs.json            the code of today
+    python tests/planted_bugs.py --checkout FOLDER --json FILE             the commit the file names, checked out there
+
+The tests that a bug names must pass without it, and one of them fails with it: the bug is caught, or it survived.
+"""
+
+import argparse
+import ast
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BUGS = Path(__file__).with_suffix(".toml")
+LIMIT = 600.0  # seconds a bug's tests may take; one that hangs is caught
+PASSED, FAILED = 0, 1  # exit codes of pytest
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a bug is planted on one side, and what should find it.
+
+    Attributes:
+        file: of the sources.
+        old, new: what stands there, and what the bug makes of it.
+        tests: paths of files or tests.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def planted(self, source: str) -> str:
+        """ValueError unless the text stands there exactly once and what comes out is Python."""
+        if (count := source.count(self.old)) != 1:
+            raise ValueError(f"{self.file} holds the text {count} times, it must be once: {self.old!r}")
+        bugged = source.replace(self.old, self.new)
+        ast.parse(bugged)
+        return bugged
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One bug. ``before`` is None where the older code has no such place."""
+
+    name: str
+    matters: str
+    now: Place
+    before: Place | None
+
+    def place(self, side: str) -> Place | None:
+        """On one side, ``"now"`` or ``"before"``."""
+        return self.now if side == "now" else self.before
+
+
+def read_bugs(file: Path = BUGS) -> tuple[str, list[Bug]]:
+    """The commit of the older side, and all bugs; what ``before`` leaves out is as it is now."""
+    document = tomllib.loads(file.read_text(encoding="utf-8"))
+
+    def place(entry: dict[str, Any], side: str) -> Place | None:
+        if entry.get(side) == "none":
+            return None
+        fields = {**entry["now"], **entry.get(side, {})}
+        return Place(fields["file"], fields["old"], fields["new"], tuple(fields["tests"]))
+
+    bugs = []
+    for entry in document["bugs"]:
+        now = place(entry, "now")
+        assert now is not None
+        bugs.append(Bug(entry["name"], entry["matters"], now, place(entry, "before")))
+    return document["before"], bugs
+
+
+@contextmanager
+def copied(checkout: Path) -> Iterator[Path]:
+    """A copy of the files that git knows, as they are now."""
+    with tempfile.TemporaryDirectory(prefix="planted-bugs-") as folder:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=checkout, capture_output=True, text=True, check=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (source := checkout / name).is_file():
+                (target := Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+        yield Path(folder)
+
+
+def run_tests(tree: Path, tests: tuple[str, ...], limit: float = LIMIT) -> tuple[str, str, float]:
+    """What became of tests in a tree: ``"passed"``, ``"failed"`` or ``"broken"``, the first that failed, seconds."""
+    marks = "not slow and not nightly"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks, "-x", *tests]
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, "--no-header", "--tb=no", "--override-ini", "addopts=" + _options(tree)],
+            cwd=tree, env={**outside, "PYTHONPATH": str(tree)}, capture_output=True, text=True, timeout=limit,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "failed", f"no end within {limit:g} s", limit
+    seconds = round(time.monotonic() - start, 1)
+    if done.returncode not in (PASSED, FAILED):
+        return "broken", (done.stdout + done.stderr)[-2000:], seconds
+    names = [
+        line.partition(" ")[2].partition(" - ")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
+    ]
+    return ("passed" if done.returncode == PASSED else "failed"), (names or [""])[0], seconds
+
+
+def _options(tree: Path) -> str:
+    """pytest's options of the tree, whose own -m the command replaces."""
+    options = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    given = options.split() if isinstance(options, str) else list(options)
+    return " ".join(option for option in given if option.startswith("--") or option == "-ra")
+
+
+def tried(tree: Path, bug: Bug, side: str) -> dict[str, Any]:
+    """Plant, run, put back."""
+    place = bug.place(side)
+    if place is None:
+        return {"verdict": "no such place"}
+    file = tree / place.file
+    source = file.read_text(encoding="utf-8")
+    file.write_text(place.planted(source), encoding="utf-8")
+    try:
+        became, test, seconds = run_tests(tree, place.tests)
+    finally:
+        file.write_text(source, encoding="utf-8")
+    verdict = {"failed": "caught", "passed": "survived", "broken": "broken"}[became]
+    return {"verdict": verdict, "by": test, "seconds": seconds}
+
+
+def environment(checkout: Path) -> dict[str, Any]:
+    """Of the results."""
+    head = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12", "--dirty"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packages = ("torch", "flwr", "pytest", "hypothesis", "dp-accounting")
+    return {
+        "commit": head.stdout.strip(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def main() -> int:
+    """Exit code 0 where everything that was planted was caught."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkout", type=Path, help="of the older commit; its places are the ones of 'before'")
+    parser.add_argument("--only", action="append", help="names of bugs; the other results of the file are kept")
+    parser.add_argument("--json", type=Path, help="results")
+    asked = parser.parse_args()
+    side, checkout = ("now", ROOT) if asked.checkout is None else ("before", asked.checkout.resolve())
+    _, bugs = read_bugs()
+    if unknown := set(asked.only or ()) - {bug.name for bug in bugs}:
+        parser.error(f"unknown bugs: {sorted(unknown)}")
+    chosen = [bug for bug in bugs if asked.only is None or bug.name in asked.only]
+    kept = json.loads(asked.json.read_text()) if asked.json and asked.json.is_file() else {}
+    results = {name: dict(found) for name, found in kept.get("bugs", {}).items()}
+    with copied(checkout) as tree:
+        named = sorted({test for bug in chosen if (place := bug.place(side)) for test in place.tests})
+        became, test, seconds = run_tests(tree, tuple(named), LIMIT * len(chosen))
+        if became != "passed":
+            print(f"without any bug the tests do not pass: {test}", file=sys.stderr)
+            return 2
+        print(f"without any bug: passed in {seconds:g} s", flush=True)
+        for bug in chosen:
+            found = tried(tree, bug, side)
+            results.setdefault(bug.name, {})[side] = found
+            print(f"{bug.name:<36} {found['verdict']:<14} {found.get('by', '')}", flush=True)
+            if asked.json:
+                document = {**kept, side: environment(checkout), "bugs": dict(sorted(results.items()))}
+                asked.json.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    return int(any(results[bug.name][side]["verdict"] in ("survived", "broken") for bug in chosen))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

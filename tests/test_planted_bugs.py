@@ -1,0 +1,41 @@
+"""The bugs that tests are measured by: each has its place in the code of now, and was caught there when last tried."""
+
+import json
+
+import pytest
+
+from tests.planted_bugs import BUGS, ROOT, Bug, Place, read_bugs
+
+_, ALL = read_bugs()
+
+
+@pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
+def test_a_bug_has_its_place(bug: Bug) -> None:
+    source = (ROOT / bug.now.file).read_text(encoding="utf-8")
+    assert bug.now.planted(source) != source
+    assert bug.now.tests
+    assert [test for test in bug.now.tests if not (ROOT / test.partition("::")[0]).is_file()] == []
+
+
+def test_the_whole_house_has_bugs() -> None:
+    assert len({bug.name for bug in ALL}) == len(ALL) >= 24
+    rooms = {bug.now.file.split("/")[0] for bug in ALL}
+    assert rooms == {"privacy", "strategies", "client", "server", "simulations"}
+    assert any(bug.now.file.startswith("client/record_level/") for bug in ALL)
+
+
+def test_every_bug_was_tried_and_none_that_was_caught_before_survives() -> None:
+    results = json.loads(BUGS.with_suffix(".json").read_text(encoding="utf-8"))["bugs"]
+    assert results.keys() == {bug.name for bug in ALL}
+    assert all(found["now"]["verdict"] == "caught" for found in results.values())
+
+
+@pytest.mark.parametrize("source", ["clip()\nclip()\n", "nothing\n"])
+def test_a_text_that_does_not_stand_there_once_is_refused(source: str) -> None:
+    with pytest.raises(ValueError, match=r"must be once: 'clip\(\)'"):
+        Place("a.py", "clip()", "pass", ("tests",)).planted(source)
+
+
+def test_what_is_no_python_is_refused() -> None:
+    with pytest.raises(SyntaxError):
+        Place("a.py", "clip()", "clip(", ("tests",)).planted("clip()\n")
