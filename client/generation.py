@@ -1,9 +1,7 @@
-"""Text from a language model: the most probable continuation, or samples of it; and summaries with their score.
+"""Text from a language model: the most probable continuation, or samples of it; answers and summaries with their score.
 
-How good a model's summaries of prepared records are, against the summaries that the records hold.
-
-A prepared record of summarisation (:mod:`client.data.tokenise`) is all there is to it: its tokens of weight 0 are the
-prompt, as it was trained on, and the others are the summary. The sources are not read again.
+A prepared record of a task with answers (:mod:`client.data.tokenise`) is all that a score needs: its tokens before the
+last answer are the prompt, as it was trained on, and those of the answer the reference. The sources are not read again.
 """
 
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from client.data.chat import Rendered
 from client.data.records import Records
 from client.data.tokenise import BEFORE_SUMMARY
 from client.data.tokenise import prompts as summary_prompts
@@ -44,7 +43,7 @@ class Decoding:
 def continuations(
     model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]], decoding: Decoding
 ) -> list[list[int]]:
-    """New tokens behind each prompt, up to the end-of-text token, in the order of the prompts.
+    """New tokens behind each prompt, up to a token that ends a text or a turn, in the order of the prompts.
 
     `model` is a plain causal model, see :func:`client.models.lora.merged`. The same seed gives the same samples for the
     same prompts and token budget. The global random state is left as it was.
@@ -80,7 +79,7 @@ def summaries(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Sequence[st
     room = int(model.config.max_position_embeddings) - decoding.longest
     rows, _ = summary_prompts(list(texts), tokenizer, room)
     answers = continuations(model, tokenizer, rows, decoding)
-    return [str(tokenizer.decode(tokens, skip_special_tokens=True)).strip() for tokens in answers]
+    return [text_of(tokenizer, tokens) for tokens in answers]
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -107,7 +106,7 @@ def _batch(
 ) -> list[list[int]]:
     """Padded on the left, so that all continuations begin at the same place."""
     longest = max(len(prompt) for prompt in prompts)
-    pad, end = int(tokenizer.pad_token_id or 0), tokenizer.eos_token_id
+    pad, ends = int(tokenizer.pad_token_id or 0), _ends(model, tokenizer)
     ids = torch.full((len(prompts), longest), pad)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
@@ -120,21 +119,45 @@ def _batch(
         attention_mask=mask.to(device),
         max_new_tokens=decoding.longest,
         pad_token_id=pad,
-        eos_token_id=end,
+        eos_token_id=ends or None,
         **(sampling if decoding.temperature else {"do_sample": False}),
     )
-    rows = output[:, longest:].tolist()
-    return [row[: row.index(end)] if end in row else row for row in rows]
+    return [
+        row[: next((place for place, token in enumerate(row) if token in ends), len(row))]
+        for row in output[:, longest:].tolist()
+    ]
+
+
+def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a text: the tokenizer's, and those that the model's own settings add, such as an end of turn."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+    return sorted(int(token) for token in found if token is not None)
 
 
 @dataclass(frozen=True)
-class SummaryScores:
-    """Mean F-measures over some records.
+class Asked:
+    """What a model is asked for, and what it should say.
+
+    Attributes:
+        prompts: tokens before the last answer, one list per record.
+        references: the records' last answers, or summaries, as text.
+        cut: how many of the references the records hold without their end.
+    """
+
+    prompts: list[list[int]]
+    references: list[str]
+    cut: int
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Mean F-measures over some records, and what was said.
 
     Attributes:
         rouge: ``"rouge1"``, ``"rouge2"`` and ``"rougeL"``, see :func:`client.generation.rouge`.
         records: averaged over.
-        most_tokens: new tokens that a summary could have.
+        most_tokens: new tokens that an answer could have.
         references_cut: how many of the references lack their end.
     """
 
@@ -144,43 +167,46 @@ class SummaryScores:
     references_cut: int
 
 
-def summary_tasks(
-    records: Records, tokenizer: PreTrainedTokenizerBase, room: int
-) -> tuple[list[list[int]], list[str], int]:
-    """The prompts of prepared records, their summaries, and how many of these lack their end.
+def asked(records: Records, tokenizer: PreTrainedTokenizerBase, room: int, task: str) -> Asked:
+    """The prompts of prepared records and the references.
 
-    A prompt is text, cut at its end to `room` tokens in all, and :data:`client.data.tokenise.BEFORE_SUMMARY`.
+    A prompt with more than `room` tokens is cut: of a text to be summarised the end, of a conversation the beginning.
 
     Raises:
-        ValueError: the records have no token weights, so they are not of summarisation.
+        ValueError: the records have no token weights, so they have no answers.
     """
     if records.token_weights is None:
-        raise ValueError("records of summarisation have token weights, 0 on the prompt; these have none")
-    tail = len(tokenizer(BEFORE_SUMMARY, add_special_tokens=False)["input_ids"])
+        raise ValueError("records with answers have token weights, 0 on the prompt; these have none")
+    tail = len(tokenizer(BEFORE_SUMMARY, add_special_tokens=False)["input_ids"]) if task == "summarisation" else room
     prompts, references, cut = [], [], 0
     for start, stop in zip(records.offsets[:-1], records.offsets[1:], strict=True):
-        tokens = records.tokens[start:stop].tolist()
-        given = int(np.argmax(records.token_weights[start:stop] > 0))
-        prompt, summary = tokens[:given], tokens[given:]
-        prompts.append(prompt if given <= room else prompt[: room - tail] + prompt[-tail:])
-        references.append(_text(tokenizer, summary))
-        cut += summary[-1] != tokenizer.eos_token_id
-    return prompts, references, cut
+        tokens, weights = records.tokens[start:stop].tolist(), records.token_weights[start:stop].tolist()
+        begin, end = Rendered(tokens, weights).last_answer
+        prompt, answer = tokens[:begin], tokens[begin:end]
+        prompts.append(prompt if begin <= room else prompt[: room - tail] + prompt[-tail:])
+        references.append(text_of(tokenizer, answer))
+        cut += answer[-1] not in tokenizer.all_special_ids
+    return Asked(prompts, references, cut)
 
 
-def summary_scores(model: Any, tokenizer: PreTrainedTokenizerBase, records: Records, most_tokens: int) -> SummaryScores:
-    """ROUGE of the summaries that `model` writes of `records`, the most probable token each time.
+def answer_scores(
+    model: Any, tokenizer: PreTrainedTokenizerBase, records: Records, most_tokens: int, task: str
+) -> AnswerScores:
+    """ROUGE of the answers (or summaries) that `model` writes to `records`, the most probable token each time.
 
     Args:
         model: a plain causal model, or one with a PEFT adapter on it, in evaluation mode.
-        most_tokens: a summary ends there if it has not before.
+        tokenizer: that of the records.
+        records: of a task with answers, at least one.
+        most_tokens: an answer ends there if it has not before.
+        task: of the records.
     """
-    room = int(model.config.max_position_embeddings) - most_tokens
-    prompts, references, cut = summary_tasks(records, tokenizer, room)
-    answers = continuations(model, tokenizer, prompts, Decoding(longest=most_tokens))
-    found = [_text(tokenizer, answer) for answer in answers]
-    return SummaryScores(rouge(found, references), len(records), most_tokens, cut)
+    wanted = asked(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
+    answers = continuations(model, tokenizer, wanted.prompts, Decoding(longest=most_tokens))
+    found = [text_of(tokenizer, answer) for answer in answers]
+    return AnswerScores(rouge(found, wanted.references), len(records), most_tokens, wanted.cut)
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """Tokens as a person reads them."""
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

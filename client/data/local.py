@@ -32,13 +32,14 @@ class ReadSettings(Reading):
 
     Attributes:
         client_column: none, for a node is one client.
-        task, max_length: see :class:`client.data.spec.DataSpec`.
+        task, max_length, chat_template: see :class:`client.data.spec.DataSpec`.
         labels: names of the classes in the order of their ids; empty for a language model.
     """
 
     client_column: Literal[""] = ""
     task: Task
     max_length: MaxLength
+    chat_template: str = ""
     labels: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -87,9 +88,11 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
     from client.data.tokenise import tokenise
     from client.models.base import load_tokenizer
 
-    texts = read(source, reading, "data")
+    texts = read(source, reading, "data", chat=reading.task == "instruction")
     ids = None if texts.labels is None else label_ids(texts.labels, reading.labels)
-    records, _ = tokenise(texts, ids, load_tokenizer(tokenizer), reading.task, reading.max_length)
+    model = load_tokenizer(tokenizer)
+    made = tokenise(texts, ids, model, reading.task, reading.max_length, chat_template=reading.chat_template)
+    records, texts = made.records, made.of(texts)
     arrays: dict[str, NDArray[Any] | None] = {
         "tokens": records.tokens,
         "offsets": records.offsets,

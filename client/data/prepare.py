@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from client.data import canaries, labels, partition, sensitive, sources, splits, tokenise
+from client.data import canaries, chat, conversations, labels, partition, sensitive, sources, splits, tokenise
 from client.data.catalog import corpora, diabetes130, notes
 from client.data.prepared import FORMAT, META_FILE, PARTS, PreparedData, sha256
 from client.data.records import Records
@@ -37,7 +38,7 @@ COLUMNS = ("labels", "token_weights", "units")
 
 _DECISIVE = (
     *(sensitive, detectors, treatments, notes, corpora, diabetes130),
-    *(canaries, labels, sources, splits, tokenise, partition),
+    *(canaries, labels, sources, splits, tokenise, partition, conversations, chat),
 )
 
 
@@ -51,7 +52,14 @@ def prepare(spec: DataSpec) -> PreparedData:
     tokenizer = load_tokenizer(spec.tokenizer)
     folder = spec.cache_folder / _key(spec, tokenizer)
     durable.make_folder(folder, lambda draft: _write(draft, spec, tokenizer))
-    return PreparedData.open(folder, verify=True)
+    data = PreparedData.open(folder, verify=True)
+    if spec.clients not in (0, data.num_clients):
+        raise ValueError(
+            f"clients = {spec.clients}, but data.client-column = {spec.client_column!r} names {data.num_clients} "
+            f"clients after validation and test were held out; set clients = {data.num_clients}, or 0 for as many as "
+            "there are"
+        )
+    return data
 
 
 def check(spec: DataSpec) -> None:
@@ -66,8 +74,12 @@ def check(spec: DataSpec) -> None:
         raise ValueError(f"data.label-column = {spec.label_column!r} is a column of texts; name that of the labels")
     if spec.partition == "natural" and not spec.client_column and spec.source != NOTES:
         raise ValueError("data.partition = 'natural' needs data.client-column, the column that names the client")
+    if not spec.clients and (spec.partition != "natural" or spec.source == NOTES):
+        raise ValueError("clients = 0 takes what data.client-column names; data.partition must be 'natural'")
     if spec.task == "summarisation" and not spec.text_pair_column:
         raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
+    if spec.chat and spec.canaries:
+        raise ValueError(f"data.canaries = {spec.canaries} are planted into texts; model.task = 'instruction' has none")
     if spec.source == NOTES and spec.least_words:
         raise ValueError("data.least-words must be 0 for generated notes, which are all long")
     if spec.test_limit and not spec.test_source:
@@ -83,7 +95,7 @@ def check(spec: DataSpec) -> None:
             f"data.sensitive = 'weights' weights the tokens of a language model; model.task must be 'causal-lm', "
             f"got {spec.task!r}"
         )
-    if spec.sensitive != "none" and spec.text_pair_column:
+    if spec.sensitive != "none" and spec.text_pair_column and not spec.chat:
         raise ValueError("data.sensitive works on single texts; data.text-pair-column must be empty")
     if spec.partition == "dirichlet" and spec.task != "classification":
         raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
@@ -94,9 +106,9 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     if spec.source == NOTES:
         content = [notes.grammar_text(), importlib.metadata.version("faker")]
     else:
-        content = [sources.fingerprint(spec.source, reading(spec))]
+        content = [sources.fingerprint(spec.source, reading(spec), chat=spec.chat)]
     if spec.test_source:
-        content.append(sources.fingerprint(spec.test_source, test_reading(spec), "data.test-source"))
+        content.append(sources.fingerprint(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat))
     # any change of the code that decides the content gives new names: nobody has to remember a version number
     code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
@@ -113,14 +125,22 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
     held = hold_out(spec)
     folder.mkdir()
     records: dict[str, Records] = {}
-    truncated: dict[str, int] = {}
+    made: dict[str, tokenise.Tokenised] = {}
     for part in PARTS:
         weights = spec if part == "train" and spec.sensitive == "weights" else None
-        records[part], truncated[part] = tokenise.tokenise(
-            held.texts[part], held.labels.get(part), tokenizer, spec.task, spec.max_length, weights
+        made[part] = tokenise.tokenise(
+            held.texts[part],
+            held.labels.get(part),
+            tokenizer,
+            spec.task,
+            spec.max_length,
+            weights,
+            spec.chat_template,
         )
-    records["train"] = replace(records["train"], units=held.texts["train"].unit_numbers())
-    owners = _partition(spec, records["train"], held.texts["train"])
+        records[part] = made[part].records
+    trained = made["train"].of(held.texts["train"])
+    records["train"] = replace(records["train"], units=trained.unit_numbers())
+    owners = _partition(spec, records["train"], trained)
     records["train"] = records["train"].select(owners.order)
     lengths = np.concatenate([[0], np.cumsum(records["train"].lengths)])
     arrays: dict[str, NDArray[Any]] = {
@@ -145,8 +165,9 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "columns": {part: [name for name in COLUMNS if f"{part}_{name}" in arrays] for part in PARTS},
         "records": {part: len(records[part]) for part in PARTS},
         "tokens": {part: len(records[part].tokens) for part in PARTS},
-        "truncated": truncated,
-        "removed": held.removed,
+        "truncated": {part: made[part].truncated for part in PARTS},
+        "answers_cut": {part: made[part].answers_cut for part in PARTS},
+        "removed": held.removed | sum((made[part].left_out for part in PARTS), Counter[str]()),
         "clients": len(owners),
         "empty_clients": int((owners.sizes == 0).sum()),
         "files": {f"{name}.npy": sha256(folder / f"{name}.npy") for name in sorted(arrays)},
@@ -170,10 +191,4 @@ def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partit
         case "repeated":
             return partition.repeated(len(train), spec.clients, spec.records_per_client, spec.seed)
         case _:
-            owners = partition.natural(texts.clients or [])
-            if len(owners) != spec.clients:
-                raise ValueError(
-                    f"clients = {spec.clients}, but data.client-column = {spec.client_column!r} names {len(owners)} "
-                    f"clients after validation and test were held out; set clients = {len(owners)}"
-                )
-            return owners
+            return partition.natural(texts.clients or [])

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from client.data import conversations
 from client.data.sources import Texts
 from client.data.spec import DataSettings
 from privacy import checks
@@ -188,12 +189,18 @@ def check_policy(policy: DataSettings) -> None:
     Mask(policy.mask)
 
 
-def redact(texts: Texts, policy: DataSettings) -> Texts:
-    """`texts` with the sensitive spans of every record masked, each text by itself."""
+def redact(texts: Texts, policy: DataSettings, *, chat: bool = False) -> Texts:
+    """`texts` with the sensitive spans of every record masked, each text by itself; of conversations each turn."""
     if policy.sensitive != "redaction":
         return texts
-    found = make_detector(policy.detector).spans(texts.texts)
-    mask = Mask(policy.mask)
+    detector, mask = make_detector(policy.detector), Mask(policy.mask)
+    if chat:
+
+        def masked(turn: str) -> str:
+            return redacted(turn, detector.spans([turn])[0], mask)
+
+        return replace(texts, texts=[conversations.mapped(text, masked) for text in texts.texts])
+    found = detector.spans(texts.texts)
     return replace(texts, texts=[redacted(text, spans, mask) for text, spans in zip(texts.texts, found, strict=True)])
 
 

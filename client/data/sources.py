@@ -9,8 +9,9 @@ opened as a table of pyarrow; everything that cannot work is refused with what t
 import difflib
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from client.data import conversations
 from client.data.catalog import corpora
 from client.data.labels import INTEGER, missing
 from client.data.spec import NOTES, Reading
@@ -191,7 +193,7 @@ class Texts:
         labels: raw labels as the source has them (integers or strings), or None.
         clients: ids of the natural clients as strings, or None.
         units: ids of the units of privacy (patient, author, document) as strings, or None: every record its own.
-        skipped: rows left out because a text was empty, or shorter than asked for.
+        left_out: how many rows were left out for which reason: a text was empty, or shorter than asked for.
     """
 
     texts: list[str]
@@ -199,7 +201,7 @@ class Texts:
     labels: list[Any] | None = None
     clients: list[str] | None = None
     units: list[str] | None = None
-    skipped: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -216,7 +218,7 @@ class Texts:
             chosen(self.labels),
             chosen(self.clients),
             chosen(self.units),
-            self.skipped,
+            self.left_out,
         )
 
     def unit_numbers(self) -> NDArray[np.int64] | None:
@@ -230,8 +232,8 @@ class Texts:
         ]
 
 
-def read(source: str, reading: Reading, option: str = "data.source") -> Texts:
-    """The records of `source`; `option` is the key named in messages.
+def read(source: str, reading: Reading, option: str = "data.source", *, chat: bool = False) -> Texts:
+    """The records of `source`; `option` is the key named in messages; with `chat` they are conversations.
 
     Raises:
         ValueError: missing or unreadable file, absent column, wrong type, no usable rows, hub out of reach.
@@ -243,10 +245,10 @@ def read(source: str, reading: Reading, option: str = "data.source") -> Texts:
         table = read_file(source, reading, option)
     else:
         table = read_hub(source, option)
-    return _texts(table, reading, f"{option} = {source!r}")
+    return _texts(table, reading, f"{option} = {source!r}", chat)
 
 
-def fingerprint(source: str, reading: Reading, option: str = "data.source") -> str:
+def fingerprint(source: str, reading: Reading, option: str = "data.source", *, chat: bool = False) -> str:
     """SHA-256 of what `source` holds: of its files, or of the records read from the hub."""
     if source.partition(":")[0] in FILE_KINDS:
         with existing_file(source, option).open("rb") as file:
@@ -256,30 +258,44 @@ def fingerprint(source: str, reading: Reading, option: str = "data.source") -> s
         for path in corpora.files(source, option):
             digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
-    records = read(source, reading, option)
+    records = read(source, reading, option, chat=chat)
     return hashlib.sha256(
         repr((records.texts, records.pairs, records.labels, records.clients, records.units)).encode()
     ).hexdigest()
 
 
-def _texts(table: pyarrow.Table, reading: Reading, where: str) -> Texts:
-    for key, name in columns(reading):
+def _texts(table: pyarrow.Table, reading: Reading, where: str, chat: bool) -> Texts:
+    named = columns(reading)
+    if chat:
+        named = [(key, name) for key, name in named if key not in ("text-column", "text-pair-column")]
+    for key, name in named:
         _check_column(table, f"data.{key}", name, where)
-    texts = _strings(table, reading.text_column, where)
-    pairs = _strings(table, reading.text_pair_column, where) if reading.text_pair_column else None
     labels = table.column(reading.label_column).to_pylist() if reading.label_column else None
     least = max(1, reading.least_words)
-    kept = [
-        row
-        for row, text in enumerate(texts)
-        if len(text.split(maxsplit=least)) >= least and (pairs is None or pairs[row].strip())
-    ]
+    left_out: Counter[str] = Counter()
+    pairs = None
+    if chat:
+        found, left_out = conversations.read_column(table, reading.text_column, reading.text_pair_column, where)
+        kept = [row for row, text in enumerate(found) if text and conversations.words(text) >= least]
+        texts = [text or "" for text in found]
+    else:
+        texts = _strings(table, reading.text_column, where)
+        pairs = _strings(table, reading.text_pair_column, where) if reading.text_pair_column else None
+        kept = [
+            row
+            for row, text in enumerate(texts)
+            if len(text.split(maxsplit=least)) >= least and (pairs is None or pairs[row].strip())
+        ]
+    if rest := len(texts) - len(kept) - left_out.total():
+        left_out["empty"] = rest
     if not kept:
         short = "all texts are empty" if least == 1 else f"no text has {least} words (data.least-words)"
+        if left_out.total() > left_out["empty"]:
+            short = f"no row can be used ({', '.join(f'{count} {reason}' for reason, count in left_out.items())})"
         raise ValueError(f"{where}: {short if texts else 'it has no rows'}; nothing to train on")
     clients = _ids(table, reading.client_column, "client", kept, where) if reading.client_column else None
     units = _ids(table, reading.unit_column, "unit", kept, where) if reading.unit_column else None
-    whole = Texts(texts, pairs, labels, skipped=len(texts) - len(kept))
+    whole = Texts(texts, pairs, labels, left_out=left_out)
     return replace(whole if len(kept) == len(texts) else whole.select(kept), clients=clients, units=units)
 
 

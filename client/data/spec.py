@@ -13,7 +13,9 @@ from client.settings import Count, CountOrAuto, Positive, Rate, Table, cache_fol
 NOTES = "notes"
 """The source that is generated."""
 
-Task = Literal["classification", "causal-lm", "summarisation"]
+Task = Literal["classification", "causal-lm", "summarisation", "instruction"]
+ANSWERS = ("summarisation", "instruction")
+"""Tasks whose records hold a prompt and an answer."""
 MaxLength = Annotated[int, Field(ge=4, le=4096)]
 
 
@@ -83,17 +85,20 @@ class DataSpec(DataSettings):
 
     Attributes:
         tokenizer: name of the base model whose tokenizer is used, see :func:`client.models.base.load_base`.
+        clients: logical clients; 0 takes as many as the client column names (``partition = "natural"``).
         seed: of the generated notes, the held-out rows and the partition.
-        task: ``"classification"``, ``"causal-lm"`` (no labels), or ``"summarisation"`` (no labels; the summary of
-            ``text_column`` is in ``text_pair_column``).
+        task: ``"classification"``; without labels ``"causal-lm"``, ``"summarisation"`` (the summary of ``text_column``
+            is in ``text_pair_column``) and ``"instruction"`` (:mod:`client.data.conversations`).
+        chat_template: in Jinja, for conversations; empty takes the tokenizer's.
         max_length: tokens of a record beyond this are cut off (and counted).
         whole_units: units are dealt to clients whole; else one may have records at several.
     """
 
     tokenizer: Annotated[str, Field(min_length=1)]
-    clients: Count
+    clients: CountOrAuto
     seed: CountOrAuto = 0
     task: Task = "classification"
+    chat_template: str = ""
     max_length: MaxLength = 128
     whole_units: bool = False
 
@@ -112,4 +117,10 @@ class DataSpec(DataSettings):
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the content, without where it is kept and who else has records."""
-        return self.model_dump(exclude={"cache", "held_by"})
+        counted = self.partition == "natural" and self.source != NOTES  # by the source, not by the settings
+        return self.model_dump(exclude={"cache", "held_by"} | ({"clients"} if counted else set()))
+
+    @property
+    def chat(self) -> bool:
+        """Whether records are conversations."""
+        return self.task == "instruction"

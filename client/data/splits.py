@@ -6,6 +6,7 @@ the test set), and counted. Canaries are planted into the training records, and 
 sensitive spans of the training records are masked, canaries included.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,15 +53,15 @@ def hold_out(spec: DataSpec) -> Held:
         ValueError: what :mod:`client.data.sources` refuses, or too few records for the parts asked for.
     """
     if spec.source == NOTES:
-        texts, empty = _notes(spec), 0
+        texts, left_out = _notes(spec), Counter[str]()
     else:
-        source = sources.read(spec.source, reading(spec))
+        source = sources.read(spec.source, reading(spec), chat=spec.chat)
         test = _test_source(spec)
-        texts, empty = _carve(source, test, spec), source.skipped + (0 if test is None else test.skipped)
+        texts, left_out = _carve(source, test, spec), source.left_out + (test.left_out if test else Counter())
     texts, removed = _separate(texts, spec)
-    removed["empty"] = empty
+    removed |= left_out
     texts["train"] = _drawn(texts["train"], spec)
-    texts["train"] = redact(plant(texts["train"], Canaries.of(spec, spec.seed)), spec)
+    texts["train"] = redact(plant(texts["train"], Canaries.of(spec, spec.seed)), spec, chat=spec.chat)
     if spec.task != "classification":
         return Held(texts, {}, [], removed)
     raw = {part: texts[part].labels or [] for part in PARTS}
@@ -76,7 +77,7 @@ def _test_source(spec: DataSpec) -> Texts | None:
     """The test set of a source of its own; a part of it is drawn with a fixed seed, so that runs stay comparable."""
     if not spec.test_source:
         return None
-    test = sources.read(spec.test_source, test_reading(spec), "data.test-source")
+    test = sources.read(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat)
     if not 0 < spec.test_limit < len(test):
         return test
     return test.select(np.sort(simulation_generator(0, "test-limit").permutation(len(test))[: spec.test_limit]))

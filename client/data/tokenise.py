@@ -1,11 +1,15 @@
-"""From texts to tokens: of classifiers, of language models, and of prompts with their summaries."""
+"""From texts to tokens: of classifiers, of language models, of conversations, and of prompts with their summaries."""
 
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from client.data import chat
 from client.data.records import Records
 from client.data.sensitive import token_weights
 from client.data.sources import Texts
@@ -17,6 +21,29 @@ BEFORE_SUMMARY = "\nSummary:"
 _TEXTS_AT_ONCE = 8192
 
 
+@dataclass(frozen=True)
+class Tokenised:
+    """Records of texts, and what became of them.
+
+    Attributes:
+        records: in the order of the texts.
+        truncated: how many were cut.
+        answers_cut: how many of these lost the end of an answer or of a summary.
+        kept: rows of the texts that are records; None for all.
+        left_out: how many others were left out, by reason.
+    """
+
+    records: Records
+    truncated: int
+    answers_cut: int = 0
+    kept: NDArray[np.int64] | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def of(self, texts: Texts) -> Texts:
+        """The texts that are records."""
+        return texts if self.kept is None else texts.select(self.kept)
+
+
 def tokenise(
     texts: Texts,
     labels: NDArray[np.int64] | None,
@@ -24,20 +51,25 @@ def tokenise(
     task: str,
     max_length: int,
     weights: DataSettings | None = None,
-) -> tuple[Records, int]:
-    """Token ids with the tokenizer's special tokens, at most `max_length`; how many records were cut.
+    chat_template: str = "",
+) -> Tokenised:
+    """Token ids with the tokenizer's special tokens, at most `max_length` of a record.
 
     Language models get an end-of-text token behind every record if the tokenizer does not put one there. A record of
-    summarisation is text, :data:`BEFORE_SUMMARY`, summary; its loss is on the summary and the end-of-text token.
+    summarisation is text, :data:`BEFORE_SUMMARY`, summary; its loss is on the summary and the end-of-text token. One
+    of instructions is a conversation (:mod:`client.data.chat`); its loss is on the answers.
 
     With `weights`, every token gets the weight of that policy (:mod:`client.data.sensitive`); an end-of-text token is
     none of the text's and weighs like its other tokens.
 
     Raises:
-        ValueError: a text has no tokens, or a summary leaves no room for its text.
+        ValueError: a text has no tokens, or a summary leaves no room for its text, or a chat template renders none of
+            the conversations.
     """
     if task == "summarisation":
         return _summaries(texts, tokenizer, max_length)
+    if task == "instruction":
+        return _conversations(texts, tokenizer, max_length, chat_template)
     end = tokenizer.eos_token_id if task == "causal-lm" else None
     rows: list[list[int]] = []
     weighed: list[list[float]] = []
@@ -67,7 +99,7 @@ def tokenise(
             ]
     if any(not row for row in rows):
         raise ValueError(f"{sum(not row for row in rows)} texts have no tokens under the tokenizer of model.name")
-    return Records.from_lists(rows, labels, None if weights is None else weighed), truncated
+    return Tokenised(Records.from_lists(rows, labels, None if weights is None else weighed), truncated)
 
 
 def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:
@@ -79,18 +111,45 @@ def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) 
     return [[*start, *body[: max(0, room)], *tail] for body in bodies], sum(len(body) > room for body in bodies)
 
 
-def _summaries(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[Records, int]:
+def _summaries(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: int) -> Tokenised:
+    """A summary may fill what its text leaves, and half of a record whatever its text's length."""
     assert texts.pairs is not None
     end = tokenizer.eos_token_id
     answers = [[*answer, end] for answer in _plain(tokenizer, [f" {pair.strip()}" for pair in texts.pairs])]
-    rows, weights, truncated = [], [], 0
+    rows, weights, truncated, answers_cut = [], [], 0, 0
     for text, answer in zip(texts.texts, answers, strict=True):
-        kept = answer[: longest // 2]  # a summary longer than half a record is cut too
+        (whole,), _ = prompts([text], tokenizer, sys.maxsize)
+        kept = answer[: max(longest // 2, longest - len(whole))]
         (prompt,), cut = prompts([text], tokenizer, longest - len(kept))
         truncated += bool(cut or len(kept) < len(answer))
+        answers_cut += len(kept) < len(answer)
         rows.append([*prompt, *kept])
         weights.append([0.0] * len(prompt) + [1.0] * len(kept))
-    return Records.from_lists(rows, None, weights), truncated
+    return Tokenised(Records.from_lists(rows, None, weights), truncated, answers_cut)
+
+
+def _conversations(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: int, template: str) -> Tokenised:
+    template = chat.template_of(tokenizer, template)
+    first = tokenizer.bos_token_id
+    kept: list[int] = []
+    found: list[chat.Rendered] = []
+    left_out: Counter[str] = Counter()
+    truncated = answers_cut = 0
+    for row, text in enumerate(texts.texts):
+        try:
+            rendered = chat.render(tokenizer, text, template)
+        except ValueError as error:
+            left_out[str(error)] += 1
+            continue
+        rendered, cut, answer_cut = chat.cut(rendered, longest, first)
+        kept.append(row)
+        found.append(rendered)
+        truncated, answers_cut = truncated + cut, answers_cut + answer_cut
+    if not kept:
+        raise ValueError(f"none of {len(texts)} conversations can be used: {left_out.most_common(1)[0][0]}")
+    records = Records.from_lists([row.tokens for row in found], None, [row.weights for row in found])
+    chosen = None if len(kept) == len(texts) else np.array(kept, dtype=np.int64)
+    return Tokenised(records, truncated, answers_cut, chosen, left_out)
 
 
 def _plain(tokenizer: Any, texts: list[str]) -> list[list[int]]:

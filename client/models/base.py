@@ -116,8 +116,8 @@ def load_base(
 
     Args:
         name: see the module's docstring.
-        task: ``"classification"`` gives a :class:`SequenceClassifier` (needs `num_labels`); ``"causal-lm"`` and
-            ``"summarisation"`` the architecture's language model.
+        task: ``"classification"`` gives a :class:`SequenceClassifier` (needs `num_labels`); all others
+            the architecture's language model.
         num_labels: classes, for classification only.
         attention: implementation of the attention in transformers.
         dtype: of the frozen weights; the classifier stays float32.

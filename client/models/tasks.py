@@ -135,7 +135,7 @@ class CausalLM:
     """Next-token prediction. A record's loss is the weighted mean over its predicted tokens.
 
     Attributes:
-        weighted_only: tokens of weight 0 count in no metric either; summarisation marks its prompts so. Otherwise
+        weighted_only: tokens of weight 0 count in no metric either; prompts are marked so. Otherwise
             weights, such as those of sensitive tokens, are a matter of training alone.
     """
 
@@ -167,7 +167,7 @@ class CausalLM:
         return None
 
 
-TASKS = ("classification", "causal-lm", "summarisation")
+TASKS = ("classification", "causal-lm", "summarisation", "instruction")
 """Names a run may give its task."""
 
 
@@ -182,7 +182,7 @@ def make_task(name: str, num_labels: int = 0, balance: str = "none") -> Task:
         return SequenceClassification(num_labels, balance)
     if balance != "none":
         raise ValueError(f"balance must be 'none' for task {name!r}, which has no labels, got {balance!r}")
-    return CausalLM(weighted_only=name == "summarisation")
+    return CausalLM(weighted_only=name != "causal-lm")
 
 
 def _labels(batch: Batch) -> Tensor:

@@ -55,7 +55,10 @@ class Privacy(PrivacyTarget):
 
 
 class Model(Table):
-    """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n."""
+    """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n.
+
+    ``chat-template`` (Jinja) renders conversations, for ``task = "instruction"``; empty takes the tokenizer's own.
+    """
 
     name: str = "minilm"
     task: Task = "classification"
@@ -64,6 +67,7 @@ class Model(Table):
     targets: str = "query,value"
     layers: CountOrAuto = 0
     max_length: MaxLength = 128
+    chat_template: str = ""
 
 
 class Public(Table):
@@ -114,14 +118,15 @@ class Simulation(Table):
 class Evaluation(Table):
     """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``.
 
-    For ``model.task = "summarisation"`` a run ends with ROUGE of the summaries that its adapter writes of the first
-    ``rouge-records`` test records, 0 for none, of at most ``rouge-tokens`` new tokens each; 0 takes half of
-    ``model.max-length``, which is what records keep of a summary.
+    With ``model.task = "instruction"`` or ``"summarisation"`` a run ends with what its adapter writes to the first test
+    records: ROUGE of ``rouge-records`` answers, 0 for none, and ``examples`` beside what the base model says. Each has
+    at most ``rouge-tokens`` new tokens; 0 takes half of ``model.max-length``.
     """
 
     every: Count = 1
     rouge_records: CountOrAuto = 50
     rouge_tokens: CountOrAuto = 0
+    examples: CountOrAuto = 5
 
 
 class Span(Table):

@@ -68,6 +68,7 @@ FREE = (
     "engine.ray-address",
     "evaluation.rouge-records",
     "evaluation.rouge-tokens",
+    "evaluation.examples",
 )
 """Settings that may differ when a run is resumed: they change where and how fast it trains and what is measured at its
 end, and not what it releases."""

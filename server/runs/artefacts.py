@@ -19,7 +19,7 @@ from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
 from privacy import durable
 from server.config.schema import RunConfig
-from server.evaluation.rouge import rouge_terms, rouge_text
+from server.evaluation.answers import rouge_terms, rouge_text
 from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
 from strategies.adapter.layout import AdapterLayout
 
@@ -55,7 +55,7 @@ class Outcome:
     seconds: float
     stopped: str | None
     dimension: int
-    rouge: Mapping[str, Any]
+    answers: Mapping[str, Any]
     note: str = ""
     further: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
         durable.sync(path)
     results = {
         **perplexities(outcome.validation, outcome.test),
-        **outcome.rouge,
+        **outcome.answers,
         "test_accuracy": outcome.test.accuracy,
         "test_loss": outcome.test.loss,
         "test_records": outcome.test.count,
@@ -116,9 +116,9 @@ def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
 
 
 def _rouge_sentence(rouge: Mapping[str, Any]) -> str:
-    """Of a card, with a blank in front; empty where no summaries were written."""
+    """Of a card, with a blank in front; empty where nothing was written."""
     text = rouge_text(rouge)
-    return f" Its summaries: {text} ({rouge_terms(rouge)})." if text else ""
+    return f" Its answers: {text} ({rouge_terms(rouge)})." if text else ""
 
 
 def majority_accuracy(data: PreparedData) -> float | None:
@@ -174,6 +174,6 @@ def _card(config: RunConfig, sentence: str, outcome: Outcome) -> str:
 {sentence}
 
 Base model: `{config.model.name}`; LoRA rank {outcome.adapter.spec.rank} on {config.model.targets};
-{quality}.{_rouge_sentence(outcome.rouge)}{note}
+{quality}.{_rouge_sentence(outcome.answers)}{note}
 
 {how_to_use(config, outcome.data.label_names)}"""

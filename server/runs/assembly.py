@@ -36,7 +36,7 @@ from privacy.secagg.federation import Federation, load_identity, save_identity
 from server.config.load import ConfigError
 from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
-from server.evaluation.rouge import refuse_without_rouge
+from server.evaluation.answers import refuse_without_rouge
 from server.network.grid import answers
 from server.run_folder.names import SAMPLING_SECRET
 from server.runs.commitment import commit, round_sampling

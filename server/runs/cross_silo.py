@@ -19,8 +19,8 @@ from client.models.lora import as_one_adapter
 from client.models.tasks import Metrics
 from client.record_level.messages import ACTION, SiloReply, SiloRequest
 from privacy.randomness.rng import simulation_generator
+from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate
-from server.evaluation.rouge import adapter_rouge
 from server.network.grid import answers
 from server.run_folder.checkpoint import Times
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, save_progress
@@ -103,7 +103,7 @@ def _outcome(run: Run, ready: CrossSiloAssembly, progress: Progress, final: Fina
         seconds=run.clock.taken().run,
         stopped=progress.ended(config.clients),
         dimension=ready.layout.dim,
-        rouge=adapter_rouge(config, ready.data.test, *final, run.telemetry),
+        answers=adapter_answers(config, ready.data.test, *final, run.telemetry),
         note="" if model.residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base.",
     )
 

@@ -15,8 +15,8 @@ from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
+from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate, on_server, on_workers
-from server.evaluation.rouge import adapter_rouge
 from server.network.grid import roster
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, SITES_FILE, write_config
@@ -175,5 +175,5 @@ def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | N
         seconds=run.clock.taken().run,
         stopped=stopped,
         dimension=max(map(sum, assembly.setting.layouts)),
-        rouge=adapter_rouge(run.config, assembly.data.test, *final, run.telemetry),
+        answers=adapter_answers(run.config, assembly.data.test, *final, run.telemetry),
     )

@@ -27,7 +27,7 @@ from client.worker import make_engine
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.config.methods import methods
-from server.evaluation.rouge import adapter_rouge
+from server.evaluation.answers import adapter_answers
 from server.run_folder import handed_on
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.errors import CannotResume
@@ -274,7 +274,7 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
         seconds=sum(result.seconds for result in results),
         stopped=None,
         dimension=ready.assembly.layout.dim,
-        rouge=adapter_rouge(config.run, ready.test, *final, run.telemetry),
+        answers=adapter_answers(config.run, ready.test, *final, run.telemetry),
         further={
             "phases": [result.to_json() for result in results],
             "population": ready.population,

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from privacy import durable
-from server.evaluation.rouge import SCORES, rouge_terms, rouge_text
+from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
 from simulations.report.figures import report_figures
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text

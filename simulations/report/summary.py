@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from server.evaluation.rouge import rouge_terms, rouge_text
+from server.evaluation.answers import rouge_terms, rouge_text
 from server.run_folder.names import REPORT_FILE
 from simulations.report.notation import WIDEST, number_text, percent_text
 from simulations.report.outcome import guarantee_sentence, privacy_text, resumed_text, state_text, training_time

@@ -18,7 +18,7 @@ from client.models.lora import load_peft
 from client.record_level.dp_sgd import PrivateSgd
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
-from server.evaluation.rouge import SCORES, adapter_rouge
+from server.evaluation.answers import SCORES, adapter_answers
 from server.run_folder.resume import check_resumable
 from server.runs.assembly import data_spec
 from server.runs.cross_silo import final_adapter
@@ -206,8 +206,8 @@ def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, silo):
     for pair in pairs(layout):  # all that was learnt is in the base, and the adapter is the first
         pair.of(residual)[:] = spec.scale * pair.b.of(trained) @ pair.a.of(trained)
     final = final_adapter(ready, GlobalModel(ready.start, residual))
-    moved = adapter_rouge(ready.config, ready.data.test, *final)
-    plain = adapter_rouge(ready.config, ready.data.test, ready.start, layout, spec)
+    moved = adapter_answers(ready.config, ready.data.test, *final)
+    plain = adapter_answers(ready.config, ready.data.test, ready.start, layout, spec)
     assert moved["test_rougeL"] == pytest.approx(results_of(silo)["test_rougeL"], abs=1e-6) != plain["test_rougeL"]
 
 

@@ -40,7 +40,7 @@ def test_every_format_reads_the_same_records(files, kind, name):
     assert records.labels == [1, 0, 1]
     assert records.clients == ["x", "y", "y"]
     assert records.pairs is None
-    assert records.skipped == 2
+    assert records.left_out == {"empty": 2}
 
 
 def test_pairs_and_selection(files):

@@ -276,7 +276,7 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clients": 0}, "clients = 0: .* greater than or equal to 1"),
+        ({"clients": 0}, r"clients = 0 takes .* data\.partition must be .natural."),
         ({"dirichlet_alpha": 0.0}, "dirichlet_alpha = 0.0: .* greater than 0"),
         ({"max_length": 3}, "max_length = 3: .* greater than or equal to 4"),
         ({"partition": "shards"}, "partition = .shards.: .* or .repeated."),

@@ -1,7 +1,8 @@
-"""ROUGE at the end of a run of summarisation: of what the run's adapter writes, and how its numbers are told.
+"""What a run's adapter writes at the end: ROUGE of its answers or summaries, a few of them to look at.
 
-The adapter is written as PEFT files and loaded onto the base model by PEFT, which is what its user will do, and
-summarises the first ``evaluation.rouge-records`` test records. These are public by assumption, so it is no release.
+The adapter is written as PEFT files and loaded onto the base model by PEFT, which is what its user will do. It answers
+the first ``evaluation.rouge-records`` test records, and the first ``evaluation.examples`` are shown beside what the
+base model says without it. Test records are public by assumption, so it is no release.
 """
 
 import importlib.util
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from client.data.spec import ANSWERS
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 
@@ -24,18 +26,18 @@ SCORES = {"test_rouge1": "ROUGE-1", "test_rouge2": "ROUGE-2", "test_rougeL": "RO
 """Keys of results.json, and what the numbers are called."""
 
 
-def summarises(config: RunConfig) -> bool:
-    """Whether the run ends with summaries."""
-    return config.model.task == "summarisation" and config.evaluation.rouge_records > 0
+def answers(config: RunConfig) -> bool:
+    """Whether the run ends with answers that are scored."""
+    return config.model.task in ANSWERS and config.evaluation.rouge_records > 0
 
 
 def refuse_without_rouge(config: RunConfig, model: "nn.Module") -> None:
-    """Refuse, before anything is trained, summaries that could not be written or scored.
+    """Refuse, before anything is trained, answers that could not be written or scored.
 
     Raises:
-        ConfigError: the package is missing, or the summaries may be longer than those trained on.
+        ConfigError: the package is missing, or the answers may be longer than those trained on.
     """
-    if not summarises(config):
+    if not answers(config):
         return
     if importlib.util.find_spec("rouge_score") is None:
         raise ConfigError(
@@ -45,11 +47,11 @@ def refuse_without_rouge(config: RunConfig, model: "nn.Module") -> None:
     if config.evaluation.rouge_tokens > (most := _most_tokens(config, model)):
         raise ConfigError(
             f"evaluation.rouge-tokens = {config.evaluation.rouge_tokens} must be at most {most}, half of "
-            "model.max-length (and of the model's positions): records hold no more of a summary; 0 takes that"
+            "model.max-length (and of the model's positions), which 0 takes"
         )
 
 
-def adapter_rouge(
+def adapter_answers(
     config: RunConfig,
     test: "Records",
     adapter: "Tensor",
@@ -57,25 +59,23 @@ def adapter_rouge(
     spec: "LoraSpec",
     telemetry: "Telemetry | None" = None,
 ) -> dict[str, Any]:
-    """The part of results.json about summaries; empty for other tasks and where none are asked for.
+    """The part of results.json about answers or summaries; empty for other tasks and where none are asked for.
 
     Args:
         adapter: full vector of `layout`, on the base model alone.
     """
-    if not summarises(config):
+    examples = config.evaluation.examples if config.model.task in ANSWERS else 0
+    if not answers(config) and not examples:
         return {}
     # imported here: reports read this module too, and need neither torch nor PEFT
     import numpy as np
     import torch
     from peft import PeftModel
 
-    from client.generation import summary_scores
+    from client.generation import answer_scores
     from client.models.base import load_base
     from client.models.lora import save_peft
 
-    records = min(config.evaluation.rouge_records, len(test))
-    if telemetry is not None:
-        telemetry.status("running", f"summarising {records} test records")
     dtype = torch.bfloat16 if config.engine.precision == "bf16-model" else torch.float32
     base, tokenizer = load_base(config.model.name, config.model.task, dtype=dtype)
     most_tokens = config.evaluation.rouge_tokens or _most_tokens(config, base)
@@ -83,14 +83,44 @@ def adapter_rouge(
         save_peft(folder, adapter, layout, spec, base=config.model.name)
         model: Any = PeftModel.from_pretrained(base, folder).eval()
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    found = summary_scores(model, tokenizer, test.select(np.arange(records)), most_tokens)
-    return {
-        **{f"test_{kind}": score for kind, score in found.rouge.items()},
-        "rouge_records": found.records,
-        "rouge_decoding": "greedy",
-        "rouge_new_tokens": found.most_tokens,
-        "rouge_references_cut": found.references_cut,
-    }
+    results: dict[str, Any] = {}
+    if answers(config):
+        records = min(config.evaluation.rouge_records, len(test))
+        if telemetry is not None:
+            telemetry.status("running", f"answering {records} test records")
+        some = test.select(np.arange(records))
+        found = answer_scores(model, tokenizer, some, most_tokens, config.model.task)
+        results = {
+            **{f"test_{kind}": score for kind, score in found.rouge.items()},
+            "rouge_records": found.records,
+            "rouge_decoding": "greedy",
+            "rouge_new_tokens": found.most_tokens,
+            "rouge_references_cut": found.references_cut,
+        }
+    if examples:
+        some = test.select(np.arange(min(examples, len(test))))
+        results["examples"] = _examples(model, tokenizer, some, most_tokens, config.model.task)
+    return results
+
+
+def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, task: str) -> list[dict[str, str]]:
+    """The same prompts answered by the base model alone and with the adapter."""
+    from client.generation import Decoding, asked, continuations, text_of
+
+    wanted = asked(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
+    decoding = Decoding(longest=most_tokens)
+    with model.disable_adapter():
+        before = continuations(model, tokenizer, wanted.prompts, decoding)
+    after = continuations(model, tokenizer, wanted.prompts, decoding)
+    return [
+        {
+            "prompt": text_of(tokenizer, prompt),
+            "reference": reference,
+            "before": text_of(tokenizer, first),
+            "after": text_of(tokenizer, second),
+        }
+        for prompt, reference, first, second in zip(wanted.prompts, wanted.references, before, after, strict=True)
+    ]
 
 
 def rouge_text(results: Mapping[str, Any]) -> str:
@@ -102,7 +132,7 @@ def rouge_text(results: Mapping[str, Any]) -> str:
 
 
 def rouge_terms(results: Mapping[str, Any]) -> str:
-    """What those are means over, and how the summaries were written."""
+    """What those are means over, and how the answers were written."""
     text = (
         f"mean F-measure over {results.get('rouge_records')} test records, {results.get('rouge_decoding')} decoding, "
         f"at most {results.get('rouge_new_tokens')} new tokens"
@@ -112,6 +142,6 @@ def rouge_terms(results: Mapping[str, Any]) -> str:
 
 
 def _most_tokens(config: RunConfig, model: "nn.Module") -> int:
-    """What a record keeps of a summary at most (:mod:`client.data.tokenise`), and the model has positions for."""
+    """What a record always has room for of an answer (:mod:`client.data.tokenise`), and the model has positions for."""
     base: Any = model.config
     return int(min(config.model.max_length, getattr(base, "max_position_embeddings", config.model.max_length))) // 2

@@ -1,0 +1,164 @@
+"""Conversations become tokens as their template says, with the loss on answers alone."""
+
+import json
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from client.data import chat
+from client.data.conversations import from_text, to_text
+from client.models.base import load_tokenizer
+from client.models.toy import byte_tokenizer
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+TALK = [
+    {"role": "user", "content": "I have a fever of 38.5, am I ill?"},
+    {"role": "assistant", "content": "Perhaps. Since when?"},
+    {"role": "user", "content": "assistant\n"},  # a text that reads like the template's own words
+    {"role": "assistant", "content": "  a  "},
+]
+
+# Each as its model's own template reads, without and with the marks that TRL's training templates add.
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{% if m['role'] == 'assistant' %}[{{ m['content'] + '<|im_end|>' }}]{{ '\\n' }}"
+    "{% else %}{{ m['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' }}"
+    "{% if m['role'] == 'assistant' %}[{{ m['content'] | trim + '<|eot_id|>' }}]"
+    "{% else %}{{ m['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}"
+    "{% endif %}" + CHATML
+)
+TEMPLATES = {"chatml": CHATML, "llama-3": LLAMA3, "qwen": QWEN}
+
+
+def plain(template: str) -> str:
+    return template.replace("[{{", "{{").replace("}}]", "}}")
+
+
+def marked(template: str) -> str:
+    return template.replace("[{{", "{% generation %}{{").replace("}}]", "}}{% endgeneration %}")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    made = byte_tokenizer()
+    specials = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    made.add_special_tokens({"additional_special_tokens": specials})
+    return made
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("messages", [TALK, [SYSTEM, *TALK], TALK[:2]], ids=["talk", "system", "one answer"])
+def test_answers_are_found_where_the_template_marks_them(
+    tokenizer: PreTrainedTokenizerBase, name: str, messages: list[dict[str, str]]
+) -> None:
+    found = chat.render(tokenizer, to_text(messages), plain(TEMPLATES[name]))
+    wanted = tokenizer.apply_chat_template(
+        messages, chat_template=marked(TEMPLATES[name]), return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert found.tokens == wanted["input_ids"]
+    assert found.weights == wanted["assistant_masks"]
+    assert chat.render(tokenizer, to_text(messages), marked(TEMPLATES[name])) == found
+    end = "<|eot_id|>" if name == "llama-3" else "<|im_end|>"
+    learnt = tokenizer.decode([t for t, weight in zip(found.tokens, found.weights, strict=True) if weight])
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert learnt == "".join((answer.strip() if name == "llama-3" else answer) + end for answer in answers)
+
+
+def test_nothing_is_doubled(tokenizer: PreTrainedTokenizerBase) -> None:
+    found = chat.render(tokenizer, to_text(TALK), plain(LLAMA3))
+    assert found.tokens.count(tokenizer.bos_token_id) == 1
+    assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id, "which the tokenizer would add by itself"
+    base = chat.render(tokenizer, to_text(TALK), chat.template_of(tokenizer))
+    assert base.tokens.count(tokenizer.bos_token_id) == 1
+    assert base.tokens.count(tokenizer.eos_token_id) == 2, "behind each answer, for a model without a template"
+
+
+def test_a_template_without_an_end_of_turn_gets_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    found = chat.render(tokenizer, to_text(TALK[:2]), "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}")
+    assert (found.tokens[-1], found.weights[-1]) == (tokenizer.eos_token_id, 1.0)
+
+
+def test_smollm2_is_rendered_by_its_own_template() -> None:
+    model = load_tokenizer("smollm2")
+    found = chat.render(model, to_text(TALK), chat.template_of(model))
+    text = model.decode(found.tokens)
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert text.endswith("<|im_start|>assistant\n  a  <|im_end|>\n")
+    learnt = [token for token, weight in zip(found.tokens, found.weights, strict=True) if weight]
+    # the line's end and the answer's first blank are one token
+    assert model.decode(learnt) == "Perhaps. Since when?<|im_end|>\n  a  <|im_end|>"
+
+
+BROKEN = {
+    "raises": "{{ raise_exception('no system role') }}",
+    "is no jinja": "{% for %}",
+    "knows no answers": "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}",
+    "looks ahead": "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_template_that_cannot_be_used_is_refused(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
+    with pytest.raises(ValueError, match="chat template"):
+        chat.render(tokenizer, to_text(TALK), BROKEN[kind])
+
+
+class TestCut:
+    """Prompt first, from the left; an answer loses its end only where nothing else is left to cut."""
+
+    def rendered(self, before: int, answer: int, behind: int = 1) -> chat.Rendered:
+        weights = [0.0] * before + [1.0] * answer + [0.0] * behind
+        return chat.Rendered(list(range(len(weights))), weights)
+
+    def test_what_fits_is_left_alone(self) -> None:
+        whole = self.rendered(20, 10)
+        assert chat.cut(whole, 31, first=None) == (whole, False, False)
+
+    @pytest.mark.parametrize("longest", range(4, 130))
+    @pytest.mark.parametrize(("before", "answer"), [(100, 30), (100, 1), (2, 100), (40, 90), (1, 128)])
+    def test_the_answer_is_kept(self, before: int, answer: int, longest: int) -> None:
+        found, cut, answer_cut = chat.cut(self.rendered(before, answer), longest, first=0)
+        if before + answer + 1 <= longest:
+            assert not cut
+            return
+        assert cut
+        assert len(found.tokens) == len(found.weights) <= longest
+        assert found.tokens[0] == 0, "what begins every text"
+        assert found.tokens[1:] == list(range(found.tokens[1], found.tokens[1] + len(found.tokens) - 1))
+        kept = sum(found.weights)
+        assert found.weights[-1] == 1.0
+        assert answer_cut == (kept < answer)
+        assert kept >= min(answer, (longest - 1) // 2)
+        if kept < answer:
+            assert found.weights.count(0.0) <= 17, "the prompt gave what it could"
+        else:
+            assert len(found.tokens) == min(longest, before + answer), "and no more than needed"
+
+    def test_only_the_last_answer_counts(self) -> None:
+        whole = chat.Rendered(list(range(60)), [0.0] * 10 + [1.0] * 20 + [0.0] * 20 + [1.0] * 10)
+        found, _, answer_cut = chat.cut(whole, 40, first=None)
+        assert found.tokens == list(range(20, 60))
+        assert found.weights == whole.weights[20:]
+        assert not answer_cut
+
+
+def test_a_line_is_a_conversation() -> None:
+    assert from_text(to_text(TALK)) == TALK
+    assert "\n" not in to_text(TALK)
+    assert json.loads(to_text(TALK))[0][0] == "user"
+
+
+def test_a_prompt_ends_where_the_answer_begins(tokenizer: PreTrainedTokenizerBase) -> None:
+    for template in TEMPLATES.values():
+        asked = chat.prompt(tokenizer, TALK[:1], plain(template))
+        whole = chat.render(tokenizer, to_text(TALK[:2]), plain(template))
+        assert whole.tokens[: len(asked)] == asked
+        assert whole.last_answer[0] == len(asked)
