@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from client.data import canaries, chat, conversations, labels, partition, sensitive, sources, splits, tokenise
-from client.data.catalog import corpora, diabetes130, notes
+from client.data.catalog import consultations, corpora, diabetes130, notes
 from client.data.prepared import FORMAT, META_FILE, PARTS, PreparedData, sha256
 from client.data.records import Records
 from client.data.sensitive import make_detector
@@ -37,7 +37,7 @@ COLUMNS = ("labels", "token_weights", "units")
 """What records may have besides tokens, as :class:`client.data.records.Records` names it."""
 
 _DECISIVE = (
-    *(sensitive, detectors, treatments, notes, corpora, diabetes130),
+    *(sensitive, detectors, treatments, notes, consultations, corpora, diabetes130),
     *(canaries, labels, sources, splits, tokenise, partition, conversations, chat),
 )
 
@@ -104,7 +104,7 @@ def check(spec: DataSpec) -> None:
 def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of everything the files depend on."""
     if spec.source == NOTES:
-        content = [notes.grammar_text(), importlib.metadata.version("faker")]
+        content = [notes.grammar_text(), consultations.words_text(), importlib.metadata.version("faker")]
     else:
         content = [sources.fingerprint(spec.source, reading(spec), chat=spec.chat)]
     if spec.test_source:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from client.data import sources
 from client.data.canaries import Canaries, plant
-from client.data.catalog import notes
+from client.data.catalog import consultations, notes
 from client.data.labels import class_ids, class_names
 from client.data.prepared import PARTS
 from client.data.sensitive import redact
@@ -85,11 +85,25 @@ def _test_source(spec: DataSpec) -> Texts | None:
 
 def _notes(spec: DataSpec) -> dict[str, Texts]:
     clients = min(spec.clients, _REPEATED_CLIENTS) if spec.partition == "repeated" else spec.clients
+    if spec.chat:
+        return _consultations(spec, clients)
     sizes = (clients * spec.records_per_client, spec.validation_records, spec.test_records)
     texts = {}
     for name, part in zip(PARTS, notes.split(*sizes, spec.seed), strict=True):
         patients = [str(note.patient.number) for note in part]
         texts[name] = Texts([note.text for note in part], None, [note.label for note in part], patients, patients)
+    return texts
+
+
+def _consultations(spec: DataSpec, clients: int) -> dict[str, Texts]:
+    """Every client is a user with as many consultations; held-out ones are of further users."""
+    each, start, texts = spec.records_per_client, 0, {}
+    for name, records in zip(PARTS, (clients * each, spec.validation_records, spec.test_records), strict=True):
+        users = -(-records // each)
+        part = consultations.generate(users, each, spec.seed, start)[:records]
+        start += users
+        ids = [str(item.user) for item in part]
+        texts[name] = Texts([item.text for item in part], None, None, ids, ids)
     return texts
 
 

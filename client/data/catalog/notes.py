@@ -276,7 +276,7 @@ def _whole_blocks(count: int) -> int:
     return -(-count // NOTES_PER_BLOCK) * NOTES_PER_BLOCK
 
 
-def _findings(draws: Draws, urgent: bool) -> list[Finding]:
+def draw_findings(draws: Draws, urgent: bool) -> list[Finding]:
     """Two or three distinct findings in random order, of which a red flag is present exactly if `urgent`."""
     red, benign = list(grammar()["red"]), list(grammar()["benign"])
     size = 2 + draws.chance(_THREE_FINDINGS)
@@ -301,7 +301,7 @@ def _note(seed: int, number: int, patient: Patient) -> Note:
     draws, words = Draws(seed, "note", number), grammar()
     clean = int(draws.chance(0.5))
     label = 1 - clean if draws.chance(LABEL_NOISE) else clean
-    findings = _findings(draws, bool(clean))
+    findings = draw_findings(draws, bool(clean))
     writer = Writer(draws, seed, patient)
     writer.write(draws.choice(words["headers"]))
     for finding in findings:
