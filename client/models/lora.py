@@ -213,18 +213,26 @@ def peft_config(spec: LoraSpec, *, base: str = "", task_type: TaskType | None = 
     )
 
 
-def save_peft(folder: str | Path, vector: Tensor, layout: AdapterLayout, spec: LoraSpec, *, base: str = "") -> None:
+def save_peft(
+    folder: str | Path,
+    vector: Tensor,
+    layout: AdapterLayout,
+    spec: LoraSpec,
+    *,
+    base: str = "",
+    task_type: TaskType | None = None,
+) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` into `folder` (made if missing).
 
     Args:
         vector: full vector of `layout`.
-        base: name or folder of the base model, recorded in the configuration.
+        base: name or folder of the base model, recorded in the configuration, as `task_type` is.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: values.detach().float().cpu().contiguous() for name, values in layout.tensors(vector).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    config = peft_config(spec, base=base)
+    config = peft_config(spec, base=base, task_type=task_type)
     config.inference_mode = True
     config.save_pretrained(str(folder))
 

@@ -5,21 +5,24 @@ ended, so a loss of power must leave neither half of it nor it alone.
 """
 
 import json
-import pprint
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from peft import TaskType
 from torch import Tensor
 
+from client.data.chat import template_of
 from client.data.prepared import PreparedData
+from client.models.base import load_tokenizer
+from client.models.files import hub_id
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
 from privacy import durable
 from server.config.schema import RunConfig
-from server.evaluation.answers import rouge_terms, rouge_text
+from server.evaluation.card import card
 from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
 from strategies.adapter.layout import AdapterLayout
 
@@ -68,10 +71,10 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
             that holds an adapter says so.
     """
     _write_json(folder / PRIVACY_FILE, statement)
-    final, model, names = outcome.adapter, config.model.name, outcome.data.label_names
-    save_peft(folder / ADAPTER_FOLDER, final.vector, final.layout, final.spec, base=model)
-    card = _card(config, str(statement["sentence"]), outcome)
-    (folder / ADAPTER_FOLDER / "README.md").write_text(card, encoding="utf-8")
+    final, names = outcome.adapter, outcome.data.label_names
+    save_adapter(folder / ADAPTER_FOLDER, config, final)
+    text = card(config, statement, outcome.test, outcome.answers, names, final.spec.rank, outcome.note)
+    (folder / ADAPTER_FOLDER / "README.md").write_text(text, encoding="utf-8")
     stamp(statement, folder / ADAPTER_FOLDER)
     for path in (*(folder / ADAPTER_FOLDER).iterdir(), folder / ADAPTER_FOLDER):
         durable.sync(path)
@@ -89,12 +92,23 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
         "rounds_done": outcome.rounds_done,
         "stopped": outcome.stopped,
         "dimension": outcome.dimension,
-        "model": model,
+        "model": config.model.name,
         "label_names": list(names),
         "not_private": statement["not_private"],
         **outcome.further,
     }
     _write_json(folder / RESULTS_FILE, results)
+
+
+def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
+    """PEFT's two files, and what else plain transformers needs: the tokenizer with the chat template of the run."""
+    name, task = config.model.name, config.model.task
+    kind = None if task == "classification" else TaskType.CAUSAL_LM
+    save_peft(folder, final.vector, final.layout, final.spec, base=hub_id(name), task_type=kind)
+    tokenizer: Any = load_tokenizer(name)
+    if task == "instruction":
+        tokenizer.chat_template = template_of(tokenizer, config.model.chat_template)
+    tokenizer.save_pretrained(folder)
 
 
 def stamp(statement: Mapping[str, Any], *folders: Path) -> None:
@@ -115,65 +129,8 @@ def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
     return {"test_perplexity": test.perplexity, "validation_perplexity": validation.perplexity}
 
 
-def _rouge_sentence(rouge: Mapping[str, Any]) -> str:
-    """Of a card, with a blank in front; empty where nothing was written."""
-    text = rouge_text(rouge)
-    return f" Its answers: {text} ({rouge_terms(rouge)})." if text else ""
-
-
 def majority_accuracy(data: PreparedData) -> float | None:
     """Accuracy on the test set of always answering its most frequent class; None without classes."""
     if data.test.labels is None:
         return None
     return float(np.bincount(np.asarray(data.test.labels)).max() / len(data.test))
-
-
-def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
-    """The part of an adapter's card in Python: load it and, where there are classes, say that of one text,
-    or write the summary of one.
-
-    The report and the summary of a run show it too, see :mod:`simulations.report.page`.
-
-    Args:
-        label_names: of the outputs, in their order; empty for a language model.
-    """
-    labels = f", num_labels={len(label_names)}" if label_names else ""
-    writes = config.model.task == "summarisation"
-    lines = [
-        "from peft import PeftModel",
-        *(["from client.generation import Decoding, summaries"] if writes else []),
-        "from client.models.base import load_base",
-        "",
-        f'base, tokenizer = load_base({json.dumps(config.model.name)}, "{config.model.task}"{labels})',
-        f'model = PeftModel.from_pretrained(base, "{ADAPTER_FOLDER}")',
-    ]
-    if writes:
-        longest = config.evaluation.rouge_tokens or config.model.max_length // 2
-        lines += ["", f'print(summaries(model, tokenizer, ["a text"], Decoding(longest={longest}))[0])']
-    if label_names:
-        text = '"a text", "the text it is paired with"' if config.data.text_pair_column else '"a text"'
-        cut = f"truncation=True, max_length={config.model.max_length}"  # as the records were in training
-        lines += [
-            "",
-            f"labels = {pprint.pformat(list(label_names), width=108, compact=True)}",
-            f'tokens = tokenizer({text}, {cut}, return_tensors="pt")',
-            "print(labels[model(**tokens).argmax()])",
-        ]
-    return "\n".join(["```python", *lines, "```", ""])
-
-
-def _card(config: RunConfig, sentence: str, outcome: Outcome) -> str:
-    test = outcome.test
-    if test.perplexity is None:
-        quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
-    else:
-        quality = f"test perplexity {test.perplexity:.3f} on {test.count} tokens"
-    note = f"\n\n{outcome.note}" if outcome.note else ""
-    return f"""# Adapter of run {config.name}
-
-{sentence}
-
-Base model: `{config.model.name}`; LoRA rank {outcome.adapter.spec.rank} on {config.model.targets};
-{quality}.{_rouge_sentence(outcome.answers)}{note}
-
-{how_to_use(config, outcome.data.label_names)}"""

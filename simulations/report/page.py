@@ -33,7 +33,7 @@ _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 def loading_code(run: Run) -> str | None:
     """Python that loads the adapter onto its base model; None if the run has left no adapter.
 
-    It stands in the adapter's card, for whoever gets the adapter alone (:func:`server.runs.artefacts.how_to_use`);
+    It stands in the adapter's card, for whoever gets the adapter alone (:func:`server.evaluation.card.how_to_use`);
     here the path is that from the current folder.
     """
     folder = run.path / names.ADAPTER_FOLDER
@@ -43,8 +43,7 @@ def loading_code(run: Run) -> str | None:
     code = _CODE.search(card.read_text(encoding="utf-8"))
     if code is None:
         return None
-    load = 'from_pretrained(base, "{}")'
-    return code[1].replace(load.format(names.ADAPTER_FOLDER), load.format(run.shown_path / names.ADAPTER_FOLDER))
+    return code[1].replace(f'"{names.ADAPTER_FOLDER}")', f'"{run.shown_path / names.ADAPTER_FOLDER}")')
 
 
 _FILES = {

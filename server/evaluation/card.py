@@ -1,0 +1,125 @@
+"""The card of an adapter: what it is, what its run guarantees, how good it is on public data, how to load it.
+
+The header is what the hub reads (base model, library, task), with a block on privacy beside it. An adapter of a language
+model is loaded by plain transformers and PEFT; a classifier has a head of our own, so its snippet imports Lacquer.
+"""
+
+import json
+import pprint
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from client.models.files import RANDOM_PREFIX, hub_id
+from client.models.tasks import Metrics
+from server.config.schema import RunConfig
+from server.evaluation.answers import rouge_terms, rouge_text
+from server.run_folder.names import ADAPTER_FOLDER
+
+NOT_ON_THE_HUB = ("lacquer-small", RANDOM_PREFIX)
+"""How the names of base models begin that only Lacquer can load."""
+
+
+def card(
+    config: RunConfig,
+    statement: Mapping[str, Any],
+    test: Metrics,
+    answers: Mapping[str, Any],
+    label_names: Sequence[str],
+    rank: int,
+    note: str = "",
+) -> str:
+    """The text of the card.
+
+    Args:
+        config: of the run.
+        statement: the content of privacy.json.
+        test: on the test set.
+        answers: what :func:`server.evaluation.answers.adapter_answers` found.
+        label_names: of the outputs, in their order; empty for a language model.
+        rank: of the adapter.
+        note: a sentence more.
+    """
+    base = hub_id(config.model.name)
+    header = ModelCardData(
+        base_model=base,
+        library_name="peft",
+        pipeline_tag="text-classification" if label_names else "text-generation",
+        tags=["lora", "federated-learning", "differential-privacy"],
+        privacy=privacy_block(statement),
+    )
+    if test.perplexity is None:
+        quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
+    else:
+        quality = f"test perplexity {test.perplexity:.3f} on {test.count} tokens"
+    rouge = rouge_text(answers)
+    written = f" Its answers: {rouge} ({rouge_terms(answers)})." if rouge else ""
+    lines = [
+        f"# Adapter of run {config.name}",
+        str(statement["sentence"]),
+        f"Base model: `{base}`; LoRA rank {rank} on {config.model.targets};\n{quality}.{written}",
+        *([note] if note else []),
+        how_to_use(config, label_names),
+    ]
+    return str(ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(lines)))
+
+
+def privacy_block(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """The guarantee in the header: what is protected, how well, against whom, and the head of the ledger."""
+    keys = {"unit": "unit", "epsilon": "epsilon", "delta": "delta", "adjacency": "adjacency", "trust": "trust_model"}
+    block = {name: statement[key] for name, key in keys.items() if key in statement}
+    ledger = statement.get("ledger")
+    if isinstance(ledger, Mapping):
+        block["ledger_head"] = ledger.get("head")
+    if statement["not_private"] is not None:
+        block["not_private"] = statement["not_private"]
+    return block
+
+
+def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
+    """The part of a card in Python: load the adapter and use it on one text.
+
+    The report and the summary of a run show it too, see :mod:`simulations.report.page`.
+    """
+    task, name = config.model.task, config.model.name
+    plain = not label_names and not name.startswith(NOT_ON_THE_HUB) and task != "summarisation"
+    lines = ["from peft import PeftModel"]
+    if plain:
+        lines += [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{ADAPTER_FOLDER}")',
+            f"base = AutoModelForCausalLM.from_pretrained({json.dumps(hub_id(name))})",
+        ]
+    else:
+        labels = f", num_labels={len(label_names)}" if label_names else ""
+        lines += [
+            *(["from client.generation import Decoding, summaries"] if task == "summarisation" else []),
+            "from client.models.base import load_base",
+            "",
+            f'base, tokenizer = load_base({json.dumps(name)}, "{task}"{labels})',
+        ]
+    lines.append(f'model = PeftModel.from_pretrained(base, "{ADAPTER_FOLDER}")')
+    longest = config.evaluation.rouge_tokens or config.model.max_length // 2
+    if task == "summarisation":
+        lines += ["", f'print(summaries(model, tokenizer, ["a text"], Decoding(longest={longest}))[0])']
+    elif task == "instruction":
+        lines += [
+            "",
+            'messages = [{"role": "user", "content": "a question"}]',
+            "options = dict(add_generation_prompt=True, return_dict=True, return_tensors='pt')",
+            "tokens = tokenizer.apply_chat_template(messages, **options)",
+            f"answer = model.generate(**tokens, max_new_tokens={longest})",
+            'print(tokenizer.decode(answer[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True))',
+        ]
+    elif label_names:
+        text = '"a text", "the text it is paired with"' if config.data.text_pair_column else '"a text"'
+        cut = f"truncation=True, max_length={config.model.max_length}"  # as the records were in training
+        lines += [
+            "",
+            f"labels = {pprint.pformat(list(label_names), width=108, compact=True)}",
+            f'tokens = tokenizer({text}, {cut}, return_tensors="pt")',
+            "print(labels[model(**tokens).argmax()])",
+        ]
+    return "\n".join(["```python", *lines, "```", ""])
