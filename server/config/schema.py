@@ -13,17 +13,17 @@ from pydantic import Field, model_validator
 from client.data.spec import DataSettings
 from client.engine.local_training import LocalTraining
 from client.record_level.settings import MethodSettings
-from client.settings import Count, Rate, Table
+from client.settings import Count, CountOrAuto, Rate, Table
 from privacy.events import NoiseShares
 from server.config.tables import Engine, Evaluation, Model, Privacy, Public, Silo, Simulation
 
 
 class RunConfig(Table):
-    """Everything that decides a run."""
+    """Everything that decides a run. ``clients = 0`` takes as many as ``data.client-column`` names."""
 
     name: str = "run"
     rounds: Count = 40
-    clients: Count = 1000
+    clients: CountOrAuto = 1000
     sampling_rate: Rate = 0.05
     seed: Annotated[int, Field(ge=0)] = 0
     output: str = "runs"
@@ -41,6 +41,8 @@ class RunConfig(Table):
     @model_validator(mode="after")
     def _sensible(self) -> "RunConfig":
         wrong = []
+        if not self.clients:
+            return self._counted_later()
         if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
             wrong.append(
                 f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above "
@@ -63,6 +65,15 @@ class RunConfig(Table):
         wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
         if wrong:
             raise ValueError("\n".join(wrong))
+        return self
+
+    def _counted_later(self) -> "RunConfig":
+        """With ``clients = 0``, what depends on their number is checked once they are counted."""
+        if self.data.partition != "natural" or self.data.source == "notes" or self.deployed:
+            raise ValueError(
+                "clients = 0 takes as many as data.client-column names; it needs data.partition = 'natural' and "
+                "records in a file or on the hub"
+            )
         return self
 
     def _wrong_of_columns(self) -> list[str]:

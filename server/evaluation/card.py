@@ -1,7 +1,7 @@
 """The card of an adapter: what it is, what its run guarantees, how good it is on public data, how to load it.
 
-The header is what the hub reads (base model, library, task), with a block on privacy beside it. An adapter of a language
-model is loaded by plain transformers and PEFT; a classifier has a head of our own, so its snippet imports Lacquer.
+The header is what the hub reads (base model, library, task), with a block on privacy beside it. An adapter of a
+language model is loaded by plain transformers and PEFT; a classifier has a head of our own, so Lacquer loads it.
 """
 
 import json

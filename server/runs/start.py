@@ -26,6 +26,8 @@ def run_in_folder(
         ConfigError: the folder holds another run, or a run over clients has no grid.
         CannotResume, CorruptRun: why the run cannot be resumed.
     """
+    if not config.clients:
+        raise ConfigError("clients = 0 is counted by `lacquer run`; set clients to the number it says")
     # Imported here: a kind of run need not load what the others need.
     if (folder / PHASES_FILE).is_file():
         from server.runs.phase_config import load_phases

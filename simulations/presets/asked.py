@@ -91,4 +91,10 @@ def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
             f"{', '.join(overrides)}: a run over the records of one site trains in a process of its own; leave out "
             "--engine and --workers"
         )
-    return asked
+    if asked.run.clients:
+        return asked
+    from client.data.prepare import prepare  # with transformers, as below
+    from server.runs.assembly import data_spec
+
+    clients = prepare(data_spec(asked.run)).num_clients
+    return replace(asked, run=asked.run.but(clients=clients))

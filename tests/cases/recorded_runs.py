@@ -113,7 +113,7 @@ def _write_ledger(path: Path, done: int, state: State, not_private: str | None) 
 
 
 def _write_outcome(folder: Path) -> None:
-    from server.runs.artefacts import how_to_use  # loads transformers
+    from server.evaluation.card import how_to_use  # loads transformers
 
     results = {
         "test_accuracy": 0.8125,
