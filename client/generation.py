@@ -136,7 +136,7 @@ def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerTasks:
     """What a model is asked for, and what it should say.
 
     Attributes:
@@ -167,7 +167,7 @@ class AnswerScores:
     references_cut: int
 
 
-def asked(records: Records, tokenizer: PreTrainedTokenizerBase, room: int, task: str) -> Asked:
+def answer_tasks(records: Records, tokenizer: PreTrainedTokenizerBase, room: int, task: str) -> AnswerTasks:
     """The prompts of prepared records and the references.
 
     A prompt with more than `room` tokens is cut: of a text to be summarised the end, of a conversation the beginning.
@@ -186,7 +186,7 @@ def asked(records: Records, tokenizer: PreTrainedTokenizerBase, room: int, task:
         prompts.append(prompt if begin <= room else prompt[: room - tail] + prompt[-tail:])
         references.append(text_of(tokenizer, answer))
         cut += answer[-1] not in tokenizer.all_special_ids
-    return Asked(prompts, references, cut)
+    return AnswerTasks(prompts, references, cut)
 
 
 def answer_scores(
@@ -201,7 +201,7 @@ def answer_scores(
         most_tokens: an answer ends there if it has not before.
         task: of the records.
     """
-    wanted = asked(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
+    wanted = answer_tasks(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
     answers = continuations(model, tokenizer, wanted.prompts, Decoding(longest=most_tokens))
     found = [text_of(tokenizer, answer) for answer in answers]
     return AnswerScores(rouge(found, wanted.references), len(records), most_tokens, wanted.cut)

@@ -105,9 +105,9 @@ def adapter_answers(
 
 def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, task: str) -> list[dict[str, str]]:
     """The same prompts answered by the base model alone and with the adapter."""
-    from client.generation import Decoding, asked, continuations, text_of
+    from client.generation import Decoding, answer_tasks, continuations, text_of
 
-    wanted = asked(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
+    wanted = answer_tasks(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
     decoding = Decoding(longest=most_tokens)
     with model.disable_adapter():
         before = continuations(model, tokenizer, wanted.prompts, decoding)

@@ -5,7 +5,7 @@ import pytest
 from client.data.records import Records
 from client.data.sources import Texts
 from client.data.tokenise import BEFORE_SUMMARY, tokenise
-from client.generation import answer_scores, asked
+from client.generation import answer_scores, answer_tasks
 from client.models.base import load_tokenizer
 
 TEXTS = Texts(["Ann: tea?\nBob: yes", "A much longer text about tea, and more of it."], ["Bob wants tea.", "Tea, Äh!"])
@@ -18,7 +18,7 @@ def records(max_length: int, tokenizer: str = "random:llama") -> Records:
 @pytest.mark.parametrize("name", ["random:llama", "lacquer-small"])
 def test_references_are_the_summaries_and_prompts_end_where_they_begin(name):
     tokenizer = load_tokenizer(name)
-    found = asked(records(100, name), tokenizer, 100, "summarisation")
+    found = answer_tasks(records(100, name), tokenizer, 100, "summarisation")
     assert found.references == TEXTS.pairs
     assert found.cut == 0
     said = [tokenizer.decode(prompt, skip_special_tokens=True) for prompt in found.prompts]
@@ -27,9 +27,9 @@ def test_references_are_the_summaries_and_prompts_end_where_they_begin(name):
 
 def test_a_prompt_without_room_loses_the_end_of_its_text_and_a_cut_reference_is_counted():
     tokenizer = load_tokenizer("random:llama")
-    found = asked(records(24), tokenizer, 16, "summarisation")
+    found = answer_tasks(records(24), tokenizer, 16, "summarisation")
     assert [len(prompt) for prompt in found.prompts] == [12, 13]  # 24 less 12, and less a whole summary of 11
-    short = asked(records(100), tokenizer, 16, "summarisation")
+    short = answer_tasks(records(100), tokenizer, 16, "summarisation")
     assert [tokenizer.decode(prompt[1:]) for prompt in short.prompts] == ["Ann: t\nSummary:", "A much\nSummary:"]
     assert [bool(part) for part in (found.cut, short.cut)] == [True, False]
     assert found.cut == sum(len(f" {pair}".encode()) + 1 > 12 for pair in TEXTS.pairs or [])
@@ -37,7 +37,7 @@ def test_a_prompt_without_room_loses_the_end_of_its_text_and_a_cut_reference_is_
 
 def test_other_records_are_refused():
     with pytest.raises(ValueError, match="token weights"):
-        asked(Records.from_lists([[1, 2]]), load_tokenizer("random:llama"), 9, "instruction")
+        answer_tasks(Records.from_lists([[1, 2]]), load_tokenizer("random:llama"), 9, "instruction")
 
 
 def test_the_scores_are_of_what_the_model_says(monkeypatch):

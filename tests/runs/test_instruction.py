@@ -198,8 +198,6 @@ def test_a_count_that_is_not_the_columns_is_refused_with_the_right_one(place: Pa
 
 def test_a_template_that_cannot_be_used_is_refused_before_anything_is_spent(place: Path, tmp_path: Path) -> None:
     settings = {"model.chat-template": "{{ raise_exception('no') }}", "clients": USERS - 4}
-    with pytest.raises(
-        ValueError, match=r"none of .* conversations .* template cannot render it: no"
-    ):
+    with pytest.raises(ValueError, match=r"none of .* conversations .* template cannot render it: no"):
         run_inprocess(asked(place, tmp_path, **settings), tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
