@@ -254,7 +254,7 @@ def test_the_tiers_find_what_their_papers_name() -> None:
     found = [redacted(text, make_detector(tier).spans([text])[0]) for tier in ("low-entity", "high-entity")]
     assert found[0] == "On <MASK> of <MASK>, who was ill, told <MASK> that he paid 500 dollars to <MASK>."
     assert found[1] == "On <MASK> of <MASK>, who was ill, told <MASK> that he paid <MASK> to <MASK>."
-    shares = [sum(span.end - span.start for span in make_detector(tier).spans([text])[0]) for tier in TIERS]
+    shares = [sum(span.stop - span.start for span in make_detector(tier).spans([text])[0]) for tier in TIERS]
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
 
