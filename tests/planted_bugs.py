@@ -100,13 +100,15 @@ def copied(checkout: Path) -> Iterator[Path]:
 
 def run_tests(tree: Path, tests: tuple[str, ...], limit: float = LIMIT) -> tuple[str, str, float]:
     """What became of tests in a tree: ``"passed"``, ``"failed"`` or ``"broken"``, the first that failed, seconds."""
-    marks = "not slow and not nightly"
+    options = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    known = {marker.partition(":")[0] for marker in options["markers"]}
+    marks = " and ".join(f"not {name}" for name in ("slow", "nightly") if name in known)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks, "-x", *tests]
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     start = time.monotonic()
     try:
         done = subprocess.run(
-            [*command, "--no-header", "--tb=no", "--override-ini", "addopts=" + _options(tree)],
+            [*command, "--no-header", "--tb=no", "--override-ini", f"addopts={_others(options['addopts'])}"],
             cwd=tree, env={**outside, "PYTHONPATH": str(tree)}, capture_output=True, text=True, timeout=limit,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -122,11 +124,9 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit: float = LIMIT) -> tuple
     return ("passed" if done.returncode == PASSED else "failed"), (names or [""])[0], seconds
 
 
-def _options(tree: Path) -> str:
-    """pytest's options of the tree, whose own -m the command replaces."""
-    options = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
-    given = options.split() if isinstance(options, str) else list(options)
-    return " ".join(option for option in given if option.startswith("--") or option == "-ra")
+def _others(options: list[str]) -> str:
+    """pytest's options of the tree, but for its -m."""
+    return " ".join(option for option in options if option.startswith("--") or option == "-ra")
 
 
 def tried(tree: Path, bug: Bug, side: str) -> dict[str, Any]:

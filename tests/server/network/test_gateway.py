@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 import pytest
-from flwr.superlink.routers.fleet.router import router as fleet
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,7 +34,10 @@ def call(method: str, path: str, content: bytes = b"", largest: int = 2**20, ups
     return asyncio.run(ask())
 
 
+@pytest.mark.run  # imports the SuperLink, with its database
 def test_the_list_is_flowers_whole_fleet_api() -> None:
+    from flwr.superlink.routers.fleet.router import router as fleet
+
     assert {route.path for route in fleet.routes} == FLEET
 
 

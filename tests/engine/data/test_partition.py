@@ -38,7 +38,6 @@ def test_dirichlet_takes_the_partitioners_own_clients():
         assert partitioner.load_partition(client)["row"][:] == parts.client(client).tolist()
 
 
-@pytest.mark.run
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
 def test_dirichlet_skew_is_that_of_the_distribution(alpha):
     """A class's share at one client is Beta(alpha, (K-1) alpha): its standard deviation tells alpha."""
