@@ -34,6 +34,7 @@ JOB = Job(
     reading=ReadSettings(
         task="classification",
         max_length=48,
+        chat_template="{{ messages }}",
         text_column="note",
         text_pair_column="pair",
         label_column="kind",
