@@ -41,12 +41,17 @@ class Decoding:
 
 
 def continuations(
-    model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]], decoding: Decoding
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    streamer: Any = None,
 ) -> list[list[int]]:
     """New tokens behind each prompt, up to a token that ends a text or a turn, in the order of the prompts.
 
     `model` is a plain causal model, see :func:`client.models.lora.merged`. The same seed gives the same samples for the
-    same prompts and token budget. The global random state is left as it was.
+    same prompts and token budget. The global random state is left as it was. A `streamer` of transformers is given the
+    tokens as they come, of a single prompt.
 
     Raises:
         ValueError: an empty prompt, or one so long that the model has no positions left.
@@ -67,7 +72,7 @@ def continuations(
         while start < len(order):
             rows = max(1, decoding.token_budget // (len(prompts[order[start]]) + decoding.longest))
             chosen = order[start : start + rows]
-            answers = _batch(model, tokenizer, [prompts[i] for i in chosen], decoding)
+            answers = _batch(model, tokenizer, [prompts[i] for i in chosen], decoding, streamer)
             for index, tokens in zip(chosen, answers, strict=True):
                 found[index] = tokens
             start += rows
@@ -102,7 +107,11 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
 
 @torch.no_grad()
 def _batch(
-    model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]], decoding: Decoding
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    streamer: Any,
 ) -> list[list[int]]:
     """Padded on the left, so that all continuations begin at the same place."""
     longest = max(len(prompt) for prompt in prompts)
@@ -120,6 +129,7 @@ def _batch(
         max_new_tokens=decoding.longest,
         pad_token_id=pad,
         eos_token_id=ends or None,
+        streamer=streamer,
         **(sampling if decoding.temperature else {"do_sample": False}),
     )
     return [

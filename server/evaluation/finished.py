@@ -1,0 +1,112 @@
+"""A finished run as its user has it: settings, results, guarantee, and the model that its adapter makes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privacy.errors import CorruptRun
+from server.config.load import load
+from server.config.schema import RunConfig
+from server.run_folder.names import ADAPTER_FOLDER, CONFIG_FILE, PRIVACY_FILE, RESULTS_FILE
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+class NotFinished(ValueError):
+    """A folder without the adapter of a run that has ended."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run has left behind.
+
+    Attributes:
+        results: results.json.
+        statement: privacy.json.
+    """
+
+    folder: Path
+    config: RunConfig
+    results: Mapping[str, Any]
+    statement: Mapping[str, Any]
+
+    @property
+    def adapter(self) -> Path:
+        """The folder of the adapter."""
+        return self.folder / ADAPTER_FOLDER
+
+    @property
+    def task(self) -> str:
+        """What the adapter was trained for."""
+        return self.config.model.task
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the outputs; empty for a language model."""
+        return tuple(self.results["label_names"])
+
+    @property
+    def most_tokens(self) -> int:
+        """New tokens of an answer unless something else is asked for: what a record had room for."""
+        return self.config.evaluation.rouge_tokens or self.config.model.max_length // 2
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """Of the weights that the run ended with."""
+        import torch
+
+        return torch.bfloat16 if self.config.engine.precision == "bf16-model" else torch.float32
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The base model's, with the chat template of the run."""
+        from client.data.chat import template_of
+        from client.models.base import load_tokenizer
+
+        tokenizer: Any = load_tokenizer(self.config.model.name)
+        if self.task == "instruction":
+            tokenizer.chat_template = template_of(tokenizer, self.config.model.chat_template)
+        found: PreTrainedTokenizerBase = tokenizer
+        return found
+
+    def language_model(self, *, adapted: bool = True) -> Any:
+        """The base model in evaluation mode, under PEFT with the adapter on it unless `adapted` is False."""
+        import torch
+        from peft import PeftModel
+
+        from client.models.base import load_base
+
+        model: Any = load_base(self.config.model.name, self.task, dtype=self.dtype)[0]
+        if adapted:
+            model = PeftModel.from_pretrained(model, self.adapter).eval()
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_finished(folder: Path) -> FinishedRun:
+    """The run in `folder`.
+
+    Raises:
+        NotFinished: it is no run's, or the run has not ended.
+        ConfigError, CorruptRun: a file of it cannot be read.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise NotFinished(f"{folder} is no run folder; give the one that `lacquer run` named at its end")
+    # results.json is written last
+    if not (folder / RESULTS_FILE).is_file() or not (folder / ADAPTER_FOLDER / "adapter_config.json").is_file():
+        raise NotFinished(f"{folder} has no adapter: the run has not ended. Go on with it by `lacquer resume {folder}`")
+    return FinishedRun(
+        folder, load(folder / CONFIG_FILE), _object(folder / RESULTS_FILE), _object(folder / PRIVACY_FILE)
+    )
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptRun(f"{path} cannot be read: {error}; restore it") from error
+    if not isinstance(value, dict):
+        raise CorruptRun(f"{path} holds no JSON object; restore it")
+    return value
