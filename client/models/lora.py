@@ -249,6 +249,22 @@ def load_peft(folder: str | Path, layout: AdapterLayout) -> Tensor:
     return layout.vector(tensors).to(torch.float32)
 
 
+def read_spec(folder: str | Path) -> LoraSpec:
+    """The specification that :func:`save_peft` wrote into `folder`."""
+    config: Any = LoraConfig.from_pretrained(str(folder))
+    layers = config.layers_to_transform
+    return LoraSpec(
+        rank=config.r,
+        alpha=float(config.lora_alpha),
+        targets=tuple(sorted(config.target_modules or ())),
+        layers=None if layers is None else tuple(layers),
+        heads=tuple(config.modules_to_save or ()),
+        dropout=config.lora_dropout,
+        dora=config.use_dora,
+        bias=config.bias,
+    )
+
+
 def as_one_adapter(
     vector: Float[Tensor, " size"], residual: Tensor, layout: AdapterLayout, spec: LoraSpec
 ) -> tuple[Tensor, AdapterLayout, LoraSpec]:

@@ -11,7 +11,7 @@ from server.runs.start import run_in_folder
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2, "clients": 1, "sampling-rate": 1.0,
-    "privacy.unit": "record", "privacy.epsilon": 15.0, "privacy.delta": 1e-3,
+    "privacy.unit": "record", "privacy.epsilon": 10.0, "privacy.delta": 1e-3,
     "strategy.controller": "fixed", "strategy.controller-options": {"clip-norm": 0.5},
     "strategy.optimizer-options": {"learning-rate": 0.5},
     "silo.batch-size": 8,
@@ -21,12 +21,10 @@ SETTINGS: dict[str, Any] = {
     "engine.kind": "inprocess", "engine.workers": 1,
 }  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
-    "instruction": {"model.targets": "q_proj,v_proj"},
-    "causal-lm": {"model.targets": "q_proj,v_proj", "data.text-column": "prompt"},
-    "summarisation": {
-        "model.targets": "q_proj,v_proj", "data.text-column": "prompt", "data.text-pair-column": "completion",
-    },
-    "classification": {"model.targets": "query,value", "data.text-column": "prompt", "data.label-column": "side"},
+    "instruction": {},
+    "causal-lm": {"data.text-column": "prompt"},
+    "summarisation": {"data.text-column": "prompt", "data.text-pair-column": "completion"},
+    "classification": {"data.text-column": "prompt", "data.label-column": "side"},
 }  # fmt: skip
 
 
@@ -63,7 +61,8 @@ def settings(place: Path, task: str, base: str, **changed: Any) -> RunConfig:
 def finished_run(place: Path, task: str, architecture: str, **changed: Any) -> Path:
     """The folder of a run of `task`."""
     base = base_model(place / f"base-{architecture}", architecture, task)
+    targets = "query,value" if architecture in ("bert", "roberta") else "q_proj,v_proj"
     folder = place / f"run-{task}-{architecture}"
     folder.mkdir()
-    run_in_folder(settings(place, task, str(base), **changed), folder)
+    run_in_folder(settings(place, task, str(base), **{"model.targets": targets, **changed}), folder)
     return folder

@@ -1,0 +1,308 @@
+"""What a run has trained, loaded where Lacquer is not: adapters, whole models, classifiers; their cards; refusals."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import OfflineModeIsEnabled
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner, Result
+
+from client.models.base import load_base
+from client.models.export import merged_model
+from client.models.lora import adapter_layout, load_peft, merged, read_spec
+from server.evaluation.finished import FinishedRun, read_finished
+from server.runs.start import run_in_folder
+from simulations.cli.app import app
+from simulations.cli.export import push, refuse_taken, written
+from simulations.engines.inprocess import run_inprocess
+from tests.cases.finished_runs import base_model, finished_run, settings
+
+MakeRun = Callable[[str, str], Path]
+TEXTS = ["aaaa number 2?", "bbbb", "a longer text, which says nothing at all and is cut somewhere behind this place"]
+ALONE = "import sys; sys.modules.update(dict.fromkeys(('privacy', 'strategies', 'client', 'server', 'simulations')))\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
+    """A finished run of a task on an architecture, made once."""
+    place, runs = tmp_path_factory.mktemp("export"), dict[tuple[str, str], Path]()
+
+    def make(task: str, architecture: str) -> Path:
+        if (task, architecture) not in runs:
+            folder = place / f"{task}-{architecture}"
+            folder.mkdir()
+            runs[task, architecture] = finished_run(folder, task, architecture)
+        return runs[task, architecture]
+
+    return make
+
+
+def lacquer(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def alone(program: str, *arguments: str | Path, cwd: Path) -> Any:
+    """What a program prints as JSON in a process that cannot import Lacquer."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ALONE + program, *map(str, arguments)], cwd=cwd, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+CLASSIFY = """
+import json
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu")
+print(json.dumps(model.encode([tuple(t) if isinstance(t, list) else t for t in json.loads(sys.argv[2])]).tolist()))
+"""
+
+
+def logits_of(run: FinishedRun, texts: list[Any]) -> torch.Tensor:
+    """Of the run's own classifier, one text at a time, as its evaluation computes them."""
+    base, tokenizer = load_base(run.config.model.name, run.task, len(run.label_names))
+    spec = read_spec(run.adapter)
+    model = merged(base, spec, load_peft(run.adapter, adapter_layout(base, spec)))
+    rows = []
+    for text in texts:
+        words = (text, None) if isinstance(text, str) else text
+        tokens = tokenizer(*words, truncation=True, max_length=run.config.model.max_length, return_tensors="pt")
+        with torch.no_grad():
+            rows.append(model(tokens["input_ids"], tokens["attention_mask"]))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "llama"])
+def test_a_classifier_gives_the_runs_logits_where_lacquer_is_not(
+    made: MakeRun, architecture: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    folder = made("classification", architecture)
+    run = read_finished(folder)
+    result = lacquer(folder, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    found = np.array(alone(CLASSIFY, tmp_path / "out", json.dumps(TEXTS), cwd=tmp_path))
+    wanted = logits_of(run, TEXTS).numpy()
+    assert np.abs(wanted).max() > 1e-3  # something was learnt
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.library_name, card.data["base_model_relation"]) == ("sentence-transformers", "finetune")
+    assert "labels = ['0', '1']" in card.text
+    assert "load_base" not in card.text
+    assert not [path.name for path in (tmp_path / "out").rglob("*.py")]
+
+
+CHAT = """
+import json, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+messages = [{"role": "user", "content": sys.argv[2]}]
+tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+with torch.no_grad():
+    print(json.dumps([tokens["input_ids"].tolist(), model(**tokens).logits.tolist(), str(model.dtype)]))
+"""
+
+
+def test_a_merged_model_computes_what_the_adapter_computes(made: MakeRun, tmp_path: Path) -> None:
+    folder = made("instruction", "llama")
+    run = read_finished(folder)
+    result = lacquer(folder, tmp_path / "out", "--merged")
+    assert result.exit_code == 0, result.output
+    ids, logits, dtype = alone(CHAT, tmp_path / "out", "aaaa number 2?", cwd=tmp_path)
+    with torch.no_grad():
+        wanted = run.language_model()(torch.tensor(ids)).logits
+        base = run.language_model(adapted=False)(torch.tensor(ids)).logits
+    assert dtype == "torch.float32"
+    torch.testing.assert_close(torch.tensor(logits), wanted, atol=1e-5, rtol=0)
+    assert not torch.allclose(base, wanted, atol=1e-3)
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.library_name, card.data["base_model_relation"]) == ("transformers", "finetune")
+    assert card.data.privacy["epsilon"] == run.statement["epsilon"]
+    assert "# Model of run" in card.text
+    assert "peft" not in card.text.lower()
+    assert "vllm serve ./out" in card.text
+    assert "ollama create" in card.text
+    assert json.loads((tmp_path / "out" / "privacy.json").read_text()) == run.statement
+    assert (tmp_path / "out" / "generation_config.json").is_file()
+    assert not (tmp_path / "out" / "NOT-PRIVATE.txt").exists()
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_an_adapter_on_a_tied_output_embedding_parts_it_from_the_inputs(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, "causal-lm", "gpt2", **{"model.targets": "c_attn,lm_head"})
+    run = read_finished(folder)
+    assert load_base(run.config.model.name, run.task)[0].config.tie_word_embeddings  # else it shows nothing
+    assert lacquer(folder, tmp_path / "out", "--merged").exit_code == 0
+    (tmp_path / "out" / "README.md").read_text().index('tokenizer("a text"')
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
+        wanted = run.language_model()(ids).logits
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_an_adapter_is_copied_with_its_guarantee_beside_it(made: MakeRun, tmp_path: Path) -> None:
+    folder = made("instruction", "llama")
+    (tmp_path / "out").mkdir()  # empty: welcome
+    assert lacquer(folder, tmp_path / "out").exit_code == 0
+    for name in ("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / "adapter" / name).read_bytes()
+    assert (tmp_path / "out" / "privacy.json").is_file()
+    assert "--enable-lora --lora-modules" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_run_without_a_guarantee_says_so_in_every_form(tmp_path: Path) -> None:
+    unsafe = {"privacy.non-private": True, "privacy.noise": "insecure-zero"}
+    folder = finished_run(tmp_path, "causal-lm", "llama", **unsafe)
+    for form in ([], ["--merged"]):
+        target = tmp_path / f"out{len(form)}"
+        assert lacquer(folder, target, *form).exit_code == 0
+        assert "NOT PRIVATE" in (target / "NOT-PRIVATE.txt").read_text()
+        assert ModelCard.load(target / "README.md").data.privacy["not_private"]
+
+
+def test_averaged_adapters_of_several_sites_are_one_when_exported(tmp_path: Path) -> None:
+    changed = {"clients": 2, "silo.steps": 2, "strategy.aggregation": "fedex", "model.targets": "q_proj,v_proj"}
+    base = str(base_model(tmp_path / "base", "llama", "causal-lm"))
+    (tmp_path / "run").mkdir()
+    run_inprocess(settings(tmp_path, "causal-lm", base, **changed), tmp_path / "run")
+    run = read_finished(tmp_path / "run")
+    assert read_spec(run.adapter).rank > run.config.model.rank  # what the server added to the base is in it
+    assert lacquer(run.folder, tmp_path / "out", "--merged").exit_code == 0
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
+        torch.testing.assert_close(found, run.language_model()(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_smollm2_keeps_its_type_its_template_and_its_licence(tmp_path: Path) -> None:
+    short = {
+        "model.targets": "q_proj,v_proj",
+        "model.layers": 1,
+        "rounds": 1,
+        "evaluation.rouge-records": 0,
+        "evaluation.examples": 1,
+    }
+    (tmp_path / "run").mkdir()
+    run_in_folder(settings(tmp_path, "instruction", "smollm2", **short), tmp_path / "run")
+    assert lacquer(tmp_path / "run", tmp_path / "out", "--merged").exit_code == 0
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    whole = merged_model("smollm2", "instruction", None, tmp_path / "run" / "adapter")
+    changed = "model.layers.29.self_attn.q_proj.weight"
+    assert torch.equal(weights[changed], whole.state_dict()[changed])
+    assert not torch.equal(
+        weights[changed], load_base("smollm2", "instruction", dtype=torch.bfloat16)[0].state_dict()[changed]
+    )
+    ids, logits, dtype = alone(CHAT, tmp_path / "out", "What is a fever?", cwd=tmp_path)
+    assert dtype == "torch.bfloat16"
+    with torch.no_grad():
+        wanted = read_finished(tmp_path / "run").language_model()(torch.tensor(ids)).logits[0, -1]
+    assert torch.tensor(logits)[0, -1].argmax() == wanted.argmax()
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.license, card.data.base_model) == ("apache-2.0", "HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+def test_ternary_weights_are_refused_and_nothing_is_left(
+    made: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.models.lora.is_ternary", lambda module: True)
+    result = lacquer(made("instruction", "llama"), tmp_path / "out", "--merged")
+    assert result.exit_code == 2
+    assert "ternary weights, to which no adapter can be added" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(made: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("mine")
+    result = lacquer(made("instruction", "llama"), tmp_path / "out")
+    assert result.exit_code == 2
+    assert "not an empty folder" in result.stderr
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        refuse_taken(tmp_path / "out" / "mine")
+
+    def fails() -> None:
+        with written(tmp_path / "new") as draft:
+            (draft / "half").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+CONVERTER = """
+import argparse, pathlib, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("model", type=pathlib.Path)
+parser.add_argument("--outfile", type=pathlib.Path)
+given = parser.parse_args()
+assert (given.model / "model.safetensors").is_file() and (given.model / "tokenizer.json").is_file()
+if FAILS: sys.exit("this architecture is unknown")
+given.outfile.write_bytes(b"GGUF")
+"""
+
+
+def test_llama_cpp_is_asked_where_it_is_and_missed_in_words(
+    made: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made("instruction", "llama")
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = lacquer(folder, tmp_path / "out", "--gguf")
+    assert missing.exit_code == 2
+    assert "not on PATH: git clone" in missing.stderr
+    script = tmp_path / "convert_hf_to_gguf.py"
+    script.write_text(CONVERTER.replace("FAILS", "True"))
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
+    failed = lacquer(folder, tmp_path / "out", "--gguf")
+    assert "this architecture is unknown" in failed.stderr
+    assert not (tmp_path / "out").exists()
+    script.write_text(CONVERTER.replace("FAILS", "False"))
+    assert lacquer(folder, tmp_path / "out", "--gguf").exit_code == 0
+    assert (tmp_path / "out" / "out.gguf").read_bytes() == b"GGUF"
+    assert "FROM ./out.gguf" in (tmp_path / "out" / "README.md").read_text()
+    classes = lacquer(made("classification", "bert"), tmp_path / "other", "--gguf")
+    assert "has trained a classifier" in classes.stderr
+
+
+def test_an_upload_is_private_and_whole_and_refused_in_words_offline(
+    made: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    class Hub:
+        def create_repo(self, name: str, **options: Any) -> None:
+            asked.append((name, options))
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> str:
+            asked.append((repo_id, {"files": sorted(path.name for path in folder_path.iterdir())}))
+            return f"https://hub/{repo_id}"
+
+    folder = made("instruction", "llama")
+    assert lacquer(folder, tmp_path / "out").exit_code == 0
+    assert push(tmp_path / "out", "me/adapter", Hub()) == "https://hub/me/adapter"
+    (first, options), (second, sent) = asked
+    assert first == second == "me/adapter"
+    assert options["private"]
+    assert {"README.md", "privacy.json", "adapter_model.safetensors"} <= set(sent["files"])
+
+    def offline(*_: object, **__: object) -> None:
+        raise OfflineModeIsEnabled("offline mode is enabled")
+
+    monkeypatch.setattr(HfApi, "create_repo", offline)
+    result = lacquer(folder, tmp_path / "again", "--push-to-hub", "me/adapter")
+    assert result.exit_code == 2
+    assert "is written, and not uploaded to 'me/adapter': offline mode is enabled" in result.stderr.replace("\n", " ")
+    assert (tmp_path / "again" / "README.md").is_file()
