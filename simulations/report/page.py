@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privacy import durable
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
+from simulations.report.examples import examples
 from simulations.report.figures import report_figures
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.outcome import (
@@ -116,6 +117,7 @@ def render(run: Run) -> str:
         figures=report_figures(run),
         adapter_code=loading_code(run),
         classifies=bool((run.results or {}).get("label_names")),
+        examples=examples(run),
         rouge=rouge_terms(run.results or {}) if rouge_text(run.results or {}) else "",
         ledger=ledger_table(run.account.charges) if run.account else None,
         settings=settings,

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from server.evaluation.answers import rouge_terms, rouge_text
 from server.run_folder.names import REPORT_FILE
+from simulations.report.examples import shortened
 from simulations.report.notation import WIDEST, number_text, percent_text
 from simulations.report.outcome import guarantee_sentence, privacy_text, resumed_text, state_text, training_time
 from simulations.report.page import loading_code
@@ -49,7 +50,7 @@ def summary_panel(run: Run, width: int) -> RenderableType:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(style="bold")
     for label, value in _facts(run):
-        facts.add_row(label, Text(value, "bold red") if label == "privacy" and run.not_private else value)
+        facts.add_row(label, Text(value, "bold red" if label == "privacy" and run.not_private else ""))
     parts: list[RenderableType] = [facts, Text(), Text(guarantee_sentence(run))]
     if run.not_private:
         parts.insert(0, Padding(Text(f"NOT PRIVATE: {run.not_private}", "bold red"), (0, 0, 1, 0)))
@@ -81,6 +82,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
             yield label, form(value)
     if rouge := rouge_text(run.results or {}):
         yield "rouge", f"{rouge} ({rouge_terms(run.results or {})})"
+    yield from shortened(run)
     yield "privacy", privacy_text(run)
     done = run.rounds[-1].round if run.rounds else 0
     planned = run.rounds_planned

@@ -204,3 +204,21 @@ def test_a_resumed_run_says_so(record_run: Callable[..., Path]) -> None:
     assert "It was interrupted and resumed 2 times, after rounds 2, 3. 1 release was lost after the charge" in text
     assert "It resumed with other code: server/runs/loop.py was changed." in text
     assert "resumed.jsonl" in text
+
+
+EXAMPLES = [
+    {"prompt": "<script>alert(1)</script> Is it?", "reference": "It & is.", "before": "", "after": "Yes.\nIt is."},
+    {"prompt": "Second", "reference": "b", "before": "c", "after": "d"},
+    {"prompt": "of an earlier version"},
+]
+
+
+def test_answers_before_and_after_stand_side_by_side_and_escaped(complete_run: Path) -> None:
+    results = json.loads((complete_run / "results.json").read_text())
+    assert 'id="examples"' not in write_report(complete_run).read_text(encoding="utf-8")
+    (complete_run / "results.json").write_text(json.dumps({**results, "examples": EXAMPLES}))
+    html = write_report(complete_run).read_text(encoding="utf-8")
+    page = Page(html)
+    assert "<script" not in html
+    assert "Prompt <script>alert(1)</script> Is it? Reference It & is. Before (nothing) After Yes. It is." in page.text
+    assert [attributes.get("class") for tag, attributes in page.elements if tag == "article"] == ["example"] * 2

@@ -1,6 +1,7 @@
 """What `lacquer run` prints at its end: quality, guarantee, time, folder and what to do next."""
 
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -41,3 +42,28 @@ def test_the_summary_of_a_run_without_a_guarantee_hides_every_epsilon(record_run
     print_summary(record_run(not_private="noise is off"), console)
     assert "privacy: none" in stream.getvalue()
     assert "epsilon" not in stream.getvalue()
+
+
+def test_the_summary_shows_one_example_shortened(complete_run: Path) -> None:
+    results = json.loads((complete_run / "results.json").read_text())
+    said = {
+        "prompt": "x " * 200 + "the question?",
+        "reference": "r",
+        "before": "[bold]old[/bold] " * 40,
+        "after": "new",
+    }
+    (complete_run / "results.json").write_text(json.dumps({**results, "examples": [said, said]}))
+    console, stream = of_width(200)
+    print_summary(complete_run, console)
+    lines = stream.getvalue().splitlines()
+    (asked,), (before,), (after,) = (
+        [line for line in lines if line.startswith(f"{label}:")] for label in ("asked", "before", "after")
+    )
+    assert asked.startswith("asked: ...x")
+    assert asked.endswith("the question?")
+    assert before.endswith("...")
+    assert len(before) <= 170
+    assert after == "after: new"
+    console, stream = of_width(100, terminal=True)
+    print_summary(complete_run, console)
+    assert "[bold]old[/bold]" in re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
