@@ -15,6 +15,7 @@ from server.run_folder.names import LEDGER_FILE, new_run_folder
 from server.run_folder.telemetry import Telemetry
 from simulations.cli.calibrate import calibrate_command
 from simulations.cli.deploy import admit_command, clients_command, deploy_command, expel_command
+from simulations.cli.evaluate import evaluate_command
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.cli.export import export_command
 from simulations.cli.generate import generate_command
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("calibrate")(calibrate_command)
 app.command("sweep")(sweep_command)
 app.command("generate")(generate_command)
+app.command("evaluate")(evaluate_command)
 app.command("export")(export_command)
 app.command("keys")(keys_command)
 app.command("identity")(identity_command)

@@ -1,0 +1,200 @@
+"""``lacquer evaluate``: how good a run's adapter is beside its base model, on public records."""
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulations.cli.exits import refusals, say
+
+if TYPE_CHECKING:
+    from client.data.records import Records
+    from server.evaluation.finished import FinishedRun
+
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+PUBLIC = (
+    "The records are taken to be public: nothing is charged for these numbers. Of private records they would be a "
+    "release without noise."
+)
+
+
+def evaluate_command(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Public records in the run's columns: .jsonl, .parquet, .csv.", show_default="test set"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Only the first records; 0 takes all.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    lm_eval: Annotated[
+        str, typer.Option("--lm-eval", metavar="TASKS", help="Tasks of lm-evaluation-harness instead, with commas.")
+    ] = "",
+) -> None:
+    """Evaluate a run's adapter beside its base model, on its public test set or on other public records.
+
+    Perplexity, token accuracy and ROUGE-L of its answers; of a classifier its accuracy.
+    """
+    with refusals(ValueError):
+        from server.evaluation.finished import read_finished
+
+        run = read_finished(run_folder)
+        if lm_eval:
+            found = harness(run, [task.strip() for task in lm_eval.split(",") if task.strip()], limit)
+        else:
+            if data is not None:
+                say(PUBLIC, style="dim")
+            found = evaluate(run, data, limit)
+        typer.echo(json.dumps(found, indent=2) if as_json else _table(found))
+
+
+def evaluate(run: "FinishedRun", data: Path | None, limit: int) -> dict[str, Any]:
+    """The numbers of the adapter and of the base model alone, and on what.
+
+    A classifier's base model has no head that was trained: beside it stands the share of the most frequent class.
+
+    Raises:
+        ValueError: the data cannot be read or does not fit the run.
+    """
+    import numpy as np
+    import torch
+
+    from client.engine.engine import build_engine
+    from client.models.base import load_base
+    from client.models.lora import adapter_layout, load_peft, read_spec
+    from client.models.tasks import make_task
+
+    config, labels = run.config, len(run.label_names)
+    records = _test_set(run) if data is None else read_records(run, data)
+    if 0 < limit < len(records):
+        records = records.select(np.arange(limit))
+    model, _ = load_base(config.model.name, run.task, labels or None)
+    spec = read_spec(run.adapter)
+    vector = load_peft(run.adapter, adapter_layout(model, spec))
+    engine = build_engine(
+        model,
+        spec,
+        make_task(run.task, labels),
+        sequential=config.engine.sequential,
+        token_budget=config.engine.token_budget or None,
+        precision=config.engine.precision,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
+    found: dict[str, Any] = {
+        "data": "the run's test set" if data is None else str(data),
+        "records": len(records),
+        "adapter": _numbers(engine.evaluate(vector, records)),
+    }
+    if records.labels is not None:
+        found["most_frequent_class"] = float(np.bincount(np.asarray(records.labels)).max() / len(records))
+    else:
+        found["base"] = _numbers(engine.evaluate(torch.zeros_like(vector), records))  # B = 0 changes nothing
+        del engine, model
+        _add_rouge(found, run, records)
+    return found
+
+
+def read_records(run: "FinishedRun", path: Path) -> "Records":
+    """The records of a file in the run's columns, prepared as its test set was.
+
+    Raises:
+        ValueError: another kind of file, a column that is missing, a label that the run does not know.
+    """
+    from client.data import sources
+    from client.data.labels import class_ids
+    from client.data.splits import test_reading
+    from client.data.tokenise import tokenise
+    from server.runs.assembly import data_spec
+
+    kind = KINDS.get(path.suffix)
+    if kind is None:
+        raise ValueError(f"--data {path}: its ending must be one of {', '.join(KINDS)}")
+    spec = data_spec(run.config)
+    texts = sources.read(f"{kind}:{path}", test_reading(spec), "--data", chat=spec.chat)
+    names = run.label_names
+    labels = class_ids(texts.labels or [], names, f"--data {path}") if names else None
+    model = run.config.model
+    return tokenise(
+        texts, labels, run.tokenizer(), run.task, model.max_length, chat_template=model.chat_template
+    ).records
+
+
+def harness(run: "FinishedRun", tasks: list[str], limit: int) -> dict[str, Any]:
+    """Results of lm-evaluation-harness for the merged model.
+
+    Raises:
+        ValueError: the harness is not installed, or the run has trained a classifier.
+    """
+    if run.label_names:
+        raise ValueError("--lm-eval is for language models; this run has trained a classifier")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("--lm-eval needs lm-evaluation-harness: pip install lm-eval")
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    from client.models.export import merged_model
+
+    model = merged_model(run.config.model.name, run.task, None, run.adapter)
+    whole = HFLM(pretrained=model, tokenizer=run.tokenizer())
+    chat = run.task == "instruction"
+    found = lm_eval.simple_evaluate(model=whole, tasks=tasks, limit=limit or None, apply_chat_template=chat)
+    return {"tasks": found["results"]}
+
+
+def _test_set(run: "FinishedRun") -> "Records":
+    from client.data.prepare import prepare
+    from server.runs.assembly import data_spec
+
+    return prepare(data_spec(run.config)).test
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    return {name: value for name, value in asdict(metrics).items() if value is not None}
+
+
+def _add_rouge(found: dict[str, Any], run: "FinishedRun", records: "Records") -> None:
+    """ROUGE-L of the first answers, as many as at the end of the run, where there are answers."""
+    import numpy as np
+
+    from client.data.spec import ANSWERS
+    from client.generation import answer_scores
+
+    count = min(run.config.evaluation.rouge_records, len(records))
+    if run.task not in ANSWERS or not count:
+        return
+    some, tokenizer = records.select(np.arange(count)), run.tokenizer()
+    model = run.language_model()
+    found["answers"] = count
+    found["adapter"]["rougeL"] = answer_scores(model, tokenizer, some, run.most_tokens, run.task).rouge["rougeL"]
+    with model.disable_adapter():
+        found["base"]["rougeL"] = answer_scores(model, tokenizer, some, run.most_tokens, run.task).rouge["rougeL"]
+
+
+_SHOWN = {
+    "perplexity": ("perplexity", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.4f}"),
+    "loss": ("loss", "{:.4f}"),
+    "rougeL": ("ROUGE-L", "{:.3f}"),
+}
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    """The numbers for a person: one line each, the adapter's beside the base model's."""
+    if "tasks" in found:
+        return json.dumps(found["tasks"], indent=2)
+    lines = [f"{found['records']} records, {found['data']}"]
+    if "answers" in found:
+        lines[0] += f"; ROUGE-L of the first {found['answers']} answers"
+    has_base = "base" in found
+    lines.append(f"{'':16}{'adapter':>10}{'base model' if has_base else '':>12}".rstrip())
+    for key, (name, form) in _SHOWN.items():
+        if key in found["adapter"]:
+            beside = form.format(found["base"][key]) if has_base else ""
+            label = "token accuracy" if key == "accuracy" and has_base else name
+            lines.append(f"{label:16}{form.format(found['adapter'][key]):>10}{beside:>12}".rstrip())
+    if "most_frequent_class" in found:
+        lines.append(f"{'always the most frequent class':30}{found['most_frequent_class']:.4f}")
+    return "\n".join(lines)
