@@ -134,19 +134,20 @@ def _conversations(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: in
     kept: list[int] = []
     found: list[chat.Rendered] = []
     left_out: Counter[str] = Counter()
-    truncated = answers_cut = 0
+    truncated, answers_cut, reason = 0, 0, ""
     for row, text in enumerate(texts.texts):
         try:
             rendered = chat.render(tokenizer, text, template)
         except ValueError as error:
-            left_out[str(error)] += 1
+            left_out["not rendered by the chat template"] += 1  # not the error's words: a template may quote the text
+            reason = str(error)
             continue
         rendered, cut, answer_cut = chat.cut(rendered, longest, first)
         kept.append(row)
         found.append(rendered)
         truncated, answers_cut = truncated + cut, answers_cut + answer_cut
     if not kept:
-        raise ValueError(f"none of {len(texts)} conversations can be used: {left_out.most_common(1)[0][0]}")
+        raise ValueError(f"none of {len(texts)} conversations can be used: {reason}")
     records = Records.from_lists([row.tokens for row in found], None, [row.weights for row in found])
     chosen = None if len(kept) == len(texts) else np.array(kept, dtype=np.int64)
     return Tokenised(records, truncated, answers_cut, chosen, left_out)

@@ -1,6 +1,8 @@
 """Small runs that have ended, of every task, on random models in folders."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,14 @@ def finished_run(place: Path, task: str, architecture: str, **changed: Any) -> P
     folder.mkdir()
     run_in_folder(settings(place, task, str(base), **{"model.targets": targets, **changed}), folder)
     return folder
+
+
+def run_of_every_task(place: Path) -> Callable[[str], Path]:
+    """A finished run of a task, made in `place` when it is first asked for."""
+
+    @cache
+    def make(task: str) -> Path:
+        (place / task).mkdir()
+        return finished_run(place / task, task, "bert" if task == "classification" else "llama")
+
+    return make

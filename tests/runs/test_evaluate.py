@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from server.evaluation.finished import read_finished
 from simulations.cli.app import app
-from tests.cases.finished_runs import finished_run
+from tests.cases.finished_runs import run_of_every_task
 
 MakeRun = Callable[[str], Path]
 
@@ -22,15 +22,7 @@ MakeRun = Callable[[str], Path]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
     """A finished run of a task, made once."""
-    place, runs = tmp_path_factory.mktemp("evaluate"), dict[str, Path]()
-
-    def make(task: str) -> Path:
-        if task not in runs:
-            (place / task).mkdir()
-            runs[task] = finished_run(place / task, task, "bert" if task == "classification" else "llama")
-        return runs[task]
-
-    return make
+    return run_of_every_task(tmp_path_factory.mktemp("evaluate"))
 
 
 def lacquer(*words: str | Path) -> Result:

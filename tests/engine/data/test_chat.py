@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from client.data import chat
 from client.data.conversations import from_text, to_text
+from client.data.sources import Texts
+from client.data.tokenise import tokenise
 from client.models.base import load_tokenizer
 from client.models.toy import byte_tokenizer
 
@@ -162,3 +164,11 @@ def test_a_prompt_ends_where_the_answer_begins(tokenizer: PreTrainedTokenizerBas
         whole = chat.render(tokenizer, to_text(TALK[:2]), plain(template))
         assert whole.tokens[: len(asked)] == asked
         assert whole.last_answer[0] == len(asked)
+
+
+def test_what_is_counted_quotes_no_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    template = "{% for m in messages %}{% if 'fever' in m['content'] %}{{ raise_exception(m['content']) }}{% endif %}"
+    template += "{{ m['content'] + ' ' }}{% endfor %}"
+    made = tokenise(Texts([to_text(TALK), to_text(TALK[2:])]), None, tokenizer, "instruction", 64, None, template)
+    assert len(made.records) == 1
+    assert made.left_out == {"not rendered by the chat template": 1}
