@@ -17,7 +17,8 @@ from client.data.records import Records
 from client.data.spec import Task
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
-from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
+from client.models.base import refuse_batch_dependent_positions, refuse_longer_than_positions
+from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec
 from client.models.tasks import Metrics, make_task
 from client.settings import Table
@@ -40,7 +41,7 @@ class Job(Table):
         data: folder of the prepared data set (simulation), see :func:`client.data.prepare.prepare`.
         seed: of the simulation randomness.
         sequential: train clients one by one with plain PEFT.
-        precision: see :class:`client.engine.cohort.CohortEngine`.
+        base: how the base model is held and run.
         token_budget: 0 takes the engine's default.
         prefix_cache_mb: memory for the prefix cache, 0 for none.
         reading: how nodes read records of their own (deployment); None where `data` holds everybody's.
@@ -56,7 +57,7 @@ class Job(Table):
     data: str
     seed: int
     sequential: bool = False
-    precision: str = "auto"
+    base: FrozenBase = FrozenBase()
     token_budget: int = 0
     prefix_cache_mb: int = 0
     reading: ReadSettings | None = None
@@ -175,7 +176,9 @@ def _by_rank(request: TrainRequest) -> list[tuple[int | None, np.ndarray]]:
 
 def make_engine(job: Job) -> Engine:
     """The engine a job asks for, on a freshly loaded base model."""
-    model, _ = load_base(job.model, job.task, job.num_labels)
+    device = job.base.chosen_device()
+    model, _ = job.base.load(job.model, job.task, job.num_labels)
+    job.base.refuse_unfit(model, device, job.token_budget)
     if job.reading is not None:  # the server has seen to it for its own data; a node with records takes nobody's word
         refuse_longer_than_positions(model, job.reading.max_length)
         refuse_batch_dependent_positions(model, job.reading.max_length)
@@ -186,8 +189,10 @@ def make_engine(job: Job) -> Engine:
         task,
         sequential=job.sequential,
         token_budget=job.token_budget or None,
-        precision=job.precision,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        precision=job.base.arithmetic,
+        device=device,
+        quantisation=job.base.quantisation,
+        checkpoint_blocks=job.base.checkpoint_blocks,
         prefix_memory=job.prefix_cache_mb * 2**20,
         prefix_folder=Path(job.data).parent,  # on the disk of the prepared data, which has room
     )

@@ -29,6 +29,7 @@ from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.models.frozen_linear import choose
 from client.models.lora import LoraSpec
+from client.models.quantised import QUANTISATIONS
 from client.models.tasks import Metrics, Task
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
@@ -56,6 +57,8 @@ class CohortEngine:
         task: gives one loss per record.
         token_budget: tokens per micro-batch, padding included; None chooses. Memory and speed only.
         precision: `"auto"`, `"fp32"`, `"bf16"`, `"bf16-model"` or `"fp64"`, see `client.models.frozen_linear`.
+        quantisation: of the frozen weights of the blocks: `"none"`, `"int8"` or `"nf4"`, see `client.models.quantised`.
+        checkpoint_blocks: compute every block again in the backward pass: less memory, the same numbers.
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use
             where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
@@ -71,6 +74,8 @@ class CohortEngine:
         token_budget: int | None = None,
         precision: str = "auto",
         device: str | torch.device = "cpu",
+        quantisation: str = "none",
+        checkpoint_blocks: bool = False,
         slots: int | None = None,
         prefix_memory: int = 0,
         prefix_folder: str | Path | None = None,
@@ -84,7 +89,15 @@ class CohortEngine:
         self.task = task
         self.spec = spec
         self.slots = slots
-        self._stacked = StackedModel(model, spec, precision=self.precision, device=self.device)
+        checks.one_of(QUANTISATIONS, quantisation=quantisation)
+        self._stacked = StackedModel(
+            model,
+            spec,
+            precision=self.precision,
+            device=self.device,
+            quantisation=quantisation,
+            checkpointing=checkpoint_blocks,
+        )
         self._passes = Forward(self._stacked, task, token_budget or automatic_token_budget(model, self.device))
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype

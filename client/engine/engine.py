@@ -15,6 +15,7 @@ from client.engine.local_training import LocalTraining
 from client.engine.slots import Updates
 from client.engine.stacked_model import UnsupportedAdapter
 from client.models.lora import LoraSpec
+from client.models.quantised import round_blocks
 from client.models.tasks import Metrics, Task
 from strategies.adapter.layout import AdapterLayout
 
@@ -54,6 +55,8 @@ def build_engine(
     token_budget: int | None = None,
     precision: str = "auto",
     device: str | torch.device = "cpu",
+    quantisation: str = "none",
+    checkpoint_blocks: bool = False,
     prefix_memory: int = 0,
     prefix_folder: str | Path | None = None,
 ) -> Engine:
@@ -70,6 +73,8 @@ def build_engine(
                 token_budget=token_budget,
                 precision=precision,
                 device=device,
+                quantisation=quantisation,
+                checkpoint_blocks=checkpoint_blocks,
                 prefix_memory=prefix_memory,
                 prefix_folder=prefix_folder,
             )
@@ -77,5 +82,6 @@ def build_engine(
             log.warning("clients train one after the other with plain PEFT: %s", reason)
     from client.engine.sequential import SequentialEngine  # PEFT takes a second to import, and few runs need it
 
+    round_blocks(model, quantisation)  # the model that the other engine has, at no less memory
     full = precision if precision == "fp64" else "fp32"
     return SequentialEngine(model, spec, task, token_budget=token_budget or 2048, precision=full, device=device)

@@ -23,6 +23,7 @@ from client.engine.batching import UNBOUNDED, MicroBatch, Pool, micro_batches
 from client.engine.prefix import Prefix, PrefixCache
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
+from client.models.devices import LEAST_TOKENS, activation_bytes
 from client.models.lm_head import Predictions
 from client.models.tasks import Batch, Task
 from privacy.randomness.rng import simulation_generator
@@ -123,14 +124,12 @@ def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
     """Tokens per micro-batch that keep a CPU's caches, or half of a GPU's free memory, busy.
 
     CPU: the buffers of one layer should stay in the cache; measured best at hidden size 384: 512 to 2,048, at 64: 4,096
-    and more. GPU: about 40 bytes per layer and hidden unit are kept for the backward pass (an estimate, not measured).
+    and more. GPU: `client.models.devices.activation_bytes`, an estimate; nobody has measured it there.
     """
     width = hidden_size(model)
     if device.type == "cuda":
-        config: Any = model.config
-        layers = int(config.get_text_config().num_hidden_layers)
         free = torch.cuda.mem_get_info(device)[0]
-        return max(512, min(65536, int(free / 2 / (40 * width * layers))))
+        return max(LEAST_TOKENS, min(65536, free // (2 * activation_bytes(model, 1))))
     return max(256, min(8192, CPU_TOKENS_TIMES_WIDTH // width))
 
 

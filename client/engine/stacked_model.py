@@ -21,10 +21,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.engine.attention import use_short_attention
+from client.engine.checkpointing import checkpoint_blocks
 from client.engine.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 from client.models.frozen_linear import FrozenLinear, MovedWeight, frozen, in_own_dtype
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, adapter_layout, computes_as_linear, head_modules, linear_shape, target_modules
+from client.models.quantised import QuantisedWeight, block_linears, refuse_ternary
 from strategies.adapter.layout import PEFT_PREFIX, Entry
 from strategies.adapter.residual import check_residual, pairs
 
@@ -78,12 +80,26 @@ def refuse_unsupported(model: nn.Module, spec: LoraSpec) -> None:
 
 
 class StackedModel:
-    """Takes ownership of `model`: freezes it, and replaces targets, heads and (for bfloat16) other Linears in place."""
+    """Takes ownership of `model`: freezes it, and replaces its Linears in place.
 
-    def __init__(self, model: nn.Module, spec: LoraSpec, *, precision: str, device: torch.device) -> None:
+    Args:
+        quantisation: of the weights of the blocks, see `client.models.quantised`.
+        checkpointing: see `client.engine.checkpointing`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: LoraSpec,
+        *,
+        precision: str,
+        device: torch.device,
+        quantisation: str = "none",
+        checkpointing: bool = False,
+    ) -> None:
         refuse_unsupported(model, spec)
         self.layout = adapter_layout(model, spec)
-        self.model = model.to(device).eval().requires_grad_(False)
+        self.model = model.eval().requires_grad_(False)
         self.device = device
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
         if precision in ("fp64", "bf16-model"):
@@ -95,21 +111,30 @@ class StackedModel:
             if precision != "fp64":
                 use_short_attention(model)
         self._modules: dict[str, Adapted | TrainedHead] = {}
-        targets, heads = target_modules(model, spec), head_modules(model, spec)
+        targets, heads = list(target_modules(model, spec)), list(head_modules(model, spec))
         self.trained = [*targets, *heads]
+        quantised: set[str] = set()
+        if quantisation != "none":
+            refuse_ternary(model)
+            quantised = set(block_linears(model))
         linears = {p: m for p, m in model.named_modules() if linear_shape(m) and computes_as_linear(m)}
-        for path, module in linears.items():
+        for path in list(linears):
+            module = linears.pop(path).to(device)  # one by one: a quantised weight is gone before the next one comes
+            stored = functools.partial(QuantisedWeight, quantisation) if path in quantised else None
             if any(path == head or path.startswith(head + ".") for head in heads):
                 self._modules[path] = TrainedHead(self.context)
                 replacement: nn.Module = self._modules[path]
             elif path in targets:
-                weight = frozen(path, module, precision, device, adapted=True)
+                weight = frozen(path, module, precision, device, adapted=True, stored=stored)
                 self._modules[path] = Adapted(weight, spec.scale, self.context)
                 replacement = self._modules[path]
             else:
-                replacement = FrozenLinear(frozen(path, module, precision, device))
+                replacement = FrozenLinear(frozen(path, module, precision, device, stored=stored))
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, path.rpartition(".")[2], replacement)
+        model.to(device)
+        if checkpointing:
+            checkpoint_blocks(model)
 
     def _forget_generation_cache(self) -> None:
         for module in self.model.modules():

@@ -27,6 +27,7 @@ adapter beside it works on the plain input, as in PEFT. The weight is rounded on
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import torch
@@ -192,21 +193,36 @@ class _FrozenFunction(torch.autograd.Function):
         return weight.backward(dy).to(ctx.dtype), None
 
 
+Products = Callable[[Tensor], FrozenWeight]
+"""The kernel that multiplies by a weight ``[out, in]``."""
+
+
 def frozen(
-    path: str, module: nn.Module, precision: str, device: torch.device, *, adapted: bool = False
+    path: str,
+    module: nn.Module,
+    precision: str,
+    device: torch.device,
+    *,
+    adapted: bool = False,
+    stored: Callable[[Tensor, Products], FrozenWeight] | None = None,
 ) -> FrozenWeight:
     """The products of the Linear (or BitNet's, or GPT-2's Conv1D, which stores `[in, out]`) at `path` of a model.
 
     The result is `narrow` before an activation, except where an adapter adds to it: its part would be rounded away.
+    `stored` holds the weight in its own way, and is given the kernel that would have multiplied by it.
     """
     if is_ternary(module):
         return TernaryWeight(module)
     weight, bias = cast(Tensor, module.weight), cast(Tensor | None, module.bias)
     if not isinstance(module, nn.Linear):
         weight = weight.t()
-    if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
-        return BF16Weight(weight, bias, narrow=not adapted and path.endswith(BEFORE_ACTIVATION))
-    return in_own_dtype(weight, bias, device)
+
+    def products(weight: Tensor) -> FrozenWeight:
+        if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
+            return BF16Weight(weight, bias, narrow=not adapted and path.endswith(BEFORE_ACTIVATION))
+        return in_own_dtype(weight, bias, device)
+
+    return products(weight) if stored is None else stored(weight, products)
 
 
 def in_own_dtype(weight: Tensor, bias: Tensor | None, device: torch.device) -> FrozenWeight:
@@ -225,12 +241,18 @@ def choose(precision: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and torch.get_num_threads() == 1 and fast else "fp32"
 
 
-def batch_invariance_note(precision: str) -> tuple[str, ...]:
-    """What a guarantee under this setting does not cover, for ``privacy.json``."""
+def batch_invariance_note(precision: str, attention: str = "sdpa") -> tuple[str, ...]:
+    """What a guarantee under these settings does not cover, for ``privacy.json``."""
     checks.one_of(PRECISIONS, precision=precision)
+    eager = (
+        "rounding of gradients by eager attention (engine.attention = 'eager'): it depends on which units are computed "
+        "together, so one unit moves the contributions of others by the rounding of float32; 'sdpa' does not",
+    )
+    noted = eager if attention == "eager" else ()
     if not precision.startswith("bf16"):
-        return ()
+        return noted
     return (
+        *noted,
         f"rounding of gradients to bfloat16 (engine.precision = {precision!r}) on a GPU or in several threads: it "
         "depends on which units are computed together, so one unit moves the contributions of others by some percent "
         "of their size where it was measured; the default ('auto') takes bfloat16 only where that does not happen",

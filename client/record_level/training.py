@@ -5,10 +5,7 @@ Nothing here looks at a record: the commitment is calibrated from the number of 
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from client.engine.engine import Engine
-from client.models.base import load_base
 from client.models.tasks import make_task
 from client.record_level.calibration import controller_of
 from client.record_level.dp_sgd import PrivateSgd
@@ -82,7 +79,12 @@ def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     checks.one_of(("stacked", "opacus"), gradients=gradients)
     if gradients == "stacked":
         return make_engine(job)
-    model, _ = load_base(job.model, job.task, job.num_labels)
+    if job.base.checkpoint_blocks:
+        raise ValueError(
+            "engine.checkpoint-blocks = true needs silo.gradients = 'stacked'; Opacus keeps every activation"
+        )
+    device = job.base.chosen_device()
+    model, _ = job.base.load_rounded(job.model, job.task, job.num_labels)
     from client.engine.sequential import OpacusEngine  # Opacus and PEFT: not in the image, and slow to import
 
     return OpacusEngine(
@@ -90,7 +92,7 @@ def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
         job.spec,
         make_task(job.task, job.num_labels),
         token_budget=job.token_budget or 2048,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from client.data.spec import MaxLength, Task
+from client.models.frozen_base import FrozenBase
 from client.record_level.settings import PrivacyTarget, StepSettings
 from client.settings import Count, CountOrAuto, Positive, Table
 
@@ -83,7 +84,7 @@ class Public(Table):
     warm_start_batch_size: Count = 32
 
 
-class Engine(Table):
+class Engine(FrozenBase):
     """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share).
 
     ``ray-address`` names a Ray cluster that is already there (``HOST:PORT``, as ``ray start`` says); it needs
@@ -93,7 +94,6 @@ class Engine(Table):
     kind: Literal["flower", "inprocess"] = "flower"
     workers: CountOrAuto = 0
     sequential: bool = False
-    precision: Literal["auto", "fp32", "bf16", "bf16-model"] = "auto"
     token_budget: CountOrAuto = 0
     prefix_cache_mb: CountOrAuto = 2048
     round_timeout: Positive = 3600.0
@@ -105,6 +105,14 @@ class Engine(Table):
             raise ValueError(
                 f"ray-address = {self.ray_address!r} needs engine.kind = 'flower' and engine.workers >= 1, the number "
                 "of workers for which the cluster has cores (or GPUs)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _plain_peft_keeps_every_activation(self) -> "Engine":
+        if self.sequential and self.checkpoint_blocks:
+            raise ValueError(
+                "checkpoint-blocks = true needs engine.sequential = false: plain PEFT keeps every activation"
             )
         return self
 

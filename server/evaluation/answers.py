@@ -69,20 +69,18 @@ def adapter_answers(
         return {}
     # imported here: reports read this module too, and need neither torch nor PEFT
     import numpy as np
-    import torch
     from peft import PeftModel
 
     from client.generation import answer_scores
-    from client.models.base import load_base
     from client.models.lora import save_peft
 
-    dtype = torch.bfloat16 if config.engine.precision == "bf16-model" else torch.float32
-    base, tokenizer = load_base(config.model.name, config.model.task, dtype=dtype)
+    device = config.engine.chosen_device()
+    base, tokenizer = config.engine.load_rounded(config.model.name, config.model.task)
     most_tokens = config.evaluation.rouge_tokens or _most_tokens(config, base)
     with tempfile.TemporaryDirectory() as folder:
         save_peft(folder, adapter, layout, spec, base=config.model.name)
         model: Any = PeftModel.from_pretrained(base, folder).eval()
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to(device)
     results: dict[str, Any] = {}
     if answers(config):
         records = min(config.evaluation.rouge_records, len(test))

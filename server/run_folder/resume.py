@@ -65,6 +65,8 @@ FREE = (
     "engine.workers",
     "engine.round-timeout",
     "engine.prefix-cache-mb",
+    "engine.device",
+    "engine.checkpoint-blocks",
     "engine.ray-address",
     "evaluation.rouge-records",
     "evaluation.rouge-tokens",

@@ -20,8 +20,9 @@ from client.data.local import ReadSettings
 from client.data.prepare import prepare
 from client.data.prepared import PreparedData
 from client.data.spec import DataSpec
-from client.models.base import load_base, refuse_batch_dependent_positions, refuse_longer_than_positions
+from client.models.base import refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.files import fingerprint
+from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.record_level.training import noise_of
 from client.secure_sum import LIST_FILE, identity_file
@@ -136,7 +137,7 @@ def assembled(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly
         data=str(data.folder),
         seed=config.seed,
         sequential=config.engine.sequential,
-        precision=config.engine.precision,
+        base=FrozenBase.of(config.engine),
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
         reading=reading(config, data.label_names),
@@ -159,7 +160,9 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
     except ValueError as error:
         options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
         raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
-    model, _ = load_base(config.model.name, config.model.task, num_labels)
+    device = config.engine.chosen_device()
+    model, _ = config.engine.load(config.model.name, config.model.task, num_labels)
+    config.engine.refuse_unfit(model, device, config.engine.token_budget)
     try:
         spec = _lora_spec(config, model, trained[0])
         layout = adapter_layout(model, spec)

@@ -16,7 +16,6 @@ from torch import Tensor
 from client.data.records import Records
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
-from client.models.base import load_base
 from client.record_level.public_subspace import PublicSpan
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from client.worker import local_seed, make_engine
@@ -95,7 +94,7 @@ def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"]
             f"silo.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
             "silo.gradients = 'stacked'"
         )
-    writer, tokenizer = load_base(config.model.name, "causal-lm")
+    writer, tokenizer = config.engine.load_rounded(config.model.name, "causal-lm")
     try:
         synthesis = Synthesis(
             samples=span.samples,

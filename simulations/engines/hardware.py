@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.models.devices import choose_device, find_cuda
+from server.config.load import ConfigError
 from server.config.schema import RunConfig
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -44,11 +46,20 @@ def _cgroup_quota() -> float | None:
     return None
 
 
-def available_gpus() -> int:
-    """CUDA devices visible to this process (``CUDA_VISIBLE_DEVICES`` is respected); 0 without CUDA."""
-    import torch  # slow to import, and only needed once a run starts
+def available_gpus(device: str) -> int:
+    """CUDA devices that a run with this ``engine.device`` uses (``CUDA_VISIBLE_DEVICES`` is respected).
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    Raises:
+        ConfigError: there are none that torch can use, and they are asked for, or seen.
+    """
+    if device == "cpu":
+        return 0
+    found = find_cuda()
+    try:
+        choose_device(device, found)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return found.devices
 
 
 def gpu_share(workers: int, gpus: int) -> float:
@@ -66,11 +77,11 @@ def gpu_share(workers: int, gpus: int) -> float:
 def resources(config: RunConfig, cores: int | None = None, gpus: int | None = None) -> Resources:
     """Workers for a run: as asked (``engine.workers``), or as many as the host feeds and the cohort employs.
 
-    Automatic: one worker a GPU where there are GPUs (one process with large batches fills a GPU; more only contend),
+    Automatic: one worker a GPU where GPUs are used (one process with large batches fills a GPU; more only contend),
     else one a core; never more than the expected cohort has clients. In process there is one worker, with all cores.
     """
     cores = available_cores() if cores is None else cores
-    gpus = available_gpus() if gpus is None else gpus
+    gpus = available_gpus(config.engine.device) if gpus is None else gpus
     if config.engine.workers > 0:
         workers = config.engine.workers
     elif config.engine.kind == "inprocess":

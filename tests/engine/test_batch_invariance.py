@@ -29,6 +29,9 @@ JOBS = {
         2**22,
     ),
     "lacquer-small": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
+    "lacquer-small, int8 and checkpointed": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
+    "lacquer-small, nf4": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
+    "minilm, nf4": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=HEAD), 0),
 }
 PRECISIONS = [
     "fp32",
@@ -50,7 +53,9 @@ def _some_slow(cases: dict[str, Any], *fast: str) -> list[Any]:
     return [case if case in fast else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
 
 
-SOME_JOBS = _some_slow(JOBS, "minilm, upper layers", "minilm, head alone", "lacquer-small")
+SOME_JOBS = _some_slow(
+    JOBS, "minilm, upper layers", "minilm, head alone", "lacquer-small", "lacquer-small, int8 and checkpointed"
+)
 SOME_LENGTHS = _some_slow(LONGEST, "a sentence")
 
 
@@ -66,7 +71,15 @@ def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int]:
     layout = adapter_layout(model, spec)
     vector = initial_adapter(layout, model, 0)
     vector = vector + 0.02 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1))
-    engine = CohortEngine(model, spec, make_task(task, classes), precision=precision, prefix_memory=prefix)
+    engine = CohortEngine(
+        model,
+        spec,
+        make_task(task, classes),
+        precision=precision,
+        prefix_memory=prefix,
+        quantisation=next((kind for kind in ("int8", "nf4") if kind in job), "none"),
+        checkpoint_blocks="checkpointed" in job,
+    )
     if job.endswith("moved"):
         engine.set_residual(0.01 * torch.randn(residual_size(layout), generator=torch.Generator().manual_seed(2)))
     return engine, vector, classes

@@ -7,6 +7,7 @@ import pytest
 
 from client.data.local import ReadSettings
 from client.engine.local_training import LocalTraining
+from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec
 from client.worker import Job
 
@@ -28,7 +29,9 @@ JOB = Job(
     data="/some/where",
     seed=2**61 + 1,
     sequential=True,
-    precision="fp32",
+    base=FrozenBase(
+        device="cuda", precision="bf16-model", quantisation="nf4", checkpoint_blocks=True, attention="flash_attention_2"
+    ),
     token_budget=64,
     prefix_cache_mb=1,
     reading=ReadSettings(
@@ -52,7 +55,7 @@ def test_a_job_comes_back_as_it_went(job: Job) -> None:
 
 
 def test_no_field_has_its_default_in_the_job_above() -> None:
-    for thing in (JOB, JOB.local, JOB.reading):
+    for thing in (JOB, JOB.local, JOB.reading, JOB.base):
         for name, field in type(thing).model_fields.items():
             if not field.is_required() and name != "client_column":  # a node has none
                 assert getattr(thing, name) != field.default, name

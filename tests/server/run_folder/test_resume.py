@@ -134,7 +134,8 @@ def test_another_configuration_is_refused_by_name(key: str, value: Any, words: s
 
 
 def test_where_and_how_fast_it_trains_may_change(folder: Path) -> None:
-    engine = {"kind": "inprocess", "workers": 7, "round-timeout": 5.0, "prefix-cache-mb": 0}
+    engine = {"kind": "inprocess", "workers": 7, "round-timeout": 5.0, "prefix-cache-mb": 0, "device": "cpu"}
+    engine["checkpoint-blocks"] = True
     changed = parse({**TABLE, "engine": engine, "output": "elsewhere", "data": {"cache": "there"}})
     assert check_origin(folder, changed, data="digest") == []
 

@@ -1,0 +1,107 @@
+"""How the frozen base model is held and run: part of the ``[engine]`` table, and of what nodes are sent."""
+
+import importlib.util
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
+
+from client.models.devices import LEAST_TOKENS, activation_bytes, choose_device, refuse_too_large, weight_bytes
+from client.settings import Table
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+
+class FrozenBase(Table):
+    """Where the frozen model is, in how many bits, and what of a forward pass is kept.
+
+    Attributes:
+        device: `"auto"` takes a CUDA device where torch can use one, the CPU where there is none, and is refused where
+            there is one that torch cannot use.
+        precision: see :mod:`client.models.frozen_linear`. With `"bf16-model"` weights are loaded in bfloat16.
+        quantisation: of the blocks' weights, see :mod:`client.models.quantised`.
+        checkpoint_blocks: keep the input of each block only, and compute the block again in the backward pass: less
+            memory, about a third more time, the same numbers.
+        attention: transformers' implementation; `"eager"` rounds by the company of a record, `"flash_attention_2"`
+            needs a GPU and its package.
+    """
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "bf16-model"] = "auto"
+    quantisation: Literal["none", "int8", "nf4"] = "none"
+    checkpoint_blocks: bool = False
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+
+    @model_validator(mode="after")
+    def _flash_is_for_narrow_numbers_on_gpus(self) -> "FrozenBase":
+        if self.attention == "flash_attention_2" and (self.precision != "bf16-model" or self.device == "cpu"):
+            raise ValueError(
+                "attention = 'flash_attention_2' computes in bfloat16 on a GPU only: it needs "
+                "engine.precision = 'bf16-model' and a device that is not 'cpu'; take attention = 'sdpa'"
+            )
+        return self
+
+    def chosen_device(self) -> str:
+        """``"cuda"`` or ``"cpu"`` here; ValueError where that, or the attention, cannot be had."""
+        device = choose_device(self.device)
+        if self.attention == "flash_attention_2":
+            missing = "there is no GPU here" if device == "cpu" else None
+            if importlib.util.find_spec("flash_attn") is None:
+                missing = "the package flash-attn is not installed"
+            if missing:
+                raise ValueError(f"engine.attention = 'flash_attention_2': {missing}; set engine.attention = 'sdpa'")
+        return device
+
+    def refuse_unfit(self, model: "nn.Module", device: str, tokens: int) -> None:
+        """ValueError where the model has no weights to quantise, or it and a micro-batch do not fit the GPU.
+
+        Args:
+            tokens: of a micro-batch; 0 takes the smallest that is chosen automatically.
+        """
+        import torch
+
+        from client.models.quantised import refuse_ternary
+
+        if self.quantisation != "none":
+            refuse_ternary(model)
+        if device == "cuda":
+            tokens = tokens or LEAST_TOKENS
+            kept = activation_bytes(model, tokens, value=self.dtype.itemsize, checkpoint_blocks=self.checkpoint_blocks)
+            refuse_too_large(weight_bytes(model, self.quantisation), kept, torch.cuda.mem_get_info()[0], tokens)
+
+    @property
+    def arithmetic(self) -> str:
+        """The engine's precision. Beside eager attention `"auto"` is float32: see `batch_invariance_note`."""
+        return "fp32" if self.attention == "eager" and self.precision == "auto" else self.precision
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """Of the weights as they are loaded."""
+        import torch
+
+        return torch.bfloat16 if self.precision == "bf16-model" else torch.float32
+
+    def load(self, name: str, task: str, num_labels: int | None = None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
+        """:func:`client.models.base.load_base` on the CPU, in this dtype, with this attention; not yet quantised."""
+        from client.models.base import load_base  # it loads torch and transformers, which settings do without
+
+        flash = self.attention == "flash_attention_2"
+        attention = "sdpa" if flash else self.attention
+        model, tokenizer = load_base(name, task, num_labels, attention=attention, dtype=self.dtype)
+        for module in model.modules() if flash else ():  # now, because loading runs the model on the CPU
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "_attn_implementation", None) == attention:
+                config._attn_implementation = self.attention
+        return model, tokenizer
+
+    def load_rounded(
+        self, name: str, task: str, num_labels: int | None = None
+    ) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
+        """:meth:`load`, the weights rounded as quantisation rounds them: the model that adapters are trained on."""
+        from client.models.quantised import round_blocks
+
+        model, tokenizer = self.load(name, task, num_labels)
+        round_blocks(model, self.quantisation)
+        return model, tokenizer
