@@ -14,6 +14,7 @@ BENCHMARKS = {
     "engine.profile": "where the time of a round goes, with a flame graph",
     "engine.against_pfl": "rounds of DP-FedAvg beside pfl-research (in an environment of its own)",
     "engine.against_flower": "whole rounds on Ray: a message per worker beside one per client",
+    "engine.memory": "what the frozen model and a step take, by precision, quantisation and checkpointed blocks",
     "engine.gpu": "a model of 1.1 billion parameters on one GPU",
     "faults.bad_replies": "malformed and hostile replies through the real strategy",
     "faults.soak": "a long run under failing nodes and kill -9",

@@ -150,6 +150,22 @@ def gpu(results: Mapping[str, Any]) -> str:
     return f"{found}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
 
 
+def memory(results: Mapping[str, Any]) -> str:
+    """What the frozen model and one step take."""
+    columns: Columns = {
+        "precision": "{precision}",
+        "quantisation": lambda row: row.get("quantisation", "none"),
+        "blocks": lambda row: "computed again" if row.get("checkpoint_blocks") else "kept",
+        "weights": mebibytes("weights"),
+        "peak while loading": mebibytes("at_load"),
+        "held by the engine": mebibytes("held"),
+        "peak of a step": mebibytes("step"),
+        "seconds": "{seconds:.0f}",
+    }
+    told = f"{results['model']}; a step of {results['records']} records of {results['tokens']} tokens."
+    return f"{table(results['rows'], columns)}\n{told}{machine(results)}"
+
+
 def full_run(results: Mapping[str, Any]) -> str:
     """One whole run, alone on the machine."""
     columns: Columns = {

@@ -41,6 +41,7 @@ TABLES = {
     "engine-flower": "engine.tables:against_flower",
     "engine-population": "engine.tables:population",
     "engine-gpu": "engine.tables:gpu",
+    "engine-memory": "engine.tables:memory",
     "engine-full-run": "engine.tables:full_run",
     "controllers": "papers.dp_lac:comparisons",
     "controllers.choices": "papers.dp_lac:choices",

@@ -1,0 +1,107 @@
+"""What the frozen model and one training step take on a CPU, by precision, quantisation and checkpointed blocks.
+
+Run: `python -m simulations.benchmarks engine.memory [--model smollm2] [--tokens 128]`.
+
+Every case runs in a process of its own: it loads the model, gives it to the engine, and trains four clients on two
+records each in one micro-batch. Peaks are the process's resident memory (``VmHWM``, reset before each part) above what
+it had when everything was imported. Linux only.
+"""
+
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from simulations.benchmarks.harness.results import say, write
+
+CASES: tuple[dict[str, Any], ...] = (
+    {"precision": "fp32"},
+    {"precision": "fp32", "checkpoint_blocks": True},
+    {"precision": "fp32", "quantisation": "int8"},
+    {"precision": "fp32", "quantisation": "nf4"},
+    {"precision": "fp32", "quantisation": "nf4", "checkpoint_blocks": True},
+    {"precision": "bf16-model"},
+    {"precision": "bf16-model", "quantisation": "int8"},
+    {"precision": "bf16-model", "quantisation": "nf4"},
+)
+CLIENTS, RECORDS = 4, 2
+
+
+def resident(key: str) -> int:
+    """Bytes: ``VmRSS`` now, ``VmHWM`` at most since :func:`forget`."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+
+def forget() -> int:
+    """Give freed memory back and begin to look for the peak anew; what is resident now."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return resident("VmRSS")
+
+
+def measure(model: str, tokens: int, case: dict[str, Any]) -> dict[str, Any]:
+    """One case, in this process."""
+    import torch
+
+    from client.data.records import Records
+    from client.engine.cohort import CohortEngine
+    from client.engine.local_training import LocalTraining
+    from client.models.devices import weight_bytes
+    from client.models.frozen_base import FrozenBase
+    from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+    from client.models.tasks import make_task
+
+    torch.set_num_threads(1)
+    base = FrozenBase.of(device="cpu", **case)
+    FrozenBase().load("random:llama", "causal-lm")  # what the first model imports
+    before = forget()
+    loaded, _ = base.load(model, "instruction")
+    at_load = resident("VmHWM") - before
+    weights = weight_bytes(loaded, base.quantisation)
+    spec = LoraSpec(8, 16.0, ("q_proj", "v_proj"))
+    start = initial_adapter(adapter_layout(loaded, spec), loaded, 0)
+    options = {"quantisation": base.quantisation, "checkpoint_blocks": base.checkpoint_blocks}
+    budget = CLIENTS * RECORDS * tokens
+    engine = CohortEngine(
+        loaded, spec, make_task("instruction"), precision=base.precision, token_budget=budget, **options
+    )
+    held = forget() - before
+    rng = np.random.default_rng(0)
+    clients = [
+        Records.from_lists([rng.integers(5, 2000, tokens).tolist() for _ in range(RECORDS)], None)
+        for _ in range(CLIENTS)
+    ]
+    begun = time.perf_counter()
+    engine.train_all(start, clients, LocalTraining(batch_size=RECORDS), range(CLIENTS))
+    seconds = time.perf_counter() - begun
+    found = {"weights": weights, "at_load": at_load, "held": held, "step": resident("VmHWM") - before}
+    return {**case, **found, "seconds": seconds}
+
+
+def main(
+    model: Annotated[str, typer.Option(help="a language model")] = "smollm2",
+    tokens: Annotated[int, typer.Option(help="of a record")] = 128,
+    case: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    if case:
+        print(json.dumps(measure(model, tokens, json.loads(case))))
+        return
+    rows = []
+    for each in CASES:
+        command = [sys.executable, "-m", "simulations.benchmarks", "engine.memory", "--case", json.dumps(each)]
+        command += ["--model", model, "--tokens", str(tokens)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        rows.append(json.loads(output.splitlines()[-1]))
+        say(rows[-1])
+    write("engine-memory", {"model": model, "tokens": tokens, "records": CLIENTS * RECORDS, "rows": rows})
+
+
+if __name__ == "__main__":
+    typer.run(main)
