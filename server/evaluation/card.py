@@ -55,10 +55,12 @@ def card(
         quality = f"test perplexity {test.perplexity:.3f} on {test.count} tokens"
     rouge = rouge_text(answers)
     written = f" Its answers: {rouge} ({rouge_terms(answers)})." if rouge else ""
+    kind = config.engine.quantisation
+    rounded = "" if kind == "none" else f" It was trained and measured beside block weights rounded to {kind}."
     lines = [
         f"# Adapter of run {config.name}",
         str(statement["sentence"]),
-        f"Base model: `{base}`; LoRA rank {rank} on {config.model.targets};\n{quality}.{written}",
+        f"Base model: `{base}`; LoRA rank {rank} on {config.model.targets};\n{quality}.{written}{rounded}",
         *([note] if note else []),
         how_to_use(config, label_names),
     ]

@@ -1,6 +1,6 @@
 """What the frozen model and one training step take on a CPU, by precision, quantisation and checkpointed blocks.
 
-Run: `python -m simulations.benchmarks engine.memory [--model smollm2] [--tokens 128]`.
+Run: `python -m simulations.benchmarks engine.memory [--model smollm2] [--tokens 64]`.
 
 Every case runs in a process of its own: it loads the model, gives it to the engine, and trains four clients on two
 records each in one micro-batch. Peaks are the process's resident memory (``VmHWM``, reset before each part) above what
@@ -87,7 +87,7 @@ def measure(model: str, tokens: int, case: dict[str, Any]) -> dict[str, Any]:
 
 def main(
     model: Annotated[str, typer.Option(help="a language model")] = "smollm2",
-    tokens: Annotated[int, typer.Option(help="of a record")] = 128,
+    tokens: Annotated[int, typer.Option(help="of a record")] = 64,
     case: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     if case:
@@ -100,7 +100,7 @@ def main(
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append(json.loads(output.splitlines()[-1]))
         say(rows[-1])
-    write("engine-memory", {"model": model, "tokens": tokens, "records": CLIENTS * RECORDS, "rows": rows})
+        write("engine-memory", {"model": model, "tokens": tokens, "records": CLIENTS * RECORDS, "rows": rows})
 
 
 if __name__ == "__main__":
