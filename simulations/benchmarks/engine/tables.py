@@ -159,8 +159,8 @@ def memory(results: Mapping[str, Any]) -> str:
         "weights": mebibytes("weights"),
         "peak while loading": mebibytes("at_load"),
         "held by the engine": mebibytes("held"),
-        "peak of a step": mebibytes("step"),
-        "seconds": "{seconds:.0f}",
+        "peak of a step": lambda row: "" if row["step"] is None else mebibytes("step")(row),
+        "seconds": lambda row: "" if row["seconds"] is None else f"{row['seconds']:.0f}",
     }
     told = f"{results['model']}; a step of {results['records']} records of {results['tokens']} tokens."
     return f"{table(results['rows'], columns)}\n{told}{machine(results)}"
