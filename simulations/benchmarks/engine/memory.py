@@ -68,10 +68,14 @@ def measure(model: str, tokens: int, case: dict[str, Any]) -> dict[str, Any]:
     weights = weight_bytes(loaded, base.quantisation)
     spec = LoraSpec(8, 16.0, ("q_proj", "v_proj"))
     start = initial_adapter(adapter_layout(loaded, spec), loaded, 0)
-    options = {"quantisation": base.quantisation, "checkpoint_blocks": base.checkpoint_blocks}
-    budget = CLIENTS * RECORDS * tokens
     engine = CohortEngine(
-        loaded, spec, make_task("instruction"), precision=base.precision, token_budget=budget, **options
+        loaded,
+        spec,
+        make_task("instruction"),
+        precision=base.precision,
+        token_budget=CLIENTS * RECORDS * tokens,
+        quantisation=base.quantisation,
+        checkpoint_blocks=base.checkpoint_blocks,
     )
     held = forget() - before
     found = {"weights": weights, "at_load": at_load, "held": held}
