@@ -178,7 +178,7 @@ def make_engine(job: Job) -> Engine:
     """The engine a job asks for, on a freshly loaded base model."""
     device = job.base.chosen_device()
     model, _ = job.base.load(job.model, job.task, job.num_labels)
-    job.base.refuse_unfit(model, device, job.token_budget)
+    job.base.refuse_unfit(model, device, job.token_budget, plain=job.sequential)
     if job.reading is not None:  # the server has seen to it for its own data; a node with records takes nobody's word
         refuse_longer_than_positions(model, job.reading.max_length)
         refuse_batch_dependent_positions(model, job.reading.max_length)
@@ -189,7 +189,7 @@ def make_engine(job: Job) -> Engine:
         task,
         sequential=job.sequential,
         token_budget=job.token_budget or None,
-        precision=job.base.arithmetic,
+        precision=job.base.precision,
         device=device,
         quantisation=job.base.quantisation,
         checkpoint_blocks=job.base.checkpoint_blocks,

@@ -79,6 +79,11 @@ def build_engine(
                 prefix_folder=prefix_folder,
             )
         except UnsupportedAdapter as reason:
+            if checkpoint_blocks:
+                raise ValueError(
+                    f"engine.checkpoint-blocks = true: these adapters are trained with plain PEFT ({reason}), which "
+                    "keeps every activation; set engine.checkpoint-blocks = false"
+                ) from reason
             log.warning("clients train one after the other with plain PEFT: %s", reason)
     from client.engine.sequential import SequentialEngine  # PEFT takes a second to import, and few runs need it
 

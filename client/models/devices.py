@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-DRIVER = Path("/dev/nvidia0")
+DEVICE_FILES = Path("/dev")
+"""Where an NVIDIA driver puts a file for each of its devices."""
 
 ACTIVATIONS = 16
 """Values kept for the backward pass per token, layer and unit of width. Measured on a CPU in float32, 512 tokens:
@@ -44,8 +45,8 @@ def find_cuda() -> Cuda:
     import torch  # slow to import, and launchers read this module
 
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    signs = [str(DRIVER)] if DRIVER.exists() else [path] if (path := shutil.which("nvidia-smi")) else []
-    present = "" if hidden else "".join(signs)
+    device = next((str(path) for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*"))), None)
+    present = "" if hidden else device or shutil.which("nvidia-smi") or ""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")  # torch warns of a driver that is too old
         usable, devices = torch.cuda.is_available(), torch.cuda.device_count()

@@ -24,15 +24,15 @@ class FrozenBase(Table):
         quantisation: of the blocks' weights, see :mod:`client.models.quantised`.
         checkpoint_blocks: keep the input of each block only, and compute the block again in the backward pass: less
             memory, about a third more time, the same numbers.
-        attention: transformers' implementation; `"eager"` rounds by the company of a record, `"flash_attention_2"`
-            needs a GPU and its package.
+        attention: transformers' implementation; `"flash_attention_2"` needs a GPU and its package. `"eager"` is none
+            of them: its softmax rounds a short record by the company it is computed in.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "bf16-model"] = "auto"
     quantisation: Literal["none", "int8", "nf4"] = "none"
     checkpoint_blocks: bool = False
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
 
     @model_validator(mode="after")
     def _flash_is_for_narrow_numbers_on_gpus(self) -> "FrozenBase":
@@ -54,11 +54,12 @@ class FrozenBase(Table):
                 raise ValueError(f"engine.attention = 'flash_attention_2': {missing}; set engine.attention = 'sdpa'")
         return device
 
-    def refuse_unfit(self, model: "nn.Module", device: str, tokens: int) -> None:
+    def refuse_unfit(self, model: "nn.Module", device: str, tokens: int, *, plain: bool = False) -> None:
         """ValueError where the model has no weights to quantise, or it and a micro-batch do not fit the GPU.
 
         Args:
             tokens: of a micro-batch; 0 takes the smallest that is chosen automatically.
+            plain: PEFT trains it, which holds rounded weights in full width.
         """
         import torch
 
@@ -69,12 +70,8 @@ class FrozenBase(Table):
         if device == "cuda":
             tokens = tokens or LEAST_TOKENS
             kept = activation_bytes(model, tokens, value=self.dtype.itemsize, checkpoint_blocks=self.checkpoint_blocks)
-            refuse_too_large(weight_bytes(model, self.quantisation), kept, torch.cuda.mem_get_info()[0], tokens)
-
-    @property
-    def arithmetic(self) -> str:
-        """The engine's precision. Beside eager attention `"auto"` is float32: see `batch_invariance_note`."""
-        return "fp32" if self.attention == "eager" and self.precision == "auto" else self.precision
+            held = weight_bytes(model, "none" if plain else self.quantisation)
+            refuse_too_large(held, kept, torch.cuda.mem_get_info()[0], tokens)
 
     @property
     def dtype(self) -> "torch.dtype":
@@ -85,14 +82,15 @@ class FrozenBase(Table):
 
     def load(self, name: str, task: str, num_labels: int | None = None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
         """:func:`client.models.base.load_base` on the CPU, in this dtype, with this attention; not yet quantised."""
-        from client.models.base import load_base  # it loads torch and transformers, which settings do without
+        from client.models.base import (  # it loads torch and transformers, which settings do without
+            ATTENTION,
+            load_base,
+        )
 
-        flash = self.attention == "flash_attention_2"
-        attention = "sdpa" if flash else self.attention
-        model, tokenizer = load_base(name, task, num_labels, attention=attention, dtype=self.dtype)
-        for module in model.modules() if flash else ():  # now, because loading runs the model on the CPU
+        model, tokenizer = load_base(name, task, num_labels, attention=ATTENTION, dtype=self.dtype)
+        for module in model.modules():  # now, because loading runs the model on the CPU
             config: Any = getattr(module, "config", None)
-            if getattr(config, "_attn_implementation", None) == attention:
+            if getattr(config, "_attn_implementation", None) == ATTENTION:
                 config._attn_implementation = self.attention
         return model, tokenizer
 

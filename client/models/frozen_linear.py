@@ -241,18 +241,12 @@ def choose(precision: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and torch.get_num_threads() == 1 and fast else "fp32"
 
 
-def batch_invariance_note(precision: str, attention: str = "sdpa") -> tuple[str, ...]:
-    """What a guarantee under these settings does not cover, for ``privacy.json``."""
+def batch_invariance_note(precision: str) -> tuple[str, ...]:
+    """What a guarantee under this setting does not cover, for ``privacy.json``."""
     checks.one_of(PRECISIONS, precision=precision)
-    eager = (
-        "rounding of gradients by eager attention (engine.attention = 'eager'): it depends on which units are computed "
-        "together, so one unit moves the contributions of others by the rounding of float32; 'sdpa' does not",
-    )
-    noted = eager if attention == "eager" else ()
     if not precision.startswith("bf16"):
-        return noted
+        return ()
     return (
-        *noted,
         f"rounding of gradients to bfloat16 (engine.precision = {precision!r}) on a GPU or in several threads: it "
         "depends on which units are computed together, so one unit moves the contributions of others by some percent "
         "of their size where it was measured; the default ('auto') takes bfloat16 only where that does not happen",

@@ -79,12 +79,9 @@ def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     checks.one_of(("stacked", "opacus"), gradients=gradients)
     if gradients == "stacked":
         return make_engine(job)
-    if job.base.checkpoint_blocks:
-        raise ValueError(
-            "engine.checkpoint-blocks = true needs silo.gradients = 'stacked'; Opacus keeps every activation"
-        )
     device = job.base.chosen_device()
     model, _ = job.base.load_rounded(job.model, job.task, job.num_labels)
+    job.base.refuse_unfit(model, device, job.token_budget, plain=True)
     from client.engine.sequential import OpacusEngine  # Opacus and PEFT: not in the image, and slow to import
 
     return OpacusEngine(

@@ -162,7 +162,8 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
         raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
     device = config.engine.chosen_device()
     model, _ = config.engine.load(config.model.name, config.model.task, num_labels)
-    config.engine.refuse_unfit(model, device, config.engine.token_budget)
+    plain = config.engine.sequential or (config.alone and config.silo.gradients == "opacus")
+    config.engine.refuse_unfit(model, device, config.engine.token_budget, plain=plain)
     try:
         spec = _lora_spec(config, model, trained[0])
         layout = adapter_layout(model, spec)

@@ -130,13 +130,13 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
 
 def client_level(config: RunConfig, ledger: Ledger) -> dict[str, Any]:
     """privacy.json of a run over clients."""
-    return privacy_statement(ledger, further=batch_invariance_note(config.engine.precision, config.engine.attention))
+    return privacy_statement(ledger, further=batch_invariance_note(config.engine.precision))
 
 
 def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:
     """privacy.json of a run over the records of one site; ``steered``: see :func:`not_covered`."""
     said = not_covered(config, steered=steered)
-    further = batch_invariance_note(config.engine.precision, config.engine.attention)
+    further = batch_invariance_note(config.engine.precision)
     return privacy_statement(ledger, trust_model=TRUST, not_covered=said, further=further)
 
 
@@ -145,7 +145,7 @@ def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) ->
     statement: dict[str, Any] = {**guarantee.to_json(), "private": guarantee.kind == "record"}
     statement["phases"] = [_described(config, phase) for phase in config.phases]
     if ledger is not None:
-        further = batch_invariance_note(config.run.engine.precision, config.run.engine.attention)
+        further = batch_invariance_note(config.run.engine.precision)
         statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED, further=further)
     return statement
 
@@ -191,6 +191,6 @@ def cross_silo(
         "silos_asked": config.clients,
         "not_covered": [
             *not_covered(config, steered=steered),
-            *batch_invariance_note(config.engine.precision, config.engine.attention),
+            *batch_invariance_note(config.engine.precision),
         ],
     }

@@ -54,8 +54,8 @@ def host(monkeypatch, tmp_path):
             cuda=SimpleNamespace(is_available=is_available, device_count=lambda: devices_found, init=init),
         )
         monkeypatch.setitem(sys.modules, "torch", fake)
-        (tmp_path / "nvidia0").touch()
-        monkeypatch.setattr(devices, "DRIVER", tmp_path / ("nvidia0" if driver else "none"))
+        (tmp_path / "nvidia3").touch()  # a container may have one device of several
+        monkeypatch.setattr(devices, "DEVICE_FILES", tmp_path if driver else tmp_path / "none")
         monkeypatch.setattr(devices.shutil, "which", lambda name: None)
         if visible is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -111,9 +111,22 @@ def test_flash_attention_is_refused_where_it_cannot_be(monkeypatch):
         base.chosen_device()
 
 
-def test_sequential_training_keeps_all_activations():
-    with pytest.raises(ConfigError, match="checkpoint-blocks = true needs"):
-        parse({"engine": {"sequential": True, "checkpoint-blocks": True}})
+def test_eager_attention_which_rounds_by_company_is_no_choice():
+    with pytest.raises(ConfigError, match=r"engine\.attention = 'eager'.*'sdpa'"):
+        parse({"engine": {"attention": "eager"}})
+
+
+def test_plain_peft_holds_rounded_weights_in_full_width(monkeypatch):
+    model, _ = FrozenBase().load("random:llama", "causal-lm")
+    base = FrozenBase(quantisation="nf4")
+    kept = activation_bytes(model, 64)
+    free = weight_bytes(model, "nf4") + kept
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, free))
+    base.refuse_unfit(model, "cuda", 64)
+    with pytest.raises(ValueError, match="does not fit the GPU"):
+        base.refuse_unfit(model, "cuda", 64, plain=True)
+    with pytest.raises(ValueError, match="does not fit the GPU"):
+        base.refuse_unfit(model, "cuda", 65)
 
 
 def test_what_a_model_of_seven_billion_needs():

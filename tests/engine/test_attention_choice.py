@@ -7,7 +7,7 @@ from client.engine.local_training import LocalTraining
 from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec
 from client.worker import Job, make_engine
-from tests.cases.cohorts import clients, distance, start
+from tests.cases.cohorts import clients, start
 
 JOB = Job(
     model="random:llama",
@@ -21,20 +21,6 @@ JOB = Job(
 )
 
 
-def attention_of(engine):
-    return engine._stacked.model.config._attn_implementation
-
-
-def test_eager_attention_gives_what_the_fused_one_gives():
-    jobs = [JOB.but(base=JOB.base.but(attention=attention)) for attention in ("sdpa", "eager")]
-    fused, eager = (make_engine(job) for job in jobs)
-    assert (attention_of(fused), attention_of(eager)) == ("lacquer_short", "eager")
-    vector = start(JOB.base.load(JOB.model, JOB.task)[0], JOB.spec)
-    cohort = clients((5, 9))
-    expected, found = (one.train_all(vector, cohort, JOB.local, (1, 2)) for one in (fused, eager))
-    assert distance(found, expected) < 1e-4
-
-
 def test_a_worker_has_what_its_job_says():
     asked = FrozenBase(device="cpu", precision="bf16-model", quantisation="nf4", checkpoint_blocks=True)
     engine = make_engine(JOB.but(base=asked))
@@ -42,6 +28,7 @@ def test_a_worker_has_what_its_job_says():
     layer = engine._stacked.model.model.layers[0]
     assert layer.mlp.down_proj.weight_.stored.four
     assert layer.forward.func.__name__ == "_computed_again"
+    assert make_engine(JOB)._stacked.model.config._attn_implementation == "lacquer_short"
     vector = start(JOB.base.load(JOB.model, JOB.task)[0], JOB.spec)
     assert torch.isfinite(engine.train_all(vector, clients((5,)), JOB.local, (1,))).all()
 

@@ -29,9 +29,16 @@ JOBS = {
         2**22,
     ),
     "lacquer-small": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
+    "lacquer-small, checkpointed": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
     "lacquer-small, int8 and checkpointed": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
     "lacquer-small, nf4": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
-    "minilm, nf4": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=HEAD), 0),
+    "minilm, int8": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=HEAD), 0),
+    "minilm, nf4, upper layers, checkpointed": (
+        "classification",
+        3,
+        LoraSpec(4, 8.0, ("query", "value"), (4, 5), heads=HEAD),
+        2**22,
+    ),
 }
 PRECISIONS = [
     "fp32",
@@ -54,7 +61,9 @@ def _some_slow(cases: dict[str, Any], *fast: str) -> list[Any]:
 
 
 SOME_JOBS = _some_slow(
-    JOBS, "minilm, upper layers", "minilm, head alone", "lacquer-small", "lacquer-small, int8 and checkpointed"
+    JOBS,
+    *("minilm, upper layers", "minilm, head alone", "lacquer-small"),
+    *("lacquer-small, checkpointed", "lacquer-small, int8 and checkpointed", "lacquer-small, nf4"),
 )
 SOME_LENGTHS = _some_slow(LONGEST, "a sentence")
 

@@ -1,14 +1,18 @@
 """Blocks computed again in the backward pass give the same numbers, bit by bit, and keep less."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from client.engine.cohort import CohortEngine
+from client.engine.engine import build_engine
 from client.engine.local_training import LocalTraining
 from client.engine.stacked import Rows
 from client.models.base import load_base
 from client.models.lora import LoraSpec
 from client.models.tasks import make_task
+from server.config.load import ConfigError, parse
 from tests.cases.cohorts import ARCHITECTURES, build, clients, fresh, start
 
 
@@ -67,6 +71,17 @@ def test_little_is_kept():
     vector, cohort = start(model, spec), clients((8,), longest=60)
     plain, again = (kept(engine, vector, cohort) for engine in engines(model, spec, task, precision="fp32"))
     assert again < plain / 8
+
+
+def test_plain_peft_which_keeps_every_activation_is_refused():
+    alone = {"clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record"}, "silo": {"gradients": "opacus"}}
+    for other, words in (({"engine": {"sequential": True}}, "engine.sequential = false"), (alone, "'stacked'")):
+        parse(other)
+        with pytest.raises(ConfigError, match=f"checkpoint-blocks = true needs .*{words}"):
+            parse({**other, "engine": {**other.get("engine", {}), "checkpoint-blocks": True}})
+    model, spec, task = build("bert")
+    with pytest.raises(ValueError, match=r"checkpoint-blocks = true: .*DoRA.*keeps every activation"):
+        build_engine(model, replace(spec, dora=True), task, checkpoint_blocks=True)
 
 
 def test_a_model_without_a_list_of_layers_is_refused():
