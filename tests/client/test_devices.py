@@ -1,14 +1,12 @@
-"""A GPU that cannot be used is told of, and so is a model that does not fit one."""
+"""A GPU that cannot be used is told of."""
 
 import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from client.models import devices
-from client.models.devices import Cuda, activation_bytes, choose_device, find_cuda, refuse_too_large, weight_bytes
+from client.models.devices import Cuda, choose_device, find_cuda
 from client.models.frozen_base import FrozenBase
 from server.config.load import ConfigError, parse
 from simulations.engines.hardware import available_gpus, resources
@@ -114,34 +112,3 @@ def test_flash_attention_is_refused_where_it_cannot_be(monkeypatch):
 def test_eager_attention_which_rounds_by_company_is_no_choice():
     with pytest.raises(ConfigError, match=r"engine\.attention = 'eager'.*'sdpa'"):
         parse({"engine": {"attention": "eager"}})
-
-
-def test_plain_peft_holds_rounded_weights_in_full_width(monkeypatch):
-    model, _ = FrozenBase().load("random:llama", "causal-lm")
-    base = FrozenBase(quantisation="nf4")
-    kept = activation_bytes(model, 64)
-    free = weight_bytes(model, "nf4") + kept
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, free))
-    base.refuse_unfit(model, "cuda", 64)
-    with pytest.raises(ValueError, match="does not fit the GPU"):
-        base.refuse_unfit(model, "cuda", 64, plain=True)
-    with pytest.raises(ValueError, match="does not fit the GPU"):
-        base.refuse_unfit(model, "cuda", 65)
-
-
-def test_what_a_model_of_seven_billion_needs():
-    config = LlamaConfig(num_hidden_layers=32, hidden_size=4096, intermediate_size=11008, vocab_size=32000)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-    full, small = (weight_bytes(model, kind) for kind in ("none", "nf4"))
-    assert full == 2 * 6_738_415_616
-    blocks = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
-    assert small == full - 2 * blocks + blocks // 2 + blocks // 16, "half a byte a value, four bytes a scale of 64"
-    kept = activation_bytes(model, 512, value=2)
-    assert activation_bytes(model, 512, value=2, checkpoint_blocks=True) < kept / 8
-    refuse_too_large(small, kept, 10 * 2**30, 512)
-    with pytest.raises(
-        ValueError, match=r"needs about 14\.6 GiB \(12\.6 GiB for weights, 2\.0 GiB .* 10\.0 GiB are free"
-    ):
-        refuse_too_large(full, kept, 10 * 2**30, 512)
-    refuse_too_large(full, kept, full + kept, 512)
