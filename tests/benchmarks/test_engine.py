@@ -5,6 +5,7 @@ import math
 import mmap
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,7 +26,7 @@ from simulations.benchmarks.engine import (
     record_level,
     speed,
 )
-from simulations.benchmarks.harness.timing import forget_peak, peak_memory, ratios
+from simulations.benchmarks.harness.timing import both_clocks, forget_peak, peak_memory, ratios
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' and Opacus' own
 
@@ -112,6 +113,12 @@ def test_rounds_of_a_million_clients_draw_the_cohort_of_a_hundred(tmp_path: Path
     assert all(0 < times["draw_and_messages"] < times["wall"] for times in measured)
     with Ledger.open(tmp_path / population.LEDGER_FILE, read_only=True) as ledger:
         assert [event.sampling.expected_units for event in ledger.events] == [pytest.approx(50)] * 3
+
+
+def test_waiting_is_on_the_wall_and_not_of_the_processor() -> None:
+    cpu, wall = both_clocks(lambda: time.sleep(0.2))
+    assert wall >= 0.2
+    assert cpu < 0.1
 
 
 def test_peak_memory_starts_again() -> None:

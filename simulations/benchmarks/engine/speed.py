@@ -1,6 +1,6 @@
 """The engine against plain PEFT, and against the machine's own peak.
 
-Run: `python -m simulations.benchmarks engine.speed [--sst2 train.parquet] [--part ratios|peak] [--quick]`.
+Run: `python -m simulations.benchmarks engine.speed [--sst2 train.parquet] [--part ratios|peak|smollm2] [--quick]`.
 
 Ratios: local training of a cohort, one thread, no Flower and no Ray: clients per CPU second of the cohort engine, of
 plain PEFT client by client in place, and of plain PEFT rebuilt for every client. Every variant trains the same clients
@@ -8,9 +8,14 @@ on the same batches, and the relative difference of the updates from plain PEFT'
 
 Peak: operations of all matrix products of local training on MiniLM per second, beside those of a matrix product of
 MiniLM's own shape, timed in turn with it on the same core with the same kernel.
+
+SmolLM2: tokens per second of the engine and of plain PEFT in place, adapters on all layers and on the top six, in turn
+in one run. The prefix cache is full after the call that is not counted; what that call takes stands beside the others.
 """
 
+import os
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +24,19 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
+from client.data.records import Records
+from client.models.base import load_base
 from client.models.frozen_linear import BF16Weight, FrozenWeight, OneDnnWeight, PlainWeight
+from client.models.tasks import make_task
+from privacy.randomness.rng import simulation_generator
 from simulations.benchmarks.engine import jobs
 from simulations.benchmarks.harness.results import say, say_ratios, write
-from simulations.benchmarks.harness.timing import cpu_seconds, interleaved, one_thread, ratios
+from simulations.benchmarks.harness.timing import both_clocks, cpu_seconds, interleaved, one_thread, over_rounds, ratios
 
 TOP_LAYERS = (4, 5)
+SMOLLM2_TOP = tuple(range(24, 30))
 IN_PLACE, REBUILT = "plain PEFT in place", "plain PEFT rebuilt"
 
 
@@ -76,6 +86,56 @@ def minilm_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, 
         "engine bf16, prefix cache": engine(top, "bf16", prefix_memory=2**29),
     }
     return compare(job, engines, rounds) + compare(top, engines_of_top, rounds, rebuilt=False)
+
+
+def smollm2() -> nn.Module:
+    """SmolLM2-135M-Instruct: 30 layers, width 576, vocabulary 49,152."""
+    return load_base("smollm2", "causal-lm")[0]
+
+
+def smollm2_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
+    """Four records of 32 to 96 random tokens a client, in batches of two."""
+    rng = simulation_generator(0, "benchmark", "smollm2")
+    cohort = [
+        Records.from_lists([rng.integers(5, 40000, length) for length in rng.integers(32, 97, 4)], None)
+        for _ in range(clients)
+    ]
+    local = jobs.ADAMW.but(batch_size=2)
+    job = jobs.Job("all 30 layers", smollm2, jobs.LLAMA_SPEC, cohort, local, make_task("causal-lm"))
+    top = replace(job, name="top 6 layers", spec=replace(job.spec, layers=SMOLLM2_TOP))
+    works = {(job.name, IN_PLACE): jobs.plain_peft(job), (job.name, "engine"): engine(job, "fp32")}
+    works |= {(top.name, IN_PLACE): jobs.plain_peft(top), (top.name, "engine"): engine(top, "fp32")}
+    works[top.name, "engine, prefix cache"] = engine(top, "fp32", prefix_memory=2**29)
+    updates, first = {}, {}
+    for key, work in works.items():
+        begun = time.process_time()
+        updates[key] = work()
+        first[key] = time.process_time() - begun
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in works}
+    for _ in range(rounds):
+        for key, work in works.items():
+            found[key].append(both_clocks(work))
+    tokens = sum(int(records.lengths.sum()) for records in cohort)
+    rows = []
+    for (name, variant), times in found.items():
+        truth = updates[name, IN_PLACE]
+        (cpu, wall), (peft_cpu, peft_wall) = (zip(*each, strict=True) for each in (times, found[name, IN_PLACE]))
+        rows.append(
+            {
+                "job": name,
+                "variant": variant,
+                **over_rounds([base / own for base, own in zip(peft_cpu, cpu, strict=True)]),
+                **over_rounds([base / own for base, own in zip(peft_wall, wall, strict=True)], "wall_ratio"),
+                "cpu_seconds": (seconds := statistics.median(cpu)),
+                "wall_seconds": (on_the_wall := statistics.median(wall)),
+                "first_cpu_seconds": first[name, variant],
+                "tokens_per_cpu_second": tokens / seconds,
+                "tokens_per_wall_second": tokens / on_the_wall,
+                "difference": float((updates[name, variant] - truth).norm() / truth.norm()),
+                "rounds": rounds,
+            }
+        )
+    return rows
 
 
 def peak_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, Any]]:
@@ -143,25 +203,32 @@ def product_peak(kind: Callable[[Tensor, Tensor | None], FrozenWeight], repeats:
 
 def main(
     sst2: jobs.Sst2 = None,
-    part: Annotated[Literal["both", "ratios", "peak"], typer.Option(help="what to measure")] = "both",
+    part: Annotated[Literal["all", "ratios", "peak", "smollm2"], typer.Option(help="what to measure")] = "all",
     quick: jobs.Quick = False,
 ) -> None:
     """Measure and write the results."""
     one_thread()
     facts = {"data": jobs.data_name(sst2), "seeds": [0]}
-    if part != "peak":
+    if part in ("all", "ratios"):
         rounds, tiny_clients, minilm_clients = (1, 4, 2) if quick else (5, 128, 48)
         found = tiny_rows(rounds, tiny_clients) + minilm_rows(rounds, minilm_clients, sst2)
         say_ratios(found)
         if not quick:
             write("engine-speed", {**facts, "ratios": found})
-    if part != "ratios":
+    if part in ("all", "peak"):
         peak = peak_rows(1, 2, sst2) if quick else peak_rows(5, 48, sst2)
         for row in peak:
             shares = f"{row['share']:.2f}, with padding {row['share_with_padding']:.2f}"
             say(f"share of peak, {row['job']}, {row['precision']}: {shares}")
         if not quick:
             write("engine-peak", {**facts, "peak": peak})
+    if part in ("all", "smollm2"):
+        before = os.getloadavg()
+        rows = smollm2_rows(1, 1) if quick else smollm2_rows(3, 4)
+        say(*rows)
+        if not quick:
+            capability = torch.backends.cpu.get_cpu_capability()
+            write("engine-smollm2", {"load_before": before, "capability": capability, "seeds": [0], "rows": rows})
 
 
 if __name__ == "__main__":

@@ -69,6 +69,23 @@ def speed(results: Mapping[str, Any]) -> str:
     return compared(results, columns) + machine(results)
 
 
+def smollm2(results: Mapping[str, Any]) -> str:
+    """Tokens per second of SmolLM2 beside plain PEFT, by both clocks."""
+    columns: Columns = {
+        "adapters on": "{job}",
+        "variant": "{variant}",
+        "tokens per CPU second": "{tokens_per_cpu_second:.0f}",
+        "per second on the wall": "{tokens_per_wall_second:.0f}",
+        "times plain PEFT, CPU": RATIO,
+        "wall": "{wall_ratio:.2f} ({lowest_wall_ratio:.2f}-{highest_wall_ratio:.2f})",
+        "first call, CPU": "{first_cpu_seconds:.1f} s",
+        "later calls, CPU": "{cpu_seconds:.1f} s",
+        "relative difference of updates": lambda row: f"{row['difference']:.1g}" if row["difference"] else "0",
+    }
+    how = f"Vector unit {results['capability']}; load before {results['load_before'][1]:.1f}."
+    return f"{table(results['rows'], columns)}\n{how}{machine(results)}"
+
+
 def peak(results: Mapping[str, Any]) -> str:
     """Share of the matrix-product peak that training reaches."""
     columns: Columns = {
@@ -153,6 +170,7 @@ def gpu(results: Mapping[str, Any]) -> str:
 def memory(results: Mapping[str, Any]) -> str:
     """What the frozen model and one step take."""
     columns: Columns = {
+        "trained by": lambda row: row.get("way", "engine"),
         "precision": "{precision}",
         "quantisation": lambda row: row.get("quantisation", "none"),
         "blocks": lambda row: "computed again" if row.get("checkpoint_blocks") else "kept",

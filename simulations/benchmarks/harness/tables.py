@@ -33,6 +33,7 @@ TABLES = {
     "noise_throughput": "privacy.noise_throughput:table",
     "company": "privacy.batch_invariance:table",
     "engine-speed": "engine.tables:speed",
+    "engine-smollm2": "engine.tables:smollm2",
     "engine-peak": "engine.tables:peak",
     "engine-record-level": "engine.tables:record_level",
     "dp-sgd-step": "engine.tables:private_step",

@@ -42,6 +42,13 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
+def both_clocks(work: Callable[[], object]) -> tuple[float, float]:
+    """CPU seconds and seconds on the wall of one call."""
+    start = time.perf_counter()
+    cpu = cpu_seconds(work)
+    return cpu, time.perf_counter() - start
+
+
 def over_rounds(ratios: Sequence[float], name: str = "ratio") -> dict[str, float]:
     """The median of ratios, and their range."""
     return {name: statistics.median(ratios), f"lowest_{name}": min(ratios), f"highest_{name}": max(ratios)}
