@@ -79,6 +79,16 @@ def refuse_unsupported(model: nn.Module, spec: LoraSpec) -> None:
             raise UnsupportedAdapter(f"{path} is a batch norm: it mixes the rows of different clients")
 
 
+def _leave_the_file(model: nn.Module, going: set[int]) -> None:
+    """Copy all weights but those that are `going` out of the file that they were loaded from.
+
+    In the file's own dtype they are views of one mapping of it, which stays in memory as long as any of them does.
+    """
+    for weight in model.parameters():
+        if id(weight) not in going:
+            weight.data = weight.data.clone()
+
+
 class StackedModel:
     """Takes ownership of `model`: freezes it, and replaces its Linears in place.
 
@@ -118,6 +128,8 @@ class StackedModel:
             refuse_ternary(model)
             quantised = set(block_linears(model))
         linears = {p: m for p, m in model.named_modules() if linear_shape(m) and computes_as_linear(m)}
+        if quantised:
+            _leave_the_file(model, {id(linears[path].weight) for path in quantised})
         for path in list(linears):
             module = linears.pop(path).to(device)  # one by one: a quantised weight is gone before the next one comes
             stored = functools.partial(QuantisedWeight, quantisation) if path in quantised else None

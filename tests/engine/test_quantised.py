@@ -107,6 +107,16 @@ def test_only_the_blocks_are_quantised():
     assert not any("layers" in name and "norm" not in name for name, _ in engine._stacked.model.named_parameters())
 
 
+def test_nothing_holds_the_file_that_weights_came_from():
+    model, _ = load_base("smollm2", "causal-lm", dtype=torch.bfloat16)
+    in_the_file = {weight.data_ptr() for weight in model.parameters()}
+    CohortEngine(
+        model, LoraSpec(2, 4.0, ("q_proj",)), make_task("causal-lm"), precision="bf16-model", quantisation="nf4"
+    )
+    assert model.lm_head.weight_.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr(), "tied, so held once"
+    assert not in_the_file & {weight.data_ptr() for weight in model.parameters()}
+
+
 def test_ternary_weights_are_refused():
     model, _ = load_base("random:bitnet-ternary", "causal-lm")
     with pytest.raises(ValueError, match="ternary already"):

@@ -167,6 +167,14 @@ def gpu(results: Mapping[str, Any]) -> str:
     return f"{found}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
 
 
+def peak_of_step(row: Row) -> str:
+    """The middle peak of the processes, with their range; empty where no step was taken."""
+    if row["step"] is None:
+        return ""
+    middle, lowest, highest = (row[key] / 2**20 for key in ("step", "lowest_step", "highest_step"))
+    return f"{middle:.0f} MiB ({lowest:.0f}-{highest:.0f})"
+
+
 def memory(results: Mapping[str, Any]) -> str:
     """What the frozen model and one step take."""
     columns: Columns = {
@@ -177,7 +185,7 @@ def memory(results: Mapping[str, Any]) -> str:
         "weights": mebibytes("weights"),
         "peak while loading": mebibytes("at_load"),
         "held by the engine": mebibytes("held"),
-        "peak of a step": lambda row: "" if row["step"] is None else mebibytes("step")(row),
+        "peak of a step": peak_of_step,
         "seconds": lambda row: "" if row["seconds"] is None else f"{row['seconds']:.0f}",
     }
     told = f"{results['model']}; a step of {results['records']} records of {results['tokens']} tokens."
