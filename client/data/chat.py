@@ -2,14 +2,18 @@
 
 A template is the tokenizer's own, or ``model.chat-template``, or :data:`PLAIN_TEMPLATE` for a base model that has none.
 What a model answers is where the template says so (``{% generation %}``, as TRL's training templates do). A template
-that does not say it is asked twice for every answer: rendered up to the answer with the generation prompt, and with the
-answer. What the second has more is the answer, its end-of-turn token included and the blank behind it not.
+that does not say it is given marks in the answers' places: where they come out, the answers are. To an answer belong
+its end-of-turn token, but not the blank behind it, and what the template puts between the generation prompt and the
+answer, such as the empty thought of Qwen3.
 
 Rendered text is tokenised without special tokens, which the template writes itself: nothing is doubled.
 """
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -67,16 +71,22 @@ def render(tokenizer: PreTrainedTokenizerBase, text: str, template: str) -> Rend
     """
     messages = from_text(text)
     try:
-        found = (_marked if "endgeneration" in template else _compared)(tokenizer, messages, template)
+        found = (_marked if "endgeneration" in template else _found)(tokenizer, messages, template)
     except (TemplateError, TypeError, KeyError) as error:
         raise ValueError(f"the chat template cannot render it: {error}") from error
     if not any(found.weights):
         raise ValueError("the chat template renders no answer")
-    stop = found.last_answer[1]
-    if found.tokens[stop - 1] in tokenizer.all_special_ids or tokenizer.eos_token_id is None:
+    start, stop = found.last_answer
+    if tokenizer.eos_token_id is None or _ends(tokenizer, found.tokens[start:stop]):
         return found
     # no end of turn: without one the model never learns to stop
     return Rendered([*found.tokens[:stop], tokenizer.eos_token_id], [*found.weights[:stop], 1.0])
+
+
+def _ends(tokenizer: Any, tokens: list[int]) -> bool:
+    """Whether a text ends in a special token, blanks left aside: TRL's template for Qwen marks the line's end too."""
+    last = next((token for token in reversed(tokens) if tokenizer.decode([token]).strip()), None)
+    return last in tokenizer.all_special_ids
 
 
 def prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], template: str) -> list[int]:
@@ -118,23 +128,50 @@ def _marked(tokenizer: Any, messages: list[Message], template: str) -> Rendered:
     return Rendered(list(encoded["input_ids"]), [float(mark) for mark in encoded["assistant_masks"]])
 
 
-def _compared(tokenizer: Any, messages: list[Message], template: str) -> Rendered:
-    """Answers are what a conversation has more with them than without."""
-    whole, spans = _text(tokenizer, messages, template), []
-    for number, message in enumerate(messages):
-        if message["role"] != ASSISTANT:
-            continue
+def _found(tokenizer: Any, messages: list[Message], template: str) -> Rendered:
+    """Answers are where a mark in their place comes out, with their end of turn and what opens them."""
+    whole = _text(tokenizer, messages, template)
+    end_of_turn, spans = _end_of_turn(tokenizer), []
+    for number, (start, stop) in _contents(tokenizer, messages, template, whole).items():
         before = _text(tokenizer, messages[:number], template, add_generation_prompt=True)
+        if whole.startswith(before):  # what lies between is the model's to write, such as an empty thought
+            start = min(start, len(before))
         after = _text(tokenizer, messages[: number + 1], template).rstrip()
-        if not (whole.startswith(before) and whole.startswith(after) and len(after) > len(before)):
-            raise ValueError(
-                "the chat template renders a conversation's beginning differently once it goes on, so its answers "
-                "cannot be found; give one that marks them by {% generation %} in model.chat-template"
-            )
-        spans.append((len(before), len(after)))
+        if ends := end_of_turn.match(whole, stop):
+            stop = ends.end()
+        elif whole.startswith(after):
+            stop = max(stop, len(after))
+        spans.append((start, stop))
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
     offsets = np.array(encoded["offset_mapping"]).reshape(-1, 2)
     weights = np.zeros(len(offsets))
     for start, stop in spans:
         weights[(offsets[:, 1] > np.maximum(start, offsets[:, 0])) & (offsets[:, 0] < stop)] = 1.0
     return Rendered(list(encoded["input_ids"]), weights.tolist())
+
+
+def _contents(tokenizer: Any, messages: list[Message], template: str, whole: str) -> dict[int, tuple[int, int]]:
+    """Where the text of every answer begins and ends in the rendered conversation, by the number of its message."""
+    marks = {
+        number: f"answer{number}of{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+        for number, message in enumerate(messages)
+        if message["role"] == ASSISTANT
+    }
+    marked = [{**message, "content": marks.get(number, message["content"])} for number, message in enumerate(messages)]
+    pieces = re.split("|".join(marks.values()) or "(?!)", _text(tokenizer, marked, template))
+    for tidied in (str, str.strip):
+        texts = [tidied(messages[number]["content"]) for number in marks]
+        if len(pieces) == len(texts) + 1 and "".join(map("".join, zip_longest(pieces, texts, fillvalue=""))) == whole:
+            bounds = list(accumulate(map(len, chain(*zip(texts, pieces[1:], strict=True))), initial=len(pieces[0])))
+            return {number: (bounds[2 * at], bounds[2 * at + 1]) for at, number in enumerate(marks)}
+    raise ValueError(
+        "the chat template changes what answers say, or leaves one out, so they cannot be found in what it renders; "
+        "give one that marks them by {% generation %} in model.chat-template"
+    )
+
+
+def _end_of_turn(tokenizer: Any) -> re.Pattern[str]:
+    """Tokens of the tokenizer's own up to its end of text, else the first of them, behind blanks or none."""
+    known = sorted((re.escape(str(token)) for token in tokenizer.get_added_vocab()), key=len, reverse=True)
+    one, end = "|".join(known) or "(?!)", re.escape(tokenizer.eos_token or "") or "(?!)"
+    return re.compile(rf"\s*(?:(?:{one})*?{end}|(?:{one}))")

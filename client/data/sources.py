@@ -30,9 +30,11 @@ from client.settings import kebab
 
 FILE_KINDS = ("parquet", "csv", "jsonl")
 
-_KINDS = (*FILE_KINDS, *corpora.CORPORA)
+PATH_KINDS = (*FILE_KINDS, *corpora.CORPORA)
+"""Kinds of sources that name a path."""
 _FORMS = (
-    f"sources are '{NOTES}', {', '.join(f'{kind}:PATH' for kind in _KINDS)}, or a hub id owner/name[:config][@split]"
+    f"sources are '{NOTES}', {', '.join(f'{kind}:PATH' for kind in PATH_KINDS)}, or a hub id "
+    "owner/name[:config][@split]"
 )
 _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[^/@]*)?(@.*)?")
@@ -174,7 +176,7 @@ def check_hub_id(source: str, option: str) -> None:
     suffixes = Path(location.partition("@")[0]).suffixes[::-1]
     kinds = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
     if prefixed:
-        kinds += difflib.get_close_matches(prefix.lower(), _KINDS, n=1, cutoff=0.8)
+        kinds += difflib.get_close_matches(prefix.lower(), PATH_KINDS, n=1, cutoff=0.8)
     if kinds or path.is_file() or prefix == NOTES:
         wrong = f"{prefix!r} takes no path" if prefix == NOTES else f"there is no kind of source {prefix!r}"
         hint = f"did you mean {kinds[0]}:{location}?" if kinds else _FORMS

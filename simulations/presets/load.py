@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from client.data.sources import PATH_KINDS
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
 
 PRESETS = Path(__file__).parent
-_FILE_SOURCES = ("parquet:", "csv:", "jsonl:", "diabetes130:", "wikitext2:", "abstracts:")
 
 
 def preset_files() -> dict[str, Path]:
@@ -116,10 +116,8 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
         return str((start / Path(path).expanduser()).resolve()) if path else path
 
     def source(text: str) -> str:
-        for prefix in _FILE_SOURCES:
-            if text.startswith(prefix):
-                return prefix + absolute(text.removeprefix(prefix))
-        return text
+        kind, colon, path = text.partition(":")
+        return f"{kind}:{absolute(path)}" if colon and kind in PATH_KINDS else text
 
     data, model = config.data, config.model
     if (folder / Path(model.name).expanduser()).is_dir():

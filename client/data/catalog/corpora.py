@@ -7,6 +7,8 @@
 - ``wikitext2``: paragraphs of WikiText-2 with the ``article`` they are from.
   Parts: ``train``, ``validation``, ``test``, and ``held-back``, the articles of ``train`` that ``lacquer-small`` never
   saw.
+- ``sgd``: conversations of a user with an assistant that books and looks up, with ``dialogue_id`` (Rastogi et al. 2020,
+  arXiv 1909.05855). Parts: ``train``, ``validation``, ``test``.
 - ``abstracts``: every distinct text of the parquet files in the folder, in order (PE-SGD's PubMed, bioRxiv and
   congressional texts). No parts.
 
@@ -79,6 +81,21 @@ def wikitext2(folder: Path, part: str) -> pyarrow.Table:
     return pyarrow.table({"text": [text for text, _ in rows], "article": [article for _, article in rows]})
 
 
+def sgd(folder: Path, part: str) -> pyarrow.Table:
+    """Columns ``messages`` and ``dialogue_id``; lines open with ``USER:`` or ``SYSTEM:``, who is the assistant."""
+    table = pyarrow.parquet.read_table(folder / f"{part or 'train'}.parquet")
+    messages = [[_spoken(line) for line in text.splitlines()] for text in table["text"].to_pylist()]
+    return pyarrow.table({"messages": messages, "dialogue_id": table["dialogue_id"]})
+
+
+_SPEAKERS = {"USER": "user", "SYSTEM": "assistant"}
+
+
+def _spoken(line: str) -> dict[str, str]:
+    speaker, _, words = line.partition(": ")
+    return {"role": _SPEAKERS[speaker], "content": words}
+
+
 def abstracts(folder: Path, part: str) -> pyarrow.Table:
     """Column ``text``."""
     texts: dict[str, None] = {}
@@ -91,6 +108,7 @@ def abstracts(folder: Path, part: str) -> pyarrow.Table:
 CORPORA: dict[str, tuple[Callable[[Path, str], pyarrow.Table], tuple[str, ...]]] = {
     "diabetes130": (diabetes130, ("train", "eval", "attack")),
     "wikitext2": (wikitext2, ("train", "validation", "test", "held-back")),
+    "sgd": (sgd, ("train", "validation", "test")),
     "abstracts": (abstracts, ()),
 }
 """What reads each of them, and the parts it can be asked for."""

@@ -83,6 +83,54 @@ def test_nothing_is_doubled(tokenizer: PreTrainedTokenizerBase) -> None:
     assert base.tokens.count(tokenizer.eos_token_id) == 2, "behind each answer, for a model without a template"
 
 
+# Templates that render a turn otherwise once the conversation goes on: an empty thought before the last answer (Qwen3),
+# an end of text behind it (Phi-3), a user's token right behind the end of text (DeepSeek), two ends (Command R7B).
+LATER = {
+    "thought": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if loop.last and m['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+        "{{ m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+        "Perhaps. Since when?<|im_end|><think>\n\n</think>\n\na<|im_end|>",
+    ),
+    "end of text": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{{ m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{{ eos_token }}{% endif %}",
+        "Perhaps. Since when?<|im_end|>a<|im_end|>",
+    ),
+    "user behind": (
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}"
+        "{% else %}{{ '<|im_end|>' + m['content'] | trim + eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_end|>' }}{% endif %}",
+        "Perhaps. Since when?</s>a</s>",
+    ),
+    "two ends": (
+        "{% for m in messages %}{{ m['role'] + '\n' + m['content'] | trim + '<|im_end|>' + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}",
+        "Perhaps. Since when?<|im_end|></s>a<|im_end|></s>",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_answers_are_found_where_turns_change_once_the_conversation_goes_on(
+    tokenizer: PreTrainedTokenizerBase, kind: str
+) -> None:
+    template, wanted = LATER[kind]
+    found = chat.render(tokenizer, to_text(TALK), template)
+    learnt = tokenizer.decode([t for t, weight in zip(found.tokens, found.weights, strict=True) if weight])
+    assert learnt == wanted.replace("</s>", str(tokenizer.eos_token))
+    assert tokenizer.decode(found.tokens) == tokenizer.apply_chat_template(TALK, chat_template=template, tokenize=False)
+
+
+def test_marks_that_take_the_end_of_the_line_get_no_second_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+    template = CHATML.replace("}}]{{ '\\n' }}", "+ '\\n' }}]")
+    assert template != CHATML
+    found = chat.render(tokenizer, to_text(TALK), marked(template))
+    assert tokenizer.decode(found.tokens).endswith("  a  <|im_end|>\n")
+
+
 def test_a_template_without_an_end_of_turn_gets_one(tokenizer: PreTrainedTokenizerBase) -> None:
     found = chat.render(tokenizer, to_text(TALK[:2]), "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}")
     assert (found.tokens[-1], found.weights[-1]) == (tokenizer.eos_token_id, 1.0)
@@ -103,7 +151,8 @@ BROKEN = {
     "raises": "{{ raise_exception('no system role') }}",
     "is no jinja": "{% for %}",
     "knows no answers": "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}",
-    "looks ahead": "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    "changes answers": "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}",
+    "says answers twice": "{% for m in messages %}{{ m['content'] + m['content'] }}{% endfor %}",
 }
 
 

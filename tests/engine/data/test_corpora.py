@@ -4,6 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
+from client.data import conversations, sources
 from client.data.canaries import KINDS, Canaries, plant, secrets
 from client.data.catalog import corpora
 from client.data.catalog.diabetes130 import DRUGS, diagnosis
@@ -145,6 +146,23 @@ def test_patients_are_units_and_never_on_both_sides(hospital, tmp_path):
     assert (sizes == 2).sum() == (len(silo) - (sizes == 1).sum()) / 2 > 50
     chosen = silo.select([3, 1])
     assert chosen.units.tolist() == [silo.units[3], silo.units[1]]
+
+
+def test_dialogues_are_conversations(tmp_path):
+    text = "USER: A table for two: today.\nSYSTEM: Where?\nUSER: Sino.\nSYSTEM: It is booked."
+    frame = pandas.DataFrame({"dialogue_id": ["1_0"], "services": [["Restaurants_1"]], "text": [text]})
+    frame.to_parquet(tmp_path / "train.parquet")
+    read = sources.read(f"sgd:{tmp_path}", sources.Reading(label_column="", client_column="dialogue_id"), chat=True)
+    assert read.clients == ["1_0"]
+    assert [(turn["role"], turn["content"]) for turn in conversations.from_text(read.texts[0])] == [
+        ("user", "A table for two: today."),
+        ("assistant", "Where?"),
+        ("user", "Sino."),
+        ("assistant", "It is booked."),
+    ]
+    frame.assign(text="Hello").to_parquet(tmp_path / "test.parquet")
+    with pytest.raises(ValueError, match=r"does not hold the files of sgd.*Hello"):
+        corpora.read(f"sgd:{tmp_path}@test", "data.source")
 
 
 def test_articles_of_wikitext(tmp_path):
