@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,10 @@ def evaluate_command(
     limit: Annotated[int, typer.Option(min=0, help="Only the first records; 0 takes all.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     lm_eval: Annotated[
-        str, typer.Option("--lm-eval", metavar="TASKS", help="Tasks of lm-evaluation-harness instead, with commas.")
+        str,
+        typer.Option(
+            "--lm-eval", metavar="TASKS", help="Tasks of lm-evaluation-harness instead: names or .yaml files."
+        ),
     ] = "",
 ) -> None:
     """Evaluate a run's adapter beside its base model, on its public test set or on other public records.
@@ -123,7 +127,7 @@ def read_records(run: "FinishedRun", path: Path) -> "Records":
 
 
 def harness(run: "FinishedRun", tasks: list[str], limit: int) -> dict[str, Any]:
-    """Results of lm-evaluation-harness for the merged model.
+    """Results of lm-evaluation-harness for the merged model; `tasks` are names that it knows or files of its format.
 
     Raises:
         ValueError: the harness is not installed, or the run has trained a classifier.
@@ -134,14 +138,34 @@ def harness(run: "FinishedRun", tasks: list[str], limit: int) -> dict[str, Any]:
         raise ValueError("--lm-eval needs lm-evaluation-harness: pip install lm-eval")
     import lm_eval
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     from client.models.export import merged_model
 
+    files = [Path(task) for task in tasks if task.endswith(".yaml")]
+    names = [_task_name(Path(task)) if task.endswith(".yaml") else task for task in tasks]
+    known = TaskManager(include_path=[str(file.parent) for file in files] or None)
     model = merged_model(run.config.model.name, run.task, None, run.adapter)
     whole = HFLM(pretrained=model, tokenizer=run.tokenizer())
     chat = run.task == "instruction"
-    found = lm_eval.simple_evaluate(model=whole, tasks=tasks, limit=limit or None, apply_chat_template=chat)
+    found = lm_eval.simple_evaluate(
+        model=whole, tasks=names, task_manager=known, limit=limit or None, apply_chat_template=chat
+    )
     return {"tasks": found["results"]}
+
+
+def _task_name(file: Path) -> str:
+    """What a task of lm-evaluation-harness calls itself.
+
+    Raises:
+        ValueError: there is no such file, or it has no name.
+    """
+    if not file.is_file():
+        raise ValueError(f"--lm-eval: there is no file {file}")
+    named = re.search(r"^task:\s*(\S+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    if named is None:
+        raise ValueError(f"--lm-eval: {file} has no line 'task: NAME'")
+    return named[1]
 
 
 def _test_set(run: "FinishedRun") -> "Records":

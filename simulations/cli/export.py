@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,8 +133,10 @@ def convert(converter: Path, model: Path, target: Path) -> None:
     command = [sys.executable, str(converter), str(model), "--outfile", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not target.is_file():
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        raise ValueError(f"{converter} failed (exit code {done.returncode}): {said[-1]}")
+        said = ((done.stderr or done.stdout).strip().splitlines() or ["it said nothing"])[-1]
+        missing = re.search(r"No module named '([\w.]+)'", said)
+        remedy = f"; it has requirements of its own: pip install {missing[1].partition('.')[0]}" if missing else ""
+        raise ValueError(f"{converter} failed (exit code {done.returncode}): {said}{remedy}")
 
 
 def push(folder: Path, name: str, api: Any) -> str:

@@ -101,7 +101,7 @@ def test_what_does_not_fit_the_run_is_refused(made: MakeRun, tmp_path: Path) -> 
 
 
 def test_the_harness_is_given_the_merged_model_and_missed_in_words(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
+    made: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made("instruction")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -110,14 +110,21 @@ def test_the_harness_is_given_the_merged_model_and_missed_in_words(
     assert "pip install lm-eval" in missing.stderr
     monkeypatch.undo()
     given: dict[str, Any] = {}
-    package, models, huggingface = (types.ModuleType(f"lm_eval{end}") for end in ("", ".models", ".models.huggingface"))
+    modules = [types.ModuleType(f"lm_eval{end}") for end in ("", ".models", ".models.huggingface", ".tasks")]
+    package, _, huggingface, known = modules
+    known.TaskManager = lambda include_path: {"folders": include_path}  # type: ignore[attr-defined]
     huggingface.HFLM = lambda **parts: parts  # type: ignore[attr-defined]
     package.simple_evaluate = lambda **words: given.update(words) or {"results": {"piqa": {"acc": 0.5}}}  # type: ignore[attr-defined]
     package.__spec__ = ModuleSpec("lm_eval", None)
-    for module in (package, models, huggingface):
+    for module in modules:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     assert numbers(run, "--lm-eval", "piqa, arc_easy", "--limit", "3") == {"tasks": {"piqa": {"acc": 0.5}}}
     assert (given["tasks"], given["limit"], given["apply_chat_template"]) == (["piqa", "arc_easy"], 3, True)
+    assert given["task_manager"] == {"folders": None}
+    (tmp_path / "own.yaml").write_text("output_type: multiple_choice\ntask: triage\n")
+    numbers(run, "--lm-eval", f"piqa,{tmp_path / 'own.yaml'}")
+    assert (given["tasks"], given["task_manager"]) == (["piqa", "triage"], {"folders": [str(tmp_path)]})
+    assert "no file" in lacquer(run, "--lm-eval", "other.yaml").stderr
     ids = torch.arange(3, 12)[None]
     with torch.no_grad():
         torch.testing.assert_close(

@@ -269,6 +269,9 @@ def test_llama_cpp_is_asked_where_it_is_and_missed_in_words(
     failed = lacquer(folder, tmp_path / "out", "--gguf")
     assert "this architecture is unknown" in failed.stderr
     assert not (tmp_path / "out").exists()
+    script.write_text("import no_such_tokenizer.parts")
+    unmet = lacquer(folder, tmp_path / "out", "--gguf").stderr
+    assert "requirements of its own: pip install no_such_tokenizer" in " ".join(unmet.split())
     script.write_text(CONVERTER.replace("FAILS", "False"))
     assert lacquer(folder, tmp_path / "out", "--gguf").exit_code == 0
     assert (tmp_path / "out" / "out.gguf").read_bytes() == b"GGUF"

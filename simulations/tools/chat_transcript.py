@@ -1,0 +1,123 @@
+"""From conversations in a file to answers where Lacquer is not installed: run it, and write down what was seen.
+
+    python -m simulations.tools.chat_transcript docs/chat-transcript.md
+
+Takes about ten minutes on two cores. The conversations are generated (:mod:`simulations.tools.sample_records`); the
+answers are those of plain transformers in a virtual environment of its own.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from client.data.catalog import consultations
+from simulations.tools.sample_records import write_records
+
+USERS = 8000
+ASKED = 3
+"""Public prompts: consultations of a seed that neither the records nor the run uses."""
+
+ASK = """\
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+for line in open(sys.argv[2]):
+    asked = [{"role": "user", "content": json.loads(line)}]
+    inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    answer = model.generate(**inputs, max_new_tokens=64, do_sample=False)[0, inputs["input_ids"].shape[1]:]
+    print(f"> {asked[0]['content']}\\n\\n{tokenizer.decode(answer, skip_special_tokens=True)}\\n")
+"""
+
+PAGE = """\
+# Chat: a transcript
+
+Four commands from conversations to answers, run by `python -m simulations.tools.chat_transcript` as they stand here.
+The {users:,} users are invented, each with one conversation; every one of them is protected.
+
+`conversations.jsonl` holds lines like this:
+
+```json
+{record}
+```
+
+## 1. Train
+
+{train}
+
+## 2. Export
+
+{export}
+
+## 3. An environment without Lacquer
+
+{environment}
+
+## 4. Ask
+
+`prompts.jsonl` holds questions that were not trained on; `ask.py` needs transformers only:
+
+```python
+{ask}```
+
+{answers}
+"""
+
+
+def write(page: Path, users: int) -> None:
+    """Run the four commands in a temporary folder and write them to `page` with what they printed.
+
+    Raises:
+        subprocess.CalledProcessError: a command failed; its output was shown.
+    """
+    libraries = " ".join(f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers"))
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        (records,) = write_records(work, 1, users, chat=True)
+        records.rename(work / "conversations.jsonl")
+        prompts = [one.question for one in consultations.generate(ASKED, 1, seed=2)]
+        (work / "prompts.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts), encoding="utf-8")
+        (work / "ask.py").write_text(ASK, encoding="utf-8")
+        source = "--set data.source=jsonl:conversations.jsonl --set data.client-column=user --set clients=0"
+        train, printed = _command(work, f"lacquer run chat {source}")
+        run = printed.partition("run folder: ")[2].split()[0]
+        export, _ = _command(work, f"lacquer export {run} my-model --merged")
+        environment, _ = _command(work, f"python3 -m venv elsewhere && elsewhere/bin/pip install -q {libraries}")
+        answers, _ = _command(work, "elsewhere/bin/python ask.py my-model prompts.jsonl")
+        record = (work / "conversations.jsonl").read_text(encoding="utf-8").partition("\n")[0]
+    page.write_text(
+        PAGE.format(
+            users=users, record=record, train=train, export=export, environment=environment, ask=ASK, answers=answers
+        ),
+        encoding="utf-8",
+    )
+
+
+def _command(folder: Path, line: str) -> tuple[str, str]:
+    """Run one line of shell; the block that shows it, and what it printed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        raise subprocess.CalledProcessError(done.returncode, line)
+    told = [text for text in done.stdout.splitlines() if not re.match(r"round +\d+/\d+ +clip", text)]
+    printed = "\n".join(told).strip()
+    return f"```console\n$ {line}\n{printed}\n```" if printed else f"```console\n$ {line}\n```", done.stdout
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m simulations.tools.chat_transcript")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--users", type=int, default=USERS)
+    given = parser.parse_args()
+    write(given.page.resolve(), given.users)
