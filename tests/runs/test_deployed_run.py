@@ -40,11 +40,11 @@ cache = "{folder}/cache"
 class Federation(InProcessGrid):
     """Three nodes, each with a file of its own; some may be away."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chat: bool = False) -> None:
         super().__init__(client_app, 3)
         self.away: set[int] = set()
         self.asked: list[list[int]] = []
-        for (node, context), path in zip(self.contexts.items(), write_records(folder, 3, 16), strict=True):
+        for (node, context), path in zip(self.contexts.items(), write_records(folder, 3, 16, chat), strict=True):
             context.node_config = {"data": f"jsonl:{path}", "cache": str(folder / f"own-{node}")}
 
     def get_node_ids(self) -> list[int]:
@@ -87,6 +87,23 @@ def test_nodes_train_on_their_own_records_and_the_server_evaluates_on_its_own(st
         assert ledger.commitment.population == 3
     kept = [path for path in folder.rglob("*") if path.is_file() and b"Follow-up of" in path.read_bytes()]
     assert kept == []  # no record of a node in what the run leaves behind
+
+
+def test_nodes_train_on_conversations_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    text = SETTINGS.format(rounds=2, folder=tmp_path).replace("random:bert", "random:llama")
+    text = text.replace("max-length = 32", 'task = "instruction"\ntargets = "q_proj,v_proj"\nmax-length = 256')
+    (tmp_path / "run.toml").write_text(text)
+    with identity(0):
+        keys = {"config-file": str(tmp_path / "run.toml"), "run-folder": str(folder)}
+        server.app.app(grid=Federation(tmp_path, chat=True), context=Context(1, 0, {}, RecordDict(), keys))
+    results = json.loads((folder / "results.json").read_text())
+    assert results["rounds_done"] == 2
+    assert results["test_perplexity"] > 1
+    assert results["rouge_records"] > 0
+    kept = [path for path in folder.rglob("*") if path.is_file() and b"user-1" in path.read_bytes()]
+    assert kept == []
 
 
 def test_a_node_that_is_away_contributes_zero_and_a_broken_run_goes_on_with_the_same_nodes(start: Any) -> None:
