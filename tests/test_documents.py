@@ -21,7 +21,7 @@ TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, tex
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in TRACKED if name.endswith(".md")}
 
 FOLDERS = "privacy|client|strategies|server|simulations|tests|docker|docs"
-MADE_BY_READERS = {"docker/records/", "docs/quickstart", "my_methods.py"}
+MADE_BY_READERS = {"ask.py", "docker/records/", "docs/quickstart", "my_methods.py"}
 """Paths that a text asks its reader to make, or that only begin the names of files."""
 REMOVED = {"public.aligned", "public.subspace", "public.subspace-refresh"}
 """Settings of an earlier version that texts speak of."""
