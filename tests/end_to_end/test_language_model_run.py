@@ -58,3 +58,13 @@ def _loss(model, records):
         total += float(F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="sum"))
         count += ids.shape[1] - 1
     return total / count, count
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_preset_chat_learns_to_answer_as_the_clinic_does(lacquer):
+    run = lacquer("--set", "rounds=16", settings="chat")
+    assert run.finish() == 0, run.stderr()
+    results = json.loads((run.run_folder / "results.json").read_text())
+    assert results["test_accuracy"] > 0.65, "half of that before the first round"
+    assert results["test_perplexity"] < 4
