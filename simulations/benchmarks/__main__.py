@@ -28,6 +28,7 @@ BENCHMARKS = {
     "papers.sst2": "preset sst2 over seeds",
     "papers.dp_lac_figure": "the figure of docs/comparisons.md from the results of the sweep",
     "papers.atdp": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
+    "papers.detectors": "what detectors of sensitive text take for sensitive, and what they miss",
     "papers.pe_sgd": "DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD on a few hundred texts",
     "papers.rldp_pretraining": "make and judge the policy of the controller rl, and time its rounds",
     "lacquer_small.train": "train the base model lacquer-small",

@@ -32,7 +32,7 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 for line in open(sys.argv[2]):
     asked = [{"role": "user", "content": json.loads(line)}]
     inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-    answer = model.generate(**inputs, max_new_tokens=64, do_sample=False)[0, inputs["input_ids"].shape[1]:]
+    answer = model.generate(**inputs, max_new_tokens=64, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     print(f"> {asked[0]['content']}\\n\\n{tokenizer.decode(answer, skip_special_tokens=True)}\\n")
 """
 

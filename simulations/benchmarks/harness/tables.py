@@ -62,6 +62,7 @@ TABLES = {
     "rl_overhead": "papers.rldp_pretraining:overhead_table",
     "rl_pretraining": "papers.rldp_pretraining:comparison_table",
     "atdp": "papers.atdp:comparison",
+    "detectors": "papers.detectors:table",
     "pesgd": "papers.pe_sgd:losses",
     "pesgd.claims": "papers.pe_sgd:claims",
     "pesgd-tuning": "papers.pe_sgd:tuning",
