@@ -53,6 +53,18 @@ def replacing(path: Path, *, mode: int | None = None, new: bool = False) -> Iter
     sync(path.parent)
 
 
+def new_folder(folder: Path) -> None:
+    """Make a folder with its parents, and bring the names of those that were not there to the disk.
+
+    A file's own name is durable within its folder only: with the folder's name lost, so is the file.
+    """
+    if folder.is_dir():
+        return
+    new_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)
+
+
 def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder whole unless it is there; of two processes that make the same one, the first wins.
 

@@ -2,14 +2,18 @@
 
     ledger.jsonl    what was committed to at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
-    silo.json       the settings it was committed to, the calibrated noise, and the controller's state (+ .safetensors)
+    silo.json       the settings it was committed to, the calibrated noise, the ledger's head as it was when a round was
+                    last answered, and the controller's state (+ .safetensors)
     reading.json    of a deployed site: how its records are read, and what of them is one unit
 
 The ledger alone says how many steps are spent: a process that died between a charge and the writing of the state has
-spent them, and continues behind them. The optimizer starts fresh in every round, as local training does everywhere.
+spent them, and continues behind them. A ledger that is gone, or an older copy of it, would pay for those steps again
+and draw their batches again; the head tells, and the site takes no part until the folder is restored. The optimizer
+starts fresh in every round, as local training does everywhere.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +35,7 @@ from privacy.randomness.sampling import CohortSampler
 from strategies.state_files import classes_of, pack, unpack, upgraded
 
 LEDGER, SECRET, STATE, TENSORS = "ledger.jsonl", "sampling.key", "silo.json", "silo.safetensors"
+HEAD = "head"
 READING = "reading.json"
 """In the folder of a site, which outlives runs; a run's folder has its own (:mod:`server.run_folder.names`)."""
 
@@ -55,7 +60,7 @@ class SiloState:
 
     def put_into(self, training: PrivateSgd) -> None:
         """Make a training that has begun continue where the last round left it."""
-        document, tensors = json.loads((self.folder / STATE).read_text()), self.folder / TENSORS
+        document, tensors = _state(self.folder), self.folder / TENSORS
         if self.steps:
             training.state = replace(training.state, round=self.steps)
         if (packed := document["controller"]) is None:  # nothing was written down yet
@@ -71,8 +76,10 @@ class SiloState:
         if tensors:
             with durable.replacing(self.folder / TENSORS) as draft:
                 save_file(tensors, draft)
-        document = json.loads((self.folder / STATE).read_text())
-        _write(self.folder / STATE, document | {"controller": packed})
+        # The head is kept once a round and not at each charge: nothing of a round leaves the site before this is
+        # written. Charges behind the head kept last, should a ledger lose them, paid for releases nobody has seen.
+        document = _state(self.folder)
+        _write(self.folder / STATE, document | {"controller": packed, HEAD: self.ledger.head})
 
 
 @contextmanager
@@ -82,34 +89,74 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
     Raises:
         OtherSilo: it is committed to other settings, or the number of its units has changed since.
         ValueError: no noise keeps the target.
-        CorruptRun: the ledger or its secret is not whole.
+        CorruptRun: ledger, secret or state is missing, not whole, or older than what was seen before.
         BlockingIOError: another process holds the ledger.
     """
     mine = {"silo": json.loads(silo.to_json()), "population": len(index)}
-    if not (folder / LEDGER).is_file():
-        commitment, multipliers = commit(silo, len(index))
-        folder.mkdir(parents=True, exist_ok=True)
-        CohortSampler.fresh().save(folder / SECRET)
-        _write(folder / STATE, {**mine, "multipliers": list(multipliers), "controller": None})
-        ledger = Ledger.create(folder / LEDGER, commitment)
+    multipliers: tuple[float, ...]
+    if _begun(folder):
+        document = _state(folder)
+        ledger = Ledger.open(folder / LEDGER, document[HEAD] or None)
     else:
-        ledger = Ledger.open(folder / LEDGER)
+        commitment, multipliers = commit(silo, len(index))
+        durable.new_folder(folder)
+        _write(folder / STATE, {**mine, "multipliers": list(multipliers), "controller": None, HEAD: None})
+        CohortSampler.fresh().save(folder / SECRET)
+        ledger = Ledger.create(folder / LEDGER, commitment)
+        document = _state(folder) | {HEAD: ledger.head}
+        _write(folder / STATE, document)
     with ledger:
         try:
-            document: dict[str, Any] = json.loads((folder / STATE).read_text())
-            kept = {"silo": document["silo"], "population": document["population"]}
             multipliers = tuple(map(float, document["multipliers"]))
             secret = CohortSampler.load(folder / SECRET)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise CorruptRun(
                 f"{folder} has a ledger but not what belongs to it: {error}; restore the folder"
             ) from error
+        kept = {name: document[name] for name in mine}
         if kept != mine:
             changed = [name for name in kept["silo"] if kept["silo"][name] != mine["silo"].get(name)]
             changed += ["number of units"] if kept["population"] != mine["population"] else []
             raise OtherSilo(f"this site's ledger is committed to other settings ({', '.join(changed)})")
         sampler = CohortSampler.insecure_from_seed(silo.seed) if silo.seeded else secret
         yield SiloState(folder, ledger, sampler, multipliers)
+
+
+def _begun(folder: Path) -> bool:
+    """Whether the site has a ledger; False where it never had one.
+
+    Raises:
+        CorruptRun: it had one, which is gone.
+    """
+    if (folder / LEDGER).is_file():
+        return True
+    left = [name for name in (STATE, SECRET, TENSORS) if (folder / name).is_file()]
+    if not left or (STATE in left and _state(folder)[HEAD] is None):  # the first participation died before its ledger
+        return False
+    raise CorruptRun(
+        f"{folder} has {', '.join(left)} but no {LEDGER}: what this site has spent is unknown. Restore the file; if it "
+        "is lost, count its whole budget as spent, and let the site take part again only in a new folder, under an "
+        "epsilon of its own that adds to the one that was promised here"
+    )
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """The state of a folder; CorruptRun for a file that holds none."""
+    path, remedy = folder / STATE, "restore it from a copy that is no older than the ledger"
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CorruptRun(f"{path} cannot be read: {error}; {remedy}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("silo"), dict):
+        raise CorruptRun(f"{path} must hold a JSON object with the site's settings, it does not; {remedy}")
+    if missing := {"population", "multipliers", "controller"} - document.keys():
+        raise CorruptRun(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
+    if HEAD not in document:  # version 0.1 kept none: its ledger is taken as it is, once
+        return document | {HEAD: ""}
+    head = document[HEAD]
+    if head is not None and not (isinstance(head, str) and re.fullmatch(r"[1-9]\d*:[0-9a-f]{64}", head)):
+        raise CorruptRun(f"{HEAD!r} of {path} must be LINES:HASH of a line of {LEDGER}, got {head!r}; {remedy}")
+    return document
 
 
 def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> None:
@@ -120,15 +167,21 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
 
     Raises:
         OtherSilo: another reading than the first.
+        CorruptRun: the file holds none.
     """
     path = folder / READING
     read = {} if reading is None else reading.model_dump(mode="json", exclude={"client_column"})  # a node names none
     mine = {"unit": unit, **read}
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        durable.new_folder(folder)
         _write(path, mine)
         return
-    first = json.loads(path.read_text())
+    try:
+        first = json.loads(path.read_text())
+    except ValueError:
+        first = None
+    if not isinstance(first, dict):
+        raise CorruptRun(f"{path} must hold a JSON object, how this site's records are read; restore it")
     if first != mine:
         changed = sorted(name for name in first.keys() | mine.keys() if first.get(name) != mine.get(name))
         raise OtherSilo(

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,12 @@ from client.node import refuse_unless_for
 from client.record_level.messages import SiloReply, SiloRequest
 from client.record_level.participant import OperatorLimits, refused_unread, state_folder, take_part
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.state import LEDGER, READING, STATE, silo_state
+from client.record_level.state import HEAD, LEDGER, READING, SECRET, STATE, commit_reading, silo_state
 from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from client.worker import Job
+from privacy import durable
+from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from strategies.controllers.controller import PublicSignals
 from strategies.messages.records import BadMessage
@@ -78,6 +81,7 @@ def test_a_state_that_version_0_1_wrote_is_read(tmp_path, made):
     document = json.loads(file.read_text())
     document["controller"]["dataclass"] = "strategies.elsewhere.PercentileState"
     document["controller"]["fields"]["setting"] = {"known": "setting"}
+    del document[HEAD]  # nor did it keep the ledger's head
     file.write_text(json.dumps(document))
     bounds = []
     for folder in ("new", "old"):
@@ -105,6 +109,104 @@ def test_steps_of_rising_noise_that_a_killed_round_took_stay_spent(tmp_path, mad
     take_part(request(2, silo=RISING), records(), made, tmp_path / "silo")
     (tmp_path / "silo" / STATE).write_bytes(before)
     assert take_part(request(4, silo=RISING), records(), made, tmp_path / "silo").steps == 1
+
+
+def charged(folder) -> int:
+    return len(Ledger.open(folder / LEDGER, read_only=True).charges)
+
+
+def test_a_site_that_lost_its_ledger_starts_no_new_budget(tmp_path, made):
+    """Neither from what is left of the folder, nor from a state of version 0.1, which kept no head."""
+    take_part(request(2), records(), made, tmp_path / "silo")
+    (tmp_path / "silo" / LEDGER).unlink()
+    secret = (tmp_path / "silo" / SECRET).read_bytes()
+    for _ in range(2):
+        with pytest.raises(CorruptRun, match=r"but no ledger\.jsonl: what this site has spent is unknown\. Restore"):
+            take_part(request(2), records(), made, tmp_path / "silo")
+        change_state(tmp_path / "silo", lambda document: document.pop(HEAD, None))
+    (tmp_path / "silo" / STATE).unlink()
+    with pytest.raises(CorruptRun, match=r"has sampling\.key.* but no ledger"):
+        take_part(request(2), records(), made, tmp_path / "silo")
+    assert not (tmp_path / "silo" / LEDGER).exists()
+    assert (tmp_path / "silo" / SECRET).read_bytes() == secret
+
+
+def test_a_ledger_put_back_to_an_older_copy_is_noticed_before_anything_is_charged(tmp_path, made):
+    folder = tmp_path / "silo"
+    take_part(request(1), records(), made, folder)
+    shutil.copy(folder / LEDGER, tmp_path / "older")
+    take_part(request(2, 2), records(), made, folder)
+    document = json.loads((folder / STATE).read_text())
+    with Ledger.open(folder / LEDGER, read_only=True) as ledger:
+        assert document[HEAD] == ledger.head
+    shutil.copy(tmp_path / "older", folder / LEDGER)
+    with pytest.raises(CorruptRun, match="rolled back or truncated; restore it"):
+        take_part(request(1, 3), records(), made, folder)
+    assert charged(folder) == 1
+
+
+def test_charges_behind_the_head_that_was_kept_are_those_of_a_killed_round(tmp_path, made):
+    """And a site that died between its ledger and the first head goes on, as does one that died before its ledger."""
+    folder = tmp_path / "silo"
+    take_part(request(1), records(), made, folder)
+    before = (folder / STATE).read_bytes()
+    take_part(request(1, 2), records(), made, folder)
+    (folder / STATE).write_bytes(before)
+    assert take_part(request(1, 2), records(), made, folder).steps == 1
+    assert charged(folder) == 3
+    change_state(folder, lambda document: document.update({HEAD: None}))
+    assert take_part(request(1, 3), records(), made, folder).steps == 1
+    change_state(folder, lambda document: document.update({HEAD: None}))
+    (folder / LEDGER).unlink()  # as if it had never been made
+    assert take_part(request(1), records(), made, folder).steps == 1
+    assert charged(folder) == 1
+
+
+@pytest.mark.parametrize("head", ["", "3", "three:lines", 3, ["1:" + "0" * 64], "0:" + "0" * 64, "1:" + "0" * 63])
+def test_a_head_that_is_none_is_refused_in_words(tmp_path, made, head):
+    take_part(request(1), records(), made, tmp_path / "silo")
+    change_state(tmp_path / "silo", lambda document: document.update({HEAD: head}))
+    with pytest.raises(CorruptRun, match=r"'head' of .*silo\.json must be LINES:HASH .* got .*; restore it"):
+        take_part(request(1), records(), made, tmp_path / "silo")
+    assert charged(tmp_path / "silo") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "must hold a JSON object"),
+        ("null", "must hold a JSON object"),
+        ('{"silo": 3}', "must hold a JSON object with the site's settings"),
+        ('{"silo": {}}', "lacks controller, multipliers, population"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_in_words(tmp_path, made, text, reason):
+    take_part(request(1), records(), made, tmp_path / "silo")
+    (tmp_path / "silo" / STATE).write_text(text)
+    with pytest.raises(CorruptRun, match=rf"silo\.json {reason}.*; restore it"):
+        take_part(request(1), records(), made, tmp_path / "silo")
+    assert charged(tmp_path / "silo") == 1
+
+
+def test_the_name_of_a_new_sites_folder_is_on_the_disk_before_its_ledger(tmp_path, made, monkeypatch):
+    synced, sync = [], durable.sync
+    monkeypatch.setattr(durable, "sync", lambda path: (synced.append(path), sync(path)))
+    take_part(request(1), records(), made, tmp_path / "sites" / "3")
+    first = synced.index(tmp_path / "sites" / "3")
+    assert {tmp_path, tmp_path / "sites"} <= set(synced[:first])
+    synced.clear()
+    commit_reading(tmp_path / "other", None, "record")
+    assert synced.index(tmp_path) < synced.index(tmp_path / "other")
+    (tmp_path / "other" / READING).write_text("[]")
+    with pytest.raises(CorruptRun, match=r"reading\.json must hold a JSON object, .*; restore it"):
+        commit_reading(tmp_path / "other", None, "record")
+
+
+def change_state(folder, change) -> None:
+    document = json.loads((folder / STATE).read_text())
+    change(document)
+    (folder / STATE).write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize(
