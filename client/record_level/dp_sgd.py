@@ -8,13 +8,15 @@ of :mod:`privacy.mechanism`. Every method at record level is this loop with anot
 weighting of tokens inside a record.
 Guarantee: each step is one Poisson-sampled Gaussian event, charged to the site's ledger before noise is drawn; unit:
 one record or one group of records (a patient), add or remove one. The number of units n, the clip thresholds, steps
-and learning rates are taken as public. Raw norms, losses and counts never leave `contribute`; an empty batch is
-released and charged as any other.
+and learning rates are taken as public. Raw norms, losses and counts never leave `contribute`; an empty batch, and one
+of which every unit's work raises, is released and charged as any other. What would fail with any records is found out
+on a made-up one, before the first charge.
 
 `client.record_level.training` puts the parts together by name. Micro-batches of any size give the same sums, because
 contributions are integers.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -31,6 +33,8 @@ from privacy.queries import OneHotVote
 from privacy.randomness.sampling import CohortSampler
 from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
+
+log = logging.getLogger(__name__)
 
 
 class PrivateSgd(PrivateTraining):
@@ -55,6 +59,7 @@ class PrivateSgd(PrivateTraining):
     ) -> None:
         super().__init__(planner=planner, server=server, ledger=ledger, sampler=sampler, schedule=schedule)
         self.gradients = gradients
+        self._tried = False
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
         """As :meth:`PrivateTraining.begin`; ValueError too where the controller asks for votes."""
@@ -62,16 +67,22 @@ class PrivateSgd(PrivateTraining):
         refuse_votes(self.next_release().plan)
 
     def released(self, planned: PlannedRelease) -> Release:
-        """Release the bounded sum over one batch."""
+        """Release the bounded sum over one batch.
+
+        Raises:
+            Exception: what a made-up record raises, before the first release of this object; nothing was charged.
+        """
+        if not self._tried:
+            for rows in self.gradients.of_made_up(self.state.adapter, planned.part, planned.round):
+                contribute(rows, planned.plan)
+            self._tried = True
         return planned.release(self.total(planned), self.ledger, self.noise)
 
     def total(self, planned: PlannedRelease) -> Contribution:
         """The bounded sum over one batch. Still private: it carries no noise yet.
 
-        A unit whose work raises contributes zero, and the others what they would without it.
-
-        Raises:
-            Exception: of the first unit, if every unit's work raises.
+        A unit whose work raises contributes zero, and the others what they would without it; so does a batch of such
+        units. A step that raised instead would tell, for nothing, what these records do.
         """
         _, batch = self.cohort(planned)
 
@@ -79,7 +90,11 @@ class PrivateSgd(PrivateTraining):
             chunks = self.rows(units, planned)
             return sum((contribute(rows, planned.plan) for rows in chunks), Contribution.zero(planned.plan))
 
-        return together_or_alone(lambda: summed(batch), lambda i: summed(batch[i : i + 1]), len(batch), "unit")
+        try:
+            return together_or_alone(lambda: summed(batch), lambda i: summed(batch[i : i + 1]), len(batch), "unit")
+        except Exception as error:  # not its text: it may quote records
+            log.error("every unit of a batch raised (%s): noise alone is released, and charged", type(error).__name__)
+            return Contribution.zero(planned.plan)
 
     def rows(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Iterable[Units]:
         """What the units of a batch bring, chunk by chunk; private."""

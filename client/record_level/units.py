@@ -15,7 +15,7 @@ named by the content of the unit's records, in an order that is theirs too.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -98,6 +98,8 @@ COMBINE = ("mean", "sum")
 ROW_MEMORY = 256 * 2**20
 """Bytes that gradients of the records of grouped units may take at once."""
 
+_MADE_UP_TOKENS = 4  # within any model's positions, and enough to predict a next token from
+
 
 class GradientEngine(Protocol):
     """What gives gradients of single records, as every engine does."""
@@ -144,6 +146,21 @@ class UnitGradients:
             return
         for low, high in _cuts([len(records) for records in used], max(1, self.memory // (4 * layout.dim))):
             yield self._together(start, used[low:high], part)
+
+    def of_made_up(self, adapter: Float[Tensor, " size"], part: TrainedSubset, step: int) -> Iterator[Units]:
+        """What :meth:`of` gives for one made-up record, in the form of the records there are; public.
+
+        Whatever it raises, it raises with any records.
+        """
+        records = self.index.records
+        made_up = Records(
+            tokens=np.zeros(_MADE_UP_TOKENS, dtype=np.int32),
+            offsets=np.array([0, _MADE_UP_TOKENS], dtype=np.int64),
+            labels=None if records.labels is None else np.zeros(1, dtype=np.int64),
+            token_weights=None if records.token_weights is None else np.ones(_MADE_UP_TOKENS, dtype=np.float32),
+        )
+        index = UnitIndex.of(made_up, grouped=False)
+        return replace(self, index=index).of(adapter, np.zeros(1, dtype=np.int64), part, step)
 
     def _together(self, start: Tensor, used: list[np.ndarray], part: TrainedSubset) -> Units:
         """One row per list of records."""

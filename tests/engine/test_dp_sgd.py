@@ -9,7 +9,6 @@ from client.record_level.units import UnitGradients, UnitIndex
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import GRID, Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
-from privacy.randomness.sampling import CohortSampler
 from tests.cases.cohorts import build, distance, fresh
 from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
 
@@ -134,20 +133,57 @@ def test_an_empty_batch_is_released_and_charged(tmp_path, monkeypatch):
 
 def test_what_fails_before_the_charge_costs_nothing_and_draws_the_same_batch(tmp_path, monkeypatch):
     training = silo_training(tmp_path, records(), **PRIVATE)
-    training.sampler = CohortSampler(bytes(32), insecure=False)  # its first batch has more than one unit
-    drawn = []
+    drawn, gradients = [], UnitGradients.of
 
-    def broken(self, adapter, units, part, step):
+    def killed(self, adapter, units, part, step):
+        if len(self.index) == 1:  # the made-up record
+            return gradients(self, adapter, units, part, step)
         drawn.append(units.tolist())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(UnitGradients, "of", killed)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            training.step()
+    assert drawn[0] == drawn[1]
+    assert not training.ledger.charges
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_batch_of_which_every_unit_raises_is_released_and_charged(tmp_path, monkeypatch, caplog, grouped, name):
+    settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
+    data = records(units=[0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5] if grouped else None)
+    training = silo_training(tmp_path, data, name=name, **settings)
+    gradients = training.gradients.engine.per_record_gradients
+    held = {tuple(data.select([record]).tokens) for record in range(len(data))}
+
+    def raising(adapter, batch):
+        if any(tuple(batch.select([row]).tokens) in held for row in range(len(batch))):
+            raise IndexError("secret")
+        yield from gradients(adapter, batch)
+
+    monkeypatch.setattr(training.gradients.engine, "per_record_gradients", raising)
+    for _ in range(4):
+        release = training.step()
+    assert len(training.ledger.charges) == 4
+    assert all(charge.released_at is not None for charge in training.ledger.charges)
+    bound, z = release.plan.clip.bound, release.plan.noise_multiplier
+    assert float(release.update.std()) == pytest.approx(bound * z / 4, rel=0.2)
+    assert "every unit of a batch raised (IndexError)" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_what_fails_with_any_records_is_found_out_before_the_first_charge(tmp_path, monkeypatch):
+    training = silo_training(tmp_path, records(), **PRIVATE)
+
+    def broken(adapter, batch):
         raise MemoryError
 
-    monkeypatch.setattr(UnitGradients, "of", broken)
-    for _ in range(2):
-        with pytest.raises(MemoryError):
-            training.step()
-    half = len(drawn) // 2  # the batch, and then each of its units
-    assert drawn[:half] == drawn[half:]
-    assert half == 1 + len(drawn[0]) > 2
+    monkeypatch.setattr(training.gradients.engine, "per_record_gradients", broken)
+    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: np.empty(0, np.int64))
+    with pytest.raises(MemoryError):  # also where the first batch is empty: it does not depend on records
+        training.step()
     assert not training.ledger.charges
 
 
@@ -174,8 +210,7 @@ def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, 
     assert "a unit contributes zero: its work raised IndexError" in caplog.text
     assert "secret" not in caplog.text
     monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone[[1 if grouped else 3]])
-    with pytest.raises(IndexError):  # nothing else was in the batch
-        training.total(planned)
+    assert not training.total(planned).encoded.any()  # nothing else was in the batch
 
 
 def _zero(planned):
