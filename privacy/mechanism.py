@@ -31,6 +31,7 @@ from privacy.errors import CorruptRun
 from privacy.events import NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Charge
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, Noise
+from privacy.randomness.sampling import Cohort
 
 SEAL = object()
 """What only this module may hand to a :class:`Release`."""
@@ -87,6 +88,9 @@ class Ledger(Protocol[_Receipt]):
     def stamp_not_private(self, reason: str) -> None:
         """Record durably that this run carries no guarantee."""
 
+    def attempts(self, label: str, round: int) -> int:
+        """How often the release of this name was charged."""
+
     def charge(self, event: ReleaseEvent) -> _Receipt:
         """Debit the event durably before returning; raise BudgetExceeded and write nothing if it cannot be paid."""
 
@@ -97,10 +101,8 @@ class Ledger(Protocol[_Receipt]):
 def charged_release(
     total: Contribution,
     plan: Plan,
+    cohort: Cohort,
     *,
-    label: str,
-    round: int,
-    sampling: Poisson,
     ledger: Ledger[_Receipt],
     noise: Noise | None = None,
 ) -> Release:
@@ -109,18 +111,19 @@ def charged_release(
     Args:
         total: sum over the cohort; ``Contribution.zero(plan)`` if nobody took part.
         plan: the plan the contributions were made under; it sets clipping and noise of the same round alike.
-        label, round: name of the release in the ledger.
-        sampling: how the cohort was drawn.
+        cohort: whose sum it is; it names the release in the ledger, and how it was drawn is what is charged.
         ledger: charged, durably, before any noise is drawn. An error after that leaves the charge standing.
         noise: ``GaussianNoise()`` unless given. An insecure kind stamps the ledger NOT PRIVATE first.
 
     Raises:
-        ValueError: ``total`` cannot be a sum of honest contributions under ``plan``; nothing was charged.
+        ValueError: ``total`` cannot be a sum of honest contributions under ``plan``, or the cohort was drawn before the
+            release was charged last; nothing was charged.
         BudgetExceeded: the ledger cannot pay; nothing was charged or released.
     """
     noise = GaussianNoise() if noise is None else noise
+    sampling = cohort.sampling
     validate(total, plan, min(sampling.population, MAX_UNITS))
-    event = ReleaseEvent(label, round, sampling, plan.components())
+    event = _event_of(cohort, plan, None, ledger)
     if noise.insecure and ledger.not_private is None:
         ledger.stamp_not_private(f"{type(noise).__name__} in place of noise that protects")
     receipt = ledger.charge(event)
@@ -129,6 +132,23 @@ def charged_release(
     release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units)
     ledger.released(receipt)
     return release
+
+
+def _event_of(cohort: Cohort, plan: Plan, noise_shares: NoiseShares | None, ledger: Ledger[_Receipt]) -> ReleaseEvent:
+    """What is charged for a plan on a cohort; a cohort from a seed is stamped first.
+
+    Raises:
+        ValueError: it was drawn before the last charge of this release. Two releases on one cohort are one sampling
+            with less noise, and would be charged as two.
+    """
+    if cohort.attempt != ledger.attempts(cohort.label, cohort.round):
+        raise ValueError(
+            f"{cohort} must be drawn after the last charge of this release, its attempt is not the number of charges; "
+            "draw another cohort"
+        )
+    if cohort.insecure and ledger.not_private is None:
+        ledger.stamp_not_private("its cohort is drawn from a seed")
+    return ReleaseEvent(cohort.label, cohort.round, cohort.sampling, plan.components(), noise_shares)
 
 
 @final
@@ -154,10 +174,8 @@ class Requested(Generic[_Receipt]):
 
 def charged_request(
     plan: Plan,
+    cohort: Cohort,
     *,
-    label: str,
-    round: int,
-    sampling: Poisson,
     noise_shares: NoiseShares,
     ledger: Ledger[_Receipt],
     insecure: bool = False,
@@ -168,9 +186,9 @@ def charged_request(
 
     Raises:
         BudgetExceeded: the ledger cannot pay; nothing was charged.
-        ValueError: the modulus has no room for this plan.
+        ValueError: the modulus has no room for this plan, or the cohort was drawn before the last charge.
     """
-    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
+    event = _event_of(cohort, plan, noise_shares, ledger)
     noise_shares.grid_bits([part.noise_multiplier for part in event.components])
     if insecure and ledger.not_private is None:
         ledger.stamp_not_private("the clients were told to add no noise")

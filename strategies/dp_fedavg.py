@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.randomness.noise import Noise
-from privacy.randomness.sampling import CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
@@ -97,6 +97,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         self.exchange: Callable[[list[Message]], Iterable[Message]] | None = None
         self.secure: SecureAggregation | None = None
         self._sent: list[tuple[Metadata, int]] = []
+        self._cohort: Cohort | None = None
         self._away = 0
 
     def released(self, planned: PlannedRelease) -> Release:
@@ -148,11 +149,11 @@ class DpFedAvg(PrivateTraining, Strategy):
     def _messages(self, planned: PlannedRelease, grid: Grid) -> list[Message]:
         """What the nodes of the cohort are sent; with secure sums, once they have agreed and the ledger has paid."""
         nodes, away = asked(grid, self.nodes, self.patience)
-        attempt, cohort = self.cohort(planned)
+        self._cohort = cohort = self.cohort(planned)
         adapter = self.state.adapter.numpy()
         self._sent, self._away, messages = [], 0, []
         requests: list[tuple[int, TrainRequest]] = []
-        for node, clients in shares(cohort, nodes, self.work, self.clients_per_node):
+        for node, clients in shares(cohort.ids, nodes, self.work, self.clients_per_node):
             if node in away:
                 log.warning("round %d: node %d is not connected", planned.round, node)
                 self._away += 1
@@ -163,9 +164,12 @@ class DpFedAvg(PrivateTraining, Strategy):
             self._sent.append((message.metadata, len(clients)))
             messages.append(message)
             requests.append((node, request))
-        return messages if self.secure is None else self.secure.begin(planned, attempt, requests, self.ledger)
+        return messages if self.secure is None else self.secure.begin(planned, cohort, requests, self.ledger)
 
     def _opened(self, planned: PlannedRelease, replies: Iterable[Message]) -> Release:
+        cohort, self._cohort = self._cohort, None
+        if cohort is None:
+            raise ValueError("aggregate_train needs a cohort that was asked; call configure_train first")
         if self.secure is not None:
             return self.secure.release(replies, self.ledger)
         total, sound = summed(self._sent, replies, planned.plan, planned.round)
@@ -176,7 +180,7 @@ class DpFedAvg(PrivateTraining, Strategy):
                 "charged and nothing was released; the run's log names the nodes and the kind of failure, the workers' "
                 "own log (in simulation the same file) has the details"
             )
-        return planned.release(total, self.ledger, self.noise)
+        return planned.release(total, cohort, self.ledger, self.noise)
 
     def _expect(self, server_round: int) -> PlannedRelease:
         planned = self.next_release()

@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
-from privacy.contribution import Contribution, Plan
+from privacy.contribution import MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import BudgetExceeded
 from privacy.events import NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.randomness.noise import InsecureZeroNoise, Noise
-from privacy.randomness.sampling import CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation
@@ -80,17 +79,14 @@ class PlannedRelease:
         """What the ledger is asked to pay."""
         return ReleaseEvent(self.label, self.round, self.sampling, self.plan.components(), self.noise_shares)
 
-    def release(self, total: Contribution, ledger: Ledger, noise: Noise | None) -> Release:
-        """Charge the ledger and release the cohort's sum, see :func:`privacy.mechanism.charged_release`."""
-        return charged_release(
-            total,
-            self.plan,
-            label=self.label,
-            round=self.round,
-            sampling=self.sampling,
-            ledger=ledger,
-            noise=noise,
-        )
+    def release(self, total: Contribution, cohort: Cohort, ledger: Ledger, noise: Noise | None) -> Release:
+        """Charge the ledger and release the cohort's sum, see :func:`privacy.mechanism.charged_release`.
+
+        Raises:
+            ValueError: ``total`` cannot be a sum over no more units than were drawn; nothing was charged.
+        """
+        validate(total, self.plan, min(len(cohort), MAX_UNITS))
+        return charged_release(total, self.plan, cohort, ledger=ledger, noise=noise)
 
     def reopened(self, update: Tensor, answers: tuple[Tensor, ...], ledger: Ledger) -> Release:
         """The release as it was made before, from a checkpoint. CorruptRun if the ledger knows of no such release."""
@@ -388,13 +384,12 @@ class PrivateTraining(ABC):
         """Numbers worth showing that the controller computes from releases; its threshold is called "clip-bound"."""
         return self.controller.released_values(self.state.controller, self.planner.info)
 
-    def cohort(self, planned: PlannedRelease) -> tuple[int, Int64[np.ndarray, " cohort"]]:
-        """How often the release was charged before, and its cohort: another one each time. A seeded draw is stamped."""
+    def cohort(self, planned: PlannedRelease) -> Cohort:
+        """The release's cohort: another one each time that it was charged. A seeded draw is stamped."""
         if self.sampler.insecure and self.ledger.not_private is None:
             self.ledger.stamp_not_private(f"{self.drawn} are drawn from a seed")
         round, label = planned.round, planned.label
-        attempt = sum(event.round == round and event.label == label for event in self.ledger.events)
-        return attempt, self.sampler.draw(planned.sampling, round, attempt, label=label)
+        return self.sampler.draw(planned.sampling, round, self.ledger.attempts(label, round), label=label)
 
     def _paid(self) -> PlannedRelease:
         """The next release; BudgetExceeded where there is none."""

@@ -17,6 +17,7 @@ from flwr.app import Message, Metadata, RecordDict
 
 from privacy.ledger.ledger import Ledger, Receipt
 from privacy.mechanism import Release, Requested, charged_request, released_sum
+from privacy.randomness.sampling import Cohort
 from privacy.secagg import keys, primitives
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
 from privacy.secagg.federation import Federation
@@ -63,11 +64,11 @@ class SecureAggregation:
         self.insecure = insecure
         self._round: _Round | None = None
 
-    def begin(self, planned: PlannedRelease, attempt: int, requests: Sequence[Seat], ledger: Ledger) -> list[Message]:
+    def begin(self, planned: PlannedRelease, cohort: Cohort, requests: Sequence[Seat], ledger: Ledger) -> list[Message]:
         """Exchange keys and shares, charge the release, and give the messages that ask for masked vectors.
 
         Args:
-            attempt: how often it was charged before.
+            cohort: everybody, drawn for this release.
             requests: node and work of every client, one client each.
 
         Raises:
@@ -79,17 +80,15 @@ class SecureAggregation:
         if not requests:
             raise RoundFailed(f"round {planned.round}: no client is connected; nothing was charged")
         content = content_digest(requests[0][1].to_records(), "insecure-zero" if self.insecure else "discrete")
-        session = self.federation.session(self.run, planned.label, planned.round, attempt, content)
+        session = self.federation.session(self.run, planned.label, planned.round, cohort.attempt, content)
         aggregator = Aggregator(self.federation, session, sum(part.dim for part in planned.event.components))
-        seats = self._keys(planned, attempt, content, requests, aggregator)
+        seats = self._keys(planned, cohort.attempt, content, requests, aggregator)
         self._enough("announced their keys", len(seats), planned.round, "nothing was charged")
         self._shares(planned.round, seats, aggregator)
         self._enough("shared their keys", len(aggregator.sharers), planned.round, "nothing was charged")
         requested = charged_request(
             planned.plan,
-            label=planned.label,
-            round=planned.round,
-            sampling=planned.sampling,
+            cohort,
             noise_shares=self.federation.noise_shares,
             ledger=ledger,
             insecure=self.insecure,

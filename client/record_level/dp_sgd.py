@@ -30,7 +30,7 @@ from privacy.contribution import Contribution, Plan, contribute
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.queries import OneHotVote
-from privacy.randomness.sampling import CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
 
@@ -76,15 +76,16 @@ class PrivateSgd(PrivateTraining):
             for rows in self.gradients.of_made_up(self.state.adapter, planned.part, planned.round):
                 contribute(rows, planned.plan)
             self._tried = True
-        return planned.release(self.total(planned), self.ledger, self.noise)
+        cohort = self.cohort(planned)
+        return planned.release(self.total(planned, cohort), cohort, self.ledger, self.noise)
 
-    def total(self, planned: PlannedRelease) -> Contribution:
+    def total(self, planned: PlannedRelease, cohort: Cohort) -> Contribution:
         """The bounded sum over one batch. Still private: it carries no noise yet.
 
         A unit whose work raises contributes zero, and the others what they would without it; so does a batch of such
         units. A step that raised instead would tell, for nothing, what these records do.
         """
-        _, batch = self.cohort(planned)
+        batch = cohort.ids
 
         def summed(units: Int64[np.ndarray, " units"]) -> Contribution:
             chunks = self.rows(units, planned)

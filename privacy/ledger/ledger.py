@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -66,6 +67,7 @@ class Ledger:
         """Replay a verified journal; CorruptRun if its lines break its own rules."""
         self._journal = journal
         self._charges: list[Charge] = []
+        self._attempts: Counter[tuple[str, int]] = Counter()
         self._lock = threading.RLock()
         first = journal.entries[0] if journal.entries else None
         if first is None or first.kind != "commitment":
@@ -151,6 +153,10 @@ class Ledger:
     def not_private(self) -> str | None:
         """Why this run gives no guarantee at all, or None."""
         return "; ".join(self._not_private) or None
+
+    def attempts(self, label: str, round: int) -> int:
+        """How often the release of this name was charged."""
+        return self._attempts[label, round]
 
     def would_exceed(self, event: ReleaseEvent) -> str | None:
         """Why the commitment does not pay for ``event``, or None. Ask before sampling: a refusal costs nothing.
@@ -256,6 +262,7 @@ class Ledger:
                 self._budget.take(price)
                 multiplier = event.effective_noise_multiplier
                 self._charges.append(Charge(event, multiplier, price.step, price.rho, str(body["debited_at"])))
+                self._attempts[event.label, event.round] += 1
             case "released":
                 charge = self._charges[body["charge"]]
                 if charge.released_at is not None:

@@ -17,8 +17,9 @@ import hmac
 import secrets
 import stat
 from collections.abc import Iterator
+from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -32,6 +33,41 @@ from privacy.events import Poisson
 _SECRET_BYTES = 32
 _WORDS_AT_ONCE = 1 << 17
 _HEADER = "lacquer cohort secret 1"
+
+SEAL = object()
+"""What only this module may hand to a :class:`Cohort`."""
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Cohort:
+    """Who was drawn, and how: what is asked of these ids is charged as this sampling. A sampler makes it, nothing else.
+
+    Attributes:
+        ids: sorted, in [0, population); private, and read-only: nobody joins a cohort that was drawn.
+        sampling: how they were drawn.
+        label, round, attempt: of the release they were drawn for, and how often it was charged before.
+        insecure: whether anyone with a seed can draw them again.
+    """
+
+    ids: Int64[np.ndarray, " cohort"]
+    sampling: Poisson
+    label: str
+    round: int
+    attempt: int
+    insecure: bool
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not SEAL:
+            raise TypeError("a Cohort is made by CohortSampler.draw only; its ids are charged as they were drawn")
+        self.ids.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Cohort(ids withheld, {self.sampling}, {self.label} {self.round}, attempt {self.attempt})"
 
 
 class CohortSampler:
@@ -91,11 +127,10 @@ class CohortSampler:
             raise ValueError("insecure samplers must not be saved as secrets, got one made from a seed; keep the seed")
         durable.write(Path(path), f"{_HEADER}\n{self._secret.hex()}\n", mode=0o600)
 
-    def draw(
-        self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round"
-    ) -> Int64[np.ndarray, " cohort"]:
-        """Sorted ids in [0, population) of one cohort drawn as ``sampling`` says."""
-        return self.poisson(sampling.population, sampling.rate, round, attempt, label=label)
+    def draw(self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round") -> Cohort:
+        """One cohort drawn as ``sampling`` says."""
+        ids = self.poisson(sampling.population, sampling.rate, round, attempt, label=label)
+        return Cohort(ids, sampling, label, int(round), int(attempt), self.insecure, SEAL)
 
     def poisson(
         self, n: int, rate: float, round: int, attempt: int = 0, *, label: str = "round"

@@ -17,6 +17,7 @@ from privacy.errors import UnsupportedEvent
 from privacy.events import Poisson, ReleaseEvent
 from privacy.mechanism import Release, charged_release
 from privacy.randomness.noise import InsecureZeroNoise
+from privacy.randomness.sampling import CohortSampler
 from server.config.load import parse
 from server.config.methods import methods
 from server.config.schema import RunConfig
@@ -102,16 +103,8 @@ def rehearsal(controller: Controller[Any], setting: RunInfo) -> list[Rehearsed]:
 
 def _released(release: Rehearsed, round: int) -> Release:
     plan, sampling = release.plan, release.sampling
-    label = "round" if round else "histogram"
-    return charged_release(
-        Contribution.zero(plan),
-        plan,
-        label=label,
-        round=round,
-        sampling=sampling,
-        ledger=_NoLedger(),
-        noise=InsecureZeroNoise(),
-    )
+    cohort = CohortSampler.insecure_from_seed(0).draw(sampling, round, label="round" if round else "histogram")
+    return charged_release(Contribution.zero(plan), plan, cohort, ledger=_NoLedger(), noise=InsecureZeroNoise())
 
 
 class _NoLedger:
@@ -120,6 +113,9 @@ class _NoLedger:
     not_private: str | None = "a rehearsal without clients"
 
     def stamp_not_private(self, reason: str) -> None: ...
+
+    def attempts(self, label: str, round: int) -> int:
+        return 0
 
     def charge(self, event: ReleaseEvent) -> None: ...
 

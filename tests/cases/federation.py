@@ -33,6 +33,7 @@ from strategies.controllers.fixed import Fixed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest, contribution_records
 from strategies.optimizers.fedavg import FedAvg
+from tests.cases.drawn import cohort
 
 ReleaseOf = Callable[..., Release]
 N, RATE, ROUNDS, BOUND = 60, 0.25, 5, 0.5
@@ -85,7 +86,7 @@ def released(ledger_for: Callable[..., Ledger]) -> ReleaseOf:
         label, round = ("round", 1) if plan.clip.dim else ("histogram", 0)
         ledger = ledger_for(sampling, 1)
         noise = noise or InsecureZeroNoise()
-        return charged_release(total, plan, label=label, round=round, sampling=sampling, ledger=ledger, noise=noise)
+        return charged_release(total, plan, cohort(sampling, round, ledger, label), ledger=ledger, noise=noise)
 
     return release
 
@@ -130,7 +131,7 @@ def answer(message: Message, request: TrainRequest) -> Message:
 
 
 def sum_of(clients: Any, plan: Plan) -> Contribution:
-    rows = UPDATES[torch.as_tensor(np.asarray(clients), dtype=torch.int64)]
+    rows = UPDATES[torch.as_tensor(np.array(clients), dtype=torch.int64)]
     return contribute(Units(rows[:, : plan.clip.params or DIM], votes=votes_of(clients)), plan)
 
 
@@ -215,7 +216,7 @@ class Federation:
     SAMPLING, LAYOUT, START = SAMPLING, LAYOUT, START
     Nodes = Nodes
     failing, again, hold = staticmethod(failing), staticmethod(again), staticmethod(hold)
-    expected_mean, state_of = staticmethod(expected_mean), staticmethod(state_of)
+    expected_mean, state_of, sum_of = staticmethod(expected_mean), staticmethod(state_of), staticmethod(sum_of)
 
     def __init__(self, ledger_for: Callable[..., Ledger]) -> None:
         self.ledger_for = ledger_for

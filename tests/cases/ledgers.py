@@ -19,6 +19,9 @@ class MemoryLedger:
         self.steps.append("stamp")
         self.not_private = reason
 
+    def attempts(self, label: str, round: int) -> int:
+        return sum((event.label, event.round) == (label, round) for event in self.events)
+
     def charge(self, event: ReleaseEvent) -> int:
         if len(self.events) >= self._affordable:
             raise BudgetExceeded("the committed budget is spent")

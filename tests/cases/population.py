@@ -19,8 +19,8 @@ from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release
 from privacy.randomness.noise import InsecureSeededNoise, Noise
 from privacy.randomness.rng import simulation_generator
-from privacy.randomness.sampling import CohortSampler
 from strategies.controllers.controller import PublicSignals, RunInfo
+from tests.cases.drawn import repeatable
 
 DIM = 4
 
@@ -59,8 +59,8 @@ class Population:
 
     def release(self, plan: Plan, round: int, sampling: Poisson | None = None) -> Release:
         """One charged release of a fresh cohort under ``plan``."""
-        sampling = sampling or self.sampling
-        cohort = CohortSampler.insecure_from_seed(self.seed).draw(sampling, round)
+        sampling, label = sampling or self.sampling, "round" if round else "histogram"
+        cohort = repeatable(self.seed).draw(sampling, round, self.ledger.attempts(label, round), label=label)
         generator = simulation_generator(self.seed, "population", round)
         directions = generator.standard_normal((len(cohort), self.width))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -68,10 +68,7 @@ class Population:
         losses = torch.from_numpy(self.losses(generator, round, len(cohort)))
         units = Units(rows, losses, torch.full((len(cohort),), self.vote, dtype=torch.int64))
         total = contribute(units, plan) if len(cohort) else Contribution.zero(plan)
-        label = "round" if round else "histogram"
-        return charged_release(
-            total, plan, label=label, round=round, sampling=sampling, ledger=self.ledger, noise=self.noise
-        )
+        return charged_release(total, plan, cohort, ledger=self.ledger, noise=self.noise)
 
     def follow(self, controller: Any, setting: RunInfo, rounds: int | None = None, state: Any = None) -> list[Any]:
         """States before round 1 (or ``state``) and after each of ``rounds`` rounds (all by default)."""

@@ -10,6 +10,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import GRID, Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
 from tests.cases.cohorts import build, distance, fresh
+from tests.cases.drawn import always
 from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
 
 
@@ -90,7 +91,7 @@ def test_token_budgets_agree_up_to_the_rounding_of_a_gradient(tmp_path, token_bu
     for folder, budget in ((tmp_path / "a", token_budget), (tmp_path / "b", 200)):
         folder.mkdir()
         training = silo_training(folder, data, made=engine(token_budget=budget), **PRIVATE | {"batch_size": 12})
-        totals.append(training.total(training.next_release()).encoded)
+        totals.append(summed(training).encoded)
     assert (totals[0] - totals[1]).abs().max() <= 12  # grid steps of 2^-40: a rounding per unit
 
 
@@ -124,7 +125,7 @@ def test_every_step_is_charged_and_the_budget_ends_the_run(tmp_path):
 
 def test_an_empty_batch_is_released_and_charged(tmp_path, monkeypatch):
     training = silo_training(tmp_path, records(), **PRIVATE)
-    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: np.empty(0, np.int64))
+    monkeypatch.setattr(training.sampler.__class__, "draw", always())
     release = training.step()
     bound, z = release.plan.clip.bound, release.plan.noise_multiplier
     assert len(training.ledger.charges) == 1
@@ -181,7 +182,7 @@ def test_what_fails_with_any_records_is_found_out_before_the_first_charge(tmp_pa
         raise MemoryError
 
     monkeypatch.setattr(training.gradients.engine, "per_record_gradients", broken)
-    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: np.empty(0, np.int64))
+    monkeypatch.setattr(training.sampler.__class__, "draw", always())
     with pytest.raises(MemoryError):  # also where the first batch is empty: it does not depend on records
         training.step()
     assert not training.ledger.charges
@@ -194,7 +195,7 @@ def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, 
     settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
     training = silo_training(tmp_path, data, made=made, **settings)
     planned, everyone = training.next_release(), np.arange(6 if grouped else 12)
-    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone)
+    monkeypatch.setattr(training.sampler.__class__, "draw", always(*everyone))
     broken, gradients = data.select([3]).tokens.tolist(), made.per_record_gradients
 
     def raising(adapter, batch):
@@ -203,14 +204,19 @@ def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, 
         yield from gradients(adapter, batch)
 
     monkeypatch.setattr(made, "per_record_gradients", raising)
-    found = training.total(planned).encoded
+    found = summed(training).encoded
     others = np.delete(everyone, 1 if grouped else 3)
     expected = sum((contribute(chunk, planned.plan) for chunk in training.rows(others, planned)), _zero(planned))
     assert torch.equal(found, expected.encoded)
     assert "a unit contributes zero: its work raised IndexError" in caplog.text
     assert "secret" not in caplog.text
-    monkeypatch.setattr(training.sampler.__class__, "draw", lambda *_, **__: everyone[[1 if grouped else 3]])
-    assert not training.total(planned).encoded.any()  # nothing else was in the batch
+    monkeypatch.setattr(training.sampler.__class__, "draw", always(1 if grouped else 3))
+    assert not summed(training).encoded.any()  # nothing else was in the batch
+
+
+def summed(training):
+    planned = training.next_release()
+    return training.total(planned, training.cohort(planned))
 
 
 def _zero(planned):

@@ -93,7 +93,7 @@ def test_a_release_without_noise_is_the_mean_of_normalised_projections(tmp_path:
 def test_an_empty_batch_is_released_and_charged(tmp_path: Path) -> None:
     training = trained(tmp_path, "coefficients")
     planned = training.next_release()
-    release = planned.release(Contribution.zero(planned.plan), training.ledger, None)
+    release = planned.release(Contribution.zero(planned.plan), training.cohort(planned), training.ledger, None)
     assert len(training.ledger.events) == 1
     assert float(release.update.norm()) > 0  # noise, in the span
     g = planned.plan.clip.gradients.double()

@@ -23,6 +23,8 @@ from privacy.mechanism import Release, charged_release
 from privacy.queries import BoundedMean, NormBit, NormHistogram
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise
 from privacy.randomness.rng import torch_generator
+from privacy.randomness.sampling import CohortSampler
+from tests.cases.drawn import cohort
 
 SAMPLING = Poisson(0.1, 1000)  # 100 expected units
 SIZES = (9_000, 30_000, 1_000)
@@ -32,7 +34,7 @@ PRIVATE_NOISE = [GaussianNoise, DiscreteGaussianNoise]
 
 
 def release(total, plan, ledger, *, round=0, sampling=SAMPLING, noise=None):
-    return charged_release(total, plan, label="round", round=round, sampling=sampling, ledger=ledger, noise=noise)
+    return charged_release(total, plan, cohort(sampling, round, ledger), ledger=ledger, noise=noise)
 
 
 def correlation(left, right):
@@ -284,6 +286,47 @@ class TestOrder:
     def test_private_noise_does_not_stamp(self, ledger, noise):
         release(self.total(), self.plan, ledger, noise=noise())
         assert ledger.not_private is None
+
+
+class TestCohort:
+    """What is charged is how the cohort was drawn, and it was drawn for this release."""
+
+    plan = Plan(FlatClip(1.0, 5), 1.0)
+
+    def release(self, ledger, drawn, noise=None):
+        return charged_release(Contribution.zero(self.plan), self.plan, drawn, ledger=ledger, noise=noise)
+
+    def test_the_charge_is_that_of_its_sampling(self, ledger):
+        sampler = CohortSampler.fresh()
+        for sampling, label, round in ((SAMPLING, "round", 3), (Poisson(0.5, 8, "record"), "histogram", 0)):
+            released = self.release(ledger, sampler.draw(sampling, round, label=label))
+            event = ledger.events[-1]
+            assert (event.sampling, event.label, event.round) == (sampling, label, round)
+            assert released.expected_units == sampling.expected_units
+
+    def test_a_batch_that_was_charged_is_not_released_again(self, ledger):
+        sampler = CohortSampler.fresh()
+        first = sampler.draw(SAMPLING, 1)
+        self.release(ledger, first)
+        with pytest.raises(ValueError, match=r"attempt 0.* drawn after the last charge .*draw another cohort"):
+            self.release(ledger, first)
+        with pytest.raises(ValueError, match="draw another cohort"):
+            self.release(ledger, sampler.draw(SAMPLING, 1, attempt=2))
+        assert ledger.steps == ["charge", "released"]
+        self.release(ledger, sampler.draw(SAMPLING, 1, attempt=1))
+        self.release(ledger, sampler.draw(SAMPLING, 2))
+        self.release(ledger, sampler.draw(SAMPLING, 1, label="histogram"))
+        assert len(ledger.events) == 4
+
+    def test_a_cohort_from_a_seed_stamps_first(self, ledger):
+        self.release(ledger, CohortSampler.insecure_from_seed(0).draw(SAMPLING, 1))
+        assert ledger.steps == ["stamp", "charge", "released"]
+        assert "seed" in ledger.not_private
+
+    def test_nothing_else_is_a_cohort(self, ledger):
+        with pytest.raises(AttributeError):
+            self.release(ledger, SAMPLING)
+        assert ledger.steps == []
 
 
 class TestRelease:

@@ -107,6 +107,7 @@ def work(path: Path, releases: Path, noise_drawn: int, last: int) -> None:
     from privacy.ledger.ledger import Ledger
     from privacy.mechanism import charged_release
     from privacy.randomness.noise import GaussianNoise
+    from privacy.randomness.sampling import CohortSampler
 
     numbers = itertools.count(1)
 
@@ -128,9 +129,7 @@ def work(path: Path, releases: Path, noise_drawn: int, last: int) -> None:
             release = charged_release(
                 Contribution.zero(plan),
                 plan,
-                label="round",
-                round=number,
-                sampling=Poisson(0.1, 1000),
+                CohortSampler.fresh().draw(Poisson(0.1, 1000), number),
                 ledger=ledger,
                 noise=DawdlingNoise(),
             )

@@ -176,8 +176,8 @@ def test_a_round_that_fails_stays_charged_and_is_held_again_with_another_cohort(
         assert [event.round for event in ledger.events] == [0, 1, 2, 2, 3]
     assert [record.round for record in run.records] == [0, 1, 2, 3]
     secret, sampling = CohortSampler.insecure_from_seed(3), round_sampling(run.config)
-    assert cohorts[0] == secret.draw(sampling, 2, attempt=1).tolist()
-    assert cohorts[0] != secret.draw(sampling, 2, attempt=0).tolist()
+    assert cohorts[0] == secret.draw(sampling, 2, attempt=1).ids.tolist()
+    assert cohorts[0] != secret.draw(sampling, 2, attempt=0).ids.tolist()
 
 
 def test_the_checkpoint_names_the_ledger_it_belongs_to(start: MakeRun) -> None:

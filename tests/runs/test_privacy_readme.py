@@ -24,6 +24,7 @@ from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import charged_release
 from privacy.queries import NormBit, OneHotVote
 from simulations.benchmarks.harness.tables import fill
+from tests.cases.drawn import cohort
 
 README = Path(privacy.mechanism.__file__).with_name("README.md")
 TEXT = README.read_text(encoding="utf-8")
@@ -42,11 +43,11 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
         plan, votes = Plan(NoUpdate(), 1.0, (vote,)), torch.zeros(50, dtype=torch.int64)
         total = contribute(Units(rows, votes=votes), plan)
-        charged_release(total, plan, label="histogram", round=0, sampling=histogram.sampling, ledger=ledger)
+        charged_release(total, plan, cohort(histogram.sampling, 0, ledger, "histogram"), ledger=ledger)
         plan = Plan(FlatClip(1.0, DIM), z, (NormBit(1.0, 5.0),))
         for number in range(1, 5):
             total = contribute(Units(rows), plan)
-            charged_release(total, plan, label="round", round=number, sampling=SAMPLING, ledger=ledger)
+            charged_release(total, plan, cohort(SAMPLING, number, ledger), ledger=ledger)
         (folder / "privacy.json").write_text(json.dumps(privacy_statement(ledger)))
     return folder
 

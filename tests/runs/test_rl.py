@@ -33,6 +33,7 @@ from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observatio
 from strategies.controllers.rl.features import add, empty
 from strategies.controllers.rl.sac import FILE, fresh_weights, pretrained_weights
 from strategies.private_training import ServerState
+from tests.cases.drawn import cohort
 
 SIZES = (4, 2, 6)
 DIM = sum(SIZES)
@@ -52,7 +53,7 @@ def rows(round: int, clients: int = 30) -> torch.Tensor:
 def release_of(plan: Any, round: int, ledger: Ledger, noise: Any = None) -> Release:
     total = contribute(Units(rows(round)), plan)
     noise = noise or InsecureSeededNoise(round)
-    return charged_release(total, plan, label="round", round=round, sampling=SAMPLING, ledger=ledger, noise=noise)
+    return charged_release(total, plan, cohort(SAMPLING, round, ledger), ledger=ledger, noise=noise)
 
 
 def loss_after(round: int) -> float:
@@ -135,9 +136,8 @@ def test_less_noise_than_the_filter_pays_for_is_refused_by_the_ledger(filtered: 
     before = filtered.path.read_bytes()
     with pytest.raises(BudgetExceeded, match="add noise or stop"):
         charged_release(
-            Contribution.zero(plan), plan, label="round", round=round, sampling=SAMPLING, ledger=filtered,
-            noise=InsecureZeroNoise(),
-        )  # fmt: skip
+            Contribution.zero(plan), plan, cohort(SAMPLING, round, filtered), ledger=filtered, noise=InsecureZeroNoise()
+        )
     assert filtered.path.read_bytes() == before
 
 

@@ -390,4 +390,4 @@ def test_a_session_gets_one_vector_of_a_client(lab: Callable[..., Lab]) -> None:
     planned = this.strategy.next_release()
     requests = [(m.metadata.dst_node_id, TrainRequest.from_records(m.content)) for m in messages]
     with pytest.raises(RoundFailed, match="0 clients announced"):
-        secure.begin(planned, 0, requests, this.ledger)
+        secure.begin(planned, CohortSampler.fresh().draw(planned.sampling, number), requests, this.ledger)

@@ -42,10 +42,7 @@ class Rows:
         draws = torch.randn(len(cohort), D, generator=torch_generator(1, "rows", round), dtype=torch.float64) * STD
         rows = self.mean + (draws if self.rotation is None else draws @ self.rotation)
         total = contribute(Units(rows), plan) if len(cohort) else Contribution.zero(plan)
-        return charged_release(
-            total, plan, label="round", round=round, sampling=SAMPLING, ledger=self.ledger,
-            noise=InsecureSeededNoise(round),
-        )  # fmt: skip
+        return charged_release(total, plan, cohort, ledger=self.ledger, noise=InsecureSeededNoise(round))
 
     def follow(self, controller: Controller[Any], rounds: int) -> tuple[Plan, list[Tensor]]:
         """The plan after so many rounds, and the released updates."""
@@ -128,8 +125,8 @@ def test_noise_alone_does_not_fill_the_leading_directions(rows: Callable[..., Ro
     """Nobody has a signal: what is released is noise, and no direction may stand out for it."""
     quiet = rows(noise=20.0)
     quiet.release = lambda plan, round: charged_release(  # type: ignore[method-assign]
-        Contribution.zero(plan), plan, label="round", round=round, sampling=SAMPLING, ledger=quiet.ledger,
-        noise=InsecureSeededNoise(round),
+        Contribution.zero(plan), plan, CohortSampler.insecure_from_seed(1).draw(SAMPLING, round),
+        ledger=quiet.ledger, noise=InsecureSeededNoise(round),
     )  # fmt: skip
     clip = quiet.follow(Geoclip(1.0, rank=4, history=0.95), 100)[0].clip
     assert isinstance(clip, GeoClip)

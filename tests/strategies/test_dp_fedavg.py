@@ -202,3 +202,15 @@ def test_a_step_over_an_exchange_is_the_round_that_flower_drives(fed) -> None:
         stepped.observe(PublicSignals(stepped.state.round, None))
         assert torch.equal(stepped.state.adapter, driven.state.adapter)
     assert [event.round for event in stepped.ledger.events] == [1, 2]
+
+
+def test_a_sum_of_more_units_than_were_drawn_is_no_release(fed) -> None:
+    """One that was topped up after the draw, say; counts show it whatever the norms are."""
+    strategy = fed.make(controller=DpLac())
+    planned = strategy.next_release()
+    cohort = strategy.cohort(planned)
+    with pytest.raises(ValueError, match="must be a possible sum over the units that were asked"):
+        planned.release(fed.sum_of([*cohort.ids, 0], planned.plan), cohort, strategy.ledger, None)
+    assert not strategy.ledger.events
+    planned.release(fed.sum_of(cohort.ids, planned.plan), cohort, strategy.ledger, None)
+    assert [event.sampling for event in strategy.ledger.events] == [cohort.sampling]

@@ -72,7 +72,7 @@ class Nobody(CohortSampler):
 
     __slots__ = ()
 
-    def draw(self, *_: Any, **__: Any) -> np.ndarray:
+    def poisson(self, *_: Any, **__: Any) -> np.ndarray:
         return np.empty(0, dtype=np.int64)
 
 

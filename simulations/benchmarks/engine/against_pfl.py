@@ -35,6 +35,7 @@ from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import charged_release
+from privacy.randomness.sampling import CohortSampler
 from simulations.benchmarks.engine import jobs
 from simulations.benchmarks.harness.results import ROOT, say_ratios, write
 from simulations.benchmarks.harness.timing import cpu_seconds, one_thread, ratios
@@ -118,14 +119,14 @@ def engine_round(job: jobs.Job, precision: str, ledger: Ledger, rounds: int) -> 
     engine, adapter = job.engine(precision), job.start()
     plan = Plan(FlatClip(BOUND, engine.layout.dim), NOISE_MULTIPLIER)
     sampling = Poisson(1.0, len(job.clients))
-    numbers = iter(range(1, rounds + 1))
+    numbers, sampler = iter(range(1, rounds + 1)), CohortSampler.fresh()
 
     def work() -> None:
         nonlocal adapter
         total = Contribution.zero(plan)
         for updates in engine.train(adapter, job.clients, job.local, job.seeds):
             total = total + contribute(Units(updates.deltas), plan)
-        release = charged_release(total, plan, label="round", round=next(numbers), sampling=sampling, ledger=ledger)
+        release = charged_release(total, plan, sampler.draw(sampling, next(numbers)), ledger=ledger)
         layout = engine.layout
         adapter = layout.with_trainable(adapter, layout.trainable(adapter) + release.update)
 

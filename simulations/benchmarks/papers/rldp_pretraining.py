@@ -31,6 +31,7 @@ from privacy.events import Poisson
 from privacy.mechanism import charged_release
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import torch_generator
+from privacy.randomness.sampling import CohortSampler
 from simulations.benchmarks.harness.markdown import Columns, Row, table
 from simulations.benchmarks.harness.results import ROOT, say, write
 from simulations.benchmarks.papers.synthetic_federation import Account, Problem, draw_problem, hold_run
@@ -172,9 +173,8 @@ def _server(controller: Any, setting: RunInfo, account: Account) -> tuple[float,
         start = time.perf_counter()
         plan = controller.plan(state, setting, round)
         planned = time.perf_counter() - start
-        release = charged_release(
-            Contribution.zero(plan), plan, label="round", round=round, sampling=SAMPLING, ledger=account, noise=noise
-        )
+        cohort = CohortSampler.insecure_from_seed(0).draw(SAMPLING, round)
+        release = charged_release(Contribution.zero(plan), plan, cohort, ledger=account, noise=noise)
         start = time.perf_counter()
         state = controller.update(state, setting, release, PublicSignals(round, 0.7 * 0.98**round, account.rho_spent))
         seconds[round % 5 == 0].append(planned + time.perf_counter() - start)

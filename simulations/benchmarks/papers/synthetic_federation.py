@@ -31,6 +31,7 @@ from privacy.ledger.budget import FilterBudget, Price, budget_of
 from privacy.mechanism import charged_release
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import simulation_generator
+from privacy.randomness.sampling import CohortSampler
 from strategies.controllers.controller import PublicSignals, RunInfo
 
 BLOCKS = 8
@@ -74,6 +75,10 @@ class Account:
 
     def stamp_not_private(self, reason: str) -> None:
         """It is already."""
+
+    def attempts(self, label: str, round: int) -> int:
+        """Every round is held once."""
+        return 0
 
     def charge(self, event: ReleaseEvent) -> Price:
         price = self.budget.price(event)
@@ -180,9 +185,8 @@ def hold_run(problem: Problem, controller: Any, seed: int, state: Any = None) ->
         plan = controller.plan(state, problem.setting, round)
         clients = int(g.binomial(sampling.population, sampling.rate))
         total = contribute(Units(problem.rows(x, clients, g)), plan)
-        release = charged_release(
-            total, plan, label="round", round=round, sampling=sampling, ledger=account, noise=noise
-        )
+        cohort = CohortSampler.insecure_from_seed(seed).draw(sampling, round)  # its clients are those above
+        release = charged_release(total, plan, cohort, ledger=account, noise=noise)
         x = x + release.update.double()
         losses.append(problem.loss(x))
         state = controller.update(state, problem.setting, release, PublicSignals(round, losses[-1], account.rho_spent))

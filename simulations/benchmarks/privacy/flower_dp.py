@@ -233,7 +233,7 @@ def replayed_cohort(ledger: Ledger) -> Pair:
         strategy.fraction_train = SAMPLING.rate
         messages = strategy.configure_train(1, arrays(np.zeros(1)), ConfigRecord({}), Nodes(SAMPLING.population))  # type: ignore[arg-type]
         theirs.append(sorted(message.metadata.dst_node_id for message in messages))
-        mine.append(CohortSampler.fresh().draw(SAMPLING, 1).tolist())
+        mine.append(CohortSampler.fresh().draw(SAMPLING, 1).ids.tolist())
     return Pair(*(_different(one == other) for one, other in (theirs, mine)))
 
 

@@ -44,6 +44,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release
 from privacy.queries import NormBit
 from privacy.randomness.noise import InsecureZeroNoise
+from privacy.randomness.sampling import CohortSampler
 
 FAILED = 2  # ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
@@ -215,7 +216,8 @@ def ours(
     plan = plan or Plan(FlatClip(BOUND, updates.shape[1]), 1.0)
     total = contribute(Units(updates, losses=losses), plan)
     noise = InsecureZeroNoise() if noiseless else None
-    return charged_release(total, plan, label="round", round=0, sampling=SAMPLING, ledger=ledger, noise=noise)
+    cohort = CohortSampler.fresh().draw(SAMPLING, 0, ledger.attempts("round", 0))
+    return charged_release(total, plan, cohort, ledger=ledger, noise=noise)
 
 
 def our_path(noise_multiplier: float, ledger: Ledger, bit_std: float | None = None) -> ReleasePath:

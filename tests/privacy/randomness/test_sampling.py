@@ -4,6 +4,7 @@ A fresh secret cannot be seeded: every test of its law fails by chance, each wit
 """
 
 import copy
+import dataclasses
 import math
 import os
 import pickle
@@ -15,7 +16,7 @@ from scipy import stats
 
 from privacy.errors import CorruptRun
 from privacy.events import Poisson
-from privacy.randomness.sampling import CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler
 
 
 def test_cohort_sizes_are_binomial():
@@ -127,7 +128,7 @@ def test_the_stream_is_the_same_on_every_machine():
 
 def test_draw_follows_the_event():
     sampler = CohortSampler.fresh()
-    assert sampler.draw(Poisson(0.1, 1000), 3, 1).tolist() == sampler.poisson(1000, 0.1, 3, 1).tolist()
+    assert sampler.draw(Poisson(0.1, 1000), 3, 1).ids.tolist() == sampler.poisson(1000, 0.1, 3, 1).tolist()
 
 
 class TestSecret:
@@ -206,3 +207,25 @@ class TestSecret:
 def test_impossible_draws_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         CohortSampler.fresh().poisson(*arguments)
+
+
+def test_a_cohort_is_made_by_a_sampler_and_nobody_joins_it():
+    sampling = Poisson(0.2, 40, "record")
+    drawn = CohortSampler.insecure_from_seed(1).draw(sampling, 0, 2, label="histogram")
+    assert (drawn.sampling, drawn.round, drawn.attempt, drawn.label) == (sampling, 0, 2, "histogram")
+    assert drawn.insecure
+    assert not CohortSampler.fresh().draw(sampling, 0).insecure
+    assert len(drawn) == len(drawn.ids)
+    values = (np.arange(3), sampling, "round", 0, 0, False)
+    with pytest.raises(TypeError, match=r"made by CohortSampler\.draw only"):
+        Cohort(*values, object())
+    with pytest.raises(TypeError, match="seal"):
+        Cohort(*values)
+    with pytest.raises((TypeError, ValueError), match="seal"):
+        dataclasses.replace(drawn, ids=np.arange(40))
+    with pytest.raises(ValueError, match="read-only"):
+        drawn.ids[0] = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        drawn.ids = np.arange(40)
+    assert not any(str(one) in repr(drawn).replace("0.2", "").replace("40", "") for one in drawn.ids if one > 9)
+    assert "withheld" in repr(drawn)

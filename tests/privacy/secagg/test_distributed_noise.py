@@ -23,6 +23,7 @@ from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import charged_release, charged_request, noisy_share, released_sum
 from privacy.queries import NormBit, OneHotVote
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
+from tests.cases.drawn import cohort
 from tests.cases.ledgers import MemoryLedger
 
 SHARES = NoiseShares(10, 8, 1)
@@ -151,7 +152,7 @@ class TestMechanism:
     def test_t6_the_noise_of_the_fewest_survivors_is_what_the_ledger_says(self, ledger: MemoryLedger) -> None:
         """Without the colluding party's share: m - c of them carry the whole promise."""
         plan = Plan(FlatClip(2.0, DIM), 1.5)
-        requested = charged_request(plan, label="round", round=1, sampling=EVERYONE, noise_shares=SHARES, ledger=ledger)
+        requested = charged_request(plan, cohort(EVERYONE, 1, ledger), noise_shares=SHARES, ledger=ledger)
         update = released_sum(summed(SHARES.honest, plan), requested, ledger).update
         promised = requested.event.components[0].noise_std * 2.0 / 10  # bound 2, divisor 10
         assert kstest(update.numpy() / promised, "norm").pvalue > 1e-8  # its chance to fail
@@ -179,14 +180,12 @@ class TestMechanism:
         rows = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1))
         parts = [contribute(Units(row.unsqueeze(0)), PLAN) for row in rows]
         requested = charged_request(
-            PLAN, label="round", round=1, sampling=EVERYONE, noise_shares=SHARES, ledger=ledger, insecure=True
+            PLAN, cohort(EVERYONE, 1, ledger), noise_shares=SHARES, ledger=ledger, insecure=True
         )
         noisy = sum((noisy_share(part, PLAN, SHARES, InsecureZeroNoise()) for part in parts), torch.zeros(1).long())
         one = released_sum(noisy, requested, ledger)
         total = sum(parts[1:], parts[0])
-        other = charged_release(
-            total, PLAN, label="round", round=1, sampling=EVERYONE, ledger=ledger, noise=InsecureZeroNoise()
-        )
+        other = charged_release(total, PLAN, cohort(EVERYONE, 1, ledger), ledger=ledger, noise=InsecureZeroNoise())
         assert ledger.not_private is not None
         step = 2.0 ** -SHARES.grid_bits([1.5, 8.0])
         assert float((one.update - other.update).abs().max()) <= 4 * step * 2.0 / 10
@@ -213,7 +212,7 @@ class TestMechanism:
 
     def test_a_budget_that_is_spent_asks_nobody(self, broke_ledger: MemoryLedger) -> None:
         with pytest.raises(BudgetExceeded):
-            charged_request(PLAN, label="round", round=1, sampling=EVERYONE, noise_shares=SHARES, ledger=broke_ledger)
+            charged_request(PLAN, cohort(EVERYONE, 1, broke_ledger), noise_shares=SHARES, ledger=broke_ledger)
         assert broke_ledger.steps == []
 
     def test_the_audit_finds_the_guarantee_kept_and_too_few_shares_not(self) -> None:
@@ -238,15 +237,13 @@ class TestLedger:
         plan = Plan(FlatClip(1.0, 20), z)
         with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
             for round in (1, 2):
-                requested = charged_request(
-                    plan, label="round", round=round, sampling=EVERYONE, noise_shares=SHARES, ledger=ledger
-                )
+                requested = charged_request(plan, cohort(EVERYONE, round, ledger), noise_shares=SHARES, ledger=ledger)
                 released_sum(summed(8, plan), requested, ledger)
             with pytest.raises(BudgetExceeded, match="left of"):
-                charged_request(plan, label="round", round=3, sampling=EVERYONE, noise_shares=SHARES, ledger=ledger)
+                charged_request(plan, cohort(EVERYONE, 3, ledger), noise_shares=SHARES, ledger=ledger)
             total = contribute(Units(torch.zeros(0, 20)), plan)
             with pytest.raises(BudgetExceeded, match="by whom"):
-                charged_release(total, plan, label="round", round=3, sampling=EVERYONE, ledger=ledger)
+                charged_release(total, plan, cohort(EVERYONE, 3, ledger), ledger=ledger)
         with Ledger.open(tmp_path / "ledger.jsonl") as again:
             assert [event.noise_shares for event in again.events] == [SHARES, SHARES]
             statement = privacy_statement(again)

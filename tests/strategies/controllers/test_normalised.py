@@ -11,6 +11,7 @@ from privacy.mechanism import charged_release
 from privacy.randomness.noise import InsecureZeroNoise
 from strategies.controllers.controller import PublicSignals
 from strategies.controllers.normalised import Automatic, Psac
+from tests.cases.drawn import cohort
 from tests.cases.population import DIM, setting_of
 
 ONE = Poisson(0.5, 2)  # one client is expected, so the mean is the one client's scaled update
@@ -25,15 +26,8 @@ def test_one_update_is_rescaled_as_published(kind: str, bound: float, length: fl
     plan = controller.plan(state, setting_of(1, sampling=ONE), 1)
     assert (plan.noise_multiplier, plan.queries) == (1.76, ())
     direction = np.array([0.5, -0.5, 0.1, 0.7]) / np.linalg.norm([0.5, -0.5, 0.1, 0.7])
-    released = charged_release(
-        contribute(Units(torch.from_numpy(length * direction)[None]), plan),
-        plan,
-        label="round",
-        round=1,
-        sampling=ONE,
-        ledger=quick_ledger_for(ONE, 1),
-        noise=InsecureZeroNoise(),
-    )
+    total, ledger = contribute(Units(torch.from_numpy(length * direction)[None]), plan), quick_ledger_for(ONE, 1)
+    released = charged_release(total, plan, cohort(ONE, 1, ledger), ledger=ledger, noise=InsecureZeroNoise())
     n = length / bound
     expected = bound * n / (n + 0.02) if kind == "automatic" else bound * n / (n + 0.1 / (n + 0.1))
     assert expected < bound
@@ -53,7 +47,7 @@ def test_the_noise_is_that_of_the_length(quick_ledger_for) -> None:
         )
         ledger = quick_ledger_for(sampling, 150)
         draws = [
-            charged_release(Contribution.zero(plan), plan, label="round", round=1, sampling=sampling, ledger=ledger)
+            charged_release(Contribution.zero(plan), plan, cohort(sampling, 1, ledger), ledger=ledger)
             for _ in range(150)
         ]
         found = torch.stack([draw.update for draw in draws]).std()
