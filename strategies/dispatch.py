@@ -2,7 +2,8 @@
 
 Out: the nodes that are there, and what each is given of the cohort, longest work first, so that no node is the one
 everybody waits for. Back: one sum, of each sound reply once; everything else is refused by name and left out. A reply
-left out contributes zero; noise and divisor stay as they are, so the guarantee does not depend on who answered. What
+left out contributes zero; noise and divisor stay as they are, so the guarantee does not depend on who answered. A shard
+that is lost is asked again, client by client (:func:`apart`): one client must not take the others out of the sum. What
 one node can do to the sum is bounded, whatever it sends: its encoded sum has at most the norm of as many clipped
 updates as it was given clients, see :func:`privacy.contribution.validate`.
 
@@ -13,7 +14,7 @@ quote its data, and anything may stand in a hostile reply.
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from flwr.app import Message, Metadata, RecordDict
@@ -26,6 +27,9 @@ from strategies.messages.client_update import read_contribution
 from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
+
+ALONE_AT_ONCE = 64
+"""Most messages of single clients that wait for their replies together: each holds the whole adapter."""
 
 
 class RoundFailed(RuntimeError):
@@ -122,21 +126,37 @@ ERRORS = {
 
 def summed(
     sent: Sequence[tuple[Metadata, int]], replies: Iterable[Message], plan: Plan, round: int
-) -> tuple[Contribution, int]:
-    """The sum of all sound replies and their number. Sums are integers: the order of arrival does not matter.
+) -> tuple[Contribution, frozenset[int]]:
+    """The sum of all sound replies, and the positions in ``sent`` of the messages they answer.
+
+    Sums are integers: the order of arrival does not matter.
 
     Args:
         sent: metadata of every message that went out, and the number of clients it named.
         replies: what came back; each is read and let go before the next is taken.
     """
-    total = Contribution.zero(plan)
+    total, answered = Contribution.zero(plan), set[int]()
 
-    def add(content: RecordDict, clients: int) -> None:
+    def add(content: RecordDict, position: int) -> None:
         nonlocal total
-        total = total + read_contribution(content, plan, round, clients)
+        total = total + read_contribution(content, plan, round, sent[position][1])
+        answered.add(position)
 
-    sound = sound_replies(sent, replies, round, add)
-    return total, sound
+    sound_replies([(metadata, position) for position, (metadata, _) in enumerate(sent)], replies, round, add)
+    return total, frozenset(answered)
+
+
+def apart(lost: Sequence[Int64[np.ndarray, " k"]], nodes: Sequence[int]) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """Node and the one client of every further message, for shards that were lost; in waves of bounded size.
+
+    Args:
+        lost: clients of each of them.
+        nodes: who is asked, in turn.
+    """
+    clients = np.concatenate(lost)
+    for start in range(0, len(clients), ALONE_AT_ONCE):
+        wave = range(start, min(start + ALONE_AT_ONCE, len(clients)))
+        yield [(nodes[i % len(nodes)], clients[i : i + 1]) for i in wave]
 
 
 def sound_replies(

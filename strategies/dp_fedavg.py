@@ -4,7 +4,8 @@
 
 Reference: McMahan, Ramage, Talwar, Zhang, ICLR 2018 (arXiv 1710.06963v3), Algorithm 1 with the fixed denominator.
 Guarantee: each round is one Poisson-sampled Gaussian event, charged to the ledger before noise is drawn; unit: client,
-add or remove one. The divisor is q N whatever the cohort turned out to be; a node that fails contributes zero.
+add or remove one. The divisor is q N whatever the cohort turned out to be; a client that fails contributes zero, and
+the clients of a shard that is lost are asked again one by one.
 
 The strategy owns no loop: ``server/runs/loop.py`` steps it (Flower's own ``Strategy.start`` can neither resume, nor
 stop when a budget is spent, nor begin with an initial release).
@@ -18,7 +19,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from jaxtyping import Int64
 
+from privacy.contribution import Contribution
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.randomness.noise import Noise
@@ -26,7 +29,7 @@ from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
-from strategies.dispatch import RoundFailed, asked, shares, summed
+from strategies.dispatch import RoundFailed, apart, asked, shares, summed
 from strategies.messages.client_update import TrainRequest
 from strategies.optimizers.optimizer import Optimizer
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
@@ -97,6 +100,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         self.exchange: Callable[[list[Message]], Iterable[Message]] | None = None
         self.secure: SecureAggregation | None = None
         self._sent: list[tuple[Metadata, int]] = []
+        self._asked: list[tuple[int, TrainRequest]] = []
         self._cohort: Cohort | None = None
         self._away = 0
 
@@ -150,21 +154,24 @@ class DpFedAvg(PrivateTraining, Strategy):
         """What the nodes of the cohort are sent; with secure sums, once they have agreed and the ledger has paid."""
         nodes, away = asked(grid, self.nodes, self.patience)
         self._cohort = cohort = self.cohort(planned)
-        adapter = self.state.adapter.numpy()
-        self._sent, self._away, messages = [], 0, []
-        requests: list[tuple[int, TrainRequest]] = []
+        self._away, there = 0, []
         for node, clients in shares(cohort.ids, nodes, self.work, self.clients_per_node):
             if node in away:
                 log.warning("round %d: node %d is not connected", planned.round, node)
                 self._away += 1
                 continue
-            ranks = self.planner.aggregation.client_ranks(self.planner.adapters, clients)
-            request = TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks)
-            message = Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
-            self._sent.append((message.metadata, len(clients)))
-            messages.append(message)
-            requests.append((node, request))
-        return messages if self.secure is None else self.secure.begin(planned, cohort, requests, self.ledger)
+            there.append((node, clients))
+        self._asked = [(node, self._request(planned, clients)) for node, clients in there]
+        if self.secure is not None:
+            return self.secure.begin(planned, cohort, self._asked, self.ledger)
+        messages = [_message(node, request) for node, request in self._asked]
+        self._sent = _sent(messages, there)
+        return messages
+
+    def _request(self, planned: PlannedRelease, clients: Int64[np.ndarray, " k"]) -> TrainRequest:
+        ranks = self.planner.aggregation.client_ranks(self.planner.adapters, clients)
+        adapter = self.state.adapter.numpy()
+        return TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks)
 
     def _opened(self, planned: PlannedRelease, replies: Iterable[Message]) -> Release:
         cohort, self._cohort = self._cohort, None
@@ -172,7 +179,8 @@ class DpFedAvg(PrivateTraining, Strategy):
             raise ValueError("aggregate_train needs a cohort that was asked; call configure_train first")
         if self.secure is not None:
             return self.secure.release(replies, self.ledger)
-        total, sound = summed(self._sent, replies, planned.plan, planned.round)
+        total, answered = summed(self._sent, replies, planned.plan, planned.round)
+        rescued, sound = self._rescued(planned, answered)
         if 2 * sound < len(self._sent) + self._away:
             self.ledger.charge(planned.event)
             raise RoundFailed(  # without numbers: how many messages went out may tell the realised cohort
@@ -180,10 +188,36 @@ class DpFedAvg(PrivateTraining, Strategy):
                 "charged and nothing was released; the run's log names the nodes and the kind of failure, the workers' "
                 "own log (in simulation the same file) has the details"
             )
-        return planned.release(total, cohort, self.ledger, self.noise)
+        return planned.release(total + rescued, cohort, self.ledger, self.noise)
+
+    def _rescued(self, planned: PlannedRelease, answered: frozenset[int]) -> tuple[Contribution, int]:
+        """What clients of lost shards answer when each is asked alone; how many shards were answered, now or before."""
+        total, sound = Contribution.zero(planned.plan), len(answered)
+        lost = [i for i in range(len(self._asked)) if i not in answered and len(self._asked[i][1].clients) > 1]
+        if not lost or self.exchange is None:
+            return total, sound
+        log.warning("round %d: the clients of shards that are lost are asked again, one by one", planned.round)
+        shard = {int(client): i for i in lost for client in self._asked[i][1].clients}
+        nodes = [self._asked[i][0] for i in sorted(answered) or range(len(self._asked))]
+        back = set[int]()
+        for wave in apart([self._asked[i][1].clients for i in lost], nodes):
+            messages = [_message(node, self._request(planned, clients)) for node, clients in wave]
+            replies = self.exchange(messages)
+            found, positions = summed(_sent(messages, wave), replies, planned.plan, planned.round)
+            total = total + found
+            back |= {shard[int(wave[position][1][0])] for position in positions}
+        return total, sound + len(back)
 
     def _expect(self, server_round: int) -> PlannedRelease:
         planned = self.next_release()
         if planned.round != server_round:
             raise ValueError(f"server_round must be {planned.round}, the round after the state, got {server_round}")
         return planned
+
+
+def _message(node: int, request: TrainRequest) -> Message:
+    return Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
+
+
+def _sent(messages: Sequence[Message], to: Sequence[tuple[int, np.ndarray]]) -> list[tuple[Metadata, int]]:
+    return [(message.metadata, len(clients)) for message, (_, clients) in zip(messages, to, strict=True)]

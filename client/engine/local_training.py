@@ -20,8 +20,9 @@ class LocalTraining(Table):
         learning_rate: constant over the round.
         batch_size: records per step; the last step of an epoch takes what is left.
         epochs: passes over the client's records, each in a new order.
-        max_steps: stop after so many steps, 0 runs all epochs: with 1, a client takes one batch of its records, drawn
-            anew in every round, which costs a fraction of the time where clients have many.
+        max_steps: stop after so many steps, 0 runs all epochs whatever they take (the default keeps one client with
+            very many records from holding up its worker and the clients beside it): with 1, a client takes one batch of
+            its records, drawn anew in every round, which costs a fraction of the time where clients have many.
         momentum: used by `"momentum"` only.
         weight_decay: L2 added to the gradient (sgd, momentum), decoupled (adamw).
         balance: `"prior"` adjusts the loss for the client's label skew, see
@@ -32,7 +33,7 @@ class LocalTraining(Table):
     learning_rate: Positive = 0.1
     batch_size: Count = 16
     epochs: Count = 1
-    max_steps: CountOrAuto = 0
+    max_steps: CountOrAuto = 1000
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 0.0
     balance: Literal["none", "prior"] = "none"

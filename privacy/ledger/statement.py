@@ -48,6 +48,9 @@ NOT_COVERED = (
     "which units were in a file before public and training sets were drawn from it: the guarantee is for a unit of the "
     "training set as it was drawn",
     "that a run ended because most messages of a round failed: whether they do may depend on who took part",
+    "a unit whose data kill the workers that train it, or hold them up beyond the time of a round: the clients sent "
+    "along with it are asked again one by one, but where no worker is left for some of them, more than its own row is "
+    "missing",
 )
 SEEN_BY_THE_SERVER = NOT_COVERED[1]
 SEEN_WITH_SHARES = (

@@ -105,7 +105,7 @@ NOT_COVERED = (
     "one person behind several units: k units together are protected by a k-fold group guarantee only",
     "the base model: what it was trained on before",
     "anything computed on the data outside this ledger, such as the prepared files, logs and timing at the site",
-    "that a site fails: a record that makes the whole of a step raise shows in that",
+    "that a site fails: a record that kills its process, or holds it up for good, shows in that",
 )
 
 

@@ -219,6 +219,12 @@ def test_batches_cover_each_epoch_once_in_a_new_order():
     assert len(local_steps(LocalTraining(batch_size=4, epochs=9, max_steps=5), 10, seed=3)) == 5
 
 
+def test_work_is_bounded_unless_it_is_asked_for_without():
+    """One client with very many records must not hold up its worker, and with it the clients of its shard."""
+    bounded, whole = LocalTraining(batch_size=1), LocalTraining(batch_size=1, max_steps=0)
+    assert len(local_steps(bounded, 20_000, seed=3)) == bounded.max_steps < len(local_steps(whole, 20_000, seed=3))
+
+
 @pytest.mark.parametrize("change", [{"dora": True}, {"bias": "lora_only"}, {"targets": ("query", "word_embeddings")}])
 def test_adapters_that_cannot_be_stacked_train_sequentially_with_one_notice(change, caplog):
     model, spec, task = build("bert")

@@ -209,3 +209,47 @@ def test_a_state_can_be_put_back(fed) -> None:
     assert torch.equal(fed.hold(one, nodes).update, fed.hold(other, again).update)
     assert nodes.cohort == again.cohort
     assert torch.equal(fed.state_of(one).adapter, fed.state_of(other).adapter)
+
+
+def stepping(fed, nodes, **parts: Any) -> Any:
+    strategy = fed.make(**parts)
+    strategy.grid, strategy.exchange = nodes, nodes.send_and_receive
+    return strategy
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_client_that_takes_its_worker_along_is_alone_missing(how: str, fed, monkeypatch) -> None:
+    """Whichever worker it is given to dies, or is never heard of: the sum moves by this one client."""
+    monkeypatch.setattr("strategies.dispatch.ALONE_AT_ONCE", 3)
+    nodes = fed.Nodes()
+    strategy = stepping(fed, nodes)
+    cohort = strategy.cohort(strategy.next_release()).ids.tolist()
+    fatal = cohort[1]
+
+    def tamper(node: int, replies: list[Message]) -> list[Message]:
+        asked = nodes.requests[-1][1].clients
+        return fed.failing(node, how=how)(node, replies) if fatal in asked else replies
+
+    nodes.tamper = tamper
+    update = strategy.step().update
+    torch.testing.assert_close(update, fed.expected_mean([one for one in cohort if one != fatal]).float())
+    alone = [int(request.clients[0]) for _, request in nodes.requests if len(request.clients) == 1]
+    assert fatal in alone
+    assert len(nodes.requests) == 3 + len(alone)  # the other two shards were asked once
+    assert len(strategy.ledger.events) == 1
+
+
+def test_shards_of_which_nobody_answers_alone_either_end_the_round(fed) -> None:
+    nodes = fed.Nodes(tamper=fed.failing(1, 2, 3, how="error"))
+    strategy = stepping(fed, nodes)
+    with pytest.raises(RoundFailed, match="too few messages were answered soundly"):
+        strategy.step()
+    assert len(strategy.ledger.events) == 1
+    assert len([request for _, request in nodes.requests if len(request.clients) == 1]) == len(set(nodes.cohort))
+
+
+def test_a_client_that_was_sent_alone_is_not_asked_again(fed) -> None:
+    nodes = fed.Nodes(tamper=fed.failing(2, how="error"))
+    strategy = stepping(fed, nodes, clients_per_node=1)
+    strategy.step()
+    assert len(nodes.cohort) == len(set(nodes.cohort))
