@@ -2,13 +2,16 @@
 
 A deployed node has its identity and its own copy of the federation's list in its settings, beside its data:
 
-    flower-supernode --node-config 'data=... identity="/keys/identity.key" federation="/keys/federation.json"'
+    flower-supernode --node-config 'data=... identity="/keys/identity.key" federation="/keys/federation.json"
+                                    secagg-state="/state/secagg"'
 
 It then answers nothing but these steps: a request for an unmasked contribution is refused, and so is one for less noise
 than the list allows. In a simulation the run has made identities for all and names their folder.
 
-What a party remembers between two messages stays in the node's Flower context and is forgotten at the last step. A
-session that got a masked vector gets no second one.
+Every party keeps a ledger of its own (:mod:`client.own_ledger`) with what the list commits to. A vector is charged
+there before its noise is drawn, under the name of its session, and refused beyond the commitment, in whichever run and
+whatever the server says of its own ledger; a session that got a vector gets no second one. What else a party remembers
+between two messages stays in the node's Flower context and is forgotten at the last step.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +23,11 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client.node import Node, kept_here, refuse_unless_for
+from client.own_ledger import own_ledger
 from client.worker import warm_worker
 from privacy.contribution import Contribution
+from privacy.events import Poisson, ReleaseEvent
+from privacy.ledger.ledger import Ledger
 from privacy.mechanism import noisy_share
 from privacy.randomness.noise import InsecureZeroNoise
 from privacy.secagg import keys, party
@@ -32,7 +38,6 @@ from strategies.messages.records import BadMessage
 from strategies.messages.secure_sum import KeysRequest, StepRequest, content_digest, masked_records, table_records
 
 LIST_FILE = "federation.json"
-_DONE = "secagg-done"
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,12 +47,14 @@ class Member:
     Attributes:
         federation: its own copy of the list.
         identity: private.
+        state: folder of its own ledger.
         trusting: whether the run made all that (simulation).
     """
 
     federation: Federation
     identity: bytes
     number: int
+    state: Path
     trusting: bool
 
     @staticmethod
@@ -57,15 +64,19 @@ class Member:
         if not own and source:
             folder = Path(source)
             federation = Federation.from_text((folder / LIST_FILE).read_text(encoding="ascii"))
-            return Member(federation, load_identity(folder / identity_file(number)), number, True)
+            identity, state = load_identity(folder / identity_file(number)), folder / f"party-{number}"
+            return Member(federation, identity, number, state, True)
         if "identity" not in node_config or "federation" not in node_config:
             raise BadMessage("a party needs identity and federation in its node's settings; name both files")
+        if "secagg-state" not in node_config:
+            raise BadMessage("a party needs a folder for its ledger in its node's settings; name one (secagg-state)")
         federation = Federation.from_text(Path(str(node_config["federation"])).read_text(encoding="ascii"))
         identity = load_identity(Path(str(node_config["identity"])))
         public = keys.public_identity(identity)
         if public not in federation.members:
             raise BadMessage("this node's identity is not on its list of the federation")
-        return Member(federation, identity, federation.members.index(public), False)
+        state = Path(str(node_config["secagg-state"])).expanduser()
+        return Member(federation, identity, federation.members.index(public), state, False)
 
 
 def identity_file(number: int) -> str:
@@ -92,8 +103,8 @@ def announce_keys(content: RecordDict, context: Context) -> RecordDict:
     request = KeysRequest.from_records(content)
     member = Member.of(context.node_config, request.source, request.party)
     session = member.federation.session(request.run, request.label, request.round, request.attempt, request.content)
-    if session.hex() in _done(context, member.number):
-        raise Refused("this party has handed in a vector for this round already")
+    with own_ledger(member.state, member.federation) as ledger:
+        _refuse_twice(ledger, session)
     state, said = party.begin(member.identity, member.federation, member.number, session, request.content)
     _keep(context, state)
     return table_records({member.number: said.to_bytes()})
@@ -129,11 +140,16 @@ def send_masked(content: RecordDict, context: Context) -> RecordDict:
     if kind == "discrete" and train.plan.effective_noise_multiplier < member.federation.least_noise_multiplier:
         raise Refused("the plan has less noise than the federation agreed on at least")
     noise = InsecureZeroNoise() if kind == "insecure-zero" else None
-    vector = noisy_share(_contribution(train, context), train.plan, member.federation.noise_shares, noise)
-    state, masked = party.masked(state, member.federation, vector.numpy())
-    _keep(context, state)
-    done = [*_done(context, member.number), state.session.hex()]
-    context.state[f"{_DONE}-{member.number}"] = ConfigRecord({"sessions": done})
+    contribution, shares = _contribution(train, context), member.federation.noise_shares
+    everybody = Poisson(1.0, shares.parties)
+    event = ReleaseEvent(state.session.hex(), train.round, everybody, train.plan.components(), shares)
+    with own_ledger(member.state, member.federation) as ledger:
+        _refuse_twice(ledger, state.session)
+        receipt = ledger.charge(event)
+        vector = noisy_share(contribution, train.plan, shares, noise)
+        state, masked = party.masked(state, member.federation, vector.numpy())
+        _keep(context, state)
+        ledger.released(receipt)
     return masked_records(masked)
 
 
@@ -173,13 +189,13 @@ def _member(request: StepRequest, context: Context) -> tuple[Member, PartyState]
     return member, state
 
 
+def _refuse_twice(ledger: Ledger, session: bytes) -> None:
+    if any(event.label == session.hex() for event in ledger.events):
+        raise Refused("this party has handed in a vector for this round already")
+
+
 def _keep(context: Context, state: PartyState) -> None:
     context.state[_name(state.party)] = ConfigRecord({"state": state.to_text()})
-
-
-def _done(context: Context, number: int) -> list[str]:
-    record = context.state.config_records.get(f"{_DONE}-{number}")
-    return [] if record is None else [str(one) for one in record["sessions"]]  # type: ignore[union-attr]
 
 
 def _name(number: int) -> str:

@@ -217,7 +217,7 @@ say "ledger, metrics and adapter are right; no record of a client is on the serv
 # --- sums that the clients open together ------------------------------------------------------------------------------------
 compose run --rm --user 10001:10001 keys sh -ec '
   for i in 1 2 3; do set -- "$@" --member "$(lacquer identity /keys/client-$i/identity.key)"; done
-  lacquer federation /keys/superlink/federation.json "$@" --survivors 2
+  lacquer federation /keys/superlink/federation.json "$@" --survivors 2 --epsilon 8 --delta 1e-2
   for i in 1 2 3; do cp /keys/superlink/federation.json /keys/client-$i/; done' >"$WORK/federation.log" 2>&1 ||
   { cat "$WORK/federation.log"; die "the list of the federation"; }
 FILES+=(-f docker/secagg.yaml)

@@ -34,7 +34,8 @@ DISTRIBUTED = (
     "nothing but sums with that noise in them; the guarantee is against the server too, under computational "
     "assumptions (X25519, ChaCha20, Ed25519), as long as at most {colluding} of the {parties} clients tell the server "
     "what they know and at least {survivors} hand in honest vectors with their noise; no amplification by sampling is "
-    "claimed, for the server knows who takes part"
+    "claimed, for the server knows who takes part. Every client counts what it hands in, over all runs, in a ledger of "
+    "its own, and refuses beyond what its copy of the federation's list commits to"
 )
 NOT_COVERED = (
     "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
@@ -57,6 +58,8 @@ SEEN_WITH_SHARES = (
     "who takes part, when, and the size and timing of messages: the server and a network observer see that",
     "clients that lie: one that adds no noise and hands in more than its share of the sum weakens the guarantee of the "
     "others as one that colludes does, and nothing proves that a masked vector was clipped",
+    "rounds and runs that the server does not enter in this ledger: the clients' own ledgers end them where the "
+    "epsilon of the federation's list is spent, by all runs on it together; it may be larger than that of this run",
     "the host of a simulation: it holds the secrets of all clients, so protection against it is rehearsed, not had",
 )
 _DELTAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)

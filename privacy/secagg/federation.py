@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from privacy import checks, durable
-from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
+from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment
 from privacy.events import NoiseShares
 from privacy.secagg import keys
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2  # 1 had no commitment: nobody but the server counted
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,29 @@ class Federation:
 
     Attributes:
         members: public Ed25519 identity of every party, by its number.
-        noise_shares: how they make the noise.
+        commitment: what all runs of the federation may cost together, and how its parties make the noise. Every party
+            keeps a ledger of it and hands in nothing beyond.
         least_noise_multiplier: no party takes part in a release with less (effective) noise than this.
     """
 
     members: tuple[bytes, ...]
-    noise_shares: NoiseShares
+    commitment: Commitment
     least_noise_multiplier: float = WEAKEST_NOISE_MULTIPLIER
 
     def __post_init__(self) -> None:
+        if self.commitment.noise_shares is None:
+            raise ValueError("commitment must say how the parties share the noise (noise_shares), got None")
         checks.positive(least_noise_multiplier=self.least_noise_multiplier)
         if len(self.members) != self.noise_shares.parties:
             raise ValueError(f"members must be {self.noise_shares.parties}, as agreed, got {len(self.members)}")
         if len(set(self.members)) < len(self.members) or any(len(one) != keys.KEY_BYTES for one in self.members):
             raise ValueError("members must be distinct public keys of 32 bytes; nobody may stand on the list twice")
+
+    @property
+    def noise_shares(self) -> NoiseShares:
+        """How the parties make the noise."""
+        assert self.commitment.noise_shares is not None
+        return self.commitment.noise_shares
 
     @property
     def digest(self) -> bytes:
@@ -62,7 +71,7 @@ class Federation:
         terms = {
             "format": _FORMAT,
             "members": [one.hex() for one in self.members],
-            "noise_shares": self.noise_shares.to_json(),
+            "commitment": self.commitment.to_json(),
             "least_noise_multiplier": float(self.least_noise_multiplier),
         }
         return json.dumps(terms, indent=1, sort_keys=True) + "\n"
@@ -73,10 +82,13 @@ class Federation:
         try:
             terms: Mapping[str, Any] = json.loads(text)
             if terms["format"] != _FORMAT:
-                raise ValueError(f"format must be {_FORMAT}, got {terms['format']!r}")
+                raise ValueError(
+                    f"format must be {_FORMAT}, got {terms['format']!r}; a list of format 1 commits to no budget: make "
+                    "the list anew with `lacquer federation`, under an epsilon and a delta"
+                )
             members = tuple(bytes.fromhex(one) for one in terms["members"])
-            shares = NoiseShares.from_json(terms["noise_shares"])
-            return cls(members, shares, float(terms["least_noise_multiplier"]))
+            commitment = Commitment.from_json(terms["commitment"])
+            return cls(members, commitment, float(terms["least_noise_multiplier"]))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no list of a federation ({type(error).__name__}: {error})") from error
 

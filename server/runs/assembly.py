@@ -254,7 +254,9 @@ def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: 
         return None
     given = config.privacy.secagg.federation
     federation = (
-        listed(config, Path(given)) if given else simulated(config, run_folder / IDENTITIES, bool(ledger.events))
+        listed(config, Path(given), ledger.commitment)
+        if given
+        else simulated(config, run_folder / IDENTITIES, ledger.commitment, goes_on=bool(ledger.events))
     )
 
     def ask(messages: Iterable[Message]) -> Iterable[Message]:
@@ -269,8 +271,11 @@ def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: 
     )
 
 
-def listed(config: RunConfig, path: Path) -> Federation:
-    """The list that everybody has; ConfigError unless it says what the configuration does."""
+def listed(config: RunConfig, path: Path, commitment: Commitment) -> Federation:
+    """The list that everybody has; ConfigError unless it says what the configuration does and pays for ``commitment``.
+
+    What earlier runs have spent of it only the clients know.
+    """
     try:
         federation = Federation.from_text(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
@@ -280,15 +285,30 @@ def listed(config: RunConfig, path: Path) -> Federation:
             f"privacy.secagg.federation = {str(path)!r} was agreed on {federation.noise_shares}, the configuration "
             f"says {config.noise_shares}; they must be the same"
         )
+    theirs = federation.commitment
+    assert theirs.order is not None
+    assert theirs.rho is not None
+    assert commitment.order is not None
+    assert commitment.rho is not None
+    costs = commitment.rho * theirs.order / commitment.order  # without amplification, divergences grow with the order
+    if theirs.not_private is None and costs > theirs.rho * (1 + 1e-9):
+        raise ConfigError(
+            f"privacy.secagg.federation = {str(path)!r} commits to epsilon {theirs.epsilon:g} at delta "
+            f"{theirs.delta:g}, which does not pay for this run (epsilon {commitment.epsilon:g} at delta "
+            f"{commitment.delta:g}); ask for a smaller privacy.epsilon, or agree on another list"
+        )
     return federation
 
 
-def simulated(config: RunConfig, folder: Path, goes_on: bool) -> Federation:
+def simulated(config: RunConfig, folder: Path, commitment: Commitment, *, goes_on: bool) -> Federation:
     """Identities for a simulation, made once for a run: private ones readable by their owner only."""
     assert config.noise_shares is not None
     path = folder / LIST_FILE
     if path.exists():
-        return Federation.from_text(path.read_text(encoding="ascii"))
+        try:
+            return Federation.from_text(path.read_text(encoding="ascii"))
+        except ValueError as error:
+            raise CorruptRun(f"{path} is no list of this run: {error}") from error
     if goes_on:
         raise CorruptRun(f"{path} is gone; restore it, or start a new run")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -299,6 +319,6 @@ def simulated(config: RunConfig, folder: Path, goes_on: bool) -> Federation:
             save_identity(private, keys.fresh_identity())
         public.append(keys.public_identity(load_identity(private)))
     least = {"least_noise_multiplier": 1e-6} if config.privacy.non_private else {}
-    federation = Federation(tuple(public), config.noise_shares, **least)
+    federation = Federation(tuple(public), commitment, **least)
     durable.write(path, federation.to_text())
     return federation

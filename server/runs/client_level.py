@@ -35,4 +35,5 @@ def run_client_level(run: Run, grid: Grid) -> None:
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
         run.telemetry.status("running", "evaluating on the test set")
         outcome = finished(run, assembly, loop, stopped)
-        run.finish(outcome, guarantee.client_level(config, ledger), f"{config.rounds} rounds done")
+        listed = strategy.secure.federation.commitment if strategy.secure else None
+        run.finish(outcome, guarantee.client_level(config, ledger, listed), f"{config.rounds} rounds done")

@@ -20,6 +20,7 @@ from client.data.sensitive import make_detector
 from client.models.frozen_linear import batch_invariance_note
 from client.record_level.settings import RecordLevelSettings
 from privacy.accountants import composition
+from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement, rounded_up
 from server.config.schema import RunConfig
@@ -128,9 +129,16 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def client_level(config: RunConfig, ledger: Ledger) -> dict[str, Any]:
-    """privacy.json of a run over clients."""
-    return privacy_statement(ledger, further=batch_invariance_note(config.engine.precision))
+def client_level(config: RunConfig, ledger: Ledger, listed: Commitment | None = None) -> dict[str, Any]:
+    """privacy.json of a run over clients; ``listed`` is what those of secure sums let all runs together cost."""
+    further = batch_invariance_note(config.engine.precision)
+    if listed is not None and ledger.not_private is None:
+        further = (
+            *further,
+            f"a server that asks for more than it says: the clients refuse beyond epsilon "
+            f"{rounded_up(listed.epsilon, 2):.2f} at delta {listed.delta:g} over all runs on their list",
+        )
+    return privacy_statement(ledger, further=further)
 
 
 def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:

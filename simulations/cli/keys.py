@@ -15,13 +15,16 @@ its digest over a way that the server does not control.
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
 from simulations.cli.exits import MISUSED, fail
+
+if TYPE_CHECKING:
+    from privacy.commitment import Commitment
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 SUPERLINK = ("superlink", "localhost", "127.0.0.1")
@@ -116,31 +119,56 @@ def federation_command(
     member: Annotated[list[str] | None, typer.Option(help="A client's public identity. Repeatable.")] = None,
     survivors: Annotated[int, typer.Option(help="Least number of clients left in a round; 0 is four fifths.")] = 0,
     colluding: Annotated[int, typer.Option(help="Clients that may collude with the server.")] = 0,
+    epsilon: Annotated[
+        float, typer.Option(help="What all runs on this list may cost together; every client refuses beyond it.")
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(help="Failure probability of that guarantee, below one over clients.")] = 0.0,
     least_noise: Annotated[
         float, typer.Option(help="Least noise multiplier of a release that a client takes part in.")
     ] = WEAKEST_NOISE_MULTIPLIER,
 ) -> None:
     """Write the list of a federation, or show one, with the digest that everybody compares."""
     from privacy.secagg.federation import Federation
-    from simulations.cli.calibrate_page import shares_of
 
     try:
         if member:
             public = tuple(_identity(one) for one in member)
-            made = Federation(public, shares_of(len(public), survivors, colluding), least_noise)
+            made = Federation(public, _committed(len(public), survivors, colluding, epsilon, delta), least_noise)
             with path.open("x", encoding="ascii") as file:
                 file.write(made.to_text())
         federation = Federation.from_text(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
         fail(f"{path}: {error}", MISUSED)
     shares, console = federation.noise_shares, Console()
+    commitment = federation.commitment
     console.print(
         f"{shares.parties} clients, {shares.survivors} must hand in a vector, {shares.colluding} may collude, "
         f"{shares.threshold} open a sum; noise multiplier at least {federation.least_noise_multiplier:g}",
         highlight=False,
         soft_wrap=True,
     )
+    console.print(
+        f"all runs together: epsilon {commitment.epsilon:g} at delta {commitment.delta:g} (Rényi divergence "
+        f"{commitment.rho:.6g} at order {commitment.order})",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(f"digest {federation.digest.hex()}", highlight=False, soft_wrap=True)
+
+
+def _committed(clients: int, survivors: int, colluding: int, epsilon: float, delta: float) -> "Commitment":
+    from privacy.accountants.calibration import filter_commitment
+    from privacy.events import Poisson
+    from simulations.cli.calibrate_page import shares_of
+
+    shares = shares_of(clients, survivors, colluding)
+    if epsilon <= 0.0 or delta <= 0.0:
+        raise ValueError(
+            f"--epsilon and --delta must be > 0, got {epsilon:g} and {delta:g}; they say what every client lets all "
+            "runs on this list cost together, for example --epsilon 4 --delta 1e-3"
+        )
+    everybody = Poisson(1.0, clients)  # the best order does not depend on how the budget is shared out over rounds
+    return filter_commitment(epsilon, delta, everybody, 1, adjacency="zero_out", noise_shares=shares)[0]
 
 
 def _identity(member: str) -> bytes:

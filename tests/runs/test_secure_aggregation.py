@@ -1,7 +1,9 @@
 """Secure sums through real messages: the strategy, the clients' handlers, and everything that can go wrong between."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,22 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 import client.secure_sum
+from client.own_ledger import HEAD, LEDGER, own_ledger
 from client.secure_sum import HANDLERS, LIST_FILE, identity_file
 from privacy.accountants.calibration import filter_commitment
 from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
+from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
-from privacy.errors import BudgetExceeded
+from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import NoiseShares, Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, save_identity
+from privacy.secagg.party import Refused
+from server.config.load import ConfigError, parse
+from server.runs.assembly import listed
 from simulations.engines.inprocess import InProcessGrid
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
@@ -30,10 +37,11 @@ from strategies.controllers.quantile import Quantile
 from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.records import BadMessage
 from strategies.messages.secure_sum import STEPS
 from strategies.secure_aggregation import SecureAggregation
 
-N, ROUNDS = 5, 2
+N, ROUNDS, MOST = 5, 2, 9
 SHARES = NoiseShares(N, 3, 0, 24)
 EVERYONE = Poisson(1.0, N)
 Tamper = Callable[[str, int, Message], Message]
@@ -49,15 +57,17 @@ def contribution(train: TrainRequest, context: Context) -> Contribution:
 class Lab:
     """A federation of five clients in one process, each a node; made by the run, as in a simulation."""
 
-    def __init__(self, folder: Path, fed: Any, insecure: bool = True, controller: Any = None) -> None:
+    def __init__(
+        self, folder: Path, fed: Any, insecure: bool = True, controller: Any = None, ledger: Commitment | None = None
+    ) -> None:
         self.folder, self.fed = folder, fed
         identities = [keys.fresh_identity() for _ in range(N)]
-        self.federation = Federation(tuple(map(keys.public_identity, identities)), SHARES)
+        commitment, z = filter_commitment(4.0, 1e-2, EVERYONE, ROUNDS, adjacency="zero_out", noise_shares=SHARES)
+        self.federation = Federation(tuple(map(keys.public_identity, identities)), commitment)
         for number, identity in enumerate(identities):
             save_identity(folder / identity_file(number), identity)
         (folder / LIST_FILE).write_text(self.federation.to_text())
-        commitment, z = filter_commitment(4.0, 1e-2, EVERYONE, ROUNDS, adjacency="zero_out", noise_shares=SHARES)
-        self.ledger = Ledger.create(folder / "ledger.jsonl", commitment)
+        self.ledger = Ledger.create(folder / "ledger.jsonl", ledger or commitment)
         self.asked: list[tuple[str, int]] = []
         self.charged_when_asked: list[int] = []
         self.replies: list[Message] = []
@@ -69,7 +79,7 @@ class Lab:
             clients_per_node=1,
             sampler=CohortSampler.fresh(),
             controller=controller or Fixed(fed.BOUND),
-            info=RunInfo(3, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * 3, commitment.order),
+            info=RunInfo(MOST, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * MOST, commitment.order),
         )
         self.strategy.secure = SecureAggregation(
             self.federation, self.ledger.run_id, self.ask, source=str(folder), insecure=insecure
@@ -313,6 +323,7 @@ class TestOwnNode:
             number = 5 - node  # other numbers than the server would guess
             context.node_config["identity"] = str(this.folder / identity_file(number))
             context.node_config["federation"] = str(this.folder / LIST_FILE)
+            context.node_config["secagg-state"] = str(this.folder / "own" / str(node))
         assert this.strategy.secure is not None
         this.strategy.secure.source = ""
         return this
@@ -335,7 +346,7 @@ class TestOwnNode:
             own.hold()
 
     def test_takes_no_part_with_less_noise_than_agreed(self, own: Lab) -> None:
-        strict = Federation(own.federation.members, SHARES, 50.0)
+        strict = replace(own.federation, least_noise_multiplier=50.0)
         (own.folder / LIST_FILE).write_text(strict.to_text())
         assert own.strategy.secure is not None
         own.strategy.secure.federation = strict
@@ -391,3 +402,100 @@ def test_a_session_gets_one_vector_of_a_client(lab: Callable[..., Lab]) -> None:
     requests = [(m.metadata.dst_node_id, TrainRequest.from_records(m.content)) for m in messages]
     with pytest.raises(RoundFailed, match="0 clients announced"):
         secure.begin(planned, CohortSampler.fresh().draw(planned.sampling, number), requests, this.ledger)
+
+
+def patient() -> Commitment:
+    """Of a server that pays for more rounds than the clients agreed on."""
+    return filter_commitment(100.0, 1e-2, EVERYONE, 1, adjacency="zero_out", noise_shares=SHARES)[0]
+
+
+def restarted(this: Lab) -> None:
+    """Nothing is left of what Flower keeps for a node: another run, another process."""
+    for context in this.grid.contexts.values():
+        context.state = RecordDict()
+
+
+class TestOwnLedger:
+    """Nobody but the server counted rounds; now every client counts what it hands in."""
+
+    def test_clients_end_where_their_list_does_whatever_the_server_pays_for(self, lab: Callable[..., Lab]) -> None:
+        this = lab(ledger=patient())
+        for round in range(ROUNDS):
+            restarted(this)
+            assert this.strategy.secure is not None
+            this.strategy.secure.run = f"run {round}"
+            this.hold()
+        for _ in range(3):
+            with pytest.raises(RoundFailed, match="0 clients handed in"):
+                this.hold()
+        assert sum(charge.released_at is not None for charge in this.ledger.charges) == ROUNDS
+        for number in range(N):
+            with Ledger.open(this.folder / f"party-{number}" / LEDGER, read_only=True) as own:
+                assert own.commitment == this.federation.commitment
+                assert [event.round for event in own.events] == [1, 2]
+                assert own.rho_spent == pytest.approx(own.commitment.rho, rel=1e-3)
+                assert all(charge.released_at for charge in own.charges)
+
+    def test_a_named_round_gets_one_vector_across_restarts(self, lab: Callable[..., Lab]) -> None:
+        this = lab(ledger=patient())
+        number = this.strategy.next_release().round
+        messages = list(this.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), this.grid))
+        this.ask(messages)
+        restarted(this)
+        secure, planned = this.strategy.secure, this.strategy.next_release()
+        assert secure is not None
+        requests = [(m.metadata.dst_node_id, TrainRequest.from_records(m.content)) for m in messages]
+        with pytest.raises(RoundFailed, match="0 clients announced"):
+            secure.begin(planned, CohortSampler.fresh().draw(planned.sampling, number), requests, this.ledger)
+        cohort = CohortSampler.fresh().draw(planned.sampling, number, 1)
+        secure.begin(planned, cohort, requests, this.ledger)  # another attempt is another name, and is paid for
+
+    def test_the_charge_is_on_the_disk_before_noise_is_drawn(self, lab: Callable[..., Lab], monkeypatch: Any) -> None:
+        this, charged = lab(insecure=False), []
+        share = client.secure_sum.noisy_share
+
+        def spied(*arguments: Any) -> Any:
+            files = sorted(this.folder.glob(f"party-*/{LEDGER}"))
+            charged.append(sum('"kind":"charge"' in file.read_text() for file in files))
+            return share(*arguments)
+
+        monkeypatch.setattr(client.secure_sum, "noisy_share", spied)
+        this.hold()
+        assert charged == [1, 2, 3, 4, 5]
+
+    def test_a_ledger_that_is_gone_or_older_or_of_another_list_is_refused(self, lab: Callable[..., Lab]) -> None:
+        this = lab(ledger=patient())
+        folder = this.folder / "party-0"
+        this.hold()
+        shutil.copy(folder / LEDGER, this.folder / "older")
+        this.hold()
+        shutil.copy(this.folder / "older", folder / LEDGER)
+        with pytest.raises(CorruptRun, match="rolled back or truncated"), own_ledger(folder, this.federation):
+            pass
+        (folder / LEDGER).unlink()
+        with pytest.raises(CorruptRun, match=r"is gone: .*Restore it"), own_ledger(folder, this.federation):
+            pass
+        (folder / HEAD).write_text("three:lines\n")
+        with pytest.raises(CorruptRun, match="must hold LINES:HASH"), own_ledger(folder, this.federation):
+            pass
+        other = replace(this.federation, least_noise_multiplier=0.5)
+        with pytest.raises(Refused, match="of another list"), own_ledger(this.folder / "party-1", other):
+            pass
+
+    def test_a_node_needs_a_folder_for_it(self, lab: Callable[..., Lab]) -> None:
+        this = lab()
+        config = {"identity": str(this.folder / identity_file(0)), "federation": str(this.folder / LIST_FILE)}
+        with pytest.raises(BadMessage, match=r"needs a folder for its ledger .*\(secagg-state\)"):
+            client.secure_sum.Member.of(config, "", 0)
+
+    def test_a_run_that_the_list_does_not_pay_for_is_refused(self, lab: Callable[..., Lab]) -> None:
+        this = lab()
+        privacy = {"delta": 1e-2, "trust": "secagg", "mode": "filter", "noise": "discrete"}
+        privacy["secagg"] = {"min-survivors": 3, "modulus-bits": 24}  # type: ignore[assignment]
+        table = {"clients": N, "sampling-rate": 1.0, "privacy": privacy, "simulation": {"clients-per-node": 1}}
+        config = parse(table)
+        commitment = this.federation.commitment
+        assert listed(config, this.folder / LIST_FILE, commitment) == this.federation
+        assert commitment.rho is not None
+        with pytest.raises(ConfigError, match=r"commits to epsilon 4 at delta 0\.01, which does not pay for this run"):
+            listed(config, this.folder / LIST_FILE, replace(commitment, rho=1.01 * commitment.rho))

@@ -21,9 +21,10 @@ import typer
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_to_proto
 
+from privacy.accountants.calibration import filter_commitment
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Contribution, Plan
-from privacy.events import NoiseShares
+from privacy.events import NoiseShares, Poisson
 from privacy.mechanism import noisy_share
 from privacy.secagg import keys, party, primitives
 from privacy.secagg.aggregator import Aggregator
@@ -90,7 +91,9 @@ def measured(clients: int, dim: int, gone: int) -> dict[str, Any]:
     """One round of ``clients`` clients, of which ``gone`` do not hand in a vector."""
     shares = NoiseShares(clients, math.ceil(0.8 * clients))
     identities = [keys.fresh_identity() for _ in range(clients)]
-    federation = Federation(tuple(map(keys.public_identity, identities)), shares)
+    everybody = Poisson(1.0, clients)
+    commitment, _ = filter_commitment(4.0, 1e-5, everybody, 1, adjacency="zero_out", noise_shares=shares)
+    federation = Federation(tuple(map(keys.public_identity, identities)), commitment)
     plan = Plan(FlatClip(1.0, dim), NOISE_MULTIPLIER)
     meter = Meter()
     noise, plain = noisy_vector(dim, plan, shares)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from privacy.events import NoiseShares
+from privacy.accountants.calibration import filter_commitment
+from privacy.events import NoiseShares, Poisson
 from privacy.randomness.rng import simulation_generator
 from privacy.secagg import keys, party, primitives
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
@@ -21,7 +22,14 @@ CONTENT = bytes(32)
 STEPS = ("keys", "shares", "masked", "consistency", "unmask")
 
 IDENTITIES = [keys.fresh_identity() for _ in range(N)]
-FEDERATION = Federation(tuple(map(keys.public_identity, IDENTITIES)), SHARES)
+COMMITMENT, _ = filter_commitment(4.0, 1e-2, Poisson(1.0, N), 2, adjacency="zero_out", noise_shares=SHARES)
+FEDERATION = Federation(tuple(map(keys.public_identity, IDENTITIES)), COMMITMENT)
+
+
+def sharing(shares: NoiseShares) -> Federation:
+    return replace(FEDERATION, commitment=replace(COMMITMENT, noise_shares=shares))
+
+
 SESSION = FEDERATION.session("a run", "round", 1, 0, CONTENT)
 
 
@@ -104,7 +112,7 @@ class TestSum:
     @pytest.mark.parametrize("bits", [16, 24, 32])
     def test_wraps_around_and_comes_back(self, bits: int) -> None:
         """Sums at both ends of the modulus, from vectors that are beyond it."""
-        federation = replace(FEDERATION, noise_shares=NoiseShares(N, 3, 0, bits))
+        federation = sharing(NoiseShares(N, 3, 0, bits))
         half = 1 << (bits - 1)
         values = np.array([[5 * half, half - 1], [-4 * half, 0], [-half, 0], [0, -1], [-half, -half]])
         play = Play(federation=federation, length=2)
@@ -156,7 +164,7 @@ class TestWhatTheServerSees:
     def test_a_masked_vector_is_uniform_and_fresh(self) -> None:
         """Chi-square over both bytes of 10,000 values of a constant vector; the next round has other masks."""
         length = 10_000
-        federation = replace(FEDERATION, noise_shares=NoiseShares(N, 3, 0, 16))
+        federation = sharing(NoiseShares(N, 3, 0, 16))
         runs = []
         for _ in range(2):
             play = Play(federation=federation, length=length)
@@ -169,7 +177,7 @@ class TestWhatTheServerSees:
 
     def test_all_vectors_but_one_do_not_open_the_sum_of_the_others(self) -> None:
         """Two masked vectors added keep their own masks: still uniform."""
-        play = Play(length=10_000, federation=replace(FEDERATION, noise_shares=NoiseShares(N, 3, 0, 16)))
+        play = Play(length=10_000, federation=sharing(NoiseShares(N, 3, 0, 16)))
         play.keys()
         play.shares()
         play.mask(np.zeros((N, 10_000), dtype=np.int64))
@@ -348,7 +356,7 @@ class TestFederation:
         assert Federation.from_text(FEDERATION.to_text()) == FEDERATION
 
     @pytest.mark.parametrize(
-        "text", ["", "[]", "{}", "null", FEDERATION.to_text().replace('"format": 1', '"format": 2')]
+        "text", ["", "[]", "{}", "null", FEDERATION.to_text().replace('"format": 2', '"format": 1')]
     )
     def test_other_text_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match=r"federation|format|Expecting"):
@@ -356,7 +364,10 @@ class TestFederation:
 
     def test_nobody_stands_on_the_list_twice(self) -> None:
         with pytest.raises(ValueError, match="twice"):
-            Federation((FEDERATION.members[0],) * N, SHARES)
+            Federation((FEDERATION.members[0],) * N, COMMITMENT)
+        alone = replace(COMMITMENT, noise_shares=None, adjacency="add_remove")
+        with pytest.raises(ValueError, match="noise_shares"):
+            Federation(FEDERATION.members, alone)
 
     def test_sessions_differ_in_all_that_names_them(self) -> None:
         names = [("a", "round", 1, 0, CONTENT), ("b", "round", 1, 0, CONTENT), ("a", "histogram", 1, 0, CONTENT)]

@@ -18,13 +18,19 @@ def test_three_clients_make_a_list(tmp_path: Path) -> None:
     assert len(load_identity(tmp_path / "0.key")) == 32
     path = tmp_path / "federation.json"
     members = [word for one in public for word in ("--member", one)]
-    made = lacquer("federation", str(path), *members, "--survivors", "2", "--least-noise", "1.5")
+    refused = lacquer("federation", str(path), *members, "--survivors", "2")
+    assert refused.exit_code == 2
+    assert "--epsilon and --delta must be > 0" in refused.output
+    budget = ("--epsilon", "4", "--delta", "1e-2")
+    made = lacquer("federation", str(path), *members, "--survivors", "2", "--least-noise", "1.5", *budget)
     assert made.exit_code == 0, made.output
     assert made.output == lacquer("federation", str(path)).output
     assert "3 clients, 2 must hand in a vector, 0 may collude, 2 open a sum" in made.output
     federation = Federation.from_text(path.read_text())
     assert [one.hex() for one in federation.members] == public
     assert federation.least_noise_multiplier == 1.5
+    assert (federation.commitment.epsilon, federation.commitment.delta) == (4.0, 1e-2)
+    assert "all runs together: epsilon 4 at delta 0.01" in made.output
     assert federation.digest.hex() in made.output
     assert lacquer("federation", str(path), *members).exit_code == 2, "a list is never overwritten"
 
