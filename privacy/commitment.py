@@ -22,7 +22,7 @@ from privacy import checks
 from privacy.events import Json, NoiseShares, Poisson
 
 WEAKEST_NOISE_MULTIPLIER = 0.3
-"""Below this a single release of a sampled unit has epsilon > 35 at delta 1e-5: it protects no one."""
+"""At this noise one release of everybody has epsilon 19.13 at delta 1e-5: less protects no one."""
 
 ROUNDING = 1e-9
 """Relative slack of a noise multiplier against its committed floor. Accounting reduces every multiplier by as much, so

@@ -29,7 +29,7 @@ from privacy import checks
 from privacy.clipping import clip_from_json
 from privacy.clipping.clip_map import ClipMap
 from privacy.clipping.units import Units, slabs, squared_norms
-from privacy.events import Component
+from privacy.events import Component, effective_noise_multiplier
 from privacy.queries import Query, query_from_json
 
 GRID: Final = 2.0**40
@@ -76,8 +76,8 @@ class Plan:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """``(sum_j (S_j/s_j)^2)^(-1/2)`` over all components: the single Gaussian that costs as much."""
-        return 1.0 / math.hypot(*(part.sensitivity / part.noise_std for part in self.components()))
+        """That of all components together, see :func:`privacy.events.effective_noise_multiplier`."""
+        return effective_noise_multiplier(*((part.sensitivity, part.noise_std) for part in self.components()))
 
     def noise_std(self, expected_units: float) -> Float64[Tensor, "*params"]:
         """Std of the noise in each value of ``Release.update``, 0-d where all are alike."""

@@ -25,6 +25,17 @@ from privacy import checks
 Json: TypeAlias = dict[str, Any]
 
 
+def effective_noise_multiplier(*parts: tuple[float, float]) -> float:
+    """``z_eff = (sum_j (S_j/s_j)^2)^(-1/2)``: the single Gaussian that costs as much as all parts of one event.
+
+    Args:
+        parts: (sensitivity S_j, noise_std s_j) of each.
+    """
+    if any(noise_std == 0.0 for _, noise_std in parts):
+        return 0.0
+    return 1.0 / math.hypot(*(sensitivity / noise_std for sensitivity, noise_std in parts))
+
+
 @dataclass(frozen=True)
 class Component:
     """One part of a joint Gaussian release.
@@ -287,10 +298,8 @@ class ReleaseEvent:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """``(sum_j (S_j/s_j)^2)^(-1/2)``: the single Gaussian that costs as much as all components together."""
-        if any(component.noise_std == 0.0 for component in self.components):
-            return 0.0
-        return 1.0 / math.hypot(*(component.sensitivity / component.noise_std for component in self.components))
+        """That of all components together, see :func:`effective_noise_multiplier`."""
+        return effective_noise_multiplier(*((part.sensitivity, part.noise_std) for part in self.components))
 
     def to_json(self) -> Json:
         distributed = {} if self.noise_shares is None else {"noise_shares": self.noise_shares.to_json()}

@@ -9,7 +9,7 @@ Delta_k is what K private steps of site k moved the adapter (``client/record_lev
 factors after them; R is added to the frozen weights (``strategies/adapter/residual.py``), s = alpha / r; heads are
 averaged.
 References: McMahan et al. 2017 (arXiv 1602.05629v4); Liu et al., "DP-LoRA" (arXiv 2312.17493), for averaging LoRA
-factors that were trained by DP-SGD in every client; the other three as in ``aggregation/individual.py``.
+factors that were trained by DP-SGD in every client; the other three as in ``aggregations/individual.py``.
 Guarantee: post-processing of the sites' releases. Each site's epsilon is its own, for one unit of its own data. Sites
 weigh alike, since sizes may be private; a site that refuses, fails or sends nonsense is left out of the mean.
 Deviations: what FLoRA and FedEx write into W0 is kept beside it, which computes the same; sites share one rank.

@@ -10,6 +10,9 @@ import pytest
 import typer
 from click import Command, Group
 
+from privacy.accountants import epsilon
+from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
+from privacy.events import Poisson
 from server.config.load import known_keys
 from simulations.benchmarks.__main__ import BENCHMARKS
 from simulations.cli.app import app
@@ -146,3 +149,29 @@ def test_the_checks_look_at_something() -> None:
     assert len(DOCUMENTS) > 10
     assert len(list(commands(text))) > 50
     assert len(re.findall(rf"(?:{FOLDERS})/[\w/.*-]+", text)) > 150
+
+
+SOURCES = [name for name in TRACKED if name.endswith(".py") and name.partition("/")[0] in FOLDERS.split("|")[:5]]
+
+
+def wrong_files(text: str) -> list[str]:
+    """Files with a folder that a source's prose names, whole or from within its package, and that are not there."""
+    named = set(re.findall(r"(?<![\w/.-])[a-z_]+/[\w/]+\.(?:py|md|toml)\b", text))
+    return sorted(file for file in named if not any(f"/{known}".endswith(f"/{file}") for known in TRACKED))
+
+
+def test_sources_name_files_that_exist() -> None:
+    of_others = {"urllib3/util/url.py"}
+    wrong = {name: wrong_files((ROOT / name).read_text(encoding="utf-8")) for name in SOURCES}
+    assert {name: found for name, found in wrong.items() if set(found) - of_others} == {}
+    assert wrong_files('"""As in ``aggregation/individual.py``; see docs/nowhere.md."""') == [
+        "aggregation/individual.py",
+        "docs/nowhere.md",
+    ]
+
+
+def test_the_least_noise_costs_what_the_page_says() -> None:
+    weakest = epsilon([(Poisson(1.0, 1000), WEAKEST_NOISE_MULTIPLIER, 1)], 1e-5)
+    assert "ε > 19 at δ = 10⁻⁵" in DOCUMENTS["privacy/README.md"]
+    assert "has epsilon 19.13 at delta 1e-5" in (ROOT / "privacy/commitment.py").read_text()
+    assert abs(weakest - 19.13) < 0.005

@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from privacy import checks
 from privacy.accountants import composition, pld, renyi
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
-from privacy.events import NoiseShares, Poisson, ReleaseEvent, Step
+from privacy.events import NoiseShares, Poisson, ReleaseEvent, Step, effective_noise_multiplier
 
 LARGEST = 1e6
 _GRID = 1e-4
@@ -95,13 +95,13 @@ def floor_commitment(
 ) -> tuple[Commitment, float]:
     """Calibrate, and commit to the result: the commitment in floor mode and the multiplier of the update.
 
-    The committed steps are those of ``extra`` and then one per run of equal rounds, at the effective multiplier.
+    The committed steps are those of ``extra`` and then one per run of equal rounds, at the effective noise multiplier.
     Arguments and errors as for :func:`calibrate`.
     """
     z = calibrate(epsilon, delta, sampling, rounds, extra=extra, queries=queries, profile=profile, adjacency=adjacency)
     samplings = _per_round(sampling, rounds)
     steps = [
-        (one, effective(z * share, queries)) for one, share in zip(samplings, _shape(profile, rounds), strict=True)
+        (one, _effective(z * share, queries)) for one, share in zip(samplings, _shape(profile, rounds), strict=True)
     ]
     floor = [FloorStep(label, one, multiplier, len(list(same))) for (one, multiplier), same in groupby(steps)]
     unit, population = samplings[0].unit, samplings[0].population
@@ -182,7 +182,7 @@ class NoiseSearch:
     def steps(self, z: float) -> list[Step | FloorStep | ReleaseEvent]:
         """Everything the run releases if its update has multiplier ``z``."""
         rounds = zip(self.samplings, self.profile, strict=True)
-        return [*self.extra, *((one, effective(z * share, self.queries), 1) for one, share in rounds)]
+        return [*self.extra, *((one, _effective(z * share, self.queries), 1) for one, share in rounds)]
 
     def epsilon(self, z: float, accountant: str, interval: float | None = None) -> float:
         """What that costs."""
@@ -276,10 +276,10 @@ class NoiseSearch:
         return math.exp(float(brentq(excess, lowest, highest, xtol=1e-3))) / squeezed
 
 
-def effective(z: float, queries: Queries) -> float:
-    """Noise multiplier of the joint Gaussian of an update at ``z`` and its queries."""
+def _effective(z: float, queries: Queries) -> float:
+    """Effective noise multiplier of an update at ``z`` beside its queries."""
     if isinstance(queries, Sequence):
-        return 1.0 / math.hypot(1.0 / z, *(1.0 / float(other) for other in queries))
+        return effective_noise_multiplier((1.0, z), *((1.0, float(other)) for other in queries))
     return float(queries(z))
 
 

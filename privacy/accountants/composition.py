@@ -39,7 +39,8 @@ from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
 from privacy.events import Poisson, ReleaseEvent, Step
 
-ADJACENCIES = ("add_remove", "replace_one")
+COMPOSED = ("add_remove", "replace_one")
+"""Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
 ACCOUNTANTS = ("pld", "rdp", "prv", "gdp-approx")
 BOUNDS = ("pld", "rdp", "prv")
 
@@ -66,7 +67,7 @@ def epsilon(
         ValueError: a bad delta, accountant or adjacency, or events of different units.
     """
     checks.one_of(ACCOUNTANTS, accountant=accountant)
-    checks.one_of(ADJACENCIES, adjacency=adjacency)
+    checks.one_of(COMPOSED, adjacency=adjacency)
     checks.probability(delta=delta)
     steps = merged(events)
     if not steps:

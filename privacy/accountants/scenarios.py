@@ -16,7 +16,7 @@ from privacy.accountants import composition
 from privacy.accountants.calibration import calibrate
 from privacy.commitment import check_delta
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson, Step
+from privacy.events import Poisson, Step, effective_noise_multiplier
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Scenario:
 
     def steps(self, noise_multiplier: float) -> tuple[Step, ...]:
         """Everything released at that noise multiplier."""
-        effective = 1.0 / math.hypot(1.0 / noise_multiplier, *(1.0 / other for other in self.queries))
+        effective = effective_noise_multiplier((1.0, noise_multiplier), *((1.0, other) for other in self.queries))
         return (*self.extra, (self.cohort, effective, self.rounds))
 
 

@@ -138,7 +138,8 @@ class PerAdapterClip:
     allocation of least total noise sum_k d_k s_k^2 = (z S)^2 among those with sum_k (C_k/s_k)^2 = z^-2 (Lagrange;
     the optimal split of the privacy budget has 1/s_k^2 proportional to sqrt(d_k)/C_k).
 
-    Noise of std z C_k on every block, as in RLDP (arXiv 2507.22565v1), has the joint multiplier z / sqrt(K) only.
+    Noise of std z C_k on every block, as in RLDP (arXiv 2507.22565v1), has the effective noise multiplier z / sqrt(K)
+    only.
 
     Attributes:
         bounds: C_k, one per block.

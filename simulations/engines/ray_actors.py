@@ -8,7 +8,7 @@ sent. A message whose second actor dies too becomes an error reply, like any fai
 the strategy ends the run.
 
 Flower has no place to plug a pool in, so two of its methods are replaced in the process that holds the pool (the one of
-the ServerApp). ``tests/simulations/test_actors.py`` fails if a later Flower calls them in another way.
+the ServerApp). ``tests/runs/test_actors.py`` fails if a later Flower calls them in another way.
 """
 
 import logging

@@ -129,7 +129,7 @@ class Controller(Protocol[S]):
 
 
 def update_multiplier(effective: float, queries: Sequence[Query]) -> float:
-    """Noise multiplier of the update beside ``queries`` in a round of effective multiplier ``effective``.
+    """Noise multiplier of the update beside ``queries`` in a round of effective noise multiplier ``effective``.
 
     Raises:
         ValueError: the queries alone need as much budget as the round has; the message names the least noise.

@@ -1,4 +1,4 @@
-"""Events describe releases: what is impossible is refused, the joint multiplier is right, JSON brings back the same."""
+"""Events describe releases: what is impossible is refused, noise multipliers are right, JSON brings back the same."""
 
 import json
 import math
@@ -17,13 +17,13 @@ def event(*components: Component, sampling: Poisson = POISSON) -> ReleaseEvent:
     return ReleaseEvent("round", 3, sampling, components)
 
 
-def test_the_joint_multiplier_of_one_component_is_its_own() -> None:
+def test_the_effective_noise_multiplier_of_one_component_is_its_own() -> None:
     assert event(Component("update", 2.0, 3.0, 10)).effective_noise_multiplier == pytest.approx(1.5, rel=1e-15)
 
 
 @settings(derandomize=True, max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=6))
-def test_the_joint_multiplier_is_that_of_the_whitened_gaussian(parts: list[tuple[float, float]]) -> None:
+def test_the_effective_noise_multiplier_is_that_of_the_whitened_gaussian(parts: list[tuple[float, float]]) -> None:
     joint = event(*(Component(str(i), s, noise, 1) for i, (s, noise) in enumerate(parts)))
     whitened_sensitivity = math.sqrt(sum((s / noise) ** 2 for s, noise in parts))
     assert joint.effective_noise_multiplier * whitened_sensitivity == pytest.approx(1.0, rel=1e-12)

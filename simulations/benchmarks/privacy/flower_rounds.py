@@ -223,7 +223,8 @@ def ours(
 def our_path(noise_multiplier: float, ledger: Ledger, bit_std: float | None = None) -> ReleasePath:
     """Rows -> released update for the two-world audit.
 
-    bit_std: release a norm bit with this noise in the same event, at the same effective multiplier; None for no bit.
+    bit_std: release a norm bit with this noise in the same event, at the same effective noise multiplier; None for no
+    bit.
     """
     queries = () if bit_std is None else (NormBit(BOUND, bit_std),)
     update = sum((noise_multiplier**-2, *(-((query.sensitivity / query.noise_std) ** 2) for query in queries))) ** -0.5

@@ -41,7 +41,7 @@ def after(info: RunInfo, spent: float, plan: Plan, told: float) -> float:
 
 
 def cost(info: RunInfo, noise_multiplier: float) -> float:
-    """What a round of that effective multiplier takes from the budget."""
+    """What a round of that effective noise multiplier takes from the budget."""
     return 1.0 if info.order is None else _rho(info, noise_multiplier)
 
 

@@ -11,10 +11,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from privacy.accountants import composition, pld
-from privacy.accountants.composition import Step, epsilon, tightest_bound
+from privacy.accountants.composition import epsilon, tightest_bound
 from privacy.commitment import FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import Component, Poisson, ReleaseEvent
+from privacy.events import Component, Poisson, ReleaseEvent, Step
 
 N = 100_000
 
