@@ -191,7 +191,7 @@ def test_what_fails_with_any_records_is_found_out_before_the_first_charge(tmp_pa
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, grouped):
     units = [0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5] if grouped else None
-    data, made = records(units=units), engine()
+    data, made = records(units=units), engine(token_budget=16)
     settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
     training = silo_training(tmp_path, data, made=made, **settings)
     planned, everyone = training.next_release(), np.arange(6 if grouped else 12)
@@ -199,12 +199,16 @@ def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, 
     broken, gradients = data.select([3]).tokens.tolist(), made.per_record_gradients
 
     def raising(adapter, batch):
-        if any(batch.select([row]).tokens.tolist() == broken for row in range(len(batch))):
-            raise IndexError(f"secret {broken}")
-        yield from gradients(adapter, batch)
+        for chunk in gradients(adapter, batch):  # those before it are there when it raises
+            if any(batch.select([row]).tokens.tolist() == broken for row in chunk.records):
+                raise IndexError(f"secret {broken}")
+            began.append(len(chunk.records))
+            yield chunk
 
+    began = []
     monkeypatch.setattr(made, "per_record_gradients", raising)
     found = summed(training).encoded
+    assert began
     others = np.delete(everyone, 1 if grouped else 3)
     expected = sum((contribute(chunk, planned.plan) for chunk in training.rows(others, planned)), _zero(planned))
     assert torch.equal(found, expected.encoded)

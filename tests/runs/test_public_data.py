@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,7 @@ def test_a_warm_start_lowers_the_loss_on_the_records_it_used(cache: Path) -> Non
     made = assembly(cache, **{"warm-start-epochs": 10, "warm-start-learning-rate": 0.003})
     public = PublicTraining.of(made)
     assert public.used == 30
+    assert public.records.tokens.tolist() == made.data.validation.select(np.arange(30)).tokens.tolist()
     assert public.engine is not None
     before = public.engine.evaluate(made.start, public.records).loss
     after = public.engine.evaluate(public.warm_start(made.start), public.records).loss

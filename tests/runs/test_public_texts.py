@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from client.record_level.dp_sgd import PrivateSgd
+from client.record_level.training import record_level_engine
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.checkpoint import load_checkpoint
+from server.runs.public_data import PublicTraining, public_span
+from server.runs.record_level_assembly import assemble_record_level
 from server.runs.start import run_in_folder
 
 SPAN = {"samples": 6, "directions": 3, "openings": "Notes: |A patient", "warm-start-epochs": 1}
@@ -64,6 +67,19 @@ def test_a_method_of_the_span_runs_from_its_name(method: str, cache: Path, tmp_p
     values = 2 * (2 * 32 + 32 + 16) * 2  # two layers, rank 2: q_proj 32 -> 32 and v_proj 32 -> 16, A and B
     assert dims == [{"coefficients": 6, "projection": values, "embedding-residual": 3 + values}[method]] * 3
     assert json.loads((tmp_path / "run" / "results.json").read_text())["rounds_done"] == 3
+
+
+def test_what_is_public_to_a_site_is_none_of_its_records(cache: Path) -> None:
+    """Neither the texts of its span nor what it warms up on."""
+    made = assemble_record_level(config(cache, "projection", **{"public.warm-start-epochs": 1}))
+    site = made.data.client(0)
+    own = {tuple(site.select([record]).tokens) for record in range(len(site))}
+    span = public_span(made, record_level_engine(made.job, "stacked"))[1]
+    assert span is not None
+    for public in (span.start().texts, PublicTraining.of(made).records):
+        assert len(public) > 1
+        assert not own & {tuple(public.select([record]).tokens) for record in range(len(public))}
+    assert len(own) > 20
 
 
 def test_texts_that_evolved_are_there_after_a_break(

@@ -132,6 +132,18 @@ class TestAgreement:
         assert parties * 2**grid + 11.9 * total_std < 2 ** (bits - 1)
         assert shares.share(multiplier, grid) >= LEAST_SHARE
 
+    @pytest.mark.parametrize(
+        ("shares", "alone"),
+        [((10, 8, 1), 7), ((10, 8, 0), 8), ((10, 10, 3), 7), ((100, 80, 10), 70), ((5, 4, 2), 2)],
+    )
+    def test_those_the_server_does_not_know_make_the_whole_noise(self, shares: tuple[int, ...], alone: int) -> None:
+        """In numbers, not in the code's own words: m - c shares of z 2^g / sqrt(m - c) each."""
+        made, grid, z = NoiseShares(*shares), 20, 1.5
+        assert made.honest == alone
+        share = made.share(z, grid)
+        assert share == math.ceil(1.5 * 1048576 / math.sqrt(alone))
+        assert alone * share**2 >= (1.5 * 1048576) ** 2 > (alone - 1) * share**2
+
     def test_json_brings_back_the_same(self) -> None:
         event = ReleaseEvent("round", 1, EVERYONE, PLAN.components(), SHARES)
         assert ReleaseEvent.from_json(json.loads(json.dumps(event.to_json()))) == event
@@ -153,7 +165,7 @@ class TestMechanism:
         """Without the colluding party's share: m - c of them carry the whole promise."""
         plan = Plan(FlatClip(2.0, DIM), 1.5)
         requested = charged_request(plan, cohort(EVERYONE, 1, ledger), noise_shares=SHARES, ledger=ledger)
-        update = released_sum(summed(SHARES.honest, plan), requested, ledger).update
+        update = released_sum(summed(7, plan), requested, ledger).update
         promised = requested.event.components[0].noise_std * 2.0 / 10  # bound 2, divisor 10
         assert kstest(update.numpy() / promised, "norm").pvalue > 1e-8  # its chance to fail
         assert float(update.std()) == pytest.approx(promised, rel=5.5 / math.sqrt(2 * DIM))
@@ -173,7 +185,7 @@ class TestMechanism:
             ]
         )
         grid = SHARES.grid_bits([10.0])
-        expected = 10.0 * 2**grid / math.sqrt(SHARES.honest)
+        expected = 10.0 * 2**grid / math.sqrt(7)
         assert float(total.double().std()) == pytest.approx(expected, rel=5.5 / math.sqrt(2 * total.numel()))
 
     def test_without_noise_it_is_the_plain_sum(self, ledger: MemoryLedger) -> None:
@@ -225,7 +237,7 @@ class TestMechanism:
         canary[0, 0] = 9.0
         worst = noisy_share(contribute(Units(canary), plan), plan, SHARES, InsecureZeroNoise())
         assert int(worst[0]) == (1 << SHARES.grid_bits([1.0])) - 1  # toward zero, from just below
-        for honest, kept in ((SHARES.honest, True), (3, False)):
+        for honest, kept in ((7, True), (3, False)):
             present = (summed(honest, plan) + worst[0]).double().numpy()
             absent = summed(honest, plan).double().numpy()
             assert judge(present, absent, noise_multiplier=1.0, alpha=1e-7).passed == kept
