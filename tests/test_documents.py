@@ -1,5 +1,6 @@
 """What the documents name exists: paths, modules, commands and their options, settings, targets of make."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -175,3 +176,57 @@ def test_the_least_noise_costs_what_the_page_says() -> None:
     assert "ε > 19 at δ = 10⁻⁵" in DOCUMENTS["privacy/README.md"]
     assert "has epsilon 19.13 at delta 1e-5" in (ROOT / "privacy/commitment.py").read_text()
     assert abs(weakest - 19.13) < 0.005
+
+
+TOUR = DOCUMENTS["privacy/README.md"].partition("## What to read")[2].partition("\n## ")[0]
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """Cells of the table below a heading in bold."""
+    table = TOUR.partition(f"**{heading}**")[2].partition("\n\n|")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
+
+
+def written(path: Path) -> int:
+    return sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def test_the_hour_is_one() -> None:
+    """Twenty lines a minute, of the definitions that the table names."""
+    total = 0
+    for minutes, file, named, _ in rows_of("In an hour"):
+        path = ROOT / file.strip("`")
+        found = 0
+        for name in re.findall(r"`([\w.]+)`", named):
+            if name.endswith(".py"):
+                path = path.with_name(name)
+                continue
+            node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
+            for part in name.split("."):
+                node = next(one for one in node.body if getattr(one, "name", "") == part)  # type: ignore[attr-defined]
+            lines = path.read_text(encoding="utf-8").splitlines()[node.lineno - 1 : node.end_lineno]  # type: ignore[attr-defined]
+            found += sum(bool(line.strip()) for line in lines)
+        assert abs(int(minutes) - found / 20) <= 2.1, (file, found / 20)
+        total += int(minutes)
+    assert 50 <= total <= 60
+
+
+def test_the_minutes_of_all_of_it_are_those_of_its_lines() -> None:
+    total = 0
+    for minutes, named, _ in rows_of("All of it"):
+        names = re.findall(r"`([\w./]+)`", named)
+        left_out = names.pop() if "without" in named else ""
+        places = [ROOT / "privacy" / name for name in names]
+        files = [file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))]
+        lines = sum(written(file) for file in files if file.name != left_out)
+        assert abs(int(minutes) - lines / 20) <= 5, (named, lines / 20)
+        total += int(minutes)
+    assert f": {total} minutes" in TOUR
+
+
+def test_the_lines_that_spare_reading_are_there() -> None:
+    rows = rows_of("What need not be read")
+    assert len(rows) > 5
+    for _, _, line in rows:
+        file, text = re.findall(r"`([^`]+)`", line)
+        assert text.replace("\\|", "|") in (ROOT / file).read_text(encoding="utf-8"), line

@@ -131,13 +131,13 @@ class TestCheckByHand:
 
 
 def test_every_code_name_in_the_tables_exists() -> None:
-    """Names in backticks that look like classes or modules of this room."""
-    room = README.parent
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in room.rglob("*.py"))
+    """Names in backticks that look like classes or modules."""
+    rooms = README.parent, README.parents[1] / "client"  # where a unit becomes a row
+    sources = "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in room.rglob("*.py"))
     for name in set(re.findall(r"`([A-Z]\w+|[a-z]+_\w+)`", TEXT)):
-        assert re.search(rf"\b{name}\b", sources), f"README names `{name}`, which is nowhere in privacy/"
+        assert re.search(rf"\b{name}\b", sources), f"README names `{name}`, which is nowhere in privacy/ and client/"
     for file in set(re.findall(r"\b([a-z_]+\.py)\b", TEXT)):
-        found = [*room.rglob(file), *(room.parent / "tests").rglob(file)]
+        found = [path for room in (*rooms, README.parents[1] / "tests") for path in room.rglob(file)]
         assert found, f"README names {file}, which does not exist"
 
 
