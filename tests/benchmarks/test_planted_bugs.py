@@ -9,7 +9,14 @@ import pytest
 
 from tests.planted_bugs import ROOT
 
-SOME = ["noise-halved", "replay-trusts-the-price", "quantile-of-the-wrong-share", "resume-compares-privacy-only"]
+SOME = [
+    "noise-halved",
+    "noise-shrunk-behind-the-line",
+    "cohort-topped-up",
+    "replay-trusts-the-price",
+    "quantile-of-the-wrong-share",
+    "resume-compares-privacy-only",
+]
 
 
 @pytest.mark.timeout(1800)
