@@ -43,6 +43,16 @@ def test_a_run_with_histogram_and_queries_is_guaranteed_against_the_server(tmp_p
     assert statement["epsilon"] <= 4.0
     assert statement["adjacency"] == "zero_out"
     assert statement["trust_model"].startswith("no trusted aggregator")
+    assert (
+        "in a ledger of its own, and refuses beyond what its copy of the federation's list" in statement["trust_model"]
+    )
+    beyond = (
+        "a server that asks for more than it says: the clients refuse beyond epsilon 4.00 at delta 0.001 over all runs"
+    )
+    assert any(line.startswith(beyond) for line in statement["not_covered"])
+    for own in sorted((folder / "secagg").glob("party-*")):
+        with Ledger.open(own / "ledger.jsonl", read_only=True) as theirs:
+            assert len(theirs.charges) == statement["rounds"]["charged"]
     with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
         assert [event.label for event in ledger.events][-2:] == ["round", "round"]
         assert all(event.noise_shares is not None for event in ledger.events)

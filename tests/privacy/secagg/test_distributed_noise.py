@@ -23,6 +23,7 @@ from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import charged_release, charged_request, noisy_share, released_sum
 from privacy.queries import NormBit, OneHotVote
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
+from privacy.randomness.sampling import CohortSampler
 from tests.cases.drawn import cohort
 from tests.cases.ledgers import MemoryLedger
 
@@ -170,6 +171,10 @@ class TestMechanism:
         assert kstest(update.numpy() / promised, "norm").pvalue > 1e-8  # its chance to fail
         assert float(update.std()) == pytest.approx(promised, rel=5.5 / math.sqrt(2 * DIM))
         assert ledger.steps == ["charge", "released"]
+        assert ledger.events == [requested.event]
+        stale = CohortSampler.fresh().draw(EVERYONE, 1)
+        with pytest.raises(ValueError, match="draw another cohort"):
+            charged_request(plan, stale, noise_shares=SHARES, ledger=ledger)
         assert ledger.events == [requested.event]
 
     def test_every_part_has_its_own_share(self, ledger: MemoryLedger) -> None:
