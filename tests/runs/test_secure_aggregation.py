@@ -434,7 +434,6 @@ class TestOwnLedger:
                 assert own.commitment == this.federation.commitment
                 assert [event.round for event in own.events] == [1, 2]
                 assert own.rho_spent == pytest.approx(own.commitment.rho, rel=1e-3)
-                assert all(charge.released_at for charge in own.charges)
 
     def test_a_named_round_gets_one_vector_across_restarts(self, lab: Callable[..., Lab]) -> None:
         this = lab(ledger=patient())
