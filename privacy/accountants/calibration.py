@@ -210,7 +210,8 @@ class NoiseSearch:
         if reached < self.target:
             raise ValueError(
                 f"epsilon must be <= {reached:.4g}, got {self.target:g}, for which less noise than a multiplier of "
-                f"{WEAKEST_NOISE_MULTIPLIER} would do: that protects no one; lower epsilon, or sample or train less"
+                f"{WEAKEST_NOISE_MULTIPLIER} would do: that protects no one; lower epsilon, or plan more "
+                "rounds or a higher sampling rate"
             )
 
     def root(self, accountant: str) -> float:

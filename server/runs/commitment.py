@@ -20,7 +20,7 @@ from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
 from strategies.calibration import Calibrated, calibrate
-from strategies.controllers.controller import Controller, PublicSignals, RunInfo
+from strategies.controllers.controller import Controller, NoBudgetLeft, PublicSignals, RunInfo
 from strategies.plugins import place
 
 
@@ -84,8 +84,24 @@ def commit(config: RunConfig, controller: Controller[Any], folder: Path | None =
         if config.noise_shares is not None:
             config.noise_shares.grid_bits([part.noise_multiplier for part in plan.components()])
 
-    refuse_unplannable(controller, info, f"strategy.controller = {config.strategy.controller!r}", sendable)
+    what = f"strategy.controller = {config.strategy.controller!r}"
+    try:
+        refuse_unplannable(controller, info, what, sendable)
+    except ConfigError as error:
+        if isinstance(error.__cause__, NoBudgetLeft):
+            raise ConfigError(_too_few(config, what, error.__cause__)) from error
+        raise
     return found
+
+
+def _too_few(config: RunConfig, what: str, error: NoBudgetLeft) -> str:
+    """The plain cause: what is counted of a cohort has noise in proportion to the clients expected in it."""
+    return (
+        f"{what}: an expected cohort of {config.expected_cohort:g} is too small. What it asks beside the update "
+        f"({error.names}) takes {error.times:.3g} times the budget of a round. Raise clients (now {config.clients}) or "
+        f"sampling-rate (now {config.sampling_rate:g}), raise privacy.epsilon (now {config.privacy.epsilon:g}), or "
+        f"give {error.names} more noise (strategy.controller-options)"
+    )
 
 
 def commit_records(

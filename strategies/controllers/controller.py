@@ -128,23 +128,38 @@ class Controller(Protocol[S]):
         ...
 
 
+class NoBudgetLeft(ValueError):
+    """What is asked beside the update takes all that a round may spend.
+
+    Attributes:
+        names: of the queries.
+        times: how many times the budget of a round they take.
+    """
+
+    def __init__(self, message: str, names: str, times: float) -> None:
+        super().__init__(message)
+        self.names, self.times = names, times
+
+
 def update_multiplier(effective: float, queries: Sequence[Query]) -> float:
     """Noise multiplier of the update beside ``queries`` in a round of effective noise multiplier ``effective``.
 
     Raises:
-        ValueError: the queries alone need as much budget as the round has; the message names the least noise.
+        NoBudgetLeft: the queries alone need as much budget as the round has; the message names the least noise.
     """
     spent = math.hypot(*(query.sensitivity / query.noise_std for query in queries))
     if effective * spent >= 1.0:
         names = " and ".join(repr(query.name) for query in queries)
-        raise ValueError(
+        raise NoBudgetLeft(
             f"noise multiplier of a round must be < {1.0 / spent:g}, which {names} alone has, got {effective:g}: no "
             f"budget is left for the update; raise the noise of {names} by more than {effective * spent:.3g} times, "
-            "expect a larger cohort, or allow a larger epsilon"
+            "expect a larger cohort, or allow a larger epsilon",
+            names,
+            effective * spent,
         )
     return effective / math.sqrt(1.0 - (effective * spent) ** 2)
 
 
 def check_queries(info: RunInfo, queries: Sequence[Query]) -> None:
-    """ValueError unless every round of a run leaves its update some budget beside ``queries``."""
+    """NoBudgetLeft unless every round of a run leaves its update some budget beside ``queries``."""
     update_multiplier(max(info.noise_multipliers), queries)

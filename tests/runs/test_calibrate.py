@@ -75,7 +75,7 @@ def test_no_epsilon_is_printed_as_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         (["--option", "clip-norm=3"], "it says itself what is released"),
         (["--controller", "quantil"], "did you mean 'quantile'"),
         (["--controller", "quantile", "--option", "bit-nois=3"], "did you mean bit-noise"),
-        (["--controller", "quantile", "--option", "bit-noise=0.2"], "no budget is left for the update"),
+        (["--controller", "quantile", "--option", "bit-noise=0.2"], "takes 3.66 times the budget of a round"),
     ],
 )
 def test_bad_arguments_end_with_two(arguments: list[str], message: str) -> None:

@@ -19,6 +19,7 @@ from server.runs.commitment import commit, not_private_reason, round_sampling
 from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
+from strategies.controllers.quantile import Quantile
 
 
 def small(**privacy: object) -> RunConfig:
@@ -118,6 +119,13 @@ def test_the_ledger_pays_for_what_the_controller_plans_and_for_no_more(mode: str
 def test_a_target_that_no_noise_can_keep_is_refused(epsilon: float, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         commit(small(epsilon=epsilon), DpLac())
+
+
+def test_a_cohort_too_small_for_what_is_asked_of_it_is_refused_in_plain_words() -> None:
+    config = parse({"clients": 20, "rounds": 40, "privacy": {"delta": 1e-3}, "strategy": {"controller": "quantile"}})
+    with pytest.raises(ConfigError, match=r"'quantile': an expected cohort of 1 is too small\. .*clients \(now 20\)"):
+        commit(config, Quantile())
+    commit(parse({**config.to_table(), "clients": 9000, "privacy": {"delta": 1e-5}}), Quantile())
 
 
 @pytest.mark.parametrize(
