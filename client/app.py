@@ -1,5 +1,6 @@
 """The ClientApp: its handlers, nothing else. The same app serves a simulated worker and a deployed client."""
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -7,7 +8,7 @@ from client.node import Node, kept_here, refuse_unless_for
 from client.record_level import messages, participant
 from client.secure_sum import HANDLERS
 from client.worker import warm_worker
-from strategies.messages.client_update import EvaluateRequest, TrainRequest, contribution_records, totals_records
+from strategies.messages.client_update import EvaluateRequest, ShardMetrics, TrainRequest, contribution_records
 from strategies.messages.records import BadMessage
 
 app = ClientApp()
@@ -39,4 +40,6 @@ def evaluate(message: Message, context: Context) -> Message:
             raise BadMessage("a node with records of its own has no public ones to evaluate on")
         request = EvaluateRequest.from_records(message.content)
         metrics = warm_worker(request.job).metrics(request)
-        return Message(totals_records(metrics.loss, metrics.accuracy, metrics.count), reply_to=message)
+        confusion = None if metrics.confusion is None else np.array(metrics.confusion)
+        shard = ShardMetrics(metrics.loss, metrics.accuracy, metrics.count, confusion)
+        return Message(shard.to_records(), reply_to=message)

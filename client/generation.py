@@ -217,6 +217,34 @@ def answer_scores(
     return AnswerScores(rouge(found, wanted.references), len(records), most_tokens, wanted.cut)
 
 
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "model": "Assistant", "tool": "Tool"}
+"""Words that chat templates write before a turn, and what people read there."""
+
+
+def turns_text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """A rendered conversation as a person reads it: "User: ..." and so on, without the template's marks.
+
+    A role is a word of :data:`ROLES` that stands alone between special tokens, or in the first line behind one. What
+    has no such marks is shown as it is.
+    """
+    special, pieces = set(tokenizer.all_special_ids), [list[int]()]
+    for token in tokens:
+        if token in special:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    turns: list[list[str]] = [["", ""]]
+    for piece in pieces:
+        text = str(tokenizer.decode(piece)).strip()
+        first, _, rest = text.partition("\n")
+        if first.strip() in ROLES:
+            turns.append([ROLES[first.strip()], rest.strip()])
+        else:
+            turns[-1][1] = f"{turns[-1][1]} {text}".strip()
+    said = [f"{role}: {text}" if role else text for role, text in turns if text]
+    return "\n\n".join(said) or text_of(tokenizer, tokens)
+
+
 def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """Tokens as a person reads them."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

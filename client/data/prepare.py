@@ -168,6 +168,8 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "truncated": {part: made[part].truncated for part in PARTS},
         "answers_cut": {part: made[part].answers_cut for part in PARTS},
         "removed": held.removed | sum((made[part].left_out for part in PARTS), Counter[str]()),
+        "read": held.read,
+        "not_drawn": held.not_drawn,
         "clients": len(owners),
         "empty_clients": int((owners.sizes == 0).sum()),
         "files": {f"{name}.npy": sha256(folder / f"{name}.npy") for name in sorted(arrays)},

@@ -28,12 +28,21 @@ _REPEATED_CLIENTS = 1000
 
 @dataclass(frozen=True)
 class Held:
-    """Texts of the three parts, encoded labels, and what was left out on the way."""
+    """Texts of the three parts, encoded labels, and what was left out on the way.
+
+    Attributes:
+        removed: records by the part that they were no part of, because they are held out; rows by the reason for which
+            they became no record.
+        read: rows by the source they were read from.
+        not_drawn: records of a part beyond those that were asked for.
+    """
 
     texts: dict[str, Texts]
     labels: dict[str, NDArray[np.int64]]
     label_names: list[str]
     removed: dict[str, int]
+    read: dict[str, int]
+    not_drawn: dict[str, int]
 
 
 def reading(spec: DataSpec) -> Reading:
@@ -52,32 +61,47 @@ def hold_out(spec: DataSpec) -> Held:
     Raises:
         ValueError: what :mod:`client.data.sources` refuses, or too few records for the parts asked for.
     """
+    not_drawn: dict[str, int] = {}
     if spec.source == NOTES:
         texts, left_out = _notes(spec), Counter[str]()
+        read = {"generated": sum(map(len, texts.values()))}
     else:
         source = sources.read(spec.source, reading(spec), chat=spec.chat)
-        test = _test_source(spec)
-        texts, left_out = _carve(source, test, spec), source.left_out + (test.left_out if test else Counter())
+        read = {"source": len(source) + source.left_out.total()}
+        whole = _test_source(spec)
+        test = whole
+        if whole is not None:
+            read["test-source"] = len(whole) + whole.left_out.total()
+            test = _limited(whole, spec)
+            not_drawn["test"] = len(whole) - len(test)
+        texts, left_out = _carve(source, test, spec), source.left_out + (whole.left_out if whole else Counter())
     texts, removed = _separate(texts, spec)
     removed |= left_out
-    texts["train"] = _drawn(texts["train"], spec)
+    train = _drawn(texts["train"], spec)
+    not_drawn["train"] = len(texts["train"]) - len(train)
+    texts["train"] = train
     texts["train"] = redact(plant(texts["train"], Canaries.of(spec, spec.seed)), spec, chat=spec.chat)
     if spec.task != "classification":
-        return Held(texts, {}, [], removed)
+        return Held(texts, {}, [], removed, read, not_drawn)
     raw = {part: texts[part].labels or [] for part in PARTS}
     known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
     where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
     names = class_names(known, where)
     tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
     encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
-    return Held(texts, encoded, list(notes.LABELS) if spec.source == NOTES else names, removed)
+    names = list(notes.LABELS) if spec.source == NOTES else names
+    return Held(texts, encoded, names, removed, read, not_drawn)
 
 
 def _test_source(spec: DataSpec) -> Texts | None:
-    """The test set of a source of its own; a part of it is drawn with a fixed seed, so that runs stay comparable."""
+    """The records of a test source."""
     if not spec.test_source:
         return None
-    test = sources.read(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat)
+    return sources.read(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat)
+
+
+def _limited(test: Texts, spec: DataSpec) -> Texts:
+    """As many of a test source as are tested on, drawn with a fixed seed, so that runs stay comparable."""
     if not 0 < spec.test_limit < len(test):
         return test
     return test.select(np.sort(simulation_generator(0, "test-limit").permutation(len(test))[: spec.test_limit]))

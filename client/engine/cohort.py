@@ -210,7 +210,7 @@ class CohortEngine:
         """The task's metrics of one full vector over all records."""
         pool = self._passes.pool([records])
         self._stacked.bind(self._stacked.inward(vector, full=True))
-        totals = torch.zeros(3, dtype=torch.float64)
+        totals = self.task.no_totals()
         for _, part in self._passes.each(pool.lengths, lambda piece: self._passes.totals(pool, piece.rows)):
             totals += part
         return self.task.metrics(totals)

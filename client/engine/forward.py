@@ -81,7 +81,7 @@ class Forward:
             batch = replace(batch, logit_offsets=offsets[torch.from_numpy(pool.client[rows])])
         return self.task.per_record_loss(logits, batch)
 
-    def totals(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, "3"]:
+    def totals(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, " sums"]:
         """The task's metric totals of rows that share one adapter."""
         logits, batch = self.outputs(pool, rows, Rows.shared(len(rows)))
         return self.task.totals(logits, batch).cpu()

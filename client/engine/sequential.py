@@ -161,7 +161,7 @@ class SequentialEngine:
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:
         """As `CohortEngine.evaluate`."""
         self.load(vector)
-        pool, totals = Pool([records], self.longest), torch.zeros(3, dtype=torch.float64)
+        pool, totals = Pool([records], self.longest), self.task.no_totals()
         for rows in (piece.rows for piece in micro_batches(pool.lengths, self.token_budget, longest=self.longest)):
             batch = pool.batch(rows, self._pad, self.device)
             totals += self.task.totals(self._logits(batch.input_ids, batch.attention_mask), batch).cpu()

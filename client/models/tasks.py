@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from client.models.confusion import macro_f1
 from client.models.lm_head import Predictions, token_losses, wide
 from privacy import checks
 
@@ -46,6 +47,10 @@ class Batch:
     logit_offsets: Float[Tensor, "n labels"] | None = None
 
 
+MOST_CLASSES = 300
+"""Up to so many classes are confusions counted: their number grows with the square."""
+
+
 @dataclass(frozen=True)
 class Metrics:
     """Averages over a set of records.
@@ -55,12 +60,20 @@ class Metrics:
         accuracy: share of records, or of tokens, whose most probable label is right.
         count: records, or tokens, averaged over.
         perplexity: ``exp(loss)`` of a language model, None for a classifier.
+        confusion: how many records of the class of a row were taken for that of a column; None for a language model
+            and beyond :data:`MOST_CLASSES` classes.
     """
 
     loss: float
     accuracy: float
     count: int
     perplexity: float | None = None
+    confusion: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def macro_f1(self) -> float | None:
+        """Mean of F1 over the classes, see :mod:`client.models.confusion`; None without a confusion matrix."""
+        return None if self.confusion is None else macro_f1(self.confusion)
 
 
 class Task(Protocol):
@@ -70,11 +83,17 @@ class Task(Protocol):
         """Loss of every record, in nats."""
         ...
 
-    def totals(self, logits: Any, batch: Batch) -> Float[Tensor, "3"]:
-        """float64 sums over the batch: loss, hits, and the count both are averaged over. Sums of batches add up."""
+    def no_totals(self) -> Float[Tensor, " sums"]:
+        """The sums over no record."""
         ...
 
-    def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
+    def totals(self, logits: Any, batch: Batch) -> Float[Tensor, " sums"]:
+        """float64 sums over the batch: loss, hits, and the count both are averaged over; of a classifier then the
+        confusion matrix, row by row. Sums of batches add up.
+        """
+        ...
+
+    def metrics(self, totals: Float[Tensor, " sums"]) -> Metrics:
         """Averages from summed totals."""
         ...
 
@@ -107,17 +126,34 @@ class SequenceClassification:
         adjusted = logits if batch.logit_offsets is None else logits + batch.logit_offsets
         return F.cross_entropy(wide(adjusted), _labels(batch), reduction="none")
 
-    def totals(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, "3"]:
-        """Summed loss on the plain logits, right answers, records."""
+    def no_totals(self) -> Float[Tensor, " sums"]:
+        """Zeros."""
+        return torch.zeros(3 + self._confusions, dtype=torch.float64)
+
+    def totals(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, " sums"]:
+        """Summed loss on the plain logits, right answers, records, confusions."""
         labels = _labels(batch)
         loss = F.cross_entropy(wide(logits), labels, reduction="none").double().sum()
-        hits = (logits.argmax(dim=-1) == labels).double().sum()
-        return torch.stack([loss, hits, torch.tensor(float(len(labels)), dtype=torch.float64, device=loss.device)])
+        answers = logits.argmax(dim=-1)
+        hits = (answers == labels).double().sum()
+        count = torch.tensor(float(len(labels)), dtype=torch.float64, device=loss.device)
+        sums = torch.stack([loss, hits, count])
+        if not self._confusions:
+            return sums
+        pairs = torch.bincount(labels.long() * self.num_labels + answers, minlength=self._confusions)
+        return torch.cat([sums, pairs.double()])
 
-    def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
-        """Mean loss and accuracy."""
+    def metrics(self, totals: Float[Tensor, " sums"]) -> Metrics:
+        """Mean loss, accuracy and the confusion matrix."""
         loss, accuracy, count = _averages(totals)
-        return Metrics(loss=loss, accuracy=accuracy, count=count)
+        if not self._confusions:
+            return Metrics(loss=loss, accuracy=accuracy, count=count)
+        pairs = totals[3:].long().reshape(self.num_labels, self.num_labels).tolist()
+        return Metrics(loss=loss, accuracy=accuracy, count=count, confusion=tuple(map(tuple, pairs)))
+
+    @property
+    def _confusions(self) -> int:
+        return self.num_labels**2 if self.num_labels <= MOST_CLASSES else 0
 
     def logit_offsets(self, labels: Int[Tensor, " n"] | None) -> Float[Tensor, " labels"] | None:
         """``log((n_c + smoothing) / (n + smoothing * num_labels)) + log(num_labels)``, float32.
@@ -151,13 +187,17 @@ class CausalLM:
             weights = weights * batch.token_weights[:, 1:].to(losses.dtype)
         return (dense * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
 
-    def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, "3"]:
+    def no_totals(self) -> Float[Tensor, " sums"]:
+        """Zeros."""
+        return torch.zeros(3, dtype=torch.float64)
+
+    def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " sums"]:
         """Summed unweighted loss, right next tokens, predicted tokens."""
         needed = _predicted(batch, self.weighted_only)
         losses, hits = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
         return torch.stack([losses.double().sum(), hits.double().sum(), needed.double().sum()])
 
-    def metrics(self, totals: Float[Tensor, "3"]) -> Metrics:
+    def metrics(self, totals: Float[Tensor, " sums"]) -> Metrics:
         """Mean loss per token, next-token accuracy, perplexity."""
         loss, accuracy, count = _averages(totals)
         return Metrics(loss=loss, accuracy=accuracy, count=count, perplexity=float(torch.tensor(loss).double().exp()))
@@ -198,7 +238,7 @@ def _predicted(batch: Batch, weighted: bool) -> Tensor:
 
 
 def _averages(totals: Tensor) -> tuple[float, float, int]:
-    loss, hits, count = (float(value) for value in totals)
+    loss, hits, count = (float(value) for value in totals[:3])
     if count < 1:
         raise ValueError("metrics need at least one record (or predicted token), got none")
     return loss / count, hits / count, round(count)

@@ -103,7 +103,7 @@ def adapter_answers(
 
 def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, task: str) -> list[dict[str, str]]:
     """The same prompts answered by the base model alone and with the adapter."""
-    from client.generation import Decoding, answer_tasks, continuations, text_of
+    from client.generation import Decoding, answer_tasks, continuations, text_of, turns_text
 
     wanted = answer_tasks(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
     decoding = Decoding(longest=most_tokens)
@@ -112,7 +112,7 @@ def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, 
     after = continuations(model, tokenizer, wanted.prompts, decoding)
     return [
         {
-            "prompt": text_of(tokenizer, prompt),
+            "prompt": turns_text(tokenizer, prompt) if task == "instruction" else text_of(tokenizer, prompt),
             "reference": reference,
             "before": text_of(tokenizer, first),
             "after": text_of(tokenizer, second),

@@ -4,7 +4,7 @@ Only the public validation set and the test set are evaluated: both are the serv
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from client.models.tasks import Metrics
 from client.worker import Job, make_engine
 from server.network.grid import answers
 from strategies.dispatch import RoundFailed, error_text
-from strategies.messages.client_update import EvaluateRequest, read_totals
+from strategies.messages.client_update import EvaluateRequest, ShardMetrics
 from strategies.messages.records import BadMessage
 
 
@@ -73,13 +73,13 @@ def on_workers(
             for node, start, stop in zip(workers, cuts[:-1], cuts[1:], strict=True)
             if stop > start
         ]
-        answered, problems = {}, []
+        answered, problems = dict[int, ShardMetrics](), list[str]()
         for reply in answers(grid, messages, timeout):
             try:
                 if reply.has_error():
                     problems.append(error_text(reply))
                 else:
-                    answered[reply.metadata.src_node_id] = read_totals(reply.content)
+                    answered[reply.metadata.src_node_id] = ShardMetrics.from_records(reply.content)
             except BadMessage as error:
                 problems.append(str(error))
         if len(answered) < len(messages):
@@ -89,17 +89,27 @@ def on_workers(
             )
         # In one order, so that the mean is the same to the last bit whoever answers first.
         parts = [answered[node] for node in sorted(answered)]
-        weights = torch.tensor([count for _, _, count in parts], dtype=torch.float64)
+        weights = torch.tensor([part.count for part in parts], dtype=torch.float64)
         count = int(weights.sum())
         predicted = tokens.get(split) if tokens else None
         expected, what = (cuts[-1] - cuts[0], "records") if predicted is None else (predicted, "tokens")
         if count != expected:
             raise RoundFailed(f"evaluation on {split}: {count} of {expected} {what} were evaluated")
         loss, accuracy = (
-            float((torch.tensor([part[i] for part in parts], dtype=torch.float64) * weights).sum() / count)
-            for i in (0, 1)
+            float((torch.tensor(values, dtype=torch.float64) * weights).sum() / count)
+            for values in ([part.loss for part in parts], [part.accuracy for part in parts])
         )
         perplexity = None if predicted is None else math.exp(loss)
-        return Metrics(loss=loss, accuracy=accuracy, count=count, perplexity=perplexity)
+        return Metrics(loss, accuracy, count, perplexity, _added(split, parts))
 
     return evaluate
+
+
+def _added(split: str, parts: Sequence[ShardMetrics]) -> tuple[tuple[int, ...], ...] | None:
+    """The confusion matrix of all shards; None unless every one has counted."""
+    counted = [part.confusion for part in parts if part.confusion is not None]
+    if not counted or len(counted) < len(parts):
+        return None
+    if len({matrix.shape for matrix in counted}) > 1:
+        raise RoundFailed(f"evaluation on {split}: the workers count confusions of different numbers of classes")
+    return tuple(map(tuple, np.sum(counted, axis=0).tolist()))

@@ -12,9 +12,14 @@ kept because an operator needs them; timing is not covered by the guarantee.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-Phase = Literal["histogram", "round"]
+if TYPE_CHECKING:
+    from client.models.tasks import Metrics
+
+Phase = Literal["start", "histogram", "round"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""In the order in which a run has them."""
 
 
 class ReleasedValues(Mapping[str, float]):
@@ -70,16 +75,19 @@ NO_VALUES = released_values({})
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One release, as everyone may see it.
+    """One release, as everyone may see it, or the model that the run starts from, which releases nothing.
 
     Attributes:
-        phase: "histogram" for the private histogram before training, "round" for a training round.
-        round: 1..rounds; 0 for the histogram.
+        phase: "start" for the model before any client, "histogram" for the private histogram before training, "round"
+            for a training round.
+        round: 1..rounds; 0 for the first two.
         clip_bound: L2 threshold of the round (a function of earlier releases); None where there is no one number.
         noise_multiplier: noise standard deviation on the sum over the unit's joint L2 bound.
         epsilon_spent: upper bound on epsilon after this release, at the run's delta.
         epsilon_budget: epsilon the run may not exceed.
         validation_loss, validation_accuracy: on the public validation set; None where not evaluated.
+        validation_macro_f1: of a classifier, see :mod:`client.models.confusion`.
+        validation_perplexity: of a language model.
         update_norm: L2 norm of the released, noisy update.
         noise_norm: its part that noise alone explains in expectation, s*sqrt(d) (from the plan: public).
         signal_estimate: sqrt(max(update_norm^2 - d*s^2, 0)), a post-processing of the release.
@@ -104,6 +112,8 @@ class RoundRecord:
     clip_bound: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+    validation_macro_f1: float | None = None
+    validation_perplexity: float | None = None
     update_norm: float | None = None
     noise_norm: float | None = None
     signal_estimate: float | None = None
@@ -117,8 +127,8 @@ class RoundRecord:
             if not isinstance(value, allowed) or isinstance(value, bool):
                 names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
                 raise TypeError(f"{field.name} must be {names}, got {type(value).__name__}")
-        if self.phase not in get_args(Phase):
-            raise ValueError(f"phase must be one of {', '.join(get_args(Phase))}, got {self.phase!r}")
+        if self.phase not in PHASES:
+            raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {self.phase!r}")
         if not 0 <= self.round <= self.rounds:
             raise ValueError(f"round must lie in 0..rounds = {self.rounds}, got {self.round}")
         for name in ("expected_cohort", "seconds"):
@@ -127,6 +137,24 @@ class RoundRecord:
                 raise ValueError(f"{name} must be finite and >= 0, got {value}")
         if self.validation_accuracy is not None and not 0 <= self.validation_accuracy <= 1:
             raise ValueError(f"validation_accuracy must lie in [0, 1], got {self.validation_accuracy}")
+
+    @classmethod
+    def of_start(
+        cls, metrics: "Metrics", *, rounds: int, epsilon: float, seconds: float, not_private: str | None
+    ) -> Self:
+        """The model that a run starts from, on the public validation set; nothing is released or spent for it."""
+        return cls(
+            phase="start",
+            round=0,
+            rounds=rounds,
+            epsilon_spent=0.0,
+            epsilon_budget=epsilon,
+            noise_multiplier=0.0,
+            expected_cohort=0.0,
+            seconds=seconds,
+            not_private=not_private,
+            **validated(metrics),
+        )
 
     @property
     def clients_per_second(self) -> float:
@@ -150,6 +178,18 @@ class RoundRecord:
         return cls(**restored)
 
 
+def validated(metrics: "Metrics | None") -> dict[str, Any]:
+    """Metrics on the public validation set as fields of a record; none of them where it was not evaluated."""
+    if metrics is None:
+        return {}
+    return {
+        "validation_loss": metrics.loss,
+        "validation_accuracy": metrics.accuracy,
+        "validation_macro_f1": metrics.macro_f1,
+        "validation_perplexity": metrics.perplexity,
+    }
+
+
 _OPTIONAL = (float, type(None))
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "phase": (str,),
@@ -158,7 +198,10 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "extra": (ReleasedValues,),
     "not_private": (str, type(None)),
     **dict.fromkeys(
-        ("clip_bound", "validation_loss", "validation_accuracy", "update_norm", "noise_norm", "signal_estimate"),
+        (
+            *("clip_bound", "validation_loss", "validation_accuracy", "validation_macro_f1", "validation_perplexity"),
+            *("update_norm", "noise_norm", "signal_estimate"),
+        ),
         _OPTIONAL,
     ),
 }

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, Self, get_args
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder.names import METRICS_FILE, STATUS_FILE, TENSORBOARD_FOLDER
-from server.run_folder.round_record import RoundRecord
+from server.run_folder.round_record import PHASES, RoundRecord
 
 State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
 
@@ -72,9 +72,11 @@ class Telemetry:
     def rewind(self, round: int) -> list[RoundRecord]:
         """Forget what was recorded after ``round``, for a run that continues from there; returns what is left.
 
+        The model that the run starts from stays.
+
         TensorBoard files cannot be shortened, so they are written anew from the records that stay.
         """
-        kept = [record for record in read_metrics(self._folder) if record.round <= round]
+        kept = [record for record in read_metrics(self._folder) if record.round <= round or record.phase == "start"]
         lines = "".join(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in kept)
         durable.write(self._folder / METRICS_FILE, lines)
         if self._scalars is not None:
@@ -118,11 +120,15 @@ class Telemetry:
 
 
 def _scalars(record: RoundRecord) -> dict[str, float]:
-    values = {
-        "privacy/epsilon_spent": record.epsilon_spent,
-        "privacy/noise_multiplier": record.noise_multiplier,
+    validation = {
         "validation/loss": record.validation_loss,
         "validation/accuracy": record.validation_accuracy,
+        "validation/macro_f1": record.validation_macro_f1,
+        "validation/perplexity": record.validation_perplexity,
+    }
+    released = {
+        "privacy/epsilon_spent": record.epsilon_spent,
+        "privacy/noise_multiplier": record.noise_multiplier,
         "update/clip_bound": record.clip_bound,
         "update/released_norm": record.update_norm,
         "update/noise_norm": record.noise_norm,
@@ -130,6 +136,7 @@ def _scalars(record: RoundRecord) -> dict[str, float]:
         "speed/expected_clients_per_second": record.clients_per_second,
         **{f"controller/{name}": value for name, value in record.extra.items()},
     }
+    values = validation if record.phase == "start" else {**released, **validation}
     return {tag: value for tag, value in values.items() if value is not None}
 
 
@@ -153,7 +160,7 @@ def read_metrics(run_folder: Path) -> list[RoundRecord]:
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptRun(f"{path} line {number} is not a round record: {error}") from error
         records[record.round, record.phase] = record
-    return [records[key] for key in sorted(records)]
+    return [records[key] for key in sorted(records, key=lambda key: (key[0], PHASES.index(records[key].phase)))]
 
 
 def read_status(run_folder: Path) -> Status | None:

@@ -5,7 +5,7 @@ ended, so a loss of power must leave neither half of it nor it alone.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 from client.data.chat import template_of
 from client.data.prepared import PreparedData
 from client.models.base import load_tokenizer
+from client.models.confusion import recalls
 from client.models.files import hub_id
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
@@ -24,6 +25,7 @@ from privacy import durable
 from server.config.schema import RunConfig
 from server.evaluation.card import card
 from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
+from server.run_folder.telemetry import read_metrics
 from strategies.adapter.layout import AdapterLayout
 
 
@@ -79,14 +81,17 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
     for path in (*(folder / ADAPTER_FOLDER).iterdir(), folder / ADAPTER_FOLDER):
         durable.sync(path)
     results = {
+        **_started(folder),
         **perplexities(outcome.validation, outcome.test),
         **outcome.answers,
         "test_accuracy": outcome.test.accuracy,
         "test_loss": outcome.test.loss,
         "test_records": outcome.test.count,
+        **of_classes(outcome.test, names),
         "validation_accuracy": outcome.validation.accuracy,
         "validation_loss": outcome.validation.loss,
         "validation_records": outcome.validation.count,
+        **({} if outcome.validation.macro_f1 is None else {"validation_macro_f1": outcome.validation.macro_f1}),
         "majority_accuracy": majority_accuracy(outcome.data),
         "seconds": outcome.seconds,
         "rounds_done": outcome.rounds_done,
@@ -127,6 +132,23 @@ def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
     if validation.perplexity is None or test.perplexity is None:
         return {}
     return {"test_perplexity": test.perplexity, "validation_perplexity": validation.perplexity}
+
+
+def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
+    """What results.json says of the classes of the test set; nothing of a language model, or of very many classes."""
+    if test.confusion is None:
+        return {}
+    recall = dict(zip(label_names, recalls(test.confusion), strict=True))
+    return {"test_macro_f1": test.macro_f1, "test_recall": recall, "test_confusion": test.confusion}
+
+
+def _started(folder: Path) -> dict[str, float]:
+    """The model before round 1, on the validation records of the others; nothing where the run did not measure it."""
+    starts = [record for record in read_metrics(folder) if record.phase == "start"]
+    if not starts:
+        return {}
+    values = {name: getattr(starts[0], f"validation_{name}") for name in ("loss", "accuracy", "macro_f1", "perplexity")}
+    return {f"start_validation_{name}": value for name, value in values.items() if value is not None}
 
 
 def majority_accuracy(data: PreparedData) -> float | None:

@@ -25,7 +25,7 @@ from server.network.grid import answers
 from server.run_folder.checkpoint import Times
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, save_progress
 from server.run_folder.resume import Resumed, note_resumed
-from server.run_folder.round_record import RoundRecord
+from server.run_folder.round_record import RoundRecord, validated
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome
 from server.runs.lifecycle import Run, connected
@@ -67,7 +67,15 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         telemetry.round(_record(ready, progress, metrics, seconds))
 
     kept = telemetry.rewind(progress.round) if run.resumes else []
-    if progress.round > len(kept):  # the run was interrupted between the two
+    if not progress.round and not kept:
+        began = time.monotonic()
+        first = evaluate(progress.model.served, "validation", progress.model.residual)
+        seconds, target = time.monotonic() - began, config.privacy.epsilon
+        reason = ready.silo.not_private
+        telemetry.round(
+            RoundRecord.of_start(first, rounds=config.rounds, epsilon=target, seconds=seconds, not_private=reason)
+        )
+    if progress.round > sum(item.phase == "round" for item in kept):  # the run was interrupted between the two
         record(0.0)
     while progress.round < config.rounds and len(progress.refusals) < config.clients:
         start = time.monotonic()
@@ -171,7 +179,6 @@ def _record(ready: CrossSiloAssembly, progress: Progress, metrics: Metrics | Non
         noise_multiplier=min((silo.noise_multiplier for silo in silos), default=0.0),
         expected_cohort=config.expected_cohort,
         seconds=seconds,
-        validation_loss=None if metrics is None else metrics.loss,
-        validation_accuracy=None if metrics is None else metrics.accuracy,
+        **validated(metrics),
         not_private=ready.silo.not_private,
     )

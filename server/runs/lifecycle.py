@@ -19,6 +19,7 @@ from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.network.grid import roster
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
+from server.run_folder.data_facts import write_facts
 from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, SITES_FILE, write_config
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
@@ -80,6 +81,7 @@ class Run:
         else:
             write_origin(self.folder, config, name, phases)
         write_config(self.folder, config)
+        write_facts(self.folder, config, data)
         write_environment(self.folder)
 
     @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 from client.models.tasks import Metrics
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
-from server.run_folder.round_record import RoundRecord, released_values
+from server.run_folder.round_record import RoundRecord, released_values, validated
 from server.run_folder.telemetry import Telemetry
 from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PrivateTraining, ServerState
@@ -35,7 +35,7 @@ class Loop:
         rounds: planned, without an initial release.
         epsilon: the run's target, for the records.
         evaluated, recorded, kept: behind which releases the validation loss is measured, a record written, a
-            checkpoint made.
+            checkpoint made. With a record of 0 there is one of the model before the first release.
         noun: what people call a round.
         where: what the run's status says before the round.
         clock: of the run, or of the phase.
@@ -68,8 +68,16 @@ class Loop:
         return self.training.state
 
     def begin(self, start: Tensor) -> None:
-        """From an adapter to the state before the first release, which is checkpointed."""
-        self.training.begin(start, PublicSignals(0, self.evaluate(start, "validation").loss))
+        """From an adapter to the state before the first release, which is checkpointed; its metrics are recorded."""
+        began = time.monotonic()
+        metrics = self.evaluate(start, "validation")
+        if self.recorded(0):
+            seconds, reason = time.monotonic() - began, self.training.ledger.not_private
+            rounds = self.planned or self.rounds
+            self.telemetry.round(
+                RoundRecord.of_start(metrics, rounds=rounds, epsilon=self.epsilon, seconds=seconds, not_private=reason)
+            )
+        self.training.begin(start, PublicSignals(0, metrics.loss))
         save_checkpoint(self.folder, Checkpoint.after(self.state, None, self.training.ledger.head, Times()))
 
     def go_on(self, start: Tensor) -> int:
@@ -89,7 +97,8 @@ class Loop:
         self.telemetry.status("preparing", f"{self.where}resuming after {self.noun} {max(round, 0)}")
         kept = self.telemetry.rewind(self.offset + round if released else self.offset or -1)
         if released:
-            recorded = kept[-1] if kept and kept[-1].round == self.offset + round else None
+            last = kept[-1] if kept and kept[-1].phase != "start" else None
+            recorded = last if last is not None and last.round == self.offset + round else None
             self._after_release(time.monotonic() - checkpoint.taken.round, recorded)
         return len(self.training.ledger.charges) - self.charged_before - (round - first)
 
@@ -179,8 +188,7 @@ class Loop:
             expected_cohort=release.expected_units,
             seconds=seconds,
             clip_bound=None if bound is None else float(bound),
-            validation_loss=None if metrics is None else metrics.loss,
-            validation_accuracy=None if metrics is None else metrics.accuracy,
+            **validated(metrics),
             update_norm=update_norm if state.round else None,
             noise_norm=noise_norm if state.round else None,
             signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if state.round else None,

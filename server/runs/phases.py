@@ -34,7 +34,8 @@ from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE
 from server.run_folder.phase_progress import PhaseFolder, PhaseResult, charges_of, reopened_ledger
 from server.run_folder.resume import Resumed, note_resumed, read_resumed
-from server.run_folder.telemetry import Telemetry
+from server.run_folder.round_record import RoundRecord
+from server.run_folder.telemetry import Telemetry, read_metrics
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome, stamp
 from server.runs.assembly import assembled, data_spec
@@ -137,6 +138,8 @@ class PhasesRun:
             if telemetry is None:
                 telemetry = open_files.enter_context(Telemetry(folder, tensorboard=False))
             results = list(done)
+            if not done and not read_metrics(folder):
+                telemetry.round(self._at_start())
             for number in range(len(done), len(phases)):
                 start = results[-1].adapter if results else self.assembly.start
                 results.append(self._phase(number, start, folder, ledger, telemetry))
@@ -161,6 +164,18 @@ class PhasesRun:
     def evaluate(self, adapter: Tensor, split: str) -> Metrics:
         """On the public validation records, or on the test set."""
         return self.engine.evaluate(adapter, self.test if split == "test" else self.plain.validation)
+
+    def _at_start(self) -> RoundRecord:
+        """Of the model before the first phase."""
+        began, run = time.monotonic(), self.config.run
+        metrics = self.evaluate(self.assembly.start, "validation")
+        return RoundRecord.of_start(
+            metrics,
+            rounds=sum(phase.steps for phase in self.config.private),
+            epsilon=run.privacy.epsilon,
+            seconds=time.monotonic() - began,
+            not_private=self.guarantee.not_private,
+        )
 
     def _phase(
         self, number: int, adapter: Tensor, folder: Path, ledger: Ledger | None, telemetry: Telemetry

@@ -4,7 +4,7 @@ import enum
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -28,10 +28,14 @@ from simulations.presets.asked import Asked, ask, ask_again
 from simulations.presets.load import describe, preset_files
 from simulations.sweep.cells import sweep_files
 
+if TYPE_CHECKING:
+    from simulations.cli.preflight import Checked
+
 app = typer.Typer(
     name="lacquer",
     help="Differentially private federated fine-tuning of language models.",
     no_args_is_help=True,
+    suggest_commands=False,  # click suggests by itself
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -90,8 +94,8 @@ def run(
         folder = new_run_folder(asked.run)
         asked.write(folder)
         checked.hand_on(folder)
-    if checked.sentence and not quiet:
-        typer.echo(checked.sentence)
+    if not quiet:
+        _say_known(checked)
     with interruptible():
         _run(asked, folder, here, quiet)
 
@@ -142,6 +146,20 @@ def resume(
             telemetry.status("preparing", "resuming")
     with interruptible():
         _run(asked, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
+
+
+def _say_known(checked: "Checked") -> None:
+    """What is known before the run starts: its data, what is likely to go wrong, what it will guarantee."""
+    from simulations.report.data_block import data_table
+    from simulations.report.judgement import foreseen
+
+    console = Console()
+    if checked.facts is not None:
+        console.print(data_table(checked.facts, checked.config))
+    for warning in foreseen(checked.config, checked.facts):
+        console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
+    if checked.sentence:
+        typer.echo(checked.sentence)
 
 
 def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:

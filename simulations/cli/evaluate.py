@@ -176,7 +176,8 @@ def _test_set(run: "FinishedRun") -> "Records":
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
-    return {name: value for name, value in asdict(metrics).items() if value is not None}
+    values = {**asdict(metrics), "macro_f1": metrics.macro_f1}
+    return {name: value for name, value in values.items() if value is not None and name != "confusion"}
 
 
 def _add_rouge(found: dict[str, Any], run: "FinishedRun", records: "Records") -> None:
@@ -200,6 +201,7 @@ def _add_rouge(found: dict[str, Any], run: "FinishedRun", records: "Records") ->
 _SHOWN = {
     "perplexity": ("perplexity", "{:.3f}"),
     "accuracy": ("accuracy", "{:.4f}"),
+    "macro_f1": ("macro-F1", "{:.4f}"),
     "loss": ("loss", "{:.4f}"),
     "rougeL": ("ROUGE-L", "{:.3f}"),
 }

@@ -5,7 +5,7 @@ Pure: a :class:`Snapshot` in, something rich can draw out. Watching the files an
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,6 +39,11 @@ class Snapshot:
     def latest(self) -> RoundRecord | None:
         """The last training round; None before round 1 has ended."""
         return self.metrics[-1] if self.metrics and self.metrics[-1].phase == "round" else None
+
+    @property
+    def start(self) -> RoundRecord | None:
+        """The model before any client; None before it was measured."""
+        return self.metrics[0] if self.metrics and self.metrics[0].phase == "start" else None
 
     @property
     def done(self) -> tuple[int, int]:
@@ -98,7 +103,7 @@ _EMPTY: _Row = ("", "", "")
 def _grid(rows: Sequence[_Row]) -> Table:
     """Label, picture and number in columns that stay where they are from one moment to the next."""
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True, min_width=len("accuracy"))
+    grid.add_column(style="dim", no_wrap=True, min_width=len("perplexity"))
     for _ in rows[0][1:]:
         grid.add_column(no_wrap=True, overflow="ellipsis")
     for row in rows:
@@ -119,15 +124,28 @@ def _trend_rows(snapshot: Snapshot, bar_width: int) -> list[_Row]:
     done, rounds = snapshot.done
     rows: list[_Row] = []
     for name, label, form in (
-        ("validation_accuracy", "accuracy", percent_text),
+        (*quality(snapshot.metrics),),
         ("validation_loss", "loss", number_text),
         ("clip_bound", "clip", number_text),
     ):
         values = _known(snapshot.metrics, name)
+        first = getattr(snapshot.start, name, None)
         if values:
             trend = sparkline(values, max(1, round(bar_width * done / rounds)))
-            rows.append((label, Text(trend, "cyan"), Text(form(values[-1]), "bold")))
+            text = Text(form(values[-1]), "bold")
+            if first is not None:
+                text.append(f"  {form(first)} at the start", "dim")
+            rows.append((label, Text(trend, "cyan"), text))
+        elif first is not None:
+            rows.append((label, "", Text(f"{form(first)} at the start", "dim")))
     return [_EMPTY, *rows] if rows else rows
+
+
+def quality(metrics: Sequence[RoundRecord]) -> tuple[str, str, Callable[[float], str]]:
+    """Field, name and form of what people judge a model by: perplexity of language models, else accuracy."""
+    if any(record.validation_perplexity is not None for record in metrics):
+        return "validation_perplexity", "perplexity", number_text
+    return "validation_accuracy", "accuracy", percent_text
 
 
 def _time_rows(snapshot: Snapshot) -> list[_Row]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from client.data.catalog.corpora import CORPORA, files
 from client.data.prepare import prepare
+from client.data.prepared import PreparedData
 from client.data.sources import FILE_KINDS, check_hub_id, existing_file
 from client.data.spec import NOTES
 from client.models.files import locate
@@ -20,10 +21,11 @@ from server.config.load import ConfigError
 from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
+from server.run_folder.data_facts import DataFacts, facts_of
 from server.runs.assembly import adapter_of, data_spec
 from server.runs.commitment import commit
 from server.runs.phases import PhasesRun
-from server.runs.record_level_assembly import assemble_cross_silo, assemble_record_level
+from server.runs.record_level_assembly import RecordLevelAssembly, assemble_cross_silo, assemble_record_level
 from simulations.engines.public_only import check_public_only
 from simulations.presets.asked import Asked
 from simulations.sweep.cells import Cell
@@ -38,12 +40,14 @@ class Checked:
         noise: as it was calibrated, in JSON; None where every site calibrates for itself.
         phases: those of a run in phases, as they stand in a file.
         sentence: what should be known before it starts; empty where the progress says all of it.
+        facts: of the data set; None where the checks did not come to it.
     """
 
     config: RunConfig
     noise: Any = None
     phases: Sequence[Mapping[str, Any]] = ()
     sentence: str = ""
+    facts: DataFacts | None = None
 
     def hand_on(self, folder: Path) -> None:
         """The noise to the process that runs in ``folder``."""
@@ -61,9 +65,11 @@ def check_run(asked: Asked) -> Checked:
     if asked.phases is not None:
         check_model(config)
         run = PhasesRun(asked.phases)
-        return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence)
+        facts = facts_of(run.plain)
+        return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts)
     if config.alone:
-        return Checked(config, check_silo(config).to_json())
+        ready = _ready_silo(config)
+        return Checked(config, _noise_of(ready).to_json(), facts=facts_of(ready.data))
     if config.deployed:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
     return check(config)
@@ -75,7 +81,7 @@ def check(config: RunConfig) -> Checked:
     Raises:
         ConfigError: one line for every setting that cannot work.
     """
-    problems, noise, labels = list[str](), None, 2
+    problems, noise, labels, data = list[str](), None, 2, None
 
     @contextmanager
     def collected() -> Iterator[None]:
@@ -84,19 +90,26 @@ def check(config: RunConfig) -> Checked:
         except ValueError as error:  # ConfigError is one
             problems.append(str(error))
 
+    # At once: what needs neither data nor model to be seen.
+    for look in (methods, check_sources, check_model):
+        with collected():
+            look(config)
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
     if config.cross_silo:
         with collected():
-            check_silos(config)
+            data = check_silos(config)
     else:
         with collected():
             noise = check_noise(config).to_json()
         with collected():
-            labels = check_data(config)
+            data = check_data(config)
+            labels = data.num_labels
         with collected():
             check_adapter(config, labels)
     if problems:  # two checks may stumble over the same setting
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return Checked(config, noise)
+    return Checked(config, noise, facts=None if data is None else facts_of(data))
 
 
 def check_noise(config: RunConfig) -> Calibrated:
@@ -108,14 +121,14 @@ def check_noise(config: RunConfig) -> Calibrated:
     return commit(config, methods(config).controller)
 
 
-def check_data(config: RunConfig) -> int:
-    """Check model and data, and prepare the data set, which has so many labels.
+def check_data(config: RunConfig) -> PreparedData:
+    """Check model and data, and prepare the data set.
 
     Raises:
         ValueError: naming the setting.
     """
     check_model(config)
-    return prepare(data_spec(config)).num_labels
+    return prepare(data_spec(config))
 
 
 def check_model(config: RunConfig) -> None:
@@ -149,14 +162,17 @@ def check_adapter(config: RunConfig, labels: int = 2) -> None:
     adapter_of(config, methods(config), labels)  # how many labels there are changes a size, no name
 
 
-def check_silos(config: RunConfig) -> None:
+def check_silos(config: RunConfig) -> PreparedData:
     """Check a cross-silo run; each site calibrates for its own records when it first takes part.
+
+    Returns:
+        The data set.
 
     Raises:
         ConfigError, ValueError: naming the setting.
     """
     check_model(config)
-    assemble_cross_silo(config)
+    return assemble_cross_silo(config).data
 
 
 def check_silo(config: RunConfig) -> Calibrated:
@@ -165,8 +181,17 @@ def check_silo(config: RunConfig) -> Calibrated:
     Raises:
         ConfigError, ValueError: naming the setting.
     """
+    return _noise_of(_ready_silo(config))
+
+
+def _ready_silo(config: RunConfig) -> RecordLevelAssembly:
+    methods(config)
+    check_sources(config)
     check_model(config)
-    ready = assemble_record_level(config)
+    return assemble_record_level(config)
+
+
+def _noise_of(ready: RecordLevelAssembly) -> Calibrated:
     return Calibrated(ready.commitment, ready.setting.noise_multipliers)
 
 

@@ -100,12 +100,16 @@ class PlainLines:
         self._message = ""
         self._shown = 0
         self._stamped = False
+        self._started = False
 
     def show(self, snapshot: Snapshot) -> None:
         """Print the news of a snapshot."""
         if snapshot.not_private and not self._stamped:
             self._stamped = True
             self._print(f"NOT PRIVATE: {snapshot.not_private}")
+        if snapshot.start is not None and not self._started:
+            self._started = True
+            self._print(f"before round 1  {measured_text(snapshot.start)}")
         for record in snapshot.metrics:
             if record.phase == "round" and record.round > self._shown:
                 self._shown = record.round
@@ -124,15 +128,25 @@ class PlainLines:
 def round_line(record: RoundRecord, units: str = "clients") -> str:
     """One training round on one line, in columns."""
     told = [f"round {record.round:>{len(str(record.rounds))}}/{record.rounds}"]
-    if record.validation_accuracy is not None:
-        told.append(f"accuracy {100 * record.validation_accuracy:5.1f}%")
-    if record.validation_loss is not None:
-        told.append(f"loss {record.validation_loss:#.4g}")
+    if measured := measured_text(record):
+        told.append(measured)
     if record.clip_bound is not None:
         told.append(f"clip {record.clip_bound:#.4g}")
     if record.not_private is None:
         told.append(f"epsilon {epsilon_text(record.epsilon_spent)}/{number_text(record.epsilon_budget)}")
     told.append(f"{rate_text(record)} {units}/s")
+    return "  ".join(told)
+
+
+def measured_text(record: RoundRecord) -> str:
+    """The model on public validation: perplexity of a language model, else accuracy, and the loss."""
+    told = []
+    if record.validation_perplexity is not None:
+        told.append(f"perplexity {record.validation_perplexity:#.4g}")
+    elif record.validation_accuracy is not None:
+        told.append(f"accuracy {100 * record.validation_accuracy:5.1f}%")
+    if record.validation_loss is not None:
+        told.append(f"loss {record.validation_loss:#.4g}")
     return "  ".join(told)
 
 

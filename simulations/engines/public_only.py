@@ -21,7 +21,7 @@ from server.config.schema import RunConfig
 from server.run_folder.names import RESULTS_FILE
 from server.run_folder.provenance import write_environment
 from server.run_folder.telemetry import Telemetry
-from server.runs.artefacts import majority_accuracy, perplexities
+from server.runs.artefacts import majority_accuracy, of_classes, perplexities
 from server.runs.assembly import assembled, data_spec
 from server.runs.public_data import PublicTraining
 
@@ -55,6 +55,7 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
             **_measured("validation", validation),
             **_measured("test", test),
             **perplexities(validation, test),
+            **of_classes(test, data.label_names),
             "majority_accuracy": majority_accuracy(data),
             "seconds": time.monotonic() - started,
             "rounds_done": 0,

@@ -48,7 +48,18 @@ def report_figures(run: Run) -> list[ReportFigure]:
             plots.phase_losses(ended),
         )
     test, majority = run.result("test_accuracy"), run.result("majority_accuracy")
-    if values := _known(run, "validation_accuracy"):
+    perplexities = _known(run, "validation_perplexity")
+    if perplexities:
+        tested = run.result("test_perplexity")
+        add(
+            "perplexity",
+            "Perplexity",
+            "Per token on the server's public validation records, after every round; lower is better.",
+            f"From {number_text(perplexities[0])} to {number_text(perplexities[-1])}, lowest "
+            f"{number_text(min(perplexities))}." + (f" Test: {number_text(tested)}." if tested is not None else ""),
+            plots.over_rounds(plots.perplexity, run.metrics),
+        )
+    if not perplexities and (values := _known(run, "validation_accuracy")):
         add(
             "accuracy",
             "Accuracy",
@@ -107,7 +118,9 @@ def report_figures(run: Run) -> list[ReportFigure]:
 
 
 def _known(run: Run, name: str) -> list[float]:
-    values: Sequence[float | None] = [getattr(record, name) for record in run.rounds]
+    """Of the start too, if that was measured."""
+    records = [*filter(None, [run.start]), *run.rounds] if run.rounds else []
+    values: Sequence[float | None] = [getattr(record, name) for record in records]
     return [value for value in values if value is not None and math.isfinite(value)]
 
 

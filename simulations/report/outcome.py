@@ -1,6 +1,8 @@
 """What a run came to, in words: how it ended, what it guarantees, how long it took."""
 
-from simulations.report.notation import delta_text, duration_text, epsilon_text
+from dataclasses import dataclass
+
+from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text, percent_text
 from simulations.report.read_run import Run
 
 _STATE_TEXTS = {
@@ -11,6 +13,72 @@ _STATE_TEXTS = {
     "preparing": "Preparing, or interrupted",
     "unknown": "State unknown",
 }
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What private training added to the model that it started from, on the same public validation records.
+
+    Attributes:
+        name: of the measure: accuracy, or perplexity of a language model.
+        before, after: accuracy as a share; perplexity.
+        who: whose records it was trained on.
+    """
+
+    name: str
+    before: float
+    after: float
+    who: str
+
+    @property
+    def better(self) -> bool:
+        """Whether anything was gained."""
+        return self.after > self.before if self.name == "accuracy" else self.after < self.before
+
+    @property
+    def before_text(self) -> str:
+        return self._text(self.before)
+
+    @property
+    def after_text(self) -> str:
+        return self._text(self.after)
+
+    @property
+    def added(self) -> str:
+        """ "clients added +1.6 points"; perplexity falls, so what is gained has a minus sign."""
+        if self.name == "accuracy":
+            return f"{self.who} added {self.change} points"
+        return f"{self.who} changed it by {self.change}"
+
+    @property
+    def change(self) -> str:
+        """In points of accuracy, or in per cent of the perplexity before."""
+        if self.name == "accuracy":
+            return f"{100 * (self.after - self.before):+.1f}"
+        return f"{100 * (self.after / self.before - 1):+.1f}\u00a0%"
+
+    @property
+    def sentence(self) -> str:
+        """Before, after and the difference."""
+        return f"validation {self.name} {self.before_text} before round 1, {self.after_text} now: {self.added}"
+
+    def _text(self, value: float) -> str:
+        return percent_text(value) if self.name == "accuracy" else number_text(value)
+
+
+def learnt(run: Run) -> Learnt | None:
+    """What was added so far; None where the start or the end was not measured."""
+    if run.start is None:
+        return None
+    who = run.config.units_text if run.config else "clients"
+    for name in ("perplexity", "accuracy"):
+        before, after = getattr(run.start, f"validation_{name}"), run.result(f"validation_{name}")
+        known = [value for r in run.rounds if (value := getattr(r, f"validation_{name}")) is not None]
+        if after is None and known:
+            after = known[-1]
+        if before is not None and after is not None:
+            return Learnt(name, before, after, who)
+    return None
 
 
 def state_text(run: Run) -> str:

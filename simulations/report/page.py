@@ -13,12 +13,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privacy import durable
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
+from simulations.report.classes import classes
+from simulations.report.data_block import data_rows
 from simulations.report.examples import examples
 from simulations.report.figures import report_figures
+from simulations.report.judgement import judgements
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.outcome import (
     guarantee_sentence,
     guaranteed,
+    learnt,
     resumed_text,
     selective_text,
     spent_text,
@@ -56,6 +60,7 @@ _FILES = {
     names.PRIVACY_FILE: "the guarantee, for programs",
     names.METRICS_FILE: "one line per release",
     names.RESULTS_FILE: "the final numbers",
+    names.FACTS_FILE: "what became of the records that were read",
     names.ENVIRONMENT_FILE: "versions and machine",
     names.ADAPTER_FOLDER: "the released adapter, loads with PEFT",
     names.PHASES_FOLDER: "what a resumed run continues from; it shows who was in a batch, so never share it",
@@ -109,12 +114,16 @@ def render(run: Run) -> str:
         ending=_ending(run),
         resumed=resumed_text(run),
         problems=run.problems,
+        warnings=judgements(run),
         tiles=_tiles(run),
         sentence=guarantee_sentence(run),
         facts=[*facts_rows(guarantee), *phase_rows(run)],
         covers=guarantee.get("covered", []),
         does_not_cover=guarantee.get("not_covered", []),
         figures=report_figures(run),
+        data=data_rows(run.facts, run.config) if run.facts and run.config else [],
+        data_note=run.facts.note if run.facts else "",
+        classes=classes(run),
         adapter_code=loading_code(run),
         classifies=bool((run.results or {}).get("label_names")),
         examples=examples(run),
@@ -162,7 +171,7 @@ def _ending(run: Run) -> dict[str, str] | None:
 
 
 def _tiles(run: Run) -> list[Tile]:
-    tiles = [_quality_tile(run), *_rouge_tile(run), _epsilon_tile(run), _progress_tile(run)]
+    tiles = [_quality_tile(run), *_learnt_tile(run), *_rouge_tile(run), _epsilon_tile(run), _progress_tile(run)]
     time = training_time(run)
     if time is not None:
         dimension = run.result("dimension")
@@ -182,6 +191,8 @@ def _progress_tile(run: Run) -> Tile:
 def _quality_tile(run: Run) -> Tile:
     majority = run.result("majority_accuracy")
     aside = f"most frequent class: {percent_text(majority)}" if majority is not None else ""
+    if (macro := run.result("test_macro_f1")) is not None:
+        aside = "; ".join(filter(None, [f"macro-F1: {percent_text(macro)}", aside]))
     accuracy, loss = run.result("test_accuracy"), run.result("test_loss")
     if (perplexity := run.result("test_perplexity")) is not None:
         return Tile("Test perplexity", number_text(perplexity), "per token")
@@ -189,10 +200,25 @@ def _quality_tile(run: Run) -> Tile:
         return Tile("Test accuracy", percent_text(accuracy), aside)
     if loss is not None:
         return Tile("Test loss", number_text(loss), "")
+    perplexities = [r.validation_perplexity for r in run.rounds if r.validation_perplexity is not None]
+    if perplexities:
+        return Tile("Validation perplexity", number_text(perplexities[-1]), "public; not tested")
     validation = [record.validation_accuracy for record in run.rounds if record.validation_accuracy is not None]
     if validation:
         return Tile("Validation accuracy", percent_text(validation[-1]), "public; not tested")
     return Tile("Test accuracy", "none", "the run was not tested")
+
+
+def _learnt_tile(run: Run) -> list[Tile]:
+    """What was gained on the start, by the same records."""
+    found = learnt(run)
+    if found is None:
+        return []
+    before = f"validation {found.name} {found.before_text} before round 1, {found.after_text} now"
+    who = found.who.capitalize()
+    if found.name == "accuracy":
+        return [Tile(f"{who} added", found.change, f"points: {before}", bad=not found.better)]
+    return [Tile(f"{who} changed it by", found.change, before, bad=not found.better)]
 
 
 def _rouge_tile(run: Run) -> list[Tile]:

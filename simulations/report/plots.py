@@ -164,6 +164,15 @@ def accuracy(
     _rounds_axis(axes, metrics)
 
 
+def perplexity(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+    """Perplexity on public validation over rounds."""
+    rounds, values = _series(metrics, "validation_perplexity")
+    axes.plot(rounds, values, color=palette.first, **_few(rounds))
+    axes.set(ylabel="perplexity, public validation")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
+    _rounds_axis(axes, metrics)
+
+
 def loss(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
     """Loss on public validation over rounds."""
     rounds, values = _series(metrics, "validation_loss")
@@ -227,8 +236,9 @@ def update_norm(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) ->
 
 
 def _series(metrics: Sequence[RoundRecord], name: str) -> tuple[list[int], list[float]]:
-    """Rounds and finite values of one field of the training rounds."""
-    pairs = [(record.round, getattr(record, name)) for record in metrics if record.phase == "round"]
+    """Rounds and finite values of one field of the training rounds; of what is validated, the start's too."""
+    phases = ("start", "round") if name.startswith("validation_") else ("round",)
+    pairs = [(record.round, getattr(record, name)) for record in metrics if record.phase in phases]
     known = [(number, value) for number, value in pairs if value is not None and math.isfinite(value)]
     return [number for number, _ in known], [value for _, value in known]
 

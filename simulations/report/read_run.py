@@ -16,9 +16,11 @@ from privacy.ledger.ledger import Charge, Ledger
 from privacy.ledger.statement import privacy_statement
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
+from server.run_folder.data_facts import DataFacts, read_facts
 from server.run_folder.names import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
+    FACTS_FILE,
     LEDGER_FILE,
     METRICS_FILE,
     PHASES_FILE,
@@ -74,6 +76,7 @@ class Run:
 
     Attributes:
         config, status, results, environment: None if the file is missing or unreadable.
+        facts: of the data set; None if there are none.
         phases: of a run in phases, in order; else empty.
         guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
         account: what the verified ledger says; None if there is none, or if it is damaged.
@@ -89,6 +92,7 @@ class Run:
     results: Json | None
     environment: Json | None
     account: Account | None
+    facts: DataFacts | None
     resumed: tuple[Resumed, ...]
     problems: tuple[str, ...]
 
@@ -122,6 +126,11 @@ class Run:
         """The folder as one would type it here: relative if it lies below the current folder."""
         here, there = Path.cwd(), self.path.resolve()
         return there.relative_to(here) if there.is_relative_to(here) else self.path
+
+    @property
+    def start(self) -> RoundRecord | None:
+        """The model before the first release; None where it was not measured."""
+        return next((record for record in self.metrics if record.phase == "start"), None)
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -182,6 +191,7 @@ def read_run(path: Path) -> Run:
         results=attempt(RESULTS_FILE, _json_object),
         environment=attempt(ENVIRONMENT_FILE, _json_object),
         account=account,
+        facts=attempt(FACTS_FILE, lambda file: read_facts(file.parent)),
         resumed=attempt(RESUMES_FILE, lambda file: read_resumed(file.parent)) or (),
         problems=tuple(problems),
     )

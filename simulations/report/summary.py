@@ -1,103 +1,95 @@
-"""What `lacquer run` says last: how good, how private, how long, where it lies, what to do next."""
+"""What `lacquer run` says last, in three lines: how good, how private, where it lies and what to do next.
+
+Before them stands what is wrong, if anything is; the report has the rest.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.panel import Panel
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
-from server.evaluation.answers import rouge_terms, rouge_text
-from server.run_folder.names import REPORT_FILE
+from server.evaluation.answers import SCORES
+from server.run_folder.names import ADAPTER_FOLDER, REPORT_FILE
 from simulations.report.examples import shortened
-from simulations.report.notation import WIDEST, number_text, percent_text
-from simulations.report.outcome import guarantee_sentence, privacy_text, resumed_text, state_text, training_time
-from simulations.report.page import loading_code
+from simulations.report.judgement import judgements
+from simulations.report.notation import number_text, percent_text
+from simulations.report.outcome import learnt, privacy_text, resumed_text, selective_text, state_text, training_time
 from simulations.report.read_run import Run, read_run
 
-_STYLES = {"completed": "green", "stopped-budget": "yellow"}
+_STYLES = {"completed": "bold green", "stopped-budget": "bold yellow"}
 
 
 def print_summary(run_folder: Path, console: Console | None = None) -> None:
-    """Print the summary of a run; plain text where colours and boxes have no place.
+    """Print the summary of a run; plain text where colours have no place.
 
     Raises:
         NoRunFolder: if the folder is none.
     """
-    console = console or Console()
-    run = read_run(run_folder)
-    if console.is_terminal and not console.options.ascii_only:
-        console.print(summary_panel(run, console.width))
-        steps = Table.grid(padding=(0, 2, 0, 0))
-        steps.add_column(style="dim", no_wrap=True)
-        steps.add_column(overflow="fold")
-        for label, text in _next_steps(run):
-            steps.add_row(label, Text(text))
-        console.print(Padding(steps, (1, 0, 1, 2)))
-        return
-    facts = [f"{label}: {value}" for label, value in _facts(run)]
-    further = [f"{label.lower()}: {text}" for label, text in _next_steps(run) if "\n" not in text]
-    for line in (*facts, *filter(None, [resumed_text(run)]), guarantee_sentence(run), *further):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console, run = console or Console(), read_run(run_folder)
+    for line in summary_lines(run):
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal)
 
 
-def summary_panel(run: Run, width: int) -> RenderableType:
-    """The numbers of a run and its guarantee, in a frame."""
-    color = "red" if run.not_private else _STYLES.get(run.state, "red")
-    facts = Table.grid(padding=(0, 3, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(style="bold")
-    for label, value in _facts(run):
-        facts.add_row(label, Text(value, "bold red" if label == "privacy" and run.not_private else ""))
-    parts: list[RenderableType] = [facts, Text(), Text(guarantee_sentence(run))]
-    if run.not_private:
-        parts.insert(0, Padding(Text(f"NOT PRIVATE: {run.not_private}", "bold red"), (0, 0, 1, 0)))
+def summary_lines(run: Run) -> list[Text]:
+    """The three lines, behind warnings and an example where there are any."""
+    color = "bold red" if run.not_private else _STYLES.get(run.state, "bold red")
+    asides = [Text(f"Warning: {text}", "yellow") for text in judgements(run)]
     if text := resumed_text(run):
-        parts += [Text(), Text(text)]
+        asides.append(Text(text))
     if run.state not in _STYLES and run.status:
-        parts += [Text(), Text(run.status.message, "red")]
-    return Panel(
-        Group(*parts),
-        title=Text.assemble((run.name, "bold"), f" {state_text(run).lower()}"),
-        title_align="left",
-        border_style=color,
-        padding=(1, 2),
-        width=min(width, WIDEST),
-    )
-
-
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    majority = run.result("majority_accuracy")
-    baseline = f" (most frequent class {percent_text(majority)})" if majority is not None else ""
-    for key, label, form in (
-        ("test_perplexity", "test perplexity", number_text),
-        ("test_accuracy", "test accuracy", lambda value: percent_text(value) + baseline),
-        ("test_loss", "test loss", number_text),
-        ("validation_accuracy", "validation accuracy", percent_text),
-    ):
-        value = run.result(key)
-        if value is not None:
-            yield label, form(value)
-    if rouge := rouge_text(run.results or {}):
-        yield "rouge", f"{rouge} ({rouge_terms(run.results or {})})"
-    yield from shortened(run)
-    yield "privacy", privacy_text(run)
-    done = run.rounds[-1].round if run.rounds else 0
-    planned = run.rounds_planned
-    if planned != 0:  # phases without noise have none
-        yield "rounds", str(done) if planned is None else f"{done} of {planned}"
+        asides.append(Text(run.status.message, "red"))
+    asides += [Text.assemble((f"{label}: ", "dim"), said) for label, said in shortened(run)]
     time = training_time(run)
-    if time is not None:
-        yield "time", time
-    yield "run folder", str(run.shown_path)
+    head = f"{run.name}: {state_text(run).lower()}" + (f" in {time}" if time else "")
+    good = "; ".join(_quality(run))
+    privacy = Text.assemble(("privacy: ", "dim"), Text("; ".join(_privacy(run)), "bold red" if run.not_private else ""))
+    return [
+        *asides,
+        Text.assemble((head, color), f". {good[0].upper()}{good[1:]}" if good else ""),
+        privacy,
+        Text.assemble((f"{run.shown_path}: ", "dim"), "; ".join(_next_steps(run))),
+    ]
 
 
-def _next_steps(run: Run) -> Iterator[tuple[str, str]]:
-    yield "Report", str(run.shown_path / REPORT_FILE)
-    code = loading_code(run)
-    if code is not None:
-        yield "Load", code
+def _quality(run: Run) -> Iterator[str]:
+    majority, macro = run.result("majority_accuracy"), run.result("test_macro_f1")
+    perplexity, accuracy, loss = (run.result(f"test_{name}") for name in ("perplexity", "accuracy", "loss"))
+    if perplexity is not None:
+        yield f"test perplexity {number_text(perplexity)}"
+    elif accuracy is not None:
+        text = f"test accuracy {percent_text(accuracy)}"
+        text += "" if macro is None else f", macro-F1 {percent_text(macro)}"
+        yield text + ("" if majority is None else f" (most frequent class {percent_text(majority)})")
+    elif loss is not None:
+        yield f"test loss {number_text(loss)}"
+    rouge = [f"{name} {value:.3f}" for key, name in SCORES.items() if (value := run.result(key)) is not None]
+    if rouge:
+        yield ", ".join(rouge)
+    if (found := learnt(run)) is not None:
+        yield found.sentence
+
+
+def _privacy(run: Run) -> Iterator[str]:
+    if run.not_private:
+        yield f"none. NOT PRIVATE: {run.not_private}"
+        if text := selective_text(run):
+            yield text
     else:
-        yield "Again", f"lacquer report {run.shown_path}"
+        unit = str((run.guarantee or {}).get("unit", "")).removeprefix("group:")
+        adjacency = (run.guarantee or {}).get("adjacency", "add_remove")
+        what = {"add_remove": "added or removed", "zero_out": "zeroed out"}.get(str(adjacency), "replaced")
+        yield privacy_text(run) + (f", for one {unit} {what}" if unit else "")
+    done, planned = run.rounds[-1].round if run.rounds else 0, run.rounds_planned
+    if planned != 0:  # phases without noise have none
+        yield f"{done} rounds" if planned is None else f"{done} of {planned} rounds"
+
+
+def _next_steps(run: Run) -> Iterator[str]:
+    yield REPORT_FILE
+    if not (run.path / ADAPTER_FOLDER / "adapter_config.json").is_file():
+        return
+    if (run.results or {}).get("label_names"):
+        yield f'lacquer predict {run.shown_path} "a text"'
+    else:
+        yield f'lacquer generate {run.shown_path} --prompt "a text"'

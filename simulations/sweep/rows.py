@@ -22,6 +22,7 @@ Row = dict[str, Any]
 _MEASURED = (
     "test_accuracy", "test_loss", "test_records", "validation_accuracy", "validation_loss", "validation_records",
     "majority_accuracy", "dimension", "rounds_done", "stopped", "seconds", "test_perplexity", "validation_perplexity",
+    "test_macro_f1", "start_validation_accuracy", "start_validation_perplexity",
     "test_rouge1", "test_rouge2", "test_rougeL",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ what is wrong is named by :class:`BadMessage`, in words that repeat nothing of t
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,13 +175,41 @@ def read_contribution(records: RecordDict, plan: Plan, round: int, clients: int)
     return contribution
 
 
-def totals_records(loss: float, accuracy: float, count: int) -> RecordDict:
-    """Worker to server: metrics of a shard of a public split."""
-    return RecordDict({"metrics": MetricRecord({"loss": loss, "accuracy": accuracy, "count": count})})
+@dataclass(frozen=True)
+class ShardMetrics:
+    """Worker to server: the metrics of a shard of a PUBLIC split.
+
+    Attributes:
+        loss, accuracy: means over the shard.
+        count: records, or tokens, averaged over.
+        confusion: int64 ``[classes, classes]``, records by class and answer; None where the worker counts none.
+    """
+
+    loss: float
+    accuracy: float
+    count: int
+    confusion: np.ndarray | None = None
+
+    def to_records(self) -> RecordDict:
+        metrics = MetricRecord({"loss": self.loss, "accuracy": self.accuracy, "count": self.count})
+        if self.confusion is None:
+            return RecordDict({"metrics": metrics})
+        pairs = ArrayRecord({"confusion": Array(self.confusion.astype(np.int64).ravel())})
+        return RecordDict({"metrics": metrics, "arrays": pairs})
+
+    @staticmethod
+    def from_records(records: RecordDict) -> "ShardMetrics":
+        loss, accuracy, count = _totals(records)
+        if "arrays" not in records.array_records:
+            return ShardMetrics(loss, accuracy, count)
+        pairs = vector(records, "confusion", "int64")
+        classes = math.isqrt(len(pairs))
+        if classes**2 != len(pairs) or bool((pairs < 0).any()) or int(pairs.sum()) != count:
+            raise BadMessage("confusion must be a square of counts that add up to the records of the shard")
+        return ShardMetrics(loss, accuracy, count, pairs.reshape(classes, classes))
 
 
-def read_totals(records: RecordDict) -> tuple[float, float, int]:
-    """Loss, accuracy and number of records of a shard."""
+def _totals(records: RecordDict) -> tuple[float, float, int]:
     metrics = records.metric_records.get("metrics")
     if metrics is None or {"loss", "accuracy", "count"} != set(metrics):
         raise BadMessage("evaluation reply must hold loss, accuracy and count")

@@ -145,7 +145,16 @@ class Run:
 
     @property
     def records(self) -> list[RoundRecord]:
-        return read_metrics(self.folder)
+        """Of what was released."""
+        return [record for record in read_metrics(self.folder) if record.phase != "start"]
+
+    @property
+    def start(self) -> RoundRecord:
+        """Of the model that the run started from."""
+        first, *rest = read_metrics(self.folder)
+        assert first.phase == "start"
+        assert all(record.phase != "start" for record in rest)
+        return first
 
 
 def loss_of(adapter: torch.Tensor) -> float:

@@ -58,6 +58,23 @@ def recorded_metrics(
     return [first, *training] if histogram else training
 
 
+def recorded_start(rounds: int, not_private: str | None = None) -> RoundRecord:
+    """The model before the rounds of :func:`recorded_metrics`."""
+    return RoundRecord(
+        phase="start",
+        round=0,
+        rounds=rounds,
+        epsilon_spent=0.0,
+        epsilon_budget=2.0,
+        noise_multiplier=0.0,
+        expected_cohort=0.0,
+        seconds=0.5,
+        validation_loss=1.5,
+        validation_accuracy=0.5,
+        not_private=not_private,
+    )
+
+
 CONFIG = parse({"name": "small", "rounds": 5, "privacy": {"epsilon": 2.0}, "model": {"rank": 8}})
 LABELS = ["card", "cash", "direct debit", "loan", "mortgage", "savings", "something <else>"]
 
@@ -71,7 +88,7 @@ def record_run_in(
     (folder / "config.toml").write_text(CONFIG.to_toml())
     write_environment(folder)
     with Telemetry(folder, tensorboard=False) as telemetry:
-        for item in recorded_metrics(done, 5, not_private=not_private):
+        for item in (recorded_start(5, not_private), *recorded_metrics(done, 5, not_private=not_private)):
             telemetry.round(item)
         telemetry.status(state, "worker 2 did not answer" if state == "failed" else "all done")
     if ledger:
@@ -119,6 +136,7 @@ def _write_outcome(folder: Path) -> None:
         "test_accuracy": 0.8125,
         "test_loss": 0.5,
         "validation_accuracy": 0.55,
+        "test_macro_f1": 0.8,
         "majority_accuracy": 0.25,
         "seconds": 125.0,
         "rounds_done": 5,

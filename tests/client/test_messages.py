@@ -27,12 +27,11 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.messages import client_update
 from strategies.messages.client_update import (
     EvaluateRequest,
+    ShardMetrics,
     TrainRequest,
     code_fingerprint,
     contribution_records,
     read_contribution,
-    read_totals,
-    totals_records,
 )
 from strategies.messages.records import BadMessage
 
@@ -113,7 +112,11 @@ def test_an_evaluation_request_and_its_answer_arrive_as_they_were_sent() -> None
     got = EvaluateRequest.from_records(transported(sent.to_records()))
     np.testing.assert_array_equal(got.adapter, sent.adapter)
     assert (got.split, got.start, got.stop, got.job) == ("validation", 2, 9, "{}")
-    assert read_totals(transported(totals_records(0.25, 0.75, 7))) == (0.25, 0.75, 7)
+    assert ShardMetrics.from_records(transported(ShardMetrics(0.25, 0.75, 7).to_records())) == ShardMetrics(
+        0.25, 0.75, 7
+    )
+    counted = ShardMetrics(0.25, 0.75, 7, np.array([[3, 1], [1, 2]])).to_records()
+    assert ShardMetrics.from_records(transported(counted)).confusion.tolist() == [[3, 1], [1, 2]]
 
 
 # --- what is wrong -----------------------------------------------------------------------------------------------
@@ -400,9 +403,17 @@ def test_a_request_without_a_setting_is_refused(name: str) -> None:
 )
 def test_totals_that_are_none_are_refused(metrics: dict[str, Any]) -> None:
     with pytest.raises(BadMessage, match="evaluation reply"):
-        read_totals(RecordDict({"metrics": MetricRecord(metrics)}))
+        ShardMetrics.from_records(RecordDict({"metrics": MetricRecord(metrics)}))
     with pytest.raises(BadMessage, match="evaluation reply"):
-        read_totals(RecordDict())
+        ShardMetrics.from_records(RecordDict())
+
+
+@pytest.mark.parametrize("pairs", [[3, 1, 1], [3, 1, 1, 1], [8, -1, 0, 0]])
+def test_confusions_that_are_none_are_refused(pairs: list[int]) -> None:
+    records = ShardMetrics(0.25, 0.75, 7).to_records()
+    records["arrays"] = ArrayRecord({"confusion": Array(np.array(pairs))})
+    with pytest.raises(BadMessage, match="confusion must be a square of counts that add up"):
+        ShardMetrics.from_records(records)
 
 
 def test_the_fingerprint_is_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,10 +103,10 @@ class Lacquer:
         return folder
 
     def metrics(self) -> list[dict]:
+        """Of what was released."""
         files = list(self.folder.glob("runs/*/metrics.jsonl"))
-        return [
-            json.loads(line) for file in files for line in file.read_text().splitlines(keepends=True) if "\n" in line
-        ]
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if "\n" in line]
+        return [record for record in map(json.loads, lines) if record["phase"] != "start"]
 
     def stdout(self) -> str:
         return (self.folder / "stdout.txt").read_text()

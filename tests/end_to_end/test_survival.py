@@ -67,6 +67,8 @@ def test_a_run_survives_the_death_of_a_worker_of_the_server_and_of_everything(tm
     lost = resumed[-1]["lost"]
     assert len(resumed) == 2
     assert 4 <= resumed[0]["round"] < resumed[1]["round"]
+    assert [line["phase"] for line in lines[:2]] == ["start", "round"]
+    lines = lines[1:]
     assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1 - lost))
     assert len(charged) == ROUNDS, "the ledger pays for so many, whatever became of them"
     assert set(charged) == {line["round"] for line in lines}

@@ -6,7 +6,7 @@ import torch
 
 from client.data.records import Records
 from client.engine.cohort import CohortEngine
-from client.generation import Decoding, continuations, rouge, summaries
+from client.generation import Decoding, continuations, rouge, summaries, turns_text
 from client.models.base import load_base
 from client.models.lora import LoraSpec, merged
 from client.models.tasks import make_task
@@ -80,3 +80,23 @@ def test_summaries_are_asked_for_and_scored():
     assert scores["rouge2"] == pytest.approx(2 / 5)
     with pytest.raises(ValueError, match="predictions"):
         rouge([], [])
+
+
+CHAT = ["<|im_start|>", "<|im_end|>"]
+TURNS = [("system", "Be brief."), ("user", "What is it?\nTell me."), ("assistant", "")]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        lambda role, text: f"<|im_start|>{role}\n{text}" + ("<|im_end|>\n" if text else ""),
+        lambda role, text: f"<|im_start|>{role}<|im_end|>\n\n{text}" + ("<|im_end|>" if text else ""),
+    ],
+)
+def test_a_conversation_is_shown_with_its_speakers_and_without_marks(template):
+    _, tokenizer = load_base("random:llama", "causal-lm")
+    tokenizer.add_special_tokens({"additional_special_tokens": CHAT})
+    ids = tokenizer("".join(template(*turn) for turn in TURNS), add_special_tokens=False)["input_ids"]
+    assert turns_text(tokenizer, ids) == "System: Be brief.\n\nUser: What is it?\nTell me."
+    plain = tokenizer("user of words", add_special_tokens=False)["input_ids"]
+    assert turns_text(tokenizer, plain) == "user of words"

@@ -97,6 +97,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(arguments, says, her
     assert {path.name for path in here.iterdir()} <= {"small.toml", "cache"}
 
 
+def test_a_misspelt_command_is_suggested_once(here):
+    assert runner.invoke(app, ["runn"]).stderr.count("Did you mean") == 1
+
+
 def test_a_run_ends_with_its_folder(here, checked, monkeypatch):
     calls = engine(monkeypatch, completed)
     result = runner.invoke(app, ["run", "small.toml", "--workers", "3", "--set", "name=mine", "--quiet"])

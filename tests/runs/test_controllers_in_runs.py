@@ -42,7 +42,7 @@ def test_a_run_spends_its_budget_and_reports_released_values(
     )
     run_inprocess(config, tmp_path)
     *before, first, last = read_metrics(tmp_path)
-    assert [record.phase for record in before] == (["histogram"] if name == "dp-lac" else [])
+    assert [record.phase for record in before] == (["start", "histogram"] if name == "dp-lac" else ["start"])
     assert [(record.phase, record.round) for record in (first, last)] == [("round", 1), ("round", 2)]
     assert 0.9 * 8.0 < last.epsilon_spent <= 8.0
     assert last.not_private is None

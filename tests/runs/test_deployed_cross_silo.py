@@ -110,7 +110,7 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
     status = read_status(folder)
     assert status is not None
     assert status.state == "completed"
-    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    assert [record.round for record in read_metrics(folder)] == [0, 1, 2]
     assert not (tmp_path / "2").exists()  # refused before anything was written
     assert "guarantees an epsilon of at most 3.9" in caplog.text
     for node in (1, 3):
@@ -139,7 +139,7 @@ def test_an_interrupted_run_goes_on_with_its_nodes_and_ends_when_their_budgets_a
     with pytest.raises(OSError, match="gone"):
         of_records.run("first")
     folder = of_records.folder / "first"
-    assert [record.round for record in read_metrics(folder)] == [1]
+    assert [record.round for record in read_metrics(folder)] == [0, 1]
     assert check_resumable(folder).clients == 3
     with owned(folder), pytest.raises(CannotResume, match="still running"):
         of_records.run("first", resume=True)
@@ -149,7 +149,7 @@ def test_an_interrupted_run_goes_on_with_its_nodes_and_ends_when_their_budgets_a
     assert status.state == "stopped-budget"
     assert "site 2: this site's budget is spent" in status.message
     assert json.loads((folder / "results.json").read_text())["stopped"] == status.message
-    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    assert [record.round for record in read_metrics(folder)] == [0, 1, 2]
     assert [resumed.round for resumed in read_resumed(folder)] == [1]
     for node in (1, 2, 3):
         with Ledger.open(of_records.folder / str(node) / "ledger.jsonl", read_only=True) as ledger:

@@ -78,7 +78,7 @@ def test_nodes_train_on_their_own_records_and_the_server_evaluates_on_its_own(st
     status, records = read_status(folder), read_metrics(folder)
     assert status is not None
     assert status.state == "completed"
-    assert [record.round for record in records] == [1, 2]
+    assert [record.round for record in records] == [0, 1, 2]
     assert all(record.validation_loss is not None for record in records)
     assert grid.asked == [[1, 2, 3], [1, 2, 3]]  # one message a round and node; nobody is asked to evaluate
     assert json.loads((folder / ROSTER_FILE).read_text()) == {"nodes": [1, 2, 3]}
@@ -125,7 +125,7 @@ def test_a_node_that_is_away_contributes_zero_and_a_broken_run_goes_on_with_the_
     with pytest.raises(RoundFailed, match="round 3: too few messages"):
         go(rounds=4)
     assert grid.asked == [[1, 2, 3], [1, 3], [1]]
-    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    assert [record.round for record in read_metrics(folder)] == [0, 1, 2]
     grid.away = {2}
     go(resume=str(folder))
     status = read_status(folder)

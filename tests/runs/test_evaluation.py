@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from server.evaluation.metrics import Evaluate, on_workers
 from strategies.dispatch import RoundFailed
-from strategies.messages.client_update import EvaluateRequest, totals_records
+from strategies.messages.client_update import EvaluateRequest, ShardMetrics
 
 ADAPTER = torch.linspace(0, 1, 5)
 SPLITS = {"validation": (30, 100), "test": (0, 41)}
@@ -60,8 +60,10 @@ class Workers:
 
 def honest(message: Message, request: EvaluateRequest) -> Message:
     part = slice(request.start, request.stop)
-    totals = float(LOSSES[part].mean()), float(CORRECT[part].mean()), request.stop - request.start
-    return Message(totals_records(*totals), reply_to=message)
+    right = CORRECT[part].astype(bool)
+    pairs = np.array([[right.sum(), (~right).sum()], [0, 0]])
+    shard = ShardMetrics(float(LOSSES[part].mean()), float(CORRECT[part].mean()), request.stop - request.start, pairs)
+    return Message(shard.to_records(), reply_to=message)
 
 
 @pytest.mark.parametrize("split", list(SPLITS))
@@ -73,6 +75,8 @@ def test_metrics_are_those_of_the_whole_split(split: str, nodes: int) -> None:
     assert metrics.count == stop - start
     assert metrics.loss == pytest.approx(LOSSES[start:stop].mean(), rel=1e-12)
     assert metrics.accuracy == pytest.approx(CORRECT[start:stop].mean(), rel=1e-12)
+    right = int(CORRECT[start:stop].sum())
+    assert metrics.confusion == ((right, stop - start - right), (0, 0))
     assert [node for node, _ in workers.requests] == [1, 2, 3][:nodes]
     covered = [i for _, request in workers.requests for i in range(request.start, request.stop)]
     assert covered == list(range(start, stop))
@@ -118,7 +122,7 @@ def test_a_part_that_is_missing_is_an_error(kind: str, words: str) -> None:
             return None
         if kind == "error":
             return Message(Error(1, "it broke"), reply_to=message)
-        return Message(totals_records(0.5, 0.5, 1), reply_to=message)
+        return Message(ShardMetrics(0.5, 0.5, 1).to_records(), reply_to=message)
 
     with pytest.raises(RoundFailed, match=words):
         Workers(reply=reply).evaluate()(ADAPTER, "test")

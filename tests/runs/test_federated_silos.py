@@ -63,7 +63,7 @@ def test_silos_train_and_the_server_averages(tmp_path, aggregation):
     assert "one record of any one site" in statement["sentence"]
     assert set(statement["silos"]) == {"0", "1"}
     assert 0 < statement["epsilon"] <= 4.0
-    assert [record.round for record in read_metrics(folder)] == [1, 2]
+    assert [record.round for record in read_metrics(folder)] == [0, 1, 2]
     base, _ = load_base("random:bert", "classification", 2)
     loaded = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
     assert _loss(loaded, prepare(data_spec(config(tmp_path))).test) == pytest.approx(

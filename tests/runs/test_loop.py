@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from privacy.clipping.norms import FlatClip, PerAdapterClip
 from privacy.commitment import Commitment, FloorStep
@@ -78,6 +79,14 @@ def test_records_hold_released_and_public_values_and_nothing_else(start: MakeRun
         bound = record.extra["clip-bound"]  # the threshold of the next round
     assert rounds[-1].update_norm == pytest.approx(float(run.last.release.update.norm()), rel=1e-6)  # type: ignore[union-attr]
     assert rounds[-1].validation_loss == loss_of(run.last.state.served)  # type: ignore[union-attr]
+
+
+def test_the_model_before_the_first_release_is_recorded(start: MakeRun) -> None:
+    run, ledger = start("run", settings(2), Fixed(0.5))
+    run.go(ledger)
+    assert (run.start.round, run.start.rounds, run.start.epsilon_spent) == (0, 2, 0.0)
+    assert run.start.validation_loss == loss_of(torch.zeros(LAYOUT.size))
+    assert run.start.noise_multiplier == run.start.expected_cohort == 0.0
 
 
 def test_what_is_clipped_away_shows_nowhere(start: MakeRun) -> None:

@@ -183,6 +183,7 @@ def test_jft_with_atdp_runs_on_one_ledger_and_every_artefact_says_it_is_not_priv
     run = PhasesRun(parse_phases(table))
     assert [phase["name"] for phase in results["phases"]] == ["redacted", "dp", "atdp"]
     assert [(record.phase, record.round, record.rounds) for record in read_metrics(folder)] == [
+        ("start", 0, 5),
         ("round", 3, 5),
         ("round", 5, 5),
     ]

@@ -8,10 +8,14 @@ import pytest
 
 from server.config.load import ConfigError, parse, unflatten
 from server.config.schema import RunConfig
+from simulations.cli import preflight
 from simulations.cli.preflight import check, check_adapter, check_data, check_noise, check_run
-from simulations.presets.asked import ask
+from simulations.presets.asked import Asked, ask
 
 SMALL = {"clients": 60, "sampling-rate": 0.2, "privacy.delta": 1e-3, "model.name": "random:bert"}
+
+
+ALONE = {"clients": 1, "sampling-rate": 1.0, "privacy.unit": "record", "data.partition": "iid"}
 
 
 def small(cache: Path, **changed: Any) -> RunConfig:
@@ -60,3 +64,19 @@ def test_a_missing_label_column_is_refused_with_the_columns_there_are(tmp_path: 
 def test_several_problems_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)none-such.*none\.csv"):
         check(small(tmp_path, **{"strategy.controller": "none-such", "data.source": "csv:none.csv"}))
+
+
+def test_an_unknown_option_is_refused_before_data_and_model_are_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touched(*_: object) -> None:
+        raise AssertionError("too late")
+
+    for name in ("check_noise", "check_data", "check_adapter", "assemble_record_level"):
+        monkeypatch.setattr(preflight, name, touched)
+    options = {"strategy.optimizer": "fedavg", "strategy.optimizer-options": {"momentun": 0.9}}
+    for config in (small(tmp_path, **options), small(tmp_path, **options, **ALONE)):
+        with pytest.raises(
+            ConfigError, match=r"strategy\.optimizer-options\.momentun: fedavg has no such option; .*learning-rate"
+        ):
+            check_run(Asked(config))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from client.models.tasks import Batch, CausalLM, SequenceClassification
+from client.models.tasks import MOST_CLASSES, Batch, CausalLM, SequenceClassification
 
 
 def _batch(generator, n=5, t=7, labels=3, **extra):
@@ -29,6 +29,17 @@ def test_classification_loss_and_metrics():
     assert metrics.count == 5
     assert metrics.loss == pytest.approx(expected.mean().item(), rel=1e-6)
     assert metrics.accuracy == sum(int(logits[i].argmax() == batch.labels[i]) for i in range(5)) / 5
+    for label, row in enumerate(metrics.confusion):
+        answers = [int(logits[i].argmax()) for i in range(5) if batch.labels[i] == label]
+        assert list(row) == [answers.count(answer) for answer in range(3)]
+
+
+def test_confusions_of_very_many_classes_are_not_counted():
+    task = SequenceClassification(MOST_CLASSES + 1)
+    ids = torch.ones(2, 3, dtype=torch.long)
+    totals = task.totals(torch.randn(2, MOST_CLASSES + 1), Batch(ids, ids, torch.tensor([0, MOST_CLASSES])))
+    assert len(totals) == len(task.no_totals()) == 3
+    assert task.metrics(totals).macro_f1 is None
 
 
 def test_prior_offset_is_the_clients_smoothed_frequencies_and_leaves_metrics_alone():

@@ -87,7 +87,7 @@ def test_there_is_no_place_for_a_realised_cohort() -> None:
         ({"seconds": -1.0}, "seconds must be finite and >= 0, got -1.0"),
         ({"expected_cohort": math.nan}, "expected_cohort must be finite"),
         ({"validation_accuracy": 1.5}, r"validation_accuracy must lie in \[0, 1\], got 1.5"),
-        ({"phase": "evaluation"}, "phase must be one of histogram, round, got 'evaluation'"),
+        ({"phase": "evaluation"}, "phase must be one of start, histogram, round, got 'evaluation'"),
     ],
 )
 def test_impossible_numbers_are_refused(changes: dict[str, object], message: str) -> None:

@@ -36,6 +36,7 @@ def test_a_recorded_run_becomes_plain_lines(record_run: Callable[..., Path], run
     console, stream = plain()
     follow(record_run(ledger=False), run_config, lambda: False, console=console)
     assert stream.getvalue().splitlines() == [
+        "before round 1  accuracy  50.0%  loss 1.500",
         "round 1/5  accuracy  51.0%  loss 1.000  clip 0.5000  epsilon 0.21/2  20.0 clients/s",
         "round 2/5  accuracy  52.0%  loss 0.5000  clip 0.2500  epsilon 0.41/2  20.0 clients/s",
         "round 3/5  accuracy  53.0%  loss 0.3333  clip 0.1667  epsilon 0.61/2  20.0 clients/s",
@@ -134,7 +135,7 @@ def test_a_dumb_terminal_gets_plain_lines(
     monkeypatch.setenv("TERM", "dumb")
     console, stream = terminal()
     follow(record_run(ledger=False), run_config, lambda: False, console=console)
-    assert stream.getvalue().startswith("round 1/5  accuracy")
+    assert stream.getvalue().startswith("before round 1  accuracy")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Warnings that judge: what a run has learnt is nothing, or will be, and what to change.
+
+Every judgement rests on released values, public data and settings, so it may stand in a report. Some can be made before
+the run starts (:func:`foreseen`), the others when it has ended (:func:`judgements`).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from server.config.schema import RunConfig
+from server.run_folder.data_facts import DataFacts
+from server.run_folder.round_record import RoundRecord
+from simulations.report.data_block import shares_cut
+from simulations.report.notation import number_text, percent_text
+from simulations.report.outcome import learnt
+from simulations.report.read_run import Run
+
+LEAST_COHORT = 20
+"""Clients expected in a round below which noise drowns what they say: it is divided by their number."""
+
+MUCH_CUT = 0.2
+"""Share of the training records that are cut, from which the length is too small for the data."""
+
+SKEWED = 1.5
+"""A data set is skewed where its most frequent class is so many times as frequent as classes are on average."""
+
+MOVED = 1.25
+"""A clip threshold has settled where it changes by less than this factor in the last quarter of the rounds."""
+
+DEVIATIONS = 2.0
+"""A signal is told from noise where it exceeds so many standard deviations of what noise alone would show."""
+
+
+def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
+    """What can be said before the run starts."""
+    found = []
+    if config.privacy.unit == "client" and config.expected_cohort < LEAST_COHORT and not config.privacy.non_private:
+        found.append(
+            f"Only {number_text(config.expected_cohort)} clients are expected in a round. The noise is shared by them, "
+            f"so below {LEAST_COHORT} it usually drowns what they learn: raise sampling-rate or clients."
+        )
+    cut = 0.0 if facts is None else shares_cut(facts).get("train", 0.0)
+    if cut > MUCH_CUT:
+        found.append(
+            f"{percent_text(cut)} of the training records are cut at {config.model.max_length} tokens: raise "
+            "model.max-length."
+        )
+    return found
+
+
+def judgements(run: Run) -> list[str]:
+    """What is wrong with what a run has learnt, the worst first; empty where nothing is."""
+    found = [*_worthless(run), *_drowned(run), *_unsettled(run.rounds)]
+    if run.config is not None:
+        found += _skewed(run) + foreseen(run.config, run.facts)
+    return found
+
+
+def _worthless(run: Run) -> Iterator[str]:
+    test, majority = run.result("test_accuracy"), run.result("majority_accuracy")
+    if test is not None and majority is not None and test < majority:
+        yield (
+            f"Test accuracy, {percent_text(test)}, is below {percent_text(majority)}, which always answering the most "
+            "frequent class gives. This model is worse than a constant: do not use it."
+        )
+    found = learnt(run)
+    if found is not None and run.rounds and not found.better:
+        yield (
+            f"The run has learnt nothing beyond its start: validation {found.name} is {found.after_text} after "
+            f"{run.rounds[-1].round} rounds and was {found.before_text} before the first. Raise the number of "
+            "clients, the rounds or privacy.epsilon."
+        )
+
+
+def _drowned(run: Run) -> Iterator[str]:
+    """The squared norms of the releases, less the noise in them, against their spread under noise alone."""
+    values = [(r.update_norm, r.noise_norm) for r in run.rounds if r.update_norm is not None and r.noise_norm]
+    dimension = run.result("dimension")
+    if not values or not dimension or run.not_private:
+        return
+    signal = sum(update**2 - noise**2 for update, noise in values if update is not None and noise is not None)
+    spread = math.sqrt(sum(2.0 * noise**4 / dimension for _, noise in values if noise is not None))
+    if signal < DEVIATIONS * spread:
+        yield (
+            f"Over {len(values)} rounds the released updates cannot be told from their noise. Lower the clip "
+            "threshold, train fewer values (model.rank, model.layers), or raise clients or privacy.epsilon."
+        )
+
+
+def _unsettled(rounds: Sequence[RoundRecord]) -> Iterator[str]:
+    bounds = [(record.round, record.clip_bound) for record in rounds if record.clip_bound]
+    last = bounds[-max(3, len(bounds) // 4) :]
+    if len(bounds) < 4:
+        return
+    (first, before), (_, after) = last[0], last[-1]
+    assert before is not None
+    assert after is not None
+    if max(before, after) >= MOVED * min(before, after):
+        yield (
+            f"The clip threshold C is still moving: {number_text(before)} in round {first}, {number_text(after)} at "
+            "the end. Start the controller nearer to where it ends, or plan more rounds."
+        )
+
+
+def _skewed(run: Run) -> list[str]:
+    config, majority = run.config, run.result("majority_accuracy")
+    labels = len((run.results or {}).get("label_names") or ())
+    if config is None or majority is None or config.local.balance != "prior" or majority * labels < SKEWED:
+        return []
+    return [
+        f"local.balance = 'prior' trains for balanced classes, but {percent_text(majority)} of the test records are of "
+        f"one of {labels} classes. Set local.balance = 'none' unless rare classes matter most."
+    ]

@@ -1,0 +1,110 @@
+"""Warnings that judge: each is made where it should be, and not beside it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config.load import parse
+from server.run_folder.data_facts import SIMULATED, DataFacts
+from server.run_folder.round_record import RoundRecord
+from simulations.report.judgement import foreseen, judgements
+from simulations.report.read_run import Run
+from tests.cases.recorded_runs import recorded_metrics, recorded_start
+
+GOOD = {
+    "test_accuracy": 0.8,
+    "majority_accuracy": 0.3,
+    "validation_accuracy": 0.6,
+    "dimension": 100,
+    "label_names": ["a", "b", "c"],
+}
+FACTS = DataFacts(SIMULATED, {"source": 30}, {}, {}, {}, {"train": 20}, {"train": 2})
+
+
+def finished(results: dict[str, Any] | None = None, **changes: object) -> Run:
+    metrics = [recorded_start(8), *(settled(record) for record in recorded_metrics(8, 8, histogram=False))]
+    run = Run(
+        path=Path("run"),
+        config=parse({"clients": 1000, "sampling-rate": 0.05}),
+        phases=(),
+        status=None,
+        metrics=metrics,
+        guarantee=None,
+        results={**GOOD, **(results or {})},
+        environment=None,
+        account=None,
+        facts=None,
+        resumed=(),
+        problems=(),
+    )
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def settled(record: RoundRecord) -> RoundRecord:
+    return replace(record, clip_bound=0.5)
+
+
+def test_a_run_that_learnt_is_not_warned_of() -> None:
+    assert judgements(finished()) == []
+
+
+def test_a_model_below_the_constant_answer_is_named() -> None:
+    (found,) = judgements(finished({"test_accuracy": 0.29}))
+    assert "worse than a constant" in found
+    assert "29.0\u00a0%, is below 30.0\u00a0%" in found
+
+
+@pytest.mark.parametrize("after", [0.5, 0.4])
+def test_a_model_no_better_than_its_start_is_named(after: float) -> None:
+    (found,) = judgements(finished({"validation_accuracy": after}))
+    assert found.startswith("The run has learnt nothing beyond its start: validation accuracy is")
+    assert "was 50.0\u00a0% before the first" in found
+
+
+def test_a_language_model_is_judged_by_its_perplexity() -> None:
+    start = replace(recorded_start(8), validation_perplexity=20.0)
+    metrics = [start, *(replace(settled(r), validation_perplexity=19.0) for r in recorded_metrics(8, 8)[1:])]
+    results = {"validation_perplexity": 19.0, "validation_accuracy": 0.1}
+    assert judgements(finished(results, metrics=metrics)) == []
+    (found,) = judgements(finished({**results, "validation_perplexity": 21.0}, metrics=metrics))
+    assert "validation perplexity is 21 after 8 rounds and was 20" in found
+
+
+@pytest.mark.parametrize(("norm", "warned"), [(1.5, True), (1.52, True), (1.9, False)])
+def test_updates_that_are_all_noise_are_named(norm: float, warned: bool) -> None:
+    """Noise 1.5 in 100 dimensions: the sum of 8 squared norms strays by 0.9 standard deviation at 1.52."""
+    metrics = [recorded_start(8), *(replace(settled(r), update_norm=norm) for r in recorded_metrics(8, 8)[1:])]
+    found = judgements(finished(metrics=metrics))
+    assert [text.startswith("Over 8 rounds the released updates cannot be told") for text in found] == [True] * warned
+
+
+@pytest.mark.parametrize(("last", "warned"), [(0.5, False), (0.6, False), (0.7, True), (0.3, True)])
+def test_a_threshold_that_still_moves_is_named(last: float, warned: bool) -> None:
+    run = finished()
+    run.metrics[-1] = replace(run.metrics[-1], clip_bound=last)
+    assert [text.startswith("The clip threshold C is still moving: 0.5 in") for text in judgements(run)] == (
+        [True] * warned
+    )
+
+
+@pytest.mark.parametrize(("majority", "warned"), [(0.34, False), (0.49, False), (0.6, True)])
+def test_a_label_prior_on_skewed_labels_is_named(majority: float, warned: bool) -> None:
+    config = parse({"local": {"balance": "prior"}})
+    found = judgements(finished({"majority_accuracy": majority}, config=config))
+    assert ["local.balance = 'prior'" in text for text in found] == [True] * warned
+    assert judgements(finished({"majority_accuracy": majority})) == []
+
+
+def test_few_clients_in_a_round_are_named_before_the_run() -> None:
+    (found,) = foreseen(parse({"clients": 100, "sampling-rate": 0.1}), None)
+    assert "Only 10 clients are expected in a round" in found
+    assert foreseen(parse({"clients": 200, "sampling-rate": 0.1}), None) == []
+    assert foreseen(parse({"clients": 100, "sampling-rate": 0.1, "privacy": {"non-private": True}}), None) == []
+
+
+def test_records_that_are_cut_are_named_before_the_run() -> None:
+    assert foreseen(parse({}), FACTS) == []
+    (found,) = foreseen(parse({}), replace(FACTS, truncated={"train": 5}))
+    assert "25.0\u00a0% of the training records are cut at 128 tokens" in found
