@@ -20,7 +20,7 @@ say "three sites have trained, each with a ledger of its own"
 
 # --- a new key ----------------------------------------------------------------------------------------------------------------
 inside superlink lacquer expel client-2
-compose run --rm keys lacquer keys /keys --owner 10001 --client client-2 --renew client-2 >"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --renew"; }
+compose run --rm keys lacquer certificates /keys --owner 10001 --client client-2 --renew client-2 >"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --renew"; }
 inside superlink lacquer admit >>"$WORK/admit.log"
 compose restart client-2 >>"$WORK/up.log" 2>&1
 await 120 "client-2 is online with its new key" online 3
@@ -31,7 +31,7 @@ say "client-2 has a new key, and the old one is out"
 # Another project has networks of its own; it reaches the gateway by the port that is published on this host.
 compose -f docker/public.yaml up -d superlink gateway >>"$WORK/up.log" 2>&1
 HOST=$(docker network inspect "${PROJECT}_public" -f '{{(index .IPAM.Config 0).Gateway}}')
-compose run --rm keys lacquer keys /keys --owner 10001 --address "$HOST" --renew servers >>"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --address"; }
+compose run --rm keys lacquer certificates /keys --owner 10001 --address "$HOST" --renew servers >>"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --address"; }
 compose -f docker/public.yaml restart superlink gateway >>"$WORK/up.log" 2>&1
 mkdir "$WORK/trust"
 compose run --rm -T keys cat /keys/authority/ca.crt >"$WORK/trust/ca.crt" 2>/dev/null

@@ -42,7 +42,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[^/@]*)?(@.*)?")
 # A row must fit into two blocks, and the type of a column is guessed from the first one.
 _BLOCK = 64 << 20
 
-_NOT_UTF8 = "its text is not UTF-8; save it as UTF-8"
+_NOT_UTF8 = "its text is not UTF-8; save it as UTF-8, or (CSV) set data.encoding to what it is, such as 'latin-1'"
 
 
 def columns(reading: Reading) -> list[tuple[str, str]]:
@@ -94,20 +94,21 @@ def read_file(source: str, reading: Reading, option: str) -> pyarrow.Table:
 
 def _read_csv(path: Path, reading: Reading) -> pyarrow.Table:
     """Labels and ids are read as text, so that what one file holds does not decide how another's are spelled."""
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    delimiter = reading.separator or ("\t" if ".tsv" in path.suffixes else ",")
+    names = [name.strip() for name in reading.columns.split(",")] if reading.columns else None
     as_text = [name for name in (reading.label_column, reading.client_column, reading.unit_column) if name]
     try:
         table = pyarrow.csv.read_csv(
             path,
-            read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK),
+            read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK, column_names=names, encoding=reading.encoding),
             parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(as_text, pyarrow.string())),
         )
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(_misread(path, delimiter) or str(error)) from error
+        raise ValueError(_misread(path, delimiter, reading.encoding) or str(error)) from error
     found = table.column_names
     needed = [name for _, name in columns(reading)]
-    if not set(needed) <= set(found) and (reason := _misread(path, delimiter)):
+    if not set(needed) <= set(found) and (reason := _misread(path, delimiter, reading.encoding)):
         raise ValueError(reason)
     once = [name for name in needed if found.count(name) == 1]  # the others are refused by whoever takes columns
     if any(pyarrow.types.is_binary(table.column(name).type) for name in once):
@@ -119,18 +120,19 @@ def _read_csv(path: Path, reading: Reading) -> pyarrow.Table:
     return table if numbers is None else table.set_column(found.index(label), label, numbers)
 
 
-def _misread(path: Path, delimiter: str) -> str:
+def _misread(path: Path, delimiter: str, encoding: str) -> str:
     """What is wrong with a header that is not split by `delimiter`; empty if nothing is seen."""
     with path.open("rb") as file:
         header = file.readline(1 << 16)
-    if header.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if encoding == "utf-8" and header.startswith((b"\xff\xfe", b"\xfe\xff")):
         return _NOT_UTF8
     others = [other for other in (",", ";", "\t", "|") if other.encode() in header]
     if not others or delimiter.encode() in header:
         return ""
     names = {",": "commas", "\t": "tabs"}
-    remedy = "name it .tsv" if others[0] == "\t" else f"save it with {names[delimiter]}"
-    return f"its separator is {names.get(others[0], repr(others[0]))}, not {names[delimiter]}; {remedy}"
+    expected, found = (names.get(each, repr(each)) for each in (delimiter, others[0]))
+    remedy = "name it .tsv" if others[0] == "\t" else f"set data.separator = {others[0]!r}"
+    return f"its separator is {found}, not {expected}; {remedy}"
 
 
 def _integers(column: pyarrow.ChunkedArray) -> pyarrow.Array | None:
@@ -307,9 +309,11 @@ def _check_column(table: pyarrow.Table, option: str, name: str, where: str) -> N
         raise ValueError(f"{where}: {times} columns are called {name!r} ({option}); rename all but one")
     if not times:
         near = difflib.get_close_matches(name, table.column_names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if not near and "= 'csv:" in where:
+            hint = "; if that is a record, the file has no header: name its columns in data.columns"
         raise ValueError(
-            f"{where}: there is no column {name!r} ({option}); it has {', '.join(table.column_names)}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
+            f"{where}: there is no column {name!r} ({option}); it has {', '.join(table.column_names)}{hint}"
         )
 
 

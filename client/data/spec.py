@@ -3,10 +3,11 @@
 Nothing here needs numpy or torch: a command that only reads settings starts at once.
 """
 
+import codecs
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from client.settings import Count, CountOrAuto, Positive, Rate, Table, cache_folder
 
@@ -23,11 +24,16 @@ class Reading(Table):
     """How records are read out of a file; the part of ``[data]`` that nodes with records of their own are sent.
 
     Attributes:
-        text_column, text_pair_column, label_column, client_column, unit_column: columns; empty for none. Summaries are
-            in the text-pair column, units are what makes records one unit of privacy (a patient, a document); without
-            it every record is one.
-        least_words: records with fewer words (between blanks) are left out, public ones too, the test source excepted:
-            a rule of the text alone.
+        text_column: column of the texts, of prompts or of conversations.
+        text_pair_column: column of second texts, of summaries or of answers; empty for none.
+        label_column: column of the labels; a language model needs none.
+        client_column: column that says whose client a record is (``partition = "natural"``); empty for none.
+        unit_column: column of what makes records one unit of privacy (a patient, a document); without it every record
+            is one.
+        least_words: records with fewer words (between blanks) are left out, public ones too, the test source excepted.
+        separator: between the cells of a CSV file; empty takes a comma, or a tab in a file named .tsv.
+        columns: names of the columns of a CSV file whose first line is no header, separated by commas; empty: it is.
+        encoding: of the text in a CSV file, as Python names it, such as latin-1.
     """
 
     text_column: Annotated[str, Field(min_length=1)] = "text"
@@ -36,27 +42,53 @@ class Reading(Table):
     client_column: str = ""
     unit_column: str = ""
     least_words: CountOrAuto = 0
+    separator: str = ""
+    columns: str = ""
+    encoding: Annotated[str, Field(min_length=1)] = "utf-8"
+
+    @field_validator("separator")
+    @classmethod
+    def _one_character(cls, separator: str) -> str:
+        if len(separator.encode()) > 1:
+            raise ValueError(f"must be one character, got {separator!r}")
+        return separator
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str) -> str:
+        try:
+            codecs.lookup(name)
+        except LookupError:
+            said = f"{name!r} is no encoding that Python knows; try utf-8, latin-1, cp1252 or utf-16"
+            raise ValueError(said) from None
+        return name
 
 
 class DataSettings(Reading):
     """Where records come from and how they become clients, a public validation set and a test set.
 
     Attributes:
-        held_by: ``"nodes"`` is a deployment: every node is one client and reads records of its own, in columns of these
-            names; ``source`` and ``test_source`` then hold public records only, the validation and the test set.
-        source: ``notes``, ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id, see :mod:`client.data.sources`.
+        held_by: who has the clients' records; with ``nodes``, a deployment, every node is one client and reads records
+            of its own, in columns of these names. ``source`` and ``test_source`` then hold public records only, the
+            validation and the test set.
+        source: where records are: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id.
         test_source: where the test set is, same syntax; empty carves it out of `source`.
-        partition: see :mod:`client.data.partition`; ``"repeated"`` is for speed tests, any number of clients share the
-            records.
-        dirichlet_alpha: concentration of the label skew.
-        validation_records, test_records: sizes of the public validation set and of a test set carved out.
+        partition: how records become clients, see docs/data.md. ``repeated`` is for speed tests, any number of clients
+            share the records.
+        dirichlet_alpha: concentration of the label skew; small values give every client few labels.
+        validation_records: size of the public validation set.
+        test_records: size of a test set carved out of `source`.
         test_limit: most records of `test_source` that are tested on, the same for every seed; 0 tests on all.
         train_records: most records dealt to the clients, drawn by the seed; 0 deals all.
         records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
-        canaries, canary_kind, canary_copies: secrets planted into the training records for audits, see
-            :mod:`client.data.canaries`.
-        sensitive, detector, mask, other_weight: what is done about sensitive spans of the training records, which
-            `detector` finds: nothing, token weights or redaction, see :mod:`client.data.sensitive`.
+        canaries: secrets planted into the training records for audits, see docs/data.md.
+        canary_kind: what they look like.
+        canary_copies: records that hold the same secret.
+        sensitive: what is done about sensitive spans of the training records, be it nothing, weights of their tokens or
+            redaction.
+        detector: finds the sensitive spans, see docs/data.md.
+        mask: what a redacted span is replaced by.
+        other_weight: weight of the tokens outside sensitive spans, where tokens are weighted.
         cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
     """
 

@@ -16,8 +16,8 @@ class LocalTraining(Table):
     same defaults and start fresh in every round.
 
     Attributes:
-        optimizer: `"sgd"`, `"momentum"` (heavy ball, as `torch.optim.SGD`) or `"adamw"`.
-        learning_rate: constant over the round.
+        optimizer: of a client's steps; ``momentum`` is heavy ball, as `torch.optim.SGD` has it.
+        learning_rate: of a client's steps, constant over the round.
         batch_size: records per step; the last step of an epoch takes what is left.
         epochs: passes over the client's records, each in a new order.
         max_steps: stop after so many steps, 0 runs all epochs whatever they take (the default keeps one client with
@@ -25,8 +25,8 @@ class LocalTraining(Table):
             its records, drawn anew in every round, which costs a fraction of the time where clients have many.
         momentum: used by `"momentum"` only.
         weight_decay: L2 added to the gradient (sgd, momentum), decoupled (adamw).
-        balance: `"prior"` adjusts the loss for the client's label skew, see
-            :class:`client.models.tasks.SequenceClassification`.
+        balance: with ``prior`` the loss is adjusted for the client's label skew; wrong where the test set is skewed.
+            See :class:`client.models.tasks.SequenceClassification`.
     """
 
     optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"

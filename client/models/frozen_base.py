@@ -18,13 +18,14 @@ class FrozenBase(Table):
     """Where the frozen model is, in how many bits, and what of a forward pass is kept.
 
     Attributes:
-        device: `"auto"` takes a CUDA device where torch can use one, the CPU where there is none, and is refused where
-            there is one that torch cannot use.
-        precision: see :mod:`client.models.frozen_linear`. With `"bf16-model"` weights are loaded in bfloat16.
-        quantisation: of the blocks' weights, see :mod:`client.models.quantised`.
-        checkpoint_blocks: keep the input of each block only, and compute the block again in the backward pass: less
-            memory, about a third more time, the same numbers.
-        attention: transformers' implementation; `"flash_attention_2"` needs a GPU and its package. `"eager"` is none
+        device: where the model is; ``auto`` takes a CUDA device where torch can use one, the CPU where there is none,
+            and is refused where there is one that torch cannot use.
+        precision: of the products with frozen weights, see docs/engine.md. With ``bf16-model`` weights are loaded in
+            bfloat16.
+        quantisation: of the blocks' weights, see docs/engine.md.
+        checkpoint_blocks: less memory for about a third more time, to the same numbers. The input of each block is
+            kept only, and the block computed again in the backward pass.
+        attention: transformers' implementation; ``flash_attention_2`` needs a GPU and its package. `"eager"` is none
             of them: its softmax rounds a short record by the company it is computed in.
     """
 

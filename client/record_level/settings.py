@@ -55,9 +55,10 @@ class PrivacyTarget(Table):
     """The guarantee that is asked for, and the kind of noise that gives it; of the ``[privacy]`` table.
 
     Attributes:
-        epsilon, delta: of the whole run, for one unit added or removed.
-        noise: ``"insecure-zero"`` adds none and voids the guarantee.
-        mode: ``"floor"`` or ``"filter"``, see :mod:`privacy.commitment`.
+        epsilon: budget of the whole run, for one unit added or removed.
+        delta: probability with which the guarantee may fail; below one over the number of units.
+        noise: distribution of the noise; ``insecure-zero`` adds none and voids the guarantee.
+        mode: ``floor`` fixes the noise of every round before the run, ``filter`` lets it be spent unevenly.
     """
 
     epsilon: Positive = 4.0
@@ -70,9 +71,11 @@ class MethodSettings(Table):
     """The ``[strategy]`` table: the methods of whoever plans the releases, a server or a site.
 
     Attributes:
-        controller, aggregation, optimizer: names of the tables in :mod:`strategies`, or ``"package.module:Object"``,
-            with their options.
-        served_average: factor of the exponential moving average of the served adapter.
+        controller: decides clipping and noise of the next round; a name (see docs), or "package.module:Class".
+        aggregation: what of the adapter is trained and how it is combined; named alike.
+        optimizer: the step on the released update; named alike.
+        controller_options, aggregation_options, optimizer_options: what that method is made with, by name.
+        served_average: decay of the exponential moving average of the served adapter.
     """
 
     controller: str = "dp-lac"
@@ -88,10 +91,11 @@ class StepSettings(Table):
     """What a private step takes and how far it goes; of the ``[silo]`` table.
 
     Attributes:
-        batch_size: expected number of units in a batch, q n.
+        batch_size: units (records, patients) expected in a batch.
         records_per_unit: most records of a unit in one step, which bounds the work on a large group; 0 takes all.
-        combine: how the records of a unit become one row.
-        schedule, warm_up: of the learning rate, see :class:`StepSchedule`.
+        combine: how the gradients of the records of a unit become one.
+        schedule: of the learning rate over the steps.
+        warm_up: steps in which the learning rate rises.
     """
 
     batch_size: Count = 64

@@ -19,7 +19,16 @@ from server.config.tables import Engine, Evaluation, Model, Privacy, Public, Sil
 
 
 class RunConfig(Table):
-    """Everything that decides a run. ``clients = 0`` takes as many as ``data.client-column`` names."""
+    """Everything that decides a run.
+
+    Attributes:
+        name: what the run, its folder and its report are called.
+        rounds: how many rounds of training; of one site its private steps.
+        clients: how many logical clients; 0 takes as many as ``data.client-column`` names.
+        sampling_rate: probability with which each client takes part in a round.
+        seed: decides everything random but the noise and the cohorts.
+        output: folder in which the folders of runs are made.
+    """
 
     name: str = "run"
     rounds: Count = 40

@@ -19,9 +19,12 @@ from client.settings import Count, CountOrAuto, Positive, Table
 class Secagg(Table):
     """Sums that the clients open together (``privacy.trust = "secagg"``), see docs/trust.md.
 
-    ``min-survivors`` clients make the whole noise; with fewer a round ends with nothing. 0 takes four fifths of them.
-    ``colluding`` clients may tell the server what they know without weakening the guarantee. ``step-timeout`` is for
-    the short steps, in seconds. ``federation`` is the file with everybody's public identity; a simulation makes one.
+    Attributes:
+        min_survivors: clients that make the whole noise; with fewer a round ends with nothing. 0 takes four fifths.
+        colluding: clients that may tell the server what they know without weakening the guarantee.
+        modulus_bits: width of the integers that are summed.
+        step_timeout: seconds for each of the short steps of a sum.
+        federation: file with everybody's public identity; empty in a simulation, which makes one.
     """
 
     min_survivors: CountOrAuto = 0
@@ -34,8 +37,13 @@ class Secagg(Table):
 class Privacy(PrivacyTarget):
     """The guarantee, for one unit added or removed.
 
-    ``unit`` is a client; or, inside every client with a ledger of its own, a record, or a group of records that share
-    ``data.unit-column`` (for generated notes a patient). The last two train as ``[silo]`` says.
+    Attributes:
+        unit: what is protected, be it a client or, inside every client with a ledger of its own, a record, or a
+            group of records that share ``data.unit-column`` (for generated notes a patient). The last two train as
+            ``[silo]`` says.
+        non_private: allows what voids the guarantee; the run is marked as such.
+        seeded_cohorts: cohorts are drawn from the seed, which voids the guarantee.
+        trust: who is trusted with the sum over a cohort, be it the server or nobody (clients make the noise together).
     """
 
     unit: Literal["client", "record", "group"] = "client"
@@ -56,9 +64,18 @@ class Privacy(PrivacyTarget):
 
 
 class Model(Table):
-    """The frozen base model and the LoRA adapter on it. ``layers = 0`` adapts all layers, ``n`` the top n.
+    """The frozen base model and the LoRA adapter on it.
 
-    ``chat-template`` (Jinja) renders conversations, for ``task = "instruction"``; empty takes the tokenizer's own.
+    Attributes:
+        name: the base model, be it minilm, smollm2, lacquer-small, a folder of transformers, or a hub id.
+        task: what is learnt, be it labels, texts, summaries or answers.
+        rank: r of every adapter; its values grow with it.
+        alpha: the scale of an adapter is alpha / rank.
+        targets: names of the linear layers that get an adapter, separated by commas; "auto" takes
+            the queries and values of the model's attention.
+        layers: how many layers, from the top, are adapted; 0 adapts all.
+        max_length: most tokens of a record; what is longer is cut.
+        chat_template: renders conversations (Jinja); empty takes the tokenizer's own.
     """
 
     name: str = "minilm"
@@ -74,8 +91,12 @@ class Model(Table):
 class Public(Table):
     """What the server does with its own public records besides validation; none of it costs privacy.
 
-    The first ``training-fraction`` of them is trained on and no longer validated with, if anything here is switched on.
-    ``warm-start-epochs`` trains the adapter before round 1.
+    Attributes:
+        training_fraction: share of the public validation records that is trained on, and no longer validated with, if
+            there is a warm start.
+        warm_start_epochs: passes over these records before round 1; 0 is no warm start.
+        warm_start_learning_rate: of AdamW in the warm start.
+        warm_start_batch_size: records per step of the warm start.
     """
 
     training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -85,10 +106,17 @@ class Public(Table):
 
 
 class Engine(FrozenBase):
-    """Where and how the clients train. ``workers = 0`` takes one worker per core (or GPU share).
+    """Where and how the clients train.
 
-    ``ray-address`` names a Ray cluster that is already there (``HOST:PORT``, as ``ray start`` says); it needs
-    ``workers``, for how many it has room. Empty: Ray is started for the run, on this host. See docs/scale.md.
+    Attributes:
+        kind: Flower's simulation on Ray, or all in one process.
+        workers: processes that train; 0 takes one per GPU, or per core where there is none.
+        sequential: clients train one after the other with plain PEFT; slow, for comparison.
+        token_budget: most tokens of a micro-batch, padding included; 0 chooses by the memory there is.
+        prefix_cache_mb: memory a worker may use to keep the hidden states below the lowest adapter; 0 keeps none.
+        round_timeout: seconds after which a client's reply is no longer waited for.
+        ray_address: HOST:PORT of a Ray cluster that is already there (as ``ray start`` says); needs ``workers``, for
+            how many it has room. Empty starts Ray for the run, on this host. See docs/scale.md.
     """
 
     kind: Literal["flower", "inprocess"] = "flower"
@@ -118,17 +146,23 @@ class Engine(FrozenBase):
 
 
 class Simulation(Table):
-    """``clients-per-node = 0``: a node is a worker and trains its share of the cohort; ``1``: a node is one client."""
+    """How clients are laid out on Flower's nodes.
+
+    Attributes:
+        clients_per_node: with 0 a node is a worker and trains its share of the cohort, with 1 it is one client.
+    """
 
     clients_per_node: Annotated[int, Field(ge=0, le=1)] = 0
 
 
 class Evaluation(Table):
-    """How often (in rounds) the public validation set is evaluated. Controllers that read it need ``every = 1``.
+    """What is measured on public records. Runs of answers or summaries end with what the adapter writes to some.
 
-    With ``model.task = "instruction"`` or ``"summarisation"`` a run ends with what its adapter writes to the first test
-    records: ROUGE of ``rouge-records`` answers, 0 for none, and ``examples`` beside what the base model says. Each has
-    at most ``rouge-tokens`` new tokens; 0 takes half of ``model.max-length``.
+    Attributes:
+        every: rounds between two evaluations on the public validation set; controllers that read it need 1.
+        rouge_records: answers to test records that ROUGE is measured on; 0 for none.
+        rouge_tokens: most new tokens of an answer; 0 takes half of ``model.max-length``.
+        examples: answers that are shown beside what the base model says.
     """
 
     every: Count = 1
@@ -140,11 +174,20 @@ class Evaluation(Table):
 class Span(Table):
     """Public texts, written by the model, in the span of whose gradients a site's releases lie.
 
-    ``method`` is one of ``client.record_level.public_subspace``, or empty for none: ``coefficients`` is PE-SGD where
-    the texts ``evolve``, else FixSample; ``projection`` PDP-SGD, ``embedding-residual`` GEP. ``samples`` texts come of
-    ``samples / variants`` seeds; random ones continue ``openings``, which ``|`` separates. ``directions`` and
-    ``residual-bound`` (GEP's S1; S0 is the controller's threshold) are for the methods with a basis. The adapter is
-    trained on the first texts, which are free, before step 1.
+    Attributes:
+        method: how releases lie in the span; empty for none. ``coefficients`` is PE-SGD where the
+            texts ``evolve``, else FixSample; ``projection`` is PDP-SGD, ``embedding-residual`` GEP.
+        evolve: whether the texts change during the run.
+        samples: how many texts.
+        variants: texts that come of one seed text.
+        openings: beginnings that random texts continue, separated by ``|``.
+        form: how a text is varied.
+        instruction: what the model is asked where ``form`` is ``instruction``; holds {sample} and {tone}.
+        rule: how the weight of a text becomes its chance to be kept.
+        directions: size of the basis, for the methods with one.
+        residual_bound: GEP's S1; S0 is the controller's threshold.
+        warm_start_epochs: passes over the first texts, which cost no privacy, before step 1.
+        warm_start_learning_rate: of these passes.
     """
 
     method: Literal["", "coefficients", "projection", "embedding-residual", "embedding"] = ""
@@ -165,7 +208,12 @@ class Silo(StepSettings):
     """How a client trains that protects its own records (``privacy.unit``), by ``client.record_level.dp_sgd``.
 
     ``strategy.controller`` and ``strategy.optimizer`` are then the site's. ``rounds`` counts the private steps of a
-    run of one site; where several are averaged, each takes ``steps`` in a round.
+    run of one site.
+
+    Attributes:
+        steps: private steps of every site in a round, where several are averaged.
+        gradients: how gradients of single records are computed.
+        checkpoint_every: steps between two checkpoints.
     """
 
     steps: Count = 1

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from client.models.files import RANDOM_PREFIX, hub_id
+from client.models.lora import LoraSpec
 from client.models.tasks import Metrics
 from server.config.schema import RunConfig
 from server.evaluation.answers import rouge_terms, rouge_text
@@ -27,7 +28,7 @@ def card(
     test: Metrics,
     answers: Mapping[str, Any],
     label_names: Sequence[str],
-    rank: int,
+    spec: LoraSpec,
     note: str = "",
 ) -> str:
     """The text of the card.
@@ -38,7 +39,7 @@ def card(
         test: on the test set.
         answers: what :func:`server.evaluation.answers.adapter_answers` found.
         label_names: of the outputs, in their order; empty for a language model.
-        rank: of the adapter.
+        spec: of the adapter.
         note: a sentence more.
     """
     base = hub_id(config.model.name)
@@ -57,10 +58,11 @@ def card(
     written = f" Its answers: {rouge} ({rouge_terms(answers)})." if rouge else ""
     kind = config.engine.quantisation
     rounded = "" if kind == "none" else f" It was trained and measured beside block weights rounded to {kind}."
+    layers = ", ".join(spec.targets) or "the head alone"
     lines = [
         f"# Adapter of run {config.name}",
         str(statement["sentence"]),
-        f"Base model: `{base}`; LoRA rank {rank} on {config.model.targets};\n{quality}.{written}{rounded}",
+        f"Base model: `{base}`; LoRA rank {spec.rank} on {layers};\n{quality}.{written}{rounded}",
         *([note] if note else []),
         how_to_use(config, label_names),
     ]

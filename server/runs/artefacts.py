@@ -75,7 +75,7 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
     _write_json(folder / PRIVACY_FILE, statement)
     final, names = outcome.adapter, outcome.data.label_names
     save_adapter(folder / ADAPTER_FOLDER, config, final)
-    text = card(config, statement, outcome.test, outcome.answers, names, final.spec.rank, outcome.note)
+    text = card(config, statement, outcome.test, outcome.answers, names, final.spec, outcome.note)
     (folder / ADAPTER_FOLDER / "README.md").write_text(text, encoding="utf-8")
     stamp(statement, folder / ADAPTER_FOLDER)
     for path in (*(folder / ADAPTER_FOLDER).iterdir(), folder / ADAPTER_FOLDER):

@@ -24,6 +24,7 @@ from client.models.base import refuse_batch_dependent_positions, refuse_longer_t
 from client.models.files import fingerprint
 from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.targets import targets_of
 from client.record_level.training import noise_of
 from client.secure_sum import LIST_FILE, identity_file
 from client.worker import Job
@@ -187,7 +188,7 @@ def _lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> Lora
     refuse_batch_dependent_positions(model, config.model.max_length)
     refuse_without_rouge(config, model)
     layers = tuple(range(total - config.model.layers, total)) if config.model.layers else None
-    targets = tuple(name.strip() for name in config.model.targets.split(",") if name.strip())
+    targets = targets_of(model, config.model.targets)
     heads = HEADS.get(config.model.task, ())
     return LoraSpec(config.model.rank, config.model.alpha, targets, layers, part.factors, heads)
 

@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
 from server.run_folder.telemetry import Telemetry
-from simulations.cli.calibrate import calibrate_command
-from simulations.cli.deploy import admit_command, clients_command, deploy_command, expel_command
-from simulations.cli.evaluate import evaluate_command
+from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
-from simulations.cli.export import export_command
-from simulations.cli.generate import generate_command
-from simulations.cli.keys import federation_command, identity_command, keys_command
+from simulations.cli.federation.certificates import certificates_command, federation_command, identity_command
+from simulations.cli.federation.deploy import admit_command, clients_command, deploy_command, expel_command
+from simulations.cli.model.evaluate import evaluate_command
+from simulations.cli.model.export import export_command
+from simulations.cli.model.generate import generate_command
 from simulations.cli.progress import follow
+from simulations.cli.settings.config import config_command
+from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
 from simulations.engines import launcher
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
-from simulations.presets.load import describe, preset_files
-from simulations.sweep.cells import sweep_files
 
 if TYPE_CHECKING:
     from simulations.cli.preflight import Checked
@@ -44,7 +43,10 @@ app.command("sweep")(sweep_command)
 app.command("generate")(generate_command)
 app.command("evaluate")(evaluate_command)
 app.command("export")(export_command)
-app.command("keys")(keys_command)
+app.command("config")(config_command)
+app.command("presets")(presets_command)
+app.command("certificates")(certificates_command)
+app.command("keys", hidden=True)(certificates_command)  # its former name
 app.command("identity")(identity_command)
 app.command("federation")(federation_command)
 app.command("deploy")(deploy_command)
@@ -194,19 +196,6 @@ def _run(asked: Asked, folder: Path, plugins: Path, quiet: bool, keys: Mapping[s
         typer.echo(folder)
     else:
         summary.print_summary(folder, console)
-
-
-@app.command()
-def presets() -> None:
-    """List the presets and the sweeps."""
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for name, file in preset_files().items():
-        table.add_row(name, describe(file, lines=None))
-    table.add_row()
-    table.add_row("Sweeps", "for `lacquer sweep`", style="bold")
-    for name, file in sweep_files().items():
-        table.add_row(name, describe(file, lines=1))
-    Console().print(table)
 
 
 @app.command()

@@ -22,8 +22,9 @@ def preset_files() -> dict[str, Path]:
 
 
 def describe(file: Path, lines: int | None = None) -> str:
-    """What a preset says of itself: the comment lines it begins with, or so many of them."""
-    comment = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    """What a preset says of itself: the comment lines it begins with but that of its time, or so many of them."""
+    begun = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    comment = (line for line in begun if not line.startswith("# Time:"))
     return " ".join(line.removeprefix("#").strip() for line in itertools.islice(comment, lines))
 
 

@@ -3,8 +3,8 @@
 import pytest
 from typer.testing import CliRunner, Result
 
-from simulations.cli import calibrate_page
 from simulations.cli.app import app
+from simulations.cli.calibrate import page as calibrate_page
 
 SMALL = ["--epsilon", "2", "--clients", "500", "--rate", "0.2", "--rounds", "5"]
 

@@ -203,8 +203,8 @@ def test_presets_are_listed():
     assert result.exit_code == 0
     assert "quickstart" in result.stdout
     assert "sst2" in result.stdout
-    assert "JFT and ATDP on WikiText-2" in result.stdout  # a recipe
-    assert "The controllers of the papers" in result.stdout  # a sweep
+    assert "jft-atdp" in result.stdout  # in phases
+    assert "controllers" in result.stdout  # a sweep
 
 
 def test_a_report_of_no_run_is_refused(here):

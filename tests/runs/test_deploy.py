@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
-from simulations.cli import deploy, preflight
+from simulations.cli import preflight
 from simulations.cli.app import app
+from simulations.cli.federation import deploy
 from simulations.engines.control import Control
 from simulations.engines.flower import RunFailed
 from simulations.engines.staging import PACKAGE

@@ -22,7 +22,7 @@ from client.models.lora import adapter_layout, load_peft, merged, read_spec
 from server.evaluation.finished import FinishedRun, read_finished
 from server.runs.start import run_in_folder
 from simulations.cli.app import app
-from simulations.cli.export import push, refuse_taken, written
+from simulations.cli.model.export import push, refuse_taken, written
 from simulations.engines.inprocess import run_inprocess
 from tests.cases.finished_runs import base_model, finished_run, settings
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from client.generation import Decoding
 from server.evaluation.finished import read_finished
 from simulations.cli.app import app
-from simulations.cli.generate import Writer, chat
+from simulations.cli.model.generate import Writer, chat
 from tests.cases.finished_runs import run_of_every_task
 
 MakeRun = Callable[[str], Path]

@@ -1,5 +1,7 @@
 """What cannot be read is refused in one line with cause and remedy; what is no hub id, before the hub is asked."""
 
+from pathlib import Path
+
 import pandas
 import pyarrow
 import pyarrow.parquet
@@ -47,10 +49,10 @@ def test_ids_of_a_csv_file_are_text(tmp_path):
         ("text,label,unit\nx,caf\xe9,p\n".encode("latin-1"), "d.csv", "its text is not UTF-8; save it as UTF-8"),
         ("text,label,unit\xe9\nx,a,p\n".encode("latin-1"), "d.csv", "its text is not UTF-8; save it as UTF-8"),
         ("text,label,unit\nx,a,p\n".encode("utf-16"), "d.csv", "its text is not UTF-8; save it as UTF-8"),
-        ("text;label;unit\nhello;a;p\n", "d.csv", "its separator is ';', not commas; save it with commas"),
-        ("text;label;unit\nhello, you;a;p\n", "d.csv", "its separator is ';', not commas; save it with commas"),
+        ("text;label;unit\nhello;a;p\n", "d.csv", "its separator is ';', not commas; set data.separator = ';'"),
+        ("text;label;unit\nhello, you;a;p\n", "d.csv", "its separator is ';', not commas; set data.separator = ';'"),
         ("text\tlabel\tunit\nhello\ta\tp\n", "d.csv", r"its separator is tabs, not commas; name it \.tsv"),
-        ("text,label,unit\nhello,a,p\n", "d.tsv", "its separator is commas, not tabs; save it with tabs"),
+        ("text,label,unit\nhello,a,p\n", "d.tsv", "its separator is commas, not tabs; set data.separator = ','"),
         ("text,label,unit\n", "d.csv", "it has no rows"),
         ("text,label,unit\n,a,p\n", "d.csv", "all texts are empty"),
         ("text,label,unit,label\nx,a,p,b\n", "d.csv", r"2 columns are called 'label' \(data\.label-column\); rename"),
@@ -118,3 +120,30 @@ def test_hub_ids_go_to_the_hub(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sst2").mkdir()
     sources.check_hub_id(source, "data.source")
+
+
+@pytest.mark.parametrize(
+    ("content", "settings"),
+    [
+        (b"text;label\nhello, you;a\n", {"separator": ";"}),
+        (b"hello, you\ta\n", {"separator": "\t", "columns": "text, label"}),
+        ('text,label\n"hello, you",a\n'.encode("utf-16"), {"encoding": "utf-16"}),
+    ],
+)
+def test_separator_header_and_encoding_may_be_said(content: bytes, settings: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_bytes(content)
+    texts = read(f"csv:{path}", Reading(label_column="label", **settings))
+    assert (texts.texts, texts.labels) == (["hello, you"], ["a"])
+
+
+def test_a_file_without_a_header_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("hello there,a\nbye,b\n")
+    with pytest.raises(ValueError, match=r"it has hello there, a; if that is a record, .*data\.columns"):
+        read(f"csv:{path}", Reading())
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(ValueError, match="'utf-9' is no encoding that Python knows"):
+        Reading(encoding="utf-9")

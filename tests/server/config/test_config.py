@@ -22,6 +22,8 @@ def refusal(table: dict[str, Any]) -> str:
 
 def another(kind: Any, default: Any) -> Any:
     """A legal value that is not the default, so that a key lost on the way shows."""
+    if default == "utf-8":
+        return "latin-1"
     if get_origin(kind) is Literal:
         return next(choice for choice in reversed(get_args(kind)) if choice != default)
     return (
@@ -33,7 +35,7 @@ def another(kind: Any, default: Any) -> Any:
 
 # Other values of these rule out other values of others; what they rule out is under test where it is done.
 KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "server", "engine.ray-address": ""}
-KEPT |= {"data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
+KEPT |= {"data.separator": "", "data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
 KEPT |= {"engine.attention": "sdpa"}
 
 

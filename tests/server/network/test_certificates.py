@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from server.network.certificates import authority
 from simulations.cli.app import app
-from simulations.cli.keys import make_keys
+from simulations.cli.federation.certificates import make_keys
 
 RUNNER = CliRunner()
 

@@ -45,7 +45,7 @@ def calibrate_command(
 ) -> None:
     """Noise for a privacy budget, and what more clients, rounds or sampling would buy."""
     from privacy.accountants.scenarios import Scenario
-    from simulations.cli import calibrate_page
+    from simulations.cli.calibrate import page as calibrate_page
 
     console, notes = Console(), list[warnings.WarningMessage]()
     try:
@@ -66,7 +66,7 @@ def calibrate_command(
                     "itself what is released, and runs sample by Poisson under add_remove"
                 )
             sys.path.append(str(Path.cwd()))  # a user's own methods are found beside their work, and shadow nothing
-            from simulations.cli.calibrate_controller import controller_config, controller_page
+            from simulations.cli.calibrate.controller import controller_config, controller_page
 
             with console.status("Calibrating"):
                 config = controller_config(

@@ -1,6 +1,6 @@
-"""``lacquer keys``, ``lacquer identity``, ``lacquer federation``: what a federation needs before its first run.
+"""``lacquer certificates``, ``lacquer identity``, ``lacquer federation``: what a federation needs before its first run.
 
-``keys`` makes everything secret in one command:
+``certificates`` makes everything secret in one command:
 
 authority/   ca.key ca.crt             signs certificates; needed by nobody while the federation runs
 superlink/   ca.crt server.crt server.key clients/NAME.pub
@@ -32,7 +32,7 @@ RESERVED = ("authority", "superlink", "gateway")
 SERVERS = "servers"
 
 
-def keys_command(
+def certificates_command(
     folder: Annotated[Path, typer.Argument(help="Where keys are kept.")],
     client: Annotated[list[str] | None, typer.Option(help="Name of a client. Repeatable.")] = None,
     address: Annotated[

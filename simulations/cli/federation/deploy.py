@@ -67,7 +67,7 @@ def admit_command(
     """Let clients in by their public keys; those that are in already stay in."""
     found = keys or sorted(Path(CLIENT_KEYS).glob("*.pub"))
     if not found:
-        fail(f"no public key was given, and {CLIENT_KEYS} holds none; see `lacquer keys`", FAILED)
+        fail(f"no public key was given, and {CLIENT_KEYS} holds none; see `lacquer certificates`", FAILED)
     with control(address, ca) as superlink:
         for key in found:
             node = superlink.register(key)
@@ -178,7 +178,7 @@ def check_trust(ca: Path) -> None:
     if not ca.is_file():
         raise ConfigError(
             f"--ca {ca}: there is no such file; run this where the SuperLink runs (in its container), or give the "
-            "ca.crt that `lacquer keys` made"
+            "ca.crt that `lacquer certificates` made"
         )
 
 

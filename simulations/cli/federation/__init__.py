@@ -1,0 +1,1 @@
+"""Commands for a federation of real nodes: certificates, identities, deployment."""

@@ -1,0 +1,1 @@
+"""Commands for the model of a finished run: predict, generate, evaluate, export."""

@@ -1,0 +1,1 @@
+"""Commands about settings: every key, a file to start from, the presets."""

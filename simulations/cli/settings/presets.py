@@ -1,0 +1,79 @@
+"""``lacquer presets``: what can be run by name, and what it takes."""
+
+import difflib
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from server.config.load import ConfigError
+from simulations.cli.exits import refusals
+from simulations.presets.load import describe, preset_files
+from simulations.presets.needs import Needs, needs_of
+from simulations.report.notation import plain_table
+from simulations.sweep.cells import sweep_files
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One preset or sweep as it is listed."""
+
+    name: str
+    kind: str
+    about: str
+    needs: Needs | None
+
+    @property
+    def sentence(self) -> str:
+        """What it is, without how it is called."""
+        return re.split(r"(?<=\.)\s", self.about, maxsplit=1)[0]
+
+
+def presets_command(
+    name: Annotated[str, typer.Argument(help="A preset: print its file, with what it needs.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the presets and the sweeps, or show one with its expected time and needs."""
+    with refusals():
+        if name:
+            _show(name, as_json)
+            return
+    every = [*(Listed(name, "preset", describe(file), needs_of(file)) for name, file in preset_files().items())]
+    every += [Listed(name, "sweep", describe(file, lines=1), None) for name, file in sweep_files().items()]
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in every], indent=2))
+        return
+    table = plain_table(gap=2)
+    for column in ("Preset", "Time", "About"):
+        table.add_column(column, no_wrap=column != "About")
+    for one in every:
+        if one.needs is not None:
+            table.add_row(Text(one.name, "cyan"), Text(one.needs.time), Text(one.sentence))
+    table.add_row()
+    table.add_row(Text("Sweeps", "bold"), "", "for `lacquer sweep`")
+    for one in every:
+        if one.needs is None:
+            table.add_row(Text(one.name, "cyan"), "", Text(one.sentence))
+    console = Console()
+    console.print(table)
+    hint = "Times are those of two CPU cores. One preset with what it needs: lacquer presets NAME"
+    console.print(hint, style="dim", highlight=False, soft_wrap=True)
+
+
+def _show(name: str, as_json: bool) -> None:
+    files = {**preset_files(), **sweep_files()}
+    if name not in files:
+        near = difflib.get_close_matches(name, files, n=1)
+        raise ConfigError(f"no preset is called {name!r}; " + (f"did you mean {near[0]}?" if near else "see the list"))
+    file, sweep = files[name], name in sweep_files()
+    needs = None if sweep else needs_of(file)
+    if as_json:
+        typer.echo(json.dumps(asdict(Listed(name, "sweep" if sweep else "preset", describe(file), needs)), indent=2))
+        return
+    if needs is not None:
+        typer.echo(f"# Time on two CPU cores: {needs.time}. Needs: {needs.text}.")
+    typer.echo(file.read_text(encoding="utf-8"), nl=False)
