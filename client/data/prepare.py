@@ -103,10 +103,7 @@ def check(spec: DataSpec) -> None:
 
 def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of everything the files depend on."""
-    if spec.source == NOTES:
-        content = [notes.grammar_text(), consultations.words_text(), importlib.metadata.version("faker")]
-    else:
-        content = [sources.fingerprint(spec.source, reading(spec), chat=spec.chat)]
+    content = [_source(spec)]
     if spec.test_source:
         content.append(sources.fingerprint(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat))
     # any change of the code that decides the content gives new names: nobody has to remember a version number
@@ -119,6 +116,15 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     definition = {**json.loads(backend.backend_tokenizer.to_str()), "truncation": None, "padding": None}
     parts = [FORMAT, spec.identity(), content, code, definition, versions]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _source(spec: DataSpec) -> str:
+    """SHA-256 of the records of the source, before anything is drawn or dealt; of generated ones what decides them."""
+    if spec.source != NOTES:
+        return sources.fingerprint(spec.source, reading(spec), chat=spec.chat)
+    sizes = (spec.seed, spec.clients, spec.records_per_client, spec.task)
+    content = [notes.grammar_text(), consultations.words_text(), importlib.metadata.version("faker"), sizes]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -168,6 +174,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "truncated": {part: made[part].truncated for part in PARTS},
         "answers_cut": {part: made[part].answers_cut for part in PARTS},
         "removed": held.removed | sum((made[part].left_out for part in PARTS), Counter[str]()),
+        "source": _source(spec),
         "read": held.read,
         "not_drawn": held.not_drawn,
         "clients": len(owners),

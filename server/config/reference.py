@@ -111,7 +111,7 @@ def _settings(table: dict[str, Any], known: dict[str, Any], prefix: str) -> Iter
 def _type(value: dict[str, Any]) -> str:
     names = {"string": "text", "boolean": "true or false", "object": "options"}
     kind = value.get("type", "string")
-    return names.get(kind, kind)
+    return names.get(kind, str(kind))
 
 
 def _limits(value: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from client.data.prepared import PreparedData
+from privacy import durable
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
@@ -20,7 +21,7 @@ from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.network.grid import roster
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.data_facts import write_facts
-from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, SITES_FILE, write_config
+from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, SITES_FILE, SOURCE_FILE, write_config
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import (
@@ -82,6 +83,7 @@ class Run:
             write_origin(self.folder, config, name, phases)
         write_config(self.folder, config)
         write_facts(self.folder, config, data)
+        durable.write(self.folder / SOURCE_FILE, f"{data.meta['source']}\n", mode=0o600)
         write_environment(self.folder)
 
     @contextmanager

@@ -1,10 +1,12 @@
 """The ``lacquer`` command."""
 
 import enum
+import importlib.metadata
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,46 +15,78 @@ from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
 from server.run_folder.telemetry import Telemetry
 from simulations.cli.calibrate.command import calibrate_command
+from simulations.cli.doctor import doctor_command
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.cli.federation.certificates import certificates_command, federation_command, identity_command
 from simulations.cli.federation.deploy import admit_command, clients_command, deploy_command, expel_command
+from simulations.cli.history.budget import budget_command
+from simulations.cli.history.compare import compare_command
+from simulations.cli.history.runs import runs_command
 from simulations.cli.model.evaluate import evaluate_command
 from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
+from simulations.cli.model.predict import predict_command
+from simulations.cli.plan import say_known, say_plan
 from simulations.cli.progress import follow
 from simulations.cli.settings.config import config_command
+from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
 from simulations.engines import launcher
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
 
-if TYPE_CHECKING:
-    from simulations.cli.preflight import Checked
+LOOK, MODEL, PREPARE, FEDERATION = "Runs that were made", "The model of a run", "Before a run", "A federation of nodes"
+"""Headings of the help, beside that of the commands that train."""
 
 app = typer.Typer(
     name="lacquer",
     help="Differentially private federated fine-tuning of language models.",
+    epilog="Examples: lacquer run quickstart | lacquer init my.csv | lacquer run my.toml --set privacy.epsilon=2",
     no_args_is_help=True,
     suggest_commands=False,  # click suggests by itself
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("calibrate")(calibrate_command)
-app.command("sweep")(sweep_command)
-app.command("generate")(generate_command)
-app.command("evaluate")(evaluate_command)
-app.command("export")(export_command)
-app.command("config")(config_command)
-app.command("presets")(presets_command)
-app.command("certificates")(certificates_command)
-app.command("keys", hidden=True)(certificates_command)  # its former name
-app.command("identity")(identity_command)
-app.command("federation")(federation_command)
-app.command("deploy")(deploy_command)
-app.command("admit")(admit_command)
-app.command("expel")(expel_command)
-app.command("clients")(clients_command)
+for name, command, panel in (
+    ("sweep", sweep_command, "Train"),
+    ("init", init_command, PREPARE),
+    ("presets", presets_command, PREPARE),
+    ("config", config_command, PREPARE),
+    ("calibrate", calibrate_command, PREPARE),
+    ("doctor", doctor_command, PREPARE),
+    ("runs", runs_command, LOOK),
+    ("compare", compare_command, LOOK),
+    ("budget", budget_command, LOOK),
+    ("predict", predict_command, MODEL),
+    ("generate", generate_command, MODEL),
+    ("evaluate", evaluate_command, MODEL),
+    ("export", export_command, MODEL),
+    ("certificates", certificates_command, FEDERATION),
+    ("identity", identity_command, FEDERATION),
+    ("federation", federation_command, FEDERATION),
+    ("deploy", deploy_command, FEDERATION),
+    ("admit", admit_command, FEDERATION),
+    ("expel", expel_command, FEDERATION),
+    ("clients", clients_command, FEDERATION),
+):
+    app.command(name, rich_help_panel=panel)(command)
+app.command("keys", hidden=True)(certificates_command)  # the former name of `certificates`
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"lacquer {importlib.metadata.version('lacquer')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version and end.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Differentially private federated fine-tuning of language models."""
 
 
 class EngineKind(enum.StrEnum):
@@ -69,7 +103,7 @@ Settings = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")]
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def run(
     preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "quickstart",
     settings: Settings = None,
@@ -80,6 +114,12 @@ def run(
     data: Annotated[
         Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, say what would be run, and run nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: no progress; one object with folder and results at the end.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train, under differential privacy. Ends with a summary and the path of the run folder.
@@ -93,13 +133,16 @@ def run(
         from simulations.cli.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
         checked = check_run(asked)
+        if dry_run:
+            say_plan(checked, as_json=as_json)
+            return
         folder = new_run_folder(asked.run)
         asked.write(folder)
         checked.hand_on(folder)
-    if not quiet:
-        _say_known(checked)
+    if not quiet and not as_json:
+        say_known(checked, Console())
     with interruptible():
-        _run(asked, folder, here, quiet)
+        _run(asked, folder, here, quiet, as_json=as_json)
 
 
 @app.command(hidden=True)
@@ -123,7 +166,7 @@ def recipe(
     run(preset, settings, quiet=quiet)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def resume(
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.", exists=True)],
     engine: Annotated[EngineKind | None, typer.Option(help="Another engine than the run had.")] = None,
@@ -150,20 +193,6 @@ def resume(
         _run(asked, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
 
 
-def _say_known(checked: "Checked") -> None:
-    """What is known before the run starts: its data, what is likely to go wrong, what it will guarantee."""
-    from simulations.report.data_block import data_table
-    from simulations.report.judgement import foreseen
-
-    console = Console()
-    if checked.facts is not None:
-        console.print(data_table(checked.facts, checked.config))
-    for warning in foreseen(checked.config, checked.facts):
-        console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
-    if checked.sentence:
-        typer.echo(checked.sentence)
-
-
 def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
     settings: dict[str, str | int] = {}
     if engine is not None:
@@ -173,12 +202,26 @@ def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str
     return settings
 
 
-def _run(asked: Asked, folder: Path, plugins: Path, quiet: bool, keys: Mapping[str, str | bool] | None = None) -> None:
+def _run(
+    asked: Asked,
+    folder: Path,
+    plugins: Path,
+    quiet: bool,
+    keys: Mapping[str, str | bool] | None = None,
+    *,
+    as_json: bool = False,
+) -> None:
     from simulations.report import page, summary
 
     console, config = Console(), asked.run
     launch = launcher.run_flower if config.engine.kind == "flower" and not config.alone else launcher.run_child
-    watch = launcher.wait_quietly if quiet else lambda is_alive: follow(folder, asked.shown, is_alive, console=console)
+
+    def watch(is_alive: Callable[[], bool]) -> None:
+        if quiet or as_json:
+            launcher.wait_quietly(is_alive)
+        else:
+            follow(folder, asked.shown, is_alive, console=console)
+
     try:
         launch(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:
@@ -192,13 +235,15 @@ def _run(asked: Asked, folder: Path, plugins: Path, quiet: bool, keys: Mapping[s
         page.write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
     page.write_report(folder)
-    if quiet:
+    if as_json:
+        typer.echo(json.dumps(summary.plain_results(folder), indent=2))
+    elif quiet:
         typer.echo(folder)
     else:
         summary.print_summary(folder, console)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def report(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)],
 ) -> None:

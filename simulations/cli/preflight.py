@@ -41,6 +41,7 @@ class Checked:
         phases: those of a run in phases, as they stand in a file.
         sentence: what should be known before it starts; empty where the progress says all of it.
         facts: of the data set; None where the checks did not come to it.
+        source: digest of the records it was made of.
     """
 
     config: RunConfig
@@ -48,6 +49,7 @@ class Checked:
     phases: Sequence[Mapping[str, Any]] = ()
     sentence: str = ""
     facts: DataFacts | None = None
+    source: str = ""
 
     def hand_on(self, folder: Path) -> None:
         """The noise to the process that runs in ``folder``."""
@@ -66,10 +68,11 @@ def check_run(asked: Asked) -> Checked:
         check_model(config)
         run = PhasesRun(asked.phases)
         facts = facts_of(run.plain)
-        return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts)
+        source = run.plain.meta["source"]
+        return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts, source)
     if config.alone:
         ready = _ready_silo(config)
-        return Checked(config, _noise_of(ready).to_json(), facts=facts_of(ready.data))
+        return Checked(config, _noise_of(ready).to_json(), facts=facts_of(ready.data), source=ready.data.meta["source"])
     if config.deployed:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
     return check(config)
@@ -109,7 +112,8 @@ def check(config: RunConfig) -> Checked:
             check_adapter(config, labels)
     if problems:  # two checks may stumble over the same setting
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return Checked(config, noise, facts=None if data is None else facts_of(data))
+    assert data is not None, "or there were problems"
+    return Checked(config, noise, facts=facts_of(data), source=data.meta["source"])
 
 
 def check_noise(config: RunConfig) -> Calibrated:

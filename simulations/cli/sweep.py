@@ -56,7 +56,26 @@ def sweep_command(
         say("Interrupted; what was running is stopped, its ledgers are kept. The same command continues.", "yellow")
         raise typer.Exit(INTERRUPTED) from None
     console.print(f"{summary_line(progress)}; results: {store.file}", markup=False, highlight=False, soft_wrap=True)
+    if store.done:
+        _show_comparison(folder, console)
     for key, error in progress.failed:
         say(f"\n{key} failed: {error}")
     if progress.failed:
         raise typer.Exit(FAILED)
+
+
+def _show_comparison(folder: Path, console: Console) -> None:
+    """The table of all cells that are done, and the page with their curves."""
+    from simulations.history.compare import compare_folders
+    from simulations.history.compare_page import PAGE, comparison_table, write_comparison
+    from simulations.history.folders import run_folders
+    from simulations.report.read_run import NoRunFolder
+
+    try:
+        found = compare_folders(run_folders([folder], finished=True))
+    except NoRunFolder:  # all cells were done elsewhere: their rows are known, their folders are not here
+        return
+    if found.groups:
+        console.print(comparison_table(found))
+        page = write_comparison(found, folder / PAGE)
+        console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)

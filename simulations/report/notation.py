@@ -10,6 +10,12 @@ WIDEST = 88
 """Characters of the widest line that suits the eye."""
 
 
+def table_console() -> Console:
+    """Standard output; where it is no terminal, wide enough that no cell is cut."""
+    console = Console()
+    return console if console.is_terminal else Console(width=240)
+
+
 def plain_table(gap: int = 3) -> Table:
     """A table without lines, ``gap`` blanks between its columns."""
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")

@@ -69,6 +69,7 @@ _FILES = {
     names.ORIGIN_FILE: "what it was started with; a resumed run is held against it",
     names.RESUMES_FILE: "a line for each time it was resumed",
     names.DATA_FILE: "which data set it was: whoever has all records but one can guess that, so never share it",
+    names.SOURCE_FILE: "which records they were; never share it either",
     names.SAMPLING_SECRET: "the secret that draws the cohorts: whoever has it knows who took part, so never share it",
     names.FLOWER_LOG: "what Flower and its workers printed",
     names.PROCESS_LOG: "what the run printed",

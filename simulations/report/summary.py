@@ -5,6 +5,7 @@ Before them stands what is wrong, if anything is; the report has the rest.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +15,15 @@ from server.run_folder.names import ADAPTER_FOLDER, REPORT_FILE
 from simulations.report.examples import shortened
 from simulations.report.judgement import judgements
 from simulations.report.notation import number_text, percent_text
-from simulations.report.outcome import learnt, privacy_text, resumed_text, selective_text, state_text, training_time
+from simulations.report.outcome import (
+    guaranteed,
+    learnt,
+    privacy_text,
+    resumed_text,
+    selective_text,
+    state_text,
+    training_time,
+)
 from simulations.report.read_run import Run, read_run
 
 _STYLES = {"completed": "bold green", "stopped-budget": "bold yellow"}
@@ -93,3 +102,18 @@ def _next_steps(run: Run) -> Iterator[str]:
         yield f'lacquer predict {run.shown_path} "a text"'
     else:
         yield f'lacquer generate {run.shown_path} --prompt "a text"'
+
+
+def plain_results(run_folder: Path) -> dict[str, Any]:
+    """What a program wants to know of a run that has ended: where it lies, how it stands, results and guarantee."""
+    run = read_run(run_folder)
+    pair = guaranteed(run)
+    return {
+        "folder": str(run.path),
+        "state": run.state,
+        "epsilon": None if pair is None else pair[0],
+        "delta": None if pair is None else pair[1],
+        "not_private": run.not_private,
+        "warnings": judgements(run),
+        "results": {key: value for key, value in (run.results or {}).items() if key != "test_confusion"},
+    }

@@ -19,8 +19,10 @@ from server.run_folder.telemetry import Telemetry, read_status
 from server.runs.commitment import round_sampling
 from simulations.cli import preflight
 from simulations.cli.app import app
+from simulations.cli.plan import earlier_runs
 from simulations.engines import launcher
 from simulations.engines.flower import RunFailed
+from simulations.report.notation import epsilon_text
 
 runner = CliRunner()
 special = []  # further keys that the last engine was given for each of its runs
@@ -237,3 +239,45 @@ def test_help_is_quick_to_import():
 def test_python_m_simulations_is_the_command():
     done = subprocess.run([sys.executable, "-m", "simulations", "presets"], capture_output=True, text=True, check=True)
     assert "quickstart" in done.stdout
+
+
+def test_the_version_is_said(here):
+    assert runner.invoke(app, ["--version"]).stdout.startswith("lacquer 0.")
+
+
+def test_a_dry_run_says_what_would_be_run_and_leaves_nothing(here, monkeypatch):
+    arguments = ["run", "small.toml", "--set", "data.cache=cache", "--set", "sampling-rate=0.1", "--dry-run"]
+    done = runner.invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "sampling-rate = 0.1" in done.stdout
+    assert "noise multiplier" in done.stdout
+    assert "Only 6 clients are expected in a round" in " ".join(done.stdout.split())
+    assert not (here / "runs").exists()
+    said = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
+    assert said["noise"]["expected_cohort"] == 6
+    assert said["data"]["clients"] == 60
+    assert said["settings"]["clients"] == 60
+    assert said["warnings"][0].startswith("Only 6 clients")
+
+
+def test_a_run_for_a_program_ends_with_one_object(here, checked, monkeypatch):
+    engine(monkeypatch, completed)
+    result = runner.invoke(app, ["run", "small.toml", "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["state"], said["results"]) == ("completed", {})
+    assert said["folder"].startswith(str(here / "runs"))
+
+
+def test_runs_that_add_to_earlier_ones_are_warned_of(here, tmp_path):
+    from tests.cases.recorded_runs import record_run_in
+
+    folder = record_run_in(tmp_path / "runs") if (tmp_path / "runs").mkdir() is None else None
+    (folder / "source.digest").write_text("abc\n")
+    config = parse({**tomllib.loads(SMALL), "output": str(tmp_path / "runs"), "data": {"source": "csv:a.csv"}})
+    (text,) = earlier_runs(preflight.Checked(config, source="abc"))
+    own = json.loads((folder / "privacy.json").read_text())["epsilon"]
+    assert text.startswith("1 earlier run in")
+    assert f"epsilon {epsilon_text(4.0 + own)} at delta 1.01e-3" in text
+    assert earlier_runs(preflight.Checked(config, source="abd")) == []
+    assert earlier_runs(preflight.Checked(config.but(data=config.data.but(source="notes")), source="abc")) == []

@@ -138,7 +138,7 @@ def test_a_text_goes_on_and_a_summary_is_asked_for_as_it_was_trained(made: MakeR
 def test_what_writes_nothing_is_refused(made: MakeRun, tmp_path: Path) -> None:
     classes = lacquer(str(made("classification")), "--prompt", "a")
     assert classes.exit_code == 2
-    assert "it has 2 classes. There is no `lacquer predict`; the card" in classes.stderr
+    assert "it has 2 classes. Classify with `lacquer predict`; the card" in classes.stderr
     assert "no run folder" in lacquer(str(tmp_path), "--prompt", "a").stderr
     (tmp_path / "config.toml").write_text((made("instruction") / "config.toml").read_text())
     unfinished = lacquer(str(tmp_path), "--prompt", "a")

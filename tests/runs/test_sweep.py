@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,6 +236,8 @@ def test_a_sweep_survives_a_failing_cell_and_a_second_one_runs_only_what_is_miss
     assert code == 1, output
     assert "2 of 3 cells done, 1 failed" in output
     assert "planted failure" in output
+    assert re.search(r"g/fixed +1 .*\ng/floor +1 ", output), "it ends with its table"
+    assert "g/floor" in (tmp_path / "runs/sweeps/tiny/compare.html").read_text()
     file = tmp_path / "runs/sweeps/tiny/results.json"
     rows = {entry["variant"]: entry for entry in json.loads(file.read_text())["cells"]}
     assert rows.keys() == {"fixed", "floor"}

@@ -65,7 +65,7 @@ def refuse_what_writes_nothing(run: "FinishedRun", system: str) -> None:
     if run.label_names:
         raise ValueError(
             f"{run.folder} has trained a classifier, which writes nothing: it has {len(run.label_names)} classes. "
-            f"There is no `lacquer predict`; the card {run.adapter / 'README.md'} has the Python that classifies a "
+            f"Classify with `lacquer predict`; the card {run.adapter / 'README.md'} has the Python that classifies a "
             "text, and `lacquer export` makes a model of it that needs no Lacquer"
         )
     if system and run.task != "instruction":

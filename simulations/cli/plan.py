@@ -1,0 +1,111 @@
+"""What is known before a run starts: its data, what is likely to go wrong, what earlier runs have spent, its noise."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from server.config.load import flatten
+from server.config.schema import RunConfig
+from simulations.report.notation import delta_text, epsilon_text, number_text
+
+if TYPE_CHECKING:
+    from simulations.cli.preflight import Checked
+
+
+def say_known(checked: "Checked", console: Console) -> None:
+    """Before the progress of a run: the data block, warnings, the guarantee where it is not obvious."""
+    from simulations.report.data_block import data_table
+    from simulations.report.judgement import foreseen
+
+    if checked.facts is not None:
+        console.print(data_table(checked.facts, checked.config))
+    for warning in [*foreseen(checked.config, checked.facts), *earlier_runs(checked)]:
+        console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
+    if checked.sentence:
+        console.print(checked.sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_plan(checked: "Checked", *, as_json: bool) -> None:
+    """What would be run: settings that are not defaults, data, noise; nothing is started."""
+    from simulations.report.judgement import foreseen
+
+    config, noise = checked.config, _noise(checked)
+    changed = _changed(config)
+    if as_json:
+        facts = None if checked.facts is None else asdict(checked.facts)
+        warnings = [*foreseen(config, checked.facts), *earlier_runs(checked)]
+        typer.echo(json.dumps({"settings": changed, "data": facts, "noise": noise, "warnings": warnings}, indent=2))
+        return
+    console = Console()
+    console.print(f"{config.name}: {config.rounds} rounds, {config.members_text}", style="bold", highlight=False)
+    for key, value in changed.items():
+        console.print(f"  {key} = {json.dumps(value)}", markup=False, highlight=False)
+    if noise:
+        text = f"noise multiplier {number_text(noise['first'])}"
+        if noise["last"] != noise["first"]:
+            text += f" to {number_text(noise['last'])}"
+        text += f" on the sum over {number_text(noise['expected_cohort'])} expected in a round: on their mean "
+        text += f"{number_text(noise['on_mean'])} C per value, C the clip threshold"
+        console.print(f"  {text}", markup=False, highlight=False)
+    console.print(
+        f"  epsilon at most {epsilon_text(config.privacy.epsilon)} at delta {delta_text(config.privacy.delta)}",
+        highlight=False,
+    )
+    say_known(checked, console)
+    console.print("Nothing was started (--dry-run).", style="dim")
+
+
+def earlier_runs(checked: "Checked") -> list[str]:
+    """What earlier runs in the output folder have committed on the same data, if there are any and it is anybody's."""
+    config = checked.config
+    if not checked.source or config.data.source == "notes" or config.privacy.non_private:
+        return []
+    from simulations.history.budget import data_digest
+    from simulations.report.read_run import read_run
+
+    epsilon, delta, count = config.privacy.epsilon, config.privacy.delta, 0
+    for status in sorted(Path(config.output).glob("*/status.json")):
+        if data_digest(status.parent) != checked.source:
+            continue
+        run = read_run(status.parent)
+        guarantee = run.guarantee or {}
+        if run.account is None and not guarantee:
+            continue
+        count += 1
+        own = guarantee.get("epsilon")
+        epsilon += math.inf if run.not_private or not isinstance(own, int | float) else own
+        delta += float(guarantee.get("delta", 0.0))
+    if not count:
+        return []
+    runs = "1 earlier run" if count == 1 else f"{count} earlier runs"
+    return [
+        f"{runs} in {config.output} used the same data. With this one they add up to epsilon "
+        f"{epsilon_text(epsilon)} at delta {delta_text(delta)}; tighter: lacquer budget {config.output}"
+    ]
+
+
+def _noise(checked: "Checked") -> dict[str, float] | None:
+    """Of the first and the last round, and on the mean of a cohort; None where every site calibrates for itself."""
+    found: Any = checked.noise
+    multipliers = found.get("multipliers") if isinstance(found, dict) else None
+    if not multipliers or not isinstance(multipliers[0], int | float):
+        return None
+    config = checked.config
+    cohort = float(config.silo.batch_size) if config.alone else config.expected_cohort
+    return {
+        "first": multipliers[0],
+        "last": multipliers[-1],
+        "expected_cohort": cohort,
+        "on_mean": multipliers[0] / cohort,
+    }
+
+
+def _changed(config: RunConfig) -> dict[str, Any]:
+    """Settings that differ from their defaults."""
+    defaults = flatten(RunConfig().to_table())
+    return {key: value for key, value in flatten(config.to_table()).items() if value != defaults.get(key)}

@@ -1,0 +1,38 @@
+"""``lacquer init``: a configuration file to start from."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulations.cli.exits import refusals
+
+
+def init_command(
+    target: Annotated[Path, typer.Argument(metavar="FILE|DATA", help="A .toml to write, or a file of records.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write for DATA.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration: all settings, or those that fit a CSV, JSONL or Parquet file.
+
+    Given records it looks at the columns and guesses texts, labels and clients; it says what it took for what.
+    """
+    with refusals(ValueError):
+        from simulations.presets.template import data_template, full_template, look
+
+        records = target.suffix.lower() != ".toml"
+        path = (output or Path(f"{target.stem}.toml")) if records else target
+        if path.exists() and not force:
+            raise ValueError(f"{path} is there already; name another file by --output, or replace it by --force")
+        if not records:
+            path.write_text(full_template(), encoding="utf-8")
+            typer.echo(f"{path}: every setting, each at its default. Run it: lacquer run {path}")
+            return
+        if not target.is_file():
+            raise ValueError(f"{target}: there is no such file")
+        found = look(target)
+        path.write_text(data_template(found, path.parent), encoding="utf-8")
+    typer.echo(f"{target}: {found.rows:,} rows, {found.task}")
+    for note in found.notes:
+        typer.echo(f"  {note}")
+    typer.echo(f"Wrote {path}. Check it: lacquer run {path} --dry-run")

@@ -1,0 +1,124 @@
+"""What all runs on the same data have cost together.
+
+Runs are put together by the digest of their source (``source.digest``; of older runs that of the prepared data set) and
+by the unit that they protect. Two bounds are given. *Added up*: epsilons and deltas simply add (basic composition,
+Dwork, Rothblum, Vadhan 2010), whatever the runs were. *Composed*: the privacy loss distribution of all committed
+releases at once, at the largest delta of the runs; it is tighter and can be had where every run is in floor mode under
+add-remove and protects one population. Both count whole commitments: when a run stopped may depend on what it released.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from privacy.accountants import composition
+from privacy.commitment import FloorStep
+from privacy.errors import CorruptRun
+from privacy.ledger.ledger import Ledger
+from server.run_folder.names import DATA_FILE, LEDGER_FILE, ROSTER_FILE, SOURCE_FILE
+from simulations.report.outcome import guaranteed
+from simulations.report.read_run import Run, read_run
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One run: what it guarantees, and what it is committed to.
+
+    Attributes:
+        epsilon: infinite where nothing is guaranteed.
+        floor: committed releases; None where they cannot be composed with others.
+        population: units that the ledger counts.
+    """
+
+    folder: Path
+    epsilon: float
+    delta: float
+    floor: tuple[FloorStep, ...] | None
+    population: int | None
+    not_private: str | None
+
+
+@dataclass(frozen=True)
+class Spending:
+    """All runs on one data set that protect the same unit.
+
+    Attributes:
+        data: the first letters of the digest.
+        added: (epsilon, delta) that add up.
+        composed: (epsilon, delta) of all committed releases together; None where that cannot be had.
+    """
+
+    data: str
+    unit: str
+    source: str
+    runs: list[Cost] = field(default_factory=list)
+
+    @property
+    def added(self) -> tuple[float, float]:
+        """Sums of epsilons and of deltas."""
+        return sum(run.epsilon for run in self.runs), sum(run.delta for run in self.runs)
+
+    @property
+    def composed(self) -> tuple[float, float] | None:
+        """By privacy loss distributions, some seconds of work."""
+        floors = [run.floor for run in self.runs]
+        if len({run.population for run in self.runs}) > 1 or not floors:
+            return None
+        steps = [step for floor in floors for step in floor or ()]
+        if any(floor is None for floor in floors) or not math.isfinite(self.added[0]):
+            return None
+        delta = max(run.delta for run in self.runs)
+        return composition.tightest_bound(steps, delta)[0], delta
+
+    @property
+    def bound(self) -> tuple[float, float]:
+        """The smaller of the two."""
+        found = self.composed
+        return self.added if found is None or found[0] > self.added[0] else found
+
+
+def spendings(folders: Iterable[Path]) -> list[Spending]:
+    """The runs in these folders by data set and unit; those that charged nothing are left out."""
+    found: dict[tuple[str, str], Spending] = {}
+    for folder in folders:
+        run = read_run(folder)
+        digest = data_digest(folder)
+        cost = _cost(run)
+        if digest is None or cost is None:
+            continue
+        unit = run.config.unit if run.config else str((run.guarantee or {}).get("unit", "client"))
+        source = run.config.data.source if run.config else ""
+        found.setdefault((digest, unit), Spending(digest[:12], unit, source)).runs.append(cost)
+    return list(found.values())
+
+
+def data_digest(folder: Path) -> str | None:
+    """Which data a run was on; None where it did not come to reading any."""
+    roster = folder / ROSTER_FILE
+    if roster.is_file():  # records are at the nodes
+        return "nodes-" + hashlib.sha256(roster.read_bytes()).hexdigest()
+    for name in (SOURCE_FILE, DATA_FILE):
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8").strip()
+    return None
+
+
+def _cost(run: Run) -> Cost | None:
+    ledger, pair = run.path / LEDGER_FILE, guaranteed(run)
+    if not ledger.is_file():
+        if run.guarantee is None:
+            return None
+        epsilon, delta = pair or (math.inf, 0.0)
+        return Cost(run.path, epsilon, delta, None, None, run.not_private)
+    try:
+        with Ledger.open(ledger, read_only=True) as opened:
+            commitment = opened.commitment
+            reason = opened.not_private or run.not_private
+            epsilon = math.inf if reason else opened.guaranteed()
+    except (CorruptRun, ValueError, OSError):
+        return Cost(run.path, math.inf, 0.0, None, None, "its ledger cannot be read")
+    composes = commitment.mode == "floor" and commitment.adjacency == "add_remove" and not reason
+    floor = commitment.floor if composes else None
+    return Cost(run.path, epsilon, commitment.delta, floor, commitment.population, reason)

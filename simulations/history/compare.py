@@ -1,0 +1,170 @@
+"""Runs beside each other: the same settings over seeds are one row, with means and 95 % intervals over seeds.
+
+Differences against the first row are paired by seed, which is sharper than comparing two means. Intervals are
+Student's; with two or three seeds they are wide, and should be.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+
+from scipy import stats
+
+from server.config.load import flatten
+from server.run_folder.round_record import RoundRecord
+from simulations.report.notation import number_text, percent_text
+from simulations.report.outcome import guaranteed
+from simulations.report.read_run import Run, read_run
+from simulations.sweep.cells import CELL_FILE
+
+IGNORED = ("seed", "name", "output", "data.cache", "engine.workers", "engine.kind")
+"""Settings in which runs of one row may differ."""
+
+MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("test_accuracy", "test accuracy", percent_text),
+    ("test_macro_f1", "macro-F1", percent_text),
+    ("test_perplexity", "test perplexity", number_text),
+    ("validation_accuracy", "validation", percent_text),
+    ("start_validation_accuracy", "before round 1", percent_text),
+    ("test_rougeL", "ROUGE-L", lambda value: f"{value:.3f}"),
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds; `half` of its 95 % interval, None with one seed."""
+
+    mean: float
+    half: float | None
+    values: tuple[float, ...]
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Estimate":
+        """Of at least one value."""
+        if len(values) < 2:
+            return Estimate(values[0], None, tuple(values))
+        t = float(stats.t.ppf(0.975, len(values) - 1))
+        return Estimate(mean(values), t * stdev(values) / math.sqrt(len(values)), tuple(values))
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    def add(self, run: Run, seed: int) -> None:
+        """One more seed."""
+        self.runs.append(run)
+        self.seeds.append(seed)
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest of the runs; None if one of them guarantees nothing."""
+        pairs = [guaranteed(run) for run in self.runs]
+        return None if None in pairs else max(pair[0] for pair in pairs if pair is not None)
+
+    def measured(self, name: str) -> dict[int, float]:
+        """A number of results.json by seed."""
+        found = {seed: run.result(name) for seed, run in zip(self.seeds, self.runs, strict=True)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def estimate(self, name: str) -> Estimate | None:
+        """Over seeds; None where no run has it."""
+        values = list(self.measured(name).values())
+        return Estimate.of(values) if values else None
+
+    def curve(self, name: str) -> dict[int, Estimate]:
+        """A field of the records, by round, over seeds."""
+        told: dict[int, list[float]] = {}
+        for run in self.runs:
+            for record in _shown(run):
+                value = getattr(record, name)
+                if value is not None and math.isfinite(value):
+                    told.setdefault(record.round, []).append(value)
+        return {number: Estimate.of(values) for number, values in sorted(told.items())}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, the first of which the others are held against."""
+
+    groups: list[Group]
+
+    @property
+    def measures(self) -> list[tuple[str, str, Callable[[float], str]]]:
+        """Those that any group has; token accuracy of language models is none."""
+        texts = any(group.estimate("test_perplexity") for group in self.groups)
+        return [
+            measure
+            for measure in MEASURES
+            if any(group.estimate(measure[0]) for group in self.groups)
+            and not (texts and measure[0].endswith("accuracy"))
+        ]
+
+    def difference(self, group: Group, name: str) -> Estimate | None:
+        """Against the first group, paired by the seeds that both have."""
+        first, other = self.groups[0].measured(name), group.measured(name)
+        values = [other[seed] - first[seed] for seed in other if seed in first]
+        return Estimate.of(values) if values and group is not self.groups[0] else None
+
+    def to_json(self) -> list[dict[str, object]]:
+        """For programs."""
+        return [
+            {
+                "label": group.label,
+                "seeds": group.seeds,
+                "epsilon": group.epsilon,
+                "folders": [str(run.path) for run in group.runs],
+                **{name: _plain(group.estimate(name)) for name, _, _ in self.measures},
+                "difference": {name: _plain(self.difference(group, name)) for name, _, _ in self.measures},
+            }
+            for group in self.groups
+        ]
+
+
+def compare_folders(folders: Sequence[Path]) -> Comparison:
+    """The runs in these folders, grouped; of the attempts at a sweep's cell the last."""
+    cells: dict[str, tuple[Path, str]] = {}
+    for folder in folders:
+        file = folder / CELL_FILE
+        key = json.loads(file.read_text(encoding="utf-8"))["cell"] if file.is_file() else ""
+        cells[str(folder.parent) if key else str(folder)] = (folder, key)
+    groups: dict[str, Group] = {}
+    plain: list[Run] = []
+    for folder, key in cells.values():
+        run = read_run(folder)
+        if key:
+            label, _, seed = key.rpartition("/seed=")
+            groups.setdefault(label, Group(label)).add(run, int(seed))
+        else:
+            plain.append(run)
+    for label, run in zip(_labels(plain), plain, strict=True):
+        groups.setdefault(label, Group(label)).add(run, run.config.seed if run.config else 0)
+    return Comparison(list(groups.values()))
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """What tells each run from the others, in settings; its name where nothing does."""
+    tables = [flatten(run.config.to_table()) if run.config else {} for run in runs]
+    keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in IGNORED]
+    differing = [key for key in keys if len({str(table.get(key)) for table in tables}) > 1]
+    return [_label(run, table, differing) for run, table in zip(runs, tables, strict=True)]
+
+
+def _label(run: Run, table: Mapping[str, object], keys: Sequence[str]) -> str:
+    said = [f"{key.rpartition('.')[2]}={table[key]}" for key in keys if key in table]
+    return ", ".join(said) or run.name
+
+
+def _shown(run: Run) -> list[RoundRecord]:
+    return [record for record in run.metrics if record.phase != "histogram"]
+
+
+def _plain(estimate: Estimate | None) -> dict[str, object] | None:
+    return None if estimate is None else {"mean": estimate.mean, "half": estimate.half, "values": list(estimate.values)}

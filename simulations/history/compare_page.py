@@ -1,0 +1,141 @@
+"""A comparison as a table for a terminal, and as one page that needs nothing else: the table and the curves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from rich.table import Table
+from rich.text import Text
+
+from privacy import durable
+from simulations.history.compare import Comparison, Estimate
+from simulations.report.notation import epsilon_text, number_text, plain_table
+from simulations.report.plots import LIGHT as LIGHT_PALETTE
+from simulations.report.plots import Palette, draw_figure
+from simulations.report.svg import inline_svg
+
+MOST_DRAWN = 6
+"""Lines that can be told from each other in one picture; further groups are in the table."""
+
+PAGE = "compare.html"
+_DASHES: tuple[object, ...] = ("-", (0, (4, 1.5)))
+
+
+def comparison_table(found: Comparison) -> Table:
+    """One row for each group."""
+    table = plain_table(gap=2)
+    table.add_column("Runs")
+    table.add_column("Seeds", justify="right")
+    for _, label, _ in found.measures:
+        table.add_column(label, justify="right", no_wrap=True)
+    table.add_column("Epsilon", justify="right")
+    for group in found.groups:
+        cells = [estimate_text(group.estimate(name), form) for name, _, form in found.measures]
+        table.add_row(Text(group.label, "cyan"), str(len(group.runs)), *cells, _epsilon(group.epsilon))
+    return table
+
+
+def estimate_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
+    """Mean and half of the interval in the form of the measure."""
+    if estimate is None:
+        return ""
+    return form(estimate.mean) if estimate.half is None else f"{form(estimate.mean)} ± {_bare(form(estimate.half))}"
+
+
+def difference_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
+    """A difference with its sign; in bold by the page where its interval excludes zero."""
+    if estimate is None:
+        return ""
+    sign = "+" if estimate.mean >= 0 else "−"
+    text = f"{sign}{_bare(form(abs(estimate.mean)))}"
+    return text if estimate.half is None else f"{text} ± {_bare(form(estimate.half))}"
+
+
+def write_comparison(found: Comparison, target: Path) -> Path:
+    """Write the page and return its path."""
+    pages = Environment(
+        loader=PackageLoader("simulations.history"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    rows = []
+    for group in found.groups:
+        measured = [
+            {
+                "text": estimate_text(group.estimate(name), form),
+                "difference": difference_text(found.difference(group, name), form),
+                "told_apart": _excludes_zero(found.difference(group, name)),
+            }
+            for name, _, form in found.measures
+        ]
+        rows.append(
+            {"label": group.label, "seeds": group.seeds, "measured": measured, "epsilon": _epsilon(group.epsilon)}
+        )
+    page = pages.get_template(PAGE).render(
+        title=_title(found),
+        columns=[label for _, label, _ in found.measures],
+        rows=rows,
+        figures=_figures(found),
+        omitted=max(0, len(found.groups) - MOST_DRAWN),
+    )
+    durable.write(target, page)
+    return target
+
+
+def _title(found: Comparison) -> str:
+    runs = sum(len(group.runs) for group in found.groups)
+    settings = len(found.groups)
+    return f"{settings} setting{'s' * (settings > 1)}, {runs} run{'s' * (runs > 1)}"
+
+
+def _figures(found: Comparison) -> list[tuple[str, str]]:
+    """(title, SVG) of the curves that the runs have."""
+    texts = any(group.curve("validation_perplexity") for group in found.groups)
+    wanted = [
+        ("validation_perplexity" if texts else "validation_accuracy", "Perplexity" if texts else "Accuracy", texts),
+        ("validation_loss", "Loss", True),
+        ("epsilon_spent", "Epsilon spent", True),
+        ("clip_bound", "Clip threshold", True),
+    ]
+    drawn = []
+    for name, title, number in wanted:
+        if any(len(group.curve(name)) > 1 for group in found.groups):
+            figure = overlay(found, name, number_text if number else lambda value: f"{round(100 * value, 2):g}\u00a0%")
+            drawn.append(
+                (title, inline_svg(figure, name.replace("_", "-"), f"{title} over rounds, one line a setting."))
+            )
+    return drawn
+
+
+def overlay(found: Comparison, name: str, form: Callable[[float], str]) -> Figure:
+    """One line for each group, the mean over seeds, with the range of the seeds behind it."""
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        colors = [palette.first, palette.second, palette.third]
+        for number, group in enumerate(found.groups[:MOST_DRAWN]):
+            curve = group.curve(name)
+            rounds, color = list(curve), colors[number % 3]
+            dash = _DASHES[number // 3]
+            axes.plot(rounds, [each.mean for each in curve.values()], color=color, linestyle=dash, label=group.label)
+            if len(group.runs) > 1:
+                low, high = ([pick(each.values) for each in curve.values()] for pick in (min, max))
+                axes.fill_between(rounds, low, high, color=color, alpha=0.12, linewidth=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.set_xlabel("round")
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), fontsize=8, handlelength=1.8)
+
+    return draw_figure([draw], LIGHT_PALETTE, (5.0, 3.4))
+
+
+def _excludes_zero(estimate: Estimate | None) -> bool:
+    return estimate is not None and estimate.half is not None and abs(estimate.mean) > estimate.half
+
+
+def _epsilon(value: float | None) -> str:
+    return "none" if value is None else epsilon_text(value)
+
+
+def _bare(text: str) -> str:
+    return text.replace("\u00a0%", "")

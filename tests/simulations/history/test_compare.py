@@ -1,0 +1,84 @@
+"""Runs beside each other: seeds make a row, differences are paired, the page asks nobody for anything."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from server.config.load import parse
+from simulations.cli.app import app
+from simulations.history.compare import Estimate, compare_folders
+from tests.cases.recorded_runs import CONFIG, record_run_in
+
+
+def recorded(place: Path, seed: int, accuracy: float, **changes: object) -> Path:
+    (place / f"{len(list(place.iterdir()))}").mkdir()
+    folder = record_run_in(place / f"{len(list(place.iterdir())) - 1}")
+    table = {**CONFIG.to_table(), "seed": seed, "name": f"run-{seed}", **changes}
+    (folder / "config.toml").write_text(parse(table).to_toml())
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**results, "test_accuracy": accuracy}))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    ffa = {**CONFIG.to_table()["strategy"], "aggregation": "ffa"}
+    return [
+        *(recorded(tmp_path, seed, accuracy) for seed, accuracy in enumerate([0.70, 0.72, 0.74])),
+        *(recorded(tmp_path, seed, accuracy, strategy=ffa) for seed, accuracy in enumerate([0.73, 0.75, 0.78])),
+    ]
+
+
+def test_an_interval_is_students() -> None:
+    found = Estimate.of([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-6)
+    assert Estimate.of([1.0]).half is None
+
+
+def test_seeds_make_one_row_and_differences_are_paired(runs: list[Path]) -> None:
+    found = compare_folders(runs)
+    assert [(group.label, group.seeds) for group in found.groups] == [
+        ("aggregation=plain", [0, 1, 2]),
+        ("aggregation=ffa", [0, 1, 2]),
+    ]
+    second = found.groups[1]
+    difference = found.difference(second, "test_accuracy")
+    assert difference is not None
+    assert difference.values == pytest.approx((0.03, 0.03, 0.04))
+    assert difference.half == pytest.approx(4.302653 * (1e-4 / 3) ** 0.5 / 3**0.5, rel=1e-6)
+    assert found.difference(found.groups[0], "test_accuracy") is None
+    assert list(second.curve("validation_accuracy")) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_last_attempt_at_a_sweeps_cell_counts(runs: list[Path]) -> None:
+    for folder, key in zip(runs[:2], ["grid/a/seed=0", "grid/a/seed=0"], strict=True):
+        (folder / "cell.json").write_text(json.dumps({"cell": key}))
+    first, second = (runs[0].rename(runs[0].parent / "attempt-1"), runs[1].rename(runs[0].parent / "attempt-2"))
+    (group,) = compare_folders([first, second]).groups
+    assert (group.label, [run.path for run in group.runs]) == ("grid/a", [second])
+
+
+def test_the_command_writes_a_table_and_a_page_that_needs_nothing(runs: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["compare", *map(str, runs), "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "72.0\u00a0% ± 5.0" in done.stdout
+    html = page.read_text()
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "<script" not in html
+    assert re.search(r"<strong>\+3\.3 ± 1\.4</strong>", html)
+    assert html.count("<svg ") == 4
+    shown = json.loads(CliRunner().invoke(app, ["compare", *map(str, runs), "--json"]).stdout)
+    assert shown[1]["difference"]["test_accuracy"]["mean"] == pytest.approx(0.1 / 3)
+
+
+def test_runs_that_have_not_finished_are_refused(runs: list[Path]) -> None:
+    (runs[0] / "results.json").unlink()
+    done = CliRunner().invoke(app, ["compare", str(runs[0])])
+    assert done.exit_code == 2
+    assert "no run there has finished" in done.stderr
