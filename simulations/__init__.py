@@ -1,1 +1,20 @@
-"""The outside of a run: the `lacquer` command, the two engines, presets, progress and reports."""
+"""The outside of a run: the `lacquer` command, the two engines, presets, progress and reports; and Lacquer in Python.
+
+What Python programs may use is :data:`__all__`, defined in :mod:`simulations.api`. It is imported when it is first
+asked for: the command imports this package too, and must start at once.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulations.api import Compared, RunResult, compare, load_run, run
+
+__all__ = ["Compared", "RunResult", "compare", "load_run", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from simulations import api
+
+    return getattr(api, name)

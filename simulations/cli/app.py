@@ -130,7 +130,7 @@ def run(
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(ValueError):
         asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-        from simulations.cli.preflight import check_run  # a misspelt setting is refused before torch is loaded
+        from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
         checked = check_run(asked)
         if dry_run:

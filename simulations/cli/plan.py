@@ -14,7 +14,7 @@ from server.config.schema import RunConfig
 from simulations.report.notation import delta_text, epsilon_text, number_text
 
 if TYPE_CHECKING:
-    from simulations.cli.preflight import Checked
+    from simulations.preflight import Checked
 
 
 def say_known(checked: "Checked", console: Console) -> None:

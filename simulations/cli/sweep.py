@@ -29,7 +29,7 @@ def sweep_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells; run nothing.")] = False,
 ) -> None:
     """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others continue."""
-    from simulations.cli.preflight import check_cells
+    from simulations.preflight import check_cells
     from simulations.sweep.display import Progress, print_cells, run_shown, summary_line
     from simulations.sweep.runner import Store
 

@@ -70,13 +70,16 @@ class Group:
         return None if None in pairs else max(pair[0] for pair in pairs if pair is not None)
 
     def measured(self, name: str) -> dict[int, float]:
-        """A number of results.json by seed."""
-        found = {seed: run.result(name) for seed, run in zip(self.seeds, self.runs, strict=True)}
-        return {seed: value for seed, value in found.items() if value is not None}
+        """A number of results.json by seed; of several runs of one seed, whose noise differs, their mean."""
+        found: dict[int, list[float]] = {}
+        for seed, run in zip(self.seeds, self.runs, strict=True):
+            if (value := run.result(name)) is not None:
+                found.setdefault(seed, []).append(value)
+        return {seed: mean(values) for seed, values in found.items()}
 
     def estimate(self, name: str) -> Estimate | None:
-        """Over seeds; None where no run has it."""
-        values = list(self.measured(name).values())
+        """Over runs; None where none has it."""
+        values = [value for run in self.runs if (value := run.result(name)) is not None]
         return Estimate.of(values) if values else None
 
     def curve(self, name: str) -> dict[int, Estimate]:

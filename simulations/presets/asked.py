@@ -46,7 +46,15 @@ class Asked:
             (folder / PHASES_FILE).write_text(self.phases.to_toml(), encoding="utf-8")
 
 
-def ask(name: str, settings: Sequence[str], overrides: Mapping[str, Any], here: Path, data: Path) -> Asked:
+def ask(
+    name: str,
+    settings: Sequence[str],
+    overrides: Mapping[str, Any],
+    here: Path,
+    data: Path,
+    *,
+    chosen_engine: bool = True,
+) -> Asked:
     """The run that a preset or a file describes, with ``settings`` ("key=value") and ``overrides`` on top.
 
     Args:
@@ -54,19 +62,21 @@ def ask(name: str, settings: Sequence[str], overrides: Mapping[str, Any], here: 
         overrides: of single keys, such as the engine.
         here: folder where the output goes, if its path is relative.
         data: folder in which all other relative paths begin.
+        chosen_engine: ``overrides`` are where it trains, of which a run over the records of one site has no choice.
 
     Raises:
         ConfigError: naming every wrong key.
     """
     table, data = read(find(name)), data.expanduser().resolve()
     chosen = {**dict(parse_setting(setting) for setting in settings), **overrides}
+    engine = overrides if chosen_engine else {}
     if "phases" not in table:
-        return _checked(Asked(absolute_paths(parse(merged(table, chosen)), data, here)), overrides)
+        return _checked(Asked(absolute_paths(parse(merged(table, chosen)), data, here)), engine)
     from server.runs.phase_config import parse_phases  # with torch, which `lacquer --help` does not need
 
     config = parse_phases(table, chosen)
     run = absolute_paths(config.run, data, here)
-    return _checked(Asked(run, replace(config, run=run)), overrides)
+    return _checked(Asked(run, replace(config, run=run)), engine)
 
 
 def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:
@@ -91,6 +101,11 @@ def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
             f"{', '.join(overrides)}: a run over the records of one site trains in a process of its own; leave out "
             "--engine and --workers"
         )
+    return settled(asked)
+
+
+def settled(asked: Asked) -> Asked:
+    """The same with the number of clients counted, where the data say it."""
     if asked.run.clients:
         return asked
     from client.data.prepare import prepare  # with transformers, as below

@@ -17,7 +17,7 @@ from server.run_folder.names import new_run_folder
 from server.run_folder.resume import write_origin
 from server.run_folder.telemetry import Telemetry, read_status
 from server.runs.commitment import round_sampling
-from simulations.cli import preflight
+from simulations import preflight
 from simulations.cli.app import app
 from simulations.cli.plan import earlier_runs
 from simulations.engines import launcher

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
-from simulations.cli import preflight
+from simulations import preflight
 from simulations.cli.app import app
 from simulations.cli.federation import deploy
 from simulations.engines.control import Control

@@ -13,8 +13,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from privacy.ledger.ledger import Ledger
 from server.config.load import load
-from simulations.cli.preflight import check
 from simulations.engines.inprocess import run_inprocess
+from simulations.preflight import check
 from simulations.presets.load import configure
 from tests.end_to_end.lacquer_process import TINY
 

@@ -8,8 +8,8 @@ import pytest
 
 from server.config.load import ConfigError, parse, unflatten
 from server.config.schema import RunConfig
-from simulations.cli import preflight
-from simulations.cli.preflight import check, check_adapter, check_data, check_noise, check_run
+from simulations import preflight
+from simulations.preflight import check, check_adapter, check_data, check_noise, check_run
 from simulations.presets.asked import Asked, ask
 
 SMALL = {"clients": 60, "sampling-rate": 0.2, "privacy.delta": 1e-3, "model.name": "random:bert"}

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from privacy.ledger.ledger import Ledger
-from simulations.cli import preflight
+from simulations import preflight
 from simulations.cli.app import app
 from simulations.report.notation import epsilon_text
 from simulations.report.outcome import guaranteed

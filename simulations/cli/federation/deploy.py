@@ -134,7 +134,7 @@ def deploy_command(
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
-            from simulations.cli.preflight import check
+            from simulations.preflight import check
 
             checked = check(config)
             folder = new_run_folder(config)
