@@ -57,7 +57,7 @@ def summary_lines(run: Run) -> list[Text]:
         *asides,
         Text.assemble((head, color), f". {good[0].upper()}{good[1:]}" if good else ""),
         privacy,
-        Text.assemble((f"{run.shown_path}: ", "dim"), "; ".join(_next_steps(run))),
+        Text.assemble(("run folder: ", "dim"), "; ".join([str(run.shown_path), *_next_steps(run)])),
     ]
 
 

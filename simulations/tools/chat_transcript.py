@@ -87,7 +87,7 @@ def write(page: Path, users: int) -> None:
         (work / "ask.py").write_text(ASK, encoding="utf-8")
         source = "--set data.source=jsonl:conversations.jsonl --set data.client-column=user --set clients=0"
         train, printed = _command(work, f"lacquer run chat {source}")
-        run = printed.partition("run folder: ")[2].split()[0]
+        run = printed.partition("run folder: ")[2].partition(";")[0]
         export, _ = _command(work, f"lacquer export {run} my-model --merged")
         environment, _ = _command(work, f"python3 -m venv elsewhere && elsewhere/bin/pip install -q {libraries}")
         answers, _ = _command(work, "elsewhere/bin/python ask.py my-model prompts.jsonl")

@@ -32,7 +32,7 @@ def test_the_summary_is_three_lines_quality_privacy_and_next_steps(
     assert re.fullmatch(
         r"privacy: epsilon at most 0\.\d+ at delta 1e-5, for one client added or removed; 5 of 5 rounds", privacy
     )
-    assert further == f'{folder}: report.html; lacquer predict {folder} "a text"'
+    assert further == f'run folder: {folder}; report.html; lacquer predict {folder} "a text"'
 
 
 def test_the_summary_of_a_failed_run_says_why_and_what_is_spent(record_run: Callable[..., Path]) -> None:
