@@ -1,5 +1,7 @@
 """`lacquer calibrate`: the page says what was asked, bad arguments end with 2."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -157,3 +159,11 @@ def test_what_clients_cannot_agree_on_is_refused(arguments: list[str], named: st
     done = calibrate("--trust", "secagg", "--clients", "20", *arguments)
     assert done.exit_code == 2
     assert named in done.output
+
+
+def test_a_program_gets_the_noise_as_json() -> None:
+    done = calibrate(*SMALL, "--dimension", "100", "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["noise_norm_on_mean"] == pytest.approx(10 * said["noise_multiplier"] / said["expected_cohort"])
+    assert calibrate(*SMALL, "--controller", "fixed", "--json").exit_code == 2

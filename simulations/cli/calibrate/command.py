@@ -1,5 +1,6 @@
 """`lacquer calibrate`: what a privacy budget costs in noise, and what more clients, rounds or sampling would buy."""
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -42,6 +43,9 @@ def calibrate_command(
         int, typer.Option(help="With secagg: least number of clients left in a round; 0 is four fifths.")
     ] = 0,
     colluding: Annotated[int, typer.Option(help="With secagg: clients that may collude with the server.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: the noise of this way to run, without alternatives.")
+    ] = False,
 ) -> None:
     """Noise for a privacy budget, and what more clients, rounds or sampling would buy."""
     from privacy.accountants.scenarios import Scenario
@@ -49,6 +53,8 @@ def calibrate_command(
 
     console, notes = Console(), list[warnings.WarningMessage]()
     try:
+        if as_json and (trust == "secagg" or controller is not None or option):
+            raise ValueError("--json prices plain rounds; leave out controller, option and trust")
         if dimension is not None and dimension < 1:
             raise ValueError(f"dimension must be an integer >= 1, got {dimension}")
         if trust == "secagg":
@@ -77,6 +83,9 @@ def calibrate_command(
             with warnings.catch_warnings(record=True) as notes:
                 warnings.simplefilter("always", UserWarning)
                 scenario = Scenario(epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency)
+            if as_json:
+                typer.echo(json.dumps(calibrate_page.plain(scenario, dimension), indent=2))
+                return
             with console.status("Calibrating"):
                 page = calibrate_page.advice(scenario, dimension, console.width)
     except ValueError as error:

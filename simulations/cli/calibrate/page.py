@@ -63,6 +63,26 @@ def advice(scenario: Scenario, dimension: int | None, width: int) -> RenderableT
     )
 
 
+def plain(scenario: Scenario, dimension: int | None) -> dict[str, float | str | None]:
+    """The price of a way to run, for programs; noise is in units of the clip bound.
+
+    Raises:
+        ValueError: no noise keeps the target.
+    """
+    now = price("now", scenario)
+    norm = None if dimension is None else now.noise_on_mean * math.sqrt(dimension)
+    return {
+        "epsilon": scenario.epsilon,
+        "delta": scenario.delta,
+        "adjacency": scenario.adjacency,
+        "noise_multiplier": now.noise_multiplier,
+        "expected_cohort": now.cohort,
+        "noise_on_mean": now.noise_on_mean,
+        "noise_norm_on_mean": norm,
+        "break_even_dimension": now.break_even_dimension,
+    }
+
+
 def _headline(setting: Scenario) -> str:
     return (
         f"Epsilon {number_text(setting.epsilon)} at delta {delta_text(setting.delta)}, {setting.adjacency}: "

@@ -89,14 +89,27 @@ def expel_command(
         superlink.unregister(named.get(node, node))
 
 
-def clients_command(address: Address = ADDRESS, ca: Trust = Path(TRUST)) -> None:
+def clients_command(
+    address: Address = ADDRESS,
+    ca: Trust = Path(TRUST),
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
     """List the clients and whether they are connected."""
     with control(address, ca) as superlink:
+        if as_json:
+            known = _names()
+            found = [{**_plain_node(node), "name": known.get(str(node["node-id"]), "")} for node in superlink.nodes()]
+            typer.echo(json.dumps(found, indent=2))
+            return
         table, names = Table.grid(padding=(0, 3, 0, 0)), _names()
         for node in superlink.nodes():
             number = str(node["node-id"])
             table.add_row(number, str(node["status"]), names.get(number, ""))
         Console().print(table)
+
+
+def _plain_node(node: Mapping[str, object]) -> dict[str, str]:
+    return {"node": str(node["node-id"]), "status": str(node["status"])}
 
 
 def _names() -> dict[str, str]:
