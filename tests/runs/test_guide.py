@@ -76,7 +76,8 @@ def test_the_command_of_the_guide_and_a_whole_run_in_process(folder: Path) -> No
     run_folder = folder / "run"
     run_folder.mkdir()
     run_inprocess(config, run_folder)
-    rounds = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    start, *rounds = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert start["phase"] == "start"
     assert [line["round"] for line in rounds] == [1, 2, 3]
     assert [line["clip_bound"] for line in rounds] == [1.0, 0.5, 0.25], "three of a thousand values of noise are signal"
     assert load(run_folder / "config.toml").strategy.controller_options == {"patience": 1}
