@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 def say_known(checked: "Checked", console: Console) -> None:
     """Before the progress of a run: the data block, warnings, the guarantee where it is not obvious."""
-    from simulations.report.data_block import data_table
+    from simulations.report.data_block import data_rows, data_table
     from simulations.report.judgement import foreseen
 
-    if checked.facts is not None:
+    if checked.facts is not None and console.is_terminal:
         console.print(data_table(checked.facts, checked.config))
+    elif checked.facts is not None:
+        for label, text in data_rows(checked.facts, checked.config):
+            console.print(f"{label.lower()}: {text}", markup=False, highlight=False, soft_wrap=True)
     for warning in [*foreseen(checked.config, checked.facts), *earlier_runs(checked)]:
         console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
     if checked.sentence:

@@ -62,7 +62,7 @@ def _clients(facts: DataFacts) -> str:
     if facts.sizes is not None:
         least, median, most = facts.sizes
         each = f"{least:,}" if least == most else f"{least:,} to {most:,}, median {number_text(median)}"
-        text += f" with {each} records each"
+        text += f" with {each} record{'s' * (most > 1)} each"
     if facts.empty_clients:
         text += f"; {facts.empty_clients:,} of them have none"
     return text

@@ -108,7 +108,7 @@ def test_the_report_of_a_run_in_phases_says_what_it_did_and_guarantees(kind: str
     ended = CliRunner().invoke(app, ["run", "small.toml"])
     assert ended.exit_code == 0, ended.output
     (folder,) = (tmp_path / "runs").iterdir()
-    assert f"report: runs/{folder.name}/report.html" in ended.output
+    assert f"run folder: runs/{folder.name}; report.html" in ended.output
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["sentence"] in page.text
