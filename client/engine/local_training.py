@@ -21,8 +21,8 @@ class LocalTraining(Table):
         batch_size: records per step; the last step of an epoch takes what is left.
         epochs: passes over the client's records, each in a new order.
         max_steps: most steps of a client in a round; 0 runs all epochs whatever they take. The default keeps one client
-            with very many records from holding up its worker and the clients beside it. With 1, a client takes one batch of
-            its records, drawn anew in every round, which costs a fraction of the time where clients have many.
+            with very many records from holding up its worker and the clients beside it. With 1, a client takes one
+            batch of its records, drawn anew in every round, which costs a fraction of the time where they are many.
         momentum: of the optimizer of that name.
         weight_decay: L2 added to the gradient (sgd, momentum), decoupled (adamw).
         balance: with ``prior`` the loss is adjusted for the client's label skew; wrong where the test set is skewed.

@@ -159,7 +159,7 @@ def federation_command(
 def _committed(clients: int, survivors: int, colluding: int, epsilon: float, delta: float) -> "Commitment":
     from privacy.accountants.calibration import filter_commitment
     from privacy.events import Poisson
-    from simulations.cli.calibrate_page import shares_of
+    from simulations.cli.calibrate.page import shares_of
 
     shares = shares_of(clients, survivors, colluding)
     if epsilon <= 0.0 or delta <= 0.0:
