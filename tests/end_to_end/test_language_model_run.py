@@ -36,7 +36,7 @@ def test_the_reported_perplexity_is_that_of_the_saved_adapter(lacquer, tmp_path)
     run = lacquer(*(part for setting in SETTINGS for part in ("--set", setting)))
     assert run.finish() == 0, run.stderr()
     results = json.loads((run.run_folder / "results.json").read_text())
-    assert "test perplexity" in run.stdout()
+    assert "Test perplexity" in run.stdout()
     assert results["majority_accuracy"] is None
     config = load(run.run_folder / "config.toml")
     data = prepare(data_spec(config).but(cache=str(tmp_path / "cache")))

@@ -148,7 +148,7 @@ def test_card_report_and_summary_say_them(silo, capsys, monkeypatch):
     assert terms in page
     monkeypatch.setenv("COLUMNS", "500")
     print_summary(silo)
-    assert f"rouge: {line} (mean F-measure {terms})" in capsys.readouterr().out
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.slow
