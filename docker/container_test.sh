@@ -173,7 +173,11 @@ P
 say "clients reach the Fleet API and nothing else"
 
 # --- the run --------------------------------------------------------------------------------------------------------------
-rounds() { inside superlink sh -c 'cat /runs/*/metrics.jsonl 2>/dev/null | wc -l' 2>/dev/null || echo 0; }
+rounds() {
+  local count
+  count=$(inside superlink sh -c 'cat /runs/*/metrics.jsonl 2>/dev/null | grep -vc "\"phase\": \"start\""' 2>/dev/null) || true
+  echo "${count:-0}"
+}
 at_least() { [ "$(rounds)" -ge "$1" ]; }
 failed() { inside superlink sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/dev/null; }
 got() { if failed; then inside superlink sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
@@ -201,7 +205,8 @@ import json, pathlib, sys
 from privacy.ledger.ledger import Ledger
 from safetensors.torch import load_file
 folder = pathlib.Path(sys.argv[1])
-rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+rounds = [record["round"] for record in records if record["phase"] != "start"]
 status = json.loads((folder / "status.json").read_text())
 with Ledger.open(folder / "ledger.jsonl") as ledger:
     charges = [event.round for event in ledger.events]
