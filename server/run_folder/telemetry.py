@@ -59,10 +59,12 @@ class Telemetry:
             self._open_scalars()
 
     def round(self, record: RoundRecord) -> None:
-        """Append one record to metrics.jsonl and to TensorBoard."""
+        """Append one record to metrics.jsonl and to TensorBoard; a model before round 1 takes the place of another."""
         if not isinstance(record, RoundRecord):
             raise TypeError(f"record must be a RoundRecord, got {type(record).__name__}")
         line = json.dumps(record.to_json(), allow_nan=False)
+        if record.phase == "start":  # a run that was killed before its first checkpoint begins once more
+            durable.write(self._folder / METRICS_FILE, "")
         with (self._folder / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()

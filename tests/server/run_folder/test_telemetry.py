@@ -43,6 +43,15 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == written
 
 
+def test_a_run_that_begins_once_more_has_one_model_before_its_first_round(tmp_path: Path) -> None:
+    start = record(0, phase="start", clip_bound=None)
+    for _ in range(2):  # as after a kill before the first checkpoint
+        with Telemetry(tmp_path, tensorboard=False) as telemetry:
+            telemetry.round(start)
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+    assert read_metrics(tmp_path) == [start]
+
+
 def test_every_line_is_standard_json_even_when_a_loss_diverged(tmp_path: Path) -> None:
     with Telemetry(tmp_path, tensorboard=False) as telemetry:
         telemetry.round(record(validation_loss=math.nan))
