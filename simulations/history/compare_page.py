@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -16,6 +15,7 @@ from simulations.report.notation import epsilon_text, number_text, plain_table
 from simulations.report.plots import LIGHT as LIGHT_PALETTE
 from simulations.report.plots import Palette, draw_figure
 from simulations.report.svg import inline_svg
+from simulations.report.templating import rendered
 
 MOST_DRAWN = 6
 """Lines that can be told from each other in one picture; further groups are in the table."""
@@ -56,9 +56,6 @@ def difference_text(estimate: Estimate | None, form: Callable[[float], str]) -> 
 
 def write_comparison(found: Comparison, target: Path) -> Path:
     """Write the page and return its path."""
-    pages = Environment(
-        loader=PackageLoader("simulations.history"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     rows = []
     for group in found.groups:
         measured = [
@@ -72,7 +69,8 @@ def write_comparison(found: Comparison, target: Path) -> Path:
         rows.append(
             {"label": group.label, "seeds": group.seeds, "measured": measured, "epsilon": _epsilon(group.epsilon)}
         )
-    page = pages.get_template(PAGE).render(
+    page = rendered(
+        PAGE,
         title=_title(found),
         columns=[label for _, label, _ in found.measures],
         rows=rows,

@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from privacy import durable
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
@@ -31,6 +29,7 @@ from simulations.report.outcome import (
 )
 from simulations.report.read_run import Run, read_run
 from simulations.report.tables import environment_rows, facts_rows, ledger_table, phase_rows, settings_rows
+from simulations.report.templating import rendered
 
 _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 
@@ -100,12 +99,10 @@ def write_report(run_folder: Path) -> Path:
 
 def render(run: Run) -> str:
     """The report of a run as HTML text."""
-    pages = Environment(
-        loader=PackageLoader("simulations.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     guarantee = {} if run.not_private else run.guarantee or {}
     settings = settings_rows(run.config) if run.config else []
-    return pages.get_template(names.REPORT_FILE).render(
+    return rendered(
+        names.REPORT_FILE,
         name=run.name,
         state=run.state,
         state_text=state_text(run),
