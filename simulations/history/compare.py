@@ -23,6 +23,9 @@ from simulations.sweep.cells import CELL_FILE
 IGNORED = ("seed", "name", "output", "data.cache", "engine.workers", "engine.kind")
 """Settings in which runs of one row may differ."""
 
+MOST_NAMED = 6
+"""Settings that a row's label names; runs that differ in more are told apart by their names first."""
+
 MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("test_accuracy", "test accuracy", percent_text),
     ("test_macro_f1", "macro-F1", percent_text),
@@ -153,11 +156,19 @@ def compare_folders(folders: Sequence[Path]) -> Comparison:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """What tells each run from the others, in settings; its name where nothing does."""
+    """What tells each run from the others, in settings; its name where nothing does, or where too many do."""
     tables = [flatten(run.config.to_table()) if run.config else {} for run in runs]
     keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in IGNORED]
     differing = [key for key in keys if len({str(table.get(key)) for table in tables}) > 1]
-    return [_label(run, table, differing) for run, table in zip(runs, tables, strict=True)]
+    names = dict.fromkeys(run.name for run in runs)
+    if len(differing) <= MOST_NAMED or len(names) == 1:
+        return [_label(run, table, differing) for run, table in zip(runs, tables, strict=True)]
+    labels: dict[Path, str] = {}
+    for name in names:
+        alike = [run for run in runs if run.name == name]
+        for run, label in zip(alike, _labels(alike), strict=True):
+            labels[run.path] = name if label == name else f"{name}: {label}"
+    return [labels[run.path] for run in runs]
 
 
 def _label(run: Run, table: Mapping[str, object], keys: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -115,7 +116,8 @@ def overlay(found: Comparison, name: str, form: Callable[[float], str]) -> Figur
             curve = group.curve(name)
             rounds, color = list(curve), colors[number % 3]
             dash = _DASHES[number // 3]
-            axes.plot(rounds, [each.mean for each in curve.values()], color=color, linestyle=dash, label=group.label)
+            label = shorten(group.label, 60)
+            axes.plot(rounds, [each.mean for each in curve.values()], color=color, linestyle=dash, label=label)
             if len(group.runs) > 1:
                 low, high = ([pick(each.values) for each in curve.values()] for pick in (min, max))
                 axes.fill_between(rounds, low, high, color=color, alpha=0.12, linewidth=0)

@@ -54,6 +54,23 @@ def test_seeds_make_one_row_and_differences_are_paired(runs: list[Path]) -> None
     assert list(second.curve("validation_accuracy")) == [0, 1, 2, 3, 4, 5]
 
 
+def test_runs_that_differ_in_much_are_told_apart_by_name(runs: list[Path]) -> None:
+    table = CONFIG.to_table()
+    other = {section: dict(table[section]) for section in ("model", "local", "privacy")}
+    other["model"] |= {"rank": 7, "alpha": 3.0, "max-length": 17}
+    other["local"] |= {"learning-rate": 0.123, "batch-size": 3, "epochs": 3}
+    other["privacy"] |= {"epsilon": 7.5}
+    far = [recorded(runs[0].parent, seed, 0.5, **{**other, "name": "far"}) for seed in (0, 1)]
+    for folder in runs:
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(re.sub(r'^name = ".*"', 'name = "near"', text, flags=re.MULTILINE))
+    assert [(group.label, group.seeds) for group in compare_folders([*runs, *far]).groups] == [
+        ("near: aggregation=plain", [0, 1, 2]),
+        ("near: aggregation=ffa", [0, 1, 2]),
+        ("far", [0, 1]),
+    ]
+
+
 def test_the_last_attempt_at_a_sweeps_cell_counts(runs: list[Path]) -> None:
     for folder, key in zip(runs[:2], ["grid/a/seed=0", "grid/a/seed=0"], strict=True):
         (folder / "cell.json").write_text(json.dumps({"cell": key}))
