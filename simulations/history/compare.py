@@ -1,7 +1,6 @@
 """Runs beside each other: the same settings over seeds are one row, with means and 95 % intervals over seeds.
 
-Differences against the first row are paired by seed, which is sharper than comparing two means. Intervals are
-Student's; with two or three seeds they are wide, and should be.
+Differences against the first row are paired by seed and corrected for their number (:mod:`simulations.history.paired`).
 """
 
 import json
@@ -9,12 +8,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
-
-from scipy import stats
+from statistics import mean
 
 from server.config.load import flatten
 from server.run_folder.round_record import RoundRecord
+from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from simulations.report.notation import number_text, percent_text
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import Run, read_run
@@ -34,23 +32,6 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("start_validation_accuracy", "before round 1", percent_text),
     ("test_rougeL", "ROUGE-L", lambda value: f"{value:.3f}"),
 )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds; `half` of its 95 % interval, None with one seed."""
-
-    mean: float
-    half: float | None
-    values: tuple[float, ...]
-
-    @staticmethod
-    def of(values: Sequence[float]) -> "Estimate":
-        """Of at least one value."""
-        if len(values) < 2:
-            return Estimate(values[0], None, tuple(values))
-        t = float(stats.t.ppf(0.975, len(values) - 1))
-        return Estimate(mean(values), t * stdev(values) / math.sqrt(len(values)), tuple(values))
 
 
 @dataclass
@@ -115,12 +96,23 @@ class Comparison:
 
     def difference(self, group: Group, name: str) -> Estimate | None:
         """Against the first group, paired by the seeds that both have."""
-        first, other = self.groups[0].measured(name), group.measured(name)
-        values = [other[seed] - first[seed] for seed in other if seed in first]
-        return Estimate.of(values) if values and group is not self.groups[0] else None
+        if group is self.groups[0]:
+            return None
+        return paired_difference(group.measured(name), self.groups[0].measured(name))
+
+    def differences(self, name: str) -> list[tuple[Estimate | None, bool, float | None]]:
+        """By group: the difference, whether it is told apart from zero, the smallest that these seeds would show.
+
+        Both are corrected for the number of groups.
+        """
+        found = [self.difference(group, name) for group in self.groups]
+        count = number_tested(found)
+        smallest = [None if each is None else each.smallest(count) for each in found]
+        return list(zip(found, told_apart(found), smallest, strict=True))
 
     def to_json(self) -> list[dict[str, object]]:
         """For programs."""
+        told = {name: self.differences(name) for name, _, _ in self.measures}
         return [
             {
                 "label": group.label,
@@ -128,9 +120,9 @@ class Comparison:
                 "epsilon": group.epsilon,
                 "folders": [str(run.path) for run in group.runs],
                 **{name: _plain(group.estimate(name)) for name, _, _ in self.measures},
-                "difference": {name: _plain(self.difference(group, name)) for name, _, _ in self.measures},
+                "difference": {name: _difference(*each[place]) for name, each in told.items()},
             }
-            for group in self.groups
+            for place, group in enumerate(self.groups)
         ]
 
 
@@ -182,3 +174,10 @@ def _shown(run: Run) -> list[RoundRecord]:
 
 def _plain(estimate: Estimate | None) -> dict[str, object] | None:
     return None if estimate is None else {"mean": estimate.mean, "half": estimate.half, "values": list(estimate.values)}
+
+
+def _difference(estimate: Estimate | None, told: bool, smallest: float | None) -> dict[str, object] | None:
+    plain = _plain(estimate)
+    if estimate is None or plain is None:
+        return None
+    return {**plain, "p": estimate.p_value, "told_apart": told, "smallest_found": smallest}

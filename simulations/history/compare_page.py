@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from privacy import durable
-from simulations.history.compare import Comparison, Estimate
+from simulations.history.compare import Comparison
+from simulations.history.paired import Estimate
 from simulations.report.notation import epsilon_text, number_text, plain_table
 from simulations.report.plots import LIGHT as LIGHT_PALETTE
 from simulations.report.plots import Palette, draw_figure
@@ -47,7 +48,7 @@ def estimate_text(estimate: Estimate | None, form: Callable[[float], str]) -> st
 
 
 def difference_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """A difference with its sign; in bold by the page where its interval excludes zero."""
+    """A difference with its sign."""
     if estimate is None:
         return ""
     sign = "+" if estimate.mean >= 0 else "−"
@@ -57,16 +58,20 @@ def difference_text(estimate: Estimate | None, form: Callable[[float], str]) -> 
 
 def write_comparison(found: Comparison, target: Path) -> Path:
     """Write the page and return its path."""
+    differences = {name: found.differences(name) for name, _, _ in found.measures}
     rows = []
-    for group in found.groups:
-        measured = [
-            {
-                "text": estimate_text(group.estimate(name), form),
-                "difference": difference_text(found.difference(group, name), form),
-                "told_apart": _excludes_zero(found.difference(group, name)),
-            }
-            for name, _, form in found.measures
-        ]
+    for place, group in enumerate(found.groups):
+        measured = []
+        for name, _, form in found.measures:
+            difference, told, smallest = differences[name][place]
+            measured.append(
+                {
+                    "text": estimate_text(group.estimate(name), form),
+                    "difference": difference_text(difference, form),
+                    "told_apart": told,
+                    "smallest": "" if told or smallest is None else _bare(form(smallest)),
+                }
+            )
         rows.append(
             {"label": group.label, "seeds": group.seeds, "measured": measured, "epsilon": _epsilon(group.epsilon)}
         )
@@ -127,10 +132,6 @@ def overlay(found: Comparison, name: str, form: Callable[[float], str]) -> Figur
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), fontsize=8, handlelength=1.8)
 
     return draw_figure([draw], LIGHT_PALETTE, (5.0, 3.4))
-
-
-def _excludes_zero(estimate: Estimate | None) -> bool:
-    return estimate is not None and estimate.half is not None and abs(estimate.mean) > estimate.half
 
 
 def _epsilon(value: float | None) -> str:

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from simulations.benchmarks.harness.timing import paired_difference
-from simulations.benchmarks.papers.dp_lac import choices, claims, comparisons, difference_text
+from simulations.benchmarks.papers.dp_lac import choices, comparisons, difference_text
+from simulations.benchmarks.papers.dp_lac_claims import claims
 from simulations.benchmarks.papers.dp_lac_figure import comparison_figure
+from simulations.history.paired import paired_difference
 from simulations.report.plots import LIGHT
 
 
@@ -15,6 +16,7 @@ def cell(grid: str, variant: str, seed: int, accuracy: float, **changes: object)
         "cell": f"{grid}/{variant}/seed={seed}",
         "grid": grid,
         "variant": variant,
+        "kind": "public-only" if variant == "floor" else "run",
         "axes": {},
         "seed": seed,
         "epsilon": 4.0,
@@ -53,9 +55,9 @@ ROWS = [
 def test_a_paired_difference_is_students() -> None:
     found = paired_difference({0: 0.70, 1: 0.74, 2: 0.72, 7: 0.1}, {0: 0.80, 1: 0.82, 2: 0.84})
     assert found is not None
-    assert found.seeds == (0, 1, 2)
+    assert len(found.values) == 3
     assert found.mean == pytest.approx(-0.10)
-    assert found.half_width == pytest.approx(4.30265 * 0.02 / math.sqrt(3), rel=1e-5)
+    assert found.half == pytest.approx(4.30265 * 0.02 / math.sqrt(3), rel=1e-5)
     assert difference_text(found) == "−10.0 [−15.0, −5.0]"
     assert difference_text(paired_difference({0: 0.7}, {0: 0.8})) == "−10.0 (one seed)"
     assert paired_difference({0: 0.7}, {1: 0.8}) is None
@@ -65,8 +67,9 @@ def test_the_table_ranks_methods_and_puts_the_beside_rows_last() -> None:
     lines = comparisons({"cells": ROWS}).splitlines()
     assert lines[0].startswith("**default-sst2**, ε ≤ 4.00 at δ = 1e-5: 1,000 clients, 50 expected in a round")
     first, *_, last = lines[4:8]
-    assert first == "| DP-LAC, no histogram | 82.0 % ± 2.0 |  | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
-    assert lines[6] == "| fixed (Abadi) | 72.0 % ± 2.0 | −10.0 [−15.0, −5.0] | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
+    assert first == "| DP-LAC, no histogram | 82.0 % ± 2.0 |  |  | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
+    told = "**−10.0 [−15.0, −5.0]** |  |"
+    assert lines[6] == f"| fixed (Abadi) | 72.0 % ± 2.0 | {told} 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
     assert last.startswith("| *floor: public records alone* | 77.0 % | −3.0 (one seed)")
     assert "fixed-grid" not in "\n".join(lines), "cells that served to choose are not reported"
 
@@ -78,21 +81,32 @@ def test_choices_show_validation_only() -> None:
 
 
 def test_claims_are_answered_only_where_there_are_numbers() -> None:
-    lines = claims({"cells": ROWS}).splitlines()[2:]
-    assert "not measured yet" in lines[0]
-    assert "histogram: 0.25; best of the fixed grid (validation): 0.2 (75.0 %) | yes" in lines[1]
-    assert "C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no" in lines[5]
+    def answers(*more: dict[str, object]) -> dict[str, str]:
+        lines = claims({"cells": [*ROWS, *more]}).splitlines()[2:]
+        return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+    best, clac = "beats the best other method by 6.6 points on average", "DP-CLAC is below DP-LAC"
+    histogram = "The histogram's C is within one order of magnitude of the best fixed C"
+    found = answers()
+    assert "not measured yet" in found[best]
+    assert "histogram: 0.25; best of the fixed grid (validation): 0.2 (75.0 %) | yes" in found[histogram]
+    fell = "| default | C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no |"
+    assert found["C falls as the validation loss does (no histogram)"].endswith(fell)
     tuned = [cell("tuned-sst2", name, 0, value) for name, value in (("dp-lac-histogram", 0.8), ("fixed-tuned", 0.7))]
-    first = claims({"cells": [*ROWS, *tuned]}).splitlines()[2]
-    assert first.endswith("+10.0 (one seed) to fixed (Abadi), tuned | too few seeds (so far: yes) |")
-    clac = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
-    assert claims({"cells": [*ROWS, *clac]}).splitlines()[4].endswith("3 seeds | yes |")
+    assert answers(*tuned)[best].endswith("+10.0 (one seed), one seed | one seed (the mean says yes) |")
+    values = {"dp-lac-histogram": (0.80, 0.81, 0.82), "fixed-tuned": (0.70, 0.712, 0.72)}
+    tuned = [cell("tuned-sst2", name, seed, value) for name in values for seed, value in enumerate(values[name])]
+    assert answers(*tuned)[best].endswith("3 seeds | yes |")
+    less = [{**row, "test_accuracy": 0.76 if row["variant"] == "fixed-tuned" else 0.80} for row in tuned]
+    assert answers(*less)[best].endswith("| no |"), "told apart from nothing, but 4 points are not 6.6"
+    below = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
+    assert answers(*below)[clac].endswith("3 seeds | yes |")
     close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
-    assert "not told apart" in claims({"cells": [*ROWS, *close]}).splitlines()[4]
+    assert "| not told apart: " in answers(*close)[clac]
     far = cell("fixed-grid-sst2", "fixed-grid", 100, 0.5, last_clip_bound=0.02, validation_accuracy=0.74)
-    assert "0.2 (75.0 %), 0.02 (74.0 %) | not told apart |" in claims({"cells": [*ROWS, far]}).splitlines()[3]
+    assert "0.2 (75.0 %), 0.02 (74.0 %) | not told apart |" in answers(far)[histogram]
     rose = cell("default-sst2", "dp-lac-smooth", 0, 0.8, last_round_loss=2.0)
-    assert "not tested (the loss did not fall)" in claims({"cells": [*ROWS, rose]}).splitlines()[8]
+    assert "not tested (the loss did not fall)" in answers(rose)["the same with `smooth`"]
 
 
 def test_the_figure_has_a_row_per_method_and_lines_for_the_rest() -> None:

@@ -46,7 +46,7 @@ TABLES = {
     "engine-full-run": "engine.tables:full_run",
     "controllers": "papers.dp_lac:comparisons",
     "controllers.choices": "papers.dp_lac:choices",
-    "controllers.claims": "papers.dp_lac:claims",
+    "controllers.claims": "papers.dp_lac_claims:claims",
     "lora": "papers.dp_lac:lora",
     "targets": "papers.dp_lac:comparisons",
     "bad-replies": "faults.tables:bad_replies",

@@ -1,27 +1,19 @@
-"""Timing variants of one job side by side, their peak memory, and statistics of methods on the same seeds.
+"""Timing variants of one job side by side, and their peak memory.
 
 Variants run in turn within one process, round after round, and what is reported is the median over rounds of the ratio
 within a round: a machine that slows down slows all of them. CPU time, one thread, so that waiting for a busy core does
 not count (a busy neighbour still costs cache and clock).
-
-Methods compared on the same seeds share data, partition and initial adapter of a seed. Their difference on one seed is
-free of what the seed itself does, so its mean is known far more sharply than the difference of two means. The interval
-is Student's: mean +- t(0.975, n - 1) s / sqrt(n); with two or three seeds t is 12.7 or 4.3, and the interval as wide as
-so few seeds deserve.
 """
 
 import gc
-import math
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from scipy import stats
 
 
 def interleaved(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -115,29 +107,3 @@ def peak_memory() -> int:
 def forget_peak() -> None:
     """Let `peak_memory` start again at the present size."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A mean difference over seeds; `half_width` of its 95 % confidence interval, None with a single seed."""
-
-    mean: float
-    half_width: float | None
-    seeds: tuple[int, ...]
-
-
-def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired | None:
-    """`values` less `reference`, seed by seed, over the seeds both have; None where there is none."""
-    seeds = tuple(sorted(values.keys() & reference.keys()))
-    if not seeds:
-        return None
-    differences = [values[seed] - reference[seed] for seed in seeds]
-    return Paired(statistics.mean(differences), half_width(differences), seeds)
-
-
-def half_width(values: Sequence[float], level: float = 0.95) -> float | None:
-    """Half the width of Student's confidence interval for the mean; None for a single value."""
-    if len(values) < 2:
-        return None
-    t = float(stats.t.ppf((1 + level) / 2, len(values) - 1))
-    return t * statistics.stdev(values) / math.sqrt(len(values))

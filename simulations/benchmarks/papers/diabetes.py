@@ -6,8 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, grouped, markdown, mean_text, table
-from simulations.benchmarks.harness.timing import Paired, paired_difference
-from simulations.benchmarks.papers.dp_lac import BOUNDS, COST, MINUS, bound_range, methods, provenance, setting_text
+from simulations.benchmarks.papers.dp_lac import (
+    BOUNDS,
+    COST,
+    MINUS,
+    bound_range,
+    marked,
+    methods,
+    provenance,
+    setting_text,
+)
+from simulations.history.paired import Estimate, paired_difference
 from simulations.report.notation import delta_text, epsilon_text, number_text
 
 NAMES: dict[str, str] = {
@@ -40,8 +49,11 @@ def comparison(results: Mapping[str, Any]) -> str:
         "method": lambda row: shown_name(row["name"]),
         "perplexity": lambda row: mean_text([cell["test_perplexity"] for cell in row["cells"]], 3),
         f"against {NAMES[REFERENCE]}": lambda row: (
-            "" if row["is reference"] or row["difference"] is None else change_text(row["difference"])
+            ""
+            if row["is reference"] or row["difference"] is None
+            else marked(change_text(row["difference"]), row["told apart"])
         ),
+        "smallest that would show": lambda row: "" if row["smallest"] is None else f"{100 * math.expm1(row['smallest']):.1f} %",
         **BOUNDS,
         **COST,
     }
@@ -128,16 +140,16 @@ def steps_shares(rows: Sequence[Row], name: str, reference: str) -> list[float |
     return shares
 
 
-def change_text(difference: Paired) -> str:
+def change_text(difference: Estimate) -> str:
     """A difference of log perplexities as a change in percent, with its 95 % interval."""
 
     def percent(value: float) -> str:
         text = f"{abs(100 * math.expm1(value)):.1f}"
         return f"{MINUS if value < 0 and text != '0.0' else '+'}{text}"
 
-    if difference.half_width is None:
+    if difference.half is None:
         return f"{percent(difference.mean)} % (one seed)"
-    low, high = (percent(difference.mean + sign * difference.half_width) for sign in (-1, 1))
+    low, high = (percent(difference.mean + sign * difference.half) for sign in (-1, 1))
     return f"{percent(difference.mean)} % [{low}, {high}]"
 
 

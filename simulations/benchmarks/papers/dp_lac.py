@@ -1,13 +1,10 @@
 """The tables of docs/comparisons.md, from the results of the sweeps ``controllers``, ``lora`` and ``targets``.
 
-Comparisons, method by method; the settings that were chosen; and what the DP-LAC paper claims beside what the sweep
-measured, with the sweep's own question: is it decay?
+Comparisons, method by method, and the settings that were chosen; what was claimed is in ``dp_lac_claims.py``.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from simulations.benchmarks.harness.markdown import (
@@ -15,12 +12,11 @@ from simulations.benchmarks.harness.markdown import (
     Columns,
     Row,
     grouped,
-    markdown,
     mean_text,
     provenance_of_rows,
     table,
 )
-from simulations.benchmarks.harness.timing import Paired, paired_difference
+from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text
 
 Found = Mapping[str, Mapping[int, float]]
@@ -88,16 +84,25 @@ def label(row: Row) -> str:
 def methods(
     names: Iterable[str], groups: Mapping[str, Sequence[Row]], found: Found, reference: str
 ) -> list[dict[str, Any]]:
-    """A row per method: its cells, what was found by seed, and the difference to the reference on the same seeds."""
+    """A row per method: its cells, what was found by seed, and the difference to the reference on the same seeds.
+
+    Whether it is told apart, and the smallest difference that would show, are corrected for the methods of the table.
+    """
+    ordered = list(names)
+    against_it = found.get(reference, {})
+    differences = [None if name == reference else paired_difference(found[name], against_it) for name in ordered]
+    count = number_tested(differences)
     return [
         {
             "name": name,
             "cells": groups[name],
             "found": list(found[name].values()),
             "is reference": name == reference,
-            "difference": paired_difference(found[name], found.get(reference, {})),
+            "difference": difference,
+            "told apart": told,
+            "smallest": None if difference is None or told else difference.smallest(count),
         }
-        for name in names
+        for name, difference, told in zip(ordered, differences, told_apart(differences), strict=True)
     ]
 
 
@@ -113,12 +118,18 @@ COST: Columns = {"CPU s a cell": lambda row: cpu_text(row["cells"]), "seeds": la
 
 
 def against(reference: str) -> Columns:
-    """The column of differences."""
+    """The column of differences, in bold what is told apart, and of the differences that would show elsewhere."""
     return {
         f"difference to {shown_name(reference)}": lambda row: (
-            "" if row["is reference"] else difference_text(row["difference"])
-        )
+            "" if row["is reference"] else marked(difference_text(row["difference"]), row["told apart"])
+        ),
+        "smallest that would show": lambda row: "" if row["smallest"] is None else f"{100 * row['smallest']:.1f}",
     }
+
+
+def marked(text: str, told: bool) -> str:
+    """In bold where the difference is told apart from zero."""
+    return f"**{text}**" if told else text
 
 
 def lora(results: Mapping[str, Any]) -> str:
@@ -223,14 +234,14 @@ def _reference(found: Mapping[str, Any]) -> str:
     return next(iter(found))
 
 
-def difference_text(difference: Paired | None) -> str:
+def difference_text(difference: Estimate | None) -> str:
     """Percentage points with their 95 % interval; the interval is in words missing with one seed."""
     if difference is None:
         return "no shared seed"
     mean = _signed(100 * difference.mean)
-    if difference.half_width is None:
+    if difference.half is None:
         return f"{mean} (one seed)"
-    low, high = (100 * (difference.mean + sign * difference.half_width) for sign in (-1, 1))
+    low, high = (100 * (difference.mean + sign * difference.half) for sign in (-1, 1))
     return f"{mean} [{_signed(low)}, {_signed(high)}]"
 
 
@@ -271,98 +282,3 @@ def provenance(rows: Sequence[Row]) -> str:
     """Seeds, time, machines and commits of cells, as one sentence under a table."""
     total = duration_text(sum(row["cpu_seconds"] or 0.0 for row in rows))
     return provenance_of_rows(rows, f"{len(rows)} cell{'s' if len(rows) > 1 else ''}, {total} of one core; ")
-
-
-ONE_ERROR = 0.018
-"""Standard error of an accuracy of 80 % on 500 validation records."""
-
-OPEN = "not measured yet"
-
-
-def claims(results: Mapping[str, Any]) -> str:
-    """One line per claim: what was claimed, what is measured here, whether it holds."""
-    cells = results["cells"]
-    tuned, default = (partial(_difference, cells, grid) for grid in ("tuned-sst2", "default-sst2"))
-    lines = {
-        "DP-LAC beats the best other method by 6.6 points on average in the tuned regime": _best_other(cells),
-        "The histogram's C is within one order of magnitude of the best fixed C": _histogram(cells),
-        "DP-CLAC is below DP-LAC": default("dp-clac", below="dp-lac"),
-        "the same with `centred` DP-CLAC": default("dp-clac-centred", below="dp-lac"),
-        "DP-LAC gains more than a decaying server step alone gives": tuned(
-            "dp-lac-histogram", above="fixed-decay-tuned"
-        ),
-        "C falls as the validation loss does (default regime, no histogram)": _ratchet(cells, "dp-lac"),
-        "the same with `smooth`": _ratchet(cells, "dp-lac-smooth"),
-        "RL (sound form) is above the best fixed threshold": tuned("rl-tuned", above="fixed-tuned"),
-        "RL (sound form) is above DP-LAC": tuned("rl-tuned", above="dp-lac-histogram"),
-        "`smooth` is at least as good as the paper's rule": default("dp-lac-smooth", above="dp-lac"),
-    }
-    return markdown(("claim", "measured here", "holds"), [(claim, *answer) for claim, answer in lines.items()])
-
-
-def _best_other(cells: Sequence[Row]) -> tuple[str, str]:
-    measured, gains, seeds = [], [], []
-    for (grid, epsilon), rows in sorted(tables_of(cells).items()):
-        found = accuracies(rows)
-        own = [name for name in found if name == "dp-lac-histogram"]
-        others = [name for name in found if name.endswith("-tuned") and not name.startswith("dp-lac")]
-        if not grid.startswith("tuned") or not own or not others:
-            continue
-        best = max(others, key=lambda name: statistics.mean(found[name].values()))
-        gain = paired_difference(found[own[0]], found[best])
-        if gain is not None:
-            gains.append(100 * gain.mean)
-            seeds.append(len(gain.seeds))
-            measured.append(f"{grid}, ε {epsilon:g}: {difference_text(gain)} to {shown_name(best)}")
-    if not gains:
-        return OPEN, OPEN
-    verdict = "yes" if statistics.mean(gains) >= 6.6 else "no"
-    return "; ".join(measured), verdict if min(seeds) > 1 else f"too few seeds (so far: {verdict})"
-
-
-def _histogram(cells: Sequence[Row]) -> tuple[str, str]:
-    grid = [row for row in cells if row["grid"] == "fixed-grid-sst2"]
-    own = [row for row in cells if row["variant"] == "dp-lac-histogram" and row["grid"].endswith("sst2")]
-    chosen = sorted({row["first_clip_bound"] for row in own})
-    if not grid or not chosen:
-        return OPEN, OPEN
-    best, *others = sorted(grid, key=lambda row: -row["validation_accuracy"])
-    close = [best] + [row for row in others if best["validation_accuracy"] - row["validation_accuracy"] < ONE_ERROR]
-    within = {
-        all(abs(math.log10(bound / row["last_clip_bound"])) <= 1 for bound in chosen) for row in close
-    }  # of all that the validation records cannot tell from the best
-    bounds = ", ".join(f"{bound:.2g}" for bound in chosen)
-    fixed = ", ".join(f"{row['last_clip_bound']:g} ({100 * row['validation_accuracy']:.1f} %)" for row in close)
-    text = f"histogram: {bounds}; best of the fixed grid (validation): {fixed}"
-    return text, {True: "yes", False: "no"}[within.pop()] if len(within) == 1 else "not told apart"
-
-
-def _ratchet(cells: Sequence[Row], variant: str) -> tuple[str, str]:
-    """How far C and the loss fell, both relative to round 1; they agree if neither is twice the other."""
-    rows = [row for row in cells if row["grid"] == "default-sst2" and row["variant"] == variant]
-    if not rows:
-        return OPEN, OPEN
-    bound = statistics.mean(row["last_clip_bound"] / row["first_clip_bound"] for row in rows)
-    loss = statistics.mean(row["last_round_loss"] / row["first_round_loss"] for row in rows)
-    peak = statistics.mean(row["last_round_loss"] / row["highest_round_loss"] for row in rows)
-    text = (
-        f"C ends at {100 * bound:.1f} % of its start, the loss at {100 * loss:.0f} % of round 1 "
-        f"and {100 * peak:.0f} % of its highest"
-    )
-    if loss >= 1.0:
-        return text, "not tested (the loss did not fall)"
-    return text, "yes" if 0.5 <= bound / loss <= 2 else "no"
-
-
-def _difference(cells: Sequence[Row], grid: str, first: str, *, below: str = "", above: str = "") -> tuple[str, str]:
-    """Whether a method is below, or above, another one; "not told apart" where the interval contains zero."""
-    found, second = accuracies(row for row in cells if row["grid"] == grid), below or above
-    difference = paired_difference(found.get(first, {}), found.get(second, {}))
-    if difference is None:
-        return OPEN, OPEN
-    seeds = f"{len(difference.seeds)} seeds" if len(difference.seeds) > 1 else "one seed"
-    text = f"{grid}: {shown_name(first)} less {shown_name(second)}: {difference_text(difference)}, {seeds}"
-    holds = "yes" if (difference.mean < 0 if below else difference.mean > 0) else "no"
-    if difference.half_width is None or abs(difference.mean) <= difference.half_width:
-        return text, f"not told apart (the mean says {holds})"
-    return text, holds

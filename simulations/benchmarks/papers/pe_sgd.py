@@ -49,7 +49,7 @@ from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
 from simulations.benchmarks.harness.markdown import Row, distinct, grouped, markdown
 from simulations.benchmarks.harness.results import origin, say
-from simulations.benchmarks.harness.timing import half_width, paired_difference
+from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from strategies.adapter.trainable import TrainedSubset
 from strategies.controllers.controller import PublicSignals
 
@@ -358,7 +358,7 @@ def losses(results: Row) -> str:
             (
                 method,
                 f"{mean(row['loss'] for row in rows):.4f}",
-                f"{mean(gains):.4f}{_width_text(half_width(gains))}",
+                f"{mean(gains):.4f}{_width_text(Estimate.of(gains).half)}",
                 f"{rows[0]['learning_rate']:g}",
                 f"{mean(row['cpu_seconds'] for row in rows):.0f} s",
                 f"{PAPER[method]:.4f}",
@@ -372,16 +372,18 @@ def claims(results: Row) -> str:
     """The paper's order, neighbour by neighbour, checked seed by seed."""
     groups, lines = grouped(results["cells"], lambda row: row["method"]), []
     found = {method: {row["seed"]: row["loss"] for row in groups.get(method, [])} for method in ORDER}
-    for better, worse in pairwise(ORDER):
-        claim, difference = f"{better} < {worse}", paired_difference(found[better], found[worse])
+    pairs = list(pairwise(ORDER))
+    differences = [paired_difference(found[better], found[worse]) for better, worse in pairs]
+    for (better, worse), difference, told in zip(pairs, differences, told_apart(differences), strict=True):
+        claim = f"{better} < {worse}"
         if difference is None:
             lines.append((claim, "not measured yet", ""))
             continue
-        wins = sum(found[better][seed] < found[worse][seed] for seed in difference.seeds)
-        width = difference.half_width
-        how = f"{difference.mean:+.4f}{_width_text(width)}, lower on {wins} of {len(difference.seeds)} seeds"
-        sure = width is not None and abs(difference.mean) > width
-        lines.append((claim, how, ("yes" if difference.mean < 0 else "no") if sure else "open: within chance"))
+        wins = sum(value < 0 for value in difference.values)
+        how = f"{difference.mean:+.4f}{_width_text(difference.half)}, lower on {wins} of {len(difference.values)} seeds"
+        smallest = difference.smallest(number_tested(differences))
+        unseen = "" if smallest is None else f": {smallest:.3f} would show"
+        lines.append((claim, how, ("yes" if difference.mean < 0 else "no") if told else f"not told apart{unseen}"))
     return markdown(("claim", "difference of losses (95 %)", "holds"), lines)
 
 

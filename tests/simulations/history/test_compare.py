@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from server.config.load import parse
 from simulations.cli.app import app
-from simulations.history.compare import Estimate, compare_folders
+from simulations.history.compare import compare_folders
 from tests.cases.recorded_runs import CONFIG, record_run_in
 
 
@@ -30,13 +30,6 @@ def runs(tmp_path: Path) -> list[Path]:
         *(recorded(tmp_path, seed, accuracy) for seed, accuracy in enumerate([0.70, 0.72, 0.74])),
         *(recorded(tmp_path, seed, accuracy, strategy=ffa) for seed, accuracy in enumerate([0.73, 0.75, 0.78])),
     ]
-
-
-def test_an_interval_is_students() -> None:
-    found = Estimate.of([1.0, 2.0, 3.0])
-    assert found.mean == 2.0
-    assert found.half == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-6)
-    assert Estimate.of([1.0]).half is None
 
 
 def test_seeds_make_one_row_and_differences_are_paired(runs: list[Path]) -> None:
@@ -91,7 +84,9 @@ def test_the_command_writes_a_table_and_a_page_that_needs_nothing(runs: list[Pat
     assert re.search(r"<strong>\+3\.3 ± 1\.4</strong>", html)
     assert html.count("<svg ") == 4
     shown = json.loads(CliRunner().invoke(app, ["compare", *map(str, runs), "--json"]).stdout)
-    assert shown[1]["difference"]["test_accuracy"]["mean"] == pytest.approx(0.1 / 3)
+    difference = shown[1]["difference"]["test_accuracy"]
+    assert difference["mean"] == pytest.approx(0.1 / 3)
+    assert (difference["told_apart"], difference["p"]) == (True, pytest.approx(0.0099, rel=0.01))
 
 
 def test_runs_that_have_not_finished_are_refused(runs: list[Path]) -> None:
