@@ -16,9 +16,10 @@ only. It runs at one site with ``privacy.non-private = true`` only,
 
 and stamps ledger, privacy.json, the adapter's card and every record of metrics.
 Deviations: the release is that of ``rl`` without its bits, with the joint noise of ``PerAdapterClip``, so that both
-forms differ by what they see; the paper's sigma C_i on each of n blocks is sqrt(n) too little (docs/record-level.md has
-what it costs). One policy for all pairs, and numbers lost in the copy at hand, as in the controller ``rl``. As in the
-paper the agent starts from nothing and learns during the run.
+forms differ by what they see; the paper's sigma C_i on each of n blocks, sqrt(n) too little (docs/record-level.md has
+what it costs), is had with ``blocks = n``, split over the blocks as ``PerAdapterClip`` does. One policy for all pairs,
+and numbers lost in the copy at hand, as in the controller ``rl``. As in the paper the agent starts from nothing and
+learns during the run.
 """
 
 import math
@@ -70,17 +71,33 @@ class RawState(RlState):
 
 @dataclass(frozen=True)
 class PublishedRldp(RawRule, Rl):
-    """The paper's rule; a controller that is shown what no controller may see (:meth:`see`)."""
+    """The paper's rule; a controller that is shown what no controller may see (:meth:`see`).
+
+    Attributes:
+        blocks: n, the number of adapters, for the paper's noise of sigma C_i on each; 0 for the joint noise.
+    """
 
     unsound: ClassVar[str] = "RLDP's published state reads raw norms, losses and Fisher moments"
     reads_validation: ClassVar[bool] = False
     policy: str = "scratch"
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.integer_at_least(0, blocks=self.blocks)
         checks.one_of(("scratch",), policy=self.policy)  # the shipped policy has learnt to read another state
 
+    @property
+    def noise_share(self) -> float:
+        """Of the calibrated noise multiplier, what n blocks with noise sigma C_i each have together."""
+        return 1.0 / math.sqrt(self.blocks) if self.blocks else 1.0
+
     def init(self, info: RunInfo, public: PublicSignals) -> RawState:
+        adapters = len(info.blocks(1))
+        if self.blocks not in (0, adapters):
+            raise ValueError(f"blocks must be 0 or the number of adapters, {adapters}, got {self.blocks}")
+        if self.blocks and info.order is not None:
+            raise ValueError('blocks, the noise of the paper, needs privacy.mode = "floor": a filter would refuse it')
         weights = sac.fresh_weights(self.seed, OF_PAIR + 1, OF_RUN + 1)
         agent = sac.new_agent(weights, len(info.blocks(1)), info.rounds // self._interval(info))
         state, size = begin(info, agent, math.nan), len(info.blocks(1)) * OF_PAIR + OF_RUN
@@ -101,7 +118,8 @@ class PublishedRldp(RawRule, Rl):
         sizes = info.blocks(round)
         z = spending.multiplier(info, state.spent, round, state.offset, self.noise_range)
         start = self.clip_norm / math.sqrt(len(sizes))
-        return Plan(PerAdapterClip(tuple(start * math.exp(scale) for scale in state.scales), sizes), z)
+        bounds = tuple(start * math.exp(scale) for scale in state.scales)
+        return Plan(PerAdapterClip(bounds, sizes), z * self.noise_share)
 
     def update(self, state: RlState, info: RunInfo, released: Release, public: PublicSignals) -> RawState:
         assert isinstance(state, RawState)

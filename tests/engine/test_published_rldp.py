@@ -47,6 +47,25 @@ def test_it_runs_under_the_flag_moves_its_thresholds_and_stamps_the_ledger(tmp_p
     assert set(map(float, state.agent.buffer["reward"][:3])) != {0.0}
 
 
+def test_the_papers_noise_is_what_its_blocks_have_together(tmp_path):
+    def with_blocks(count):
+        return SETTINGS | {"controller_options": {"clip-norm": 0.5, "interval": 8, "blocks": count}} | FLAG
+
+    for folder in ("joint", "each", "more"):
+        (tmp_path / folder).mkdir()
+    joint = silo_training(tmp_path / "joint", records(), **with_blocks(0)).next_release().plan
+    count = len(joint.clip.bounds)
+    assert count > 1
+    training = silo_training(tmp_path / "each", records(), **with_blocks(count))
+    each = training.next_release().plan
+    assert each.effective_noise_multiplier == pytest.approx(joint.effective_noise_multiplier / math.sqrt(count))
+    assert each.clip == joint.clip
+    run(training, 7)
+    assert training.state.controller.scales == pytest.approx([0.0] * count), "it acts after the last step alone"
+    with pytest.raises(ValueError, match=f"blocks must be 0 or the number of adapters, {count}, got {count + 1}"):
+        silo_training(tmp_path / "more", records(), **with_blocks(count + 1)).next_release()
+
+
 def test_the_statistics_are_the_papers():
     generator = torch.Generator().manual_seed(3)
     rows, losses = torch.randn(7, 5, generator=generator), torch.rand(7, generator=generator)

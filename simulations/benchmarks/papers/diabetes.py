@@ -53,7 +53,9 @@ def comparison(results: Mapping[str, Any]) -> str:
             if row["is reference"] or row["difference"] is None
             else marked(change_text(row["difference"]), row["told apart"])
         ),
-        "smallest that would show": lambda row: "" if row["smallest"] is None else f"{100 * math.expm1(row['smallest']):.1f} %",
+        "smallest that would show": lambda row: (
+            "" if row["smallest"] is None else f"{100 * math.expm1(row['smallest']):.1f} %"
+        ),
         **BOUNDS,
         **COST,
     }
