@@ -26,6 +26,7 @@ BENCHMARKS = {
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
     "papers.sst2": "preset sst2 over seeds",
+    "papers.sst2_sentences": "write SST-2 with a second test set of 3,000 whole sentences",
     "papers.dp_lac_figure": "the figure of docs/comparisons.md from the results of the sweep",
     "papers.atdp": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.detectors": "what detectors of sensitive text take for sensitive, and what they miss",

@@ -32,6 +32,13 @@ NAMES: dict[str, str] = {
     "rldp": "RLDP, sound form",
     "rldp-own-state": "*RLDP, its own state: not private*",
     "ceiling": "*no noise, no clipping: not private*",
+    "still-joint": "*thresholds stay, joint noise*",
+    "still-each": "*thresholds stay, noise σ Cᵢ on each adapter*",
+    "rl-joint": "*the paper's agent, joint noise*",
+    "rl-each": "*the paper's agent, noise σ Cᵢ on each adapter*",
+    "adam-ac-20": "DP-Adam-AC, a fifth is to be clipped",
+    "adam-ac-50": "DP-Adam-AC, a half is to be clipped",
+    "adam-ac-90": "DP-Adam-AC, nine tenths are to be clipped",
 }
 BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "adaclip", "adaclip-blocks")
 REFERENCE = "dp-lora"
@@ -40,6 +47,16 @@ REFERENCE = "dp-lora"
 def shown_name(variant: str) -> str:
     """A variant as readers know it."""
     return NAMES.get(variant, variant)
+
+
+def noise_or_agent(results: Mapping[str, Any]) -> str:
+    """RL-1 of the sweep ``records-diabetes-why``: what of RLDP's gain is its agent, and what is missing noise."""
+    return comparison({"cells": [row for row in results["cells"] if row["grid"] == "rl-1"]})
+
+
+def clip_rates(results: Mapping[str, Any]) -> str:
+    """DP-Adam-AC at three targets, of the sweep ``records-diabetes-why``."""
+    return comparison({"cells": [row for row in results["cells"] if row["grid"] == "clip-rate"]})
 
 
 def comparison(results: Mapping[str, Any]) -> str:
@@ -53,9 +70,7 @@ def comparison(results: Mapping[str, Any]) -> str:
             if row["is reference"] or row["difference"] is None
             else marked(change_text(row["difference"]), row["told apart"])
         ),
-        "smallest that would show": lambda row: (
-            "" if row["smallest"] is None else f"{100 * math.expm1(row['smallest']):.1f} %"
-        ),
+        "smallest that would show": lambda row: smallest_text(row["smallest"]),
         **BOUNDS,
         **COST,
     }
@@ -153,6 +168,11 @@ def change_text(difference: Estimate) -> str:
         return f"{percent(difference.mean)} % (one seed)"
     low, high = (percent(difference.mean + sign * difference.half) for sign in (-1, 1))
     return f"{percent(difference.mean)} % [{low}, {high}]"
+
+
+def smallest_text(difference: float | None) -> str:
+    """A difference of log perplexities as a change in percent, without its sign; empty for None."""
+    return "" if difference is None else f"{100 * math.expm1(difference):.1f} %"
 
 
 def _reported(results: Mapping[str, Any]) -> dict[tuple[str, float], list[Row]]:
