@@ -27,7 +27,7 @@ BENCHMARKS = {
     "privacy.published_accounting": "what the accounting of two papers leaves out",
     "papers.sst2": "preset sst2 over seeds",
     "papers.sst2_sentences": "write SST-2 with a second test set of 3,000 whole sentences",
-    "papers.dp_lac_figure": "the figure of docs/comparisons.md from the results of the sweep",
+    "papers.dp_lac_figure": "the figure of docs/dp-lac.md from the results of the sweep",
     "papers.atdp": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.detectors": "what detectors of sensitive text take for sensitive, and what they miss",
     "papers.pe_sgd": "DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD on a few hundred texts",

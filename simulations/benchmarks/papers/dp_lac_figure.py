@@ -1,4 +1,4 @@
-"""The figure of docs/comparisons.md, docs/comparisons-{light,dark}.svg, from the committed results.
+"""The figure of docs/dp-lac.md, docs/dp-lac-{light,dark}.svg, from the committed results.
 
 Run: `python -m simulations.benchmarks papers.dp_lac_figure`.
 
@@ -21,7 +21,7 @@ from simulations.benchmarks.papers.dp_lac import Found, accuracies, shown_name, 
 from simulations.report.plots import Drawing, Palette, draw_figure
 from simulations.report.svg import write_themes
 
-STEM = ROOT / "docs" / "comparisons"
+STEM = ROOT / "docs" / "dp-lac"
 PANELS = (("default-sst2", 4.0), ("tuned-sst2", 4.0))
 
 _PLAIN = str.maketrans("", "", "`*")
