@@ -48,6 +48,7 @@ TABLES = {
     "controllers.choices": "papers.dp_lac:choices",
     "controllers.claims": "papers.dp_lac_claims:claims",
     "lora": "papers.dp_lac:lora",
+    "methods": "papers.dp_lac:comparisons",
     "targets": "papers.dp_lac:comparisons",
     "bad-replies": "faults.tables:bad_replies",
     "soak": "faults.tables:soak",

@@ -57,6 +57,15 @@ NAMES = {
     "without-output-dense": "no adapters on `output.dense`",
     "batch-16": "16 records a client and round",
     "warm-start-alone": "*the warm start alone, no client*",
+    "geoclip": "GeoClip",
+    "rl-learn": "RL, learning on",
+    "rl-filter": "RL, moving the noise too (filter mode)",
+    "rl-filter-learn": "RL, moving the noise, learning on with the paper's reward",
+    "fixed-filter": "fixed (Abadi), filter mode",
+    "adam-ac-own": "*DP-Adam-AC, its own rule: not private*",
+    "fedex": "FedEx",
+    "flora": "FLoRA",
+    "fedgsa": "FedGSA",
     "floor": "*floor: public records alone*",
     "ceiling": "*ceiling: no noise, no clipping*",
     "head-only": "*head only, no LoRA*",
@@ -228,7 +237,7 @@ def tables_of(cells: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
 
 def _reference(found: Mapping[str, Any]) -> str:
     """DP-LAC in the form the paper has it in the regime: with its histogram, except where all start at the same C0."""
-    for name in (REFERENCE, f"{REFERENCE}-histogram", "all"):
+    for name in (REFERENCE, f"{REFERENCE}-histogram", "all", "ffa", "fixed"):
         if name in found:
             return name
     return next(iter(found))
