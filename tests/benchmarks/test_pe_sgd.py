@@ -4,11 +4,13 @@ import json
 import tomllib
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from client.record_level import synthetic_texts
 from server.config.tables import Span
-from simulations.benchmarks.papers import pe_sgd
+from simulations.benchmarks.papers import pe_sgd, pe_sgd_step
 from simulations.benchmarks.papers.pe_sgd import Settings, read_settings
 from simulations.presets.load import preset_files
 
@@ -82,3 +84,79 @@ def test_an_instruction_is_written_to_the_results() -> None:
     settings = read_settings(HERE / "pesgd-paper.toml")
     assert settings.to_json()["instruction"] == settings.instruction
     assert isinstance(settings, Settings)
+
+
+def few(**changes: object) -> Settings:
+    """The small settings on a very small model, with few texts."""
+    sizes = {"samples": 8, "private": 12, "test": 6, "batch": 4, "steps": 2, "directions": 3, "evaluate_at": ()}
+    settings = read_settings(HERE / "pesgd-small.toml")
+    return settings.model_copy(update={**sizes, "model": "random:llama", "token_budget": 256, **changes})
+
+
+def test_common_rates_are_every_rate_with_every_seed() -> None:
+    settings = few(rates=(0.001, 0.01))
+    cells = list(pe_sgd.wanted(settings, None, [0, 1], ["GEP", "PE-SGD"], (0.0, 1.0), common=True))
+    assert sorted(cells) == [(s, m, r) for s in (0, 1) for m in ("GEP", "PE-SGD") for r in (0.001, 0.01)]
+    assert {seed for seed, _, _ in pe_sgd.wanted(settings, None, [0], ["GEP"], (0.0, 1.0))} == {pe_sgd.TUNING_SEED}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus that is a test file alone, of which few texts are for tuning."""
+    monkeypatch.setattr(pe_sgd, "TUNING_TEXTS", 100)
+    texts = [f"in {i} of {i * i} mice the dose was {i + 3}" for i in range(1100)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "test.parquet")
+    return tmp_path
+
+
+def test_a_corpus_of_one_file_keeps_its_parts_apart(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[list[str]] = []
+    bench = pe_sgd.Bench(few(), "random:llama")
+    monkeypatch.setattr(bench, "records", lambda texts: taken.append(texts))
+    monkeypatch.setattr(pe_sgd, "Seed", lambda *_: None)
+    pe_sgd.seed_of(bench, corpus, 0, tuning=False)
+    pe_sgd.seed_of(bench, corpus, pe_sgd.TUNING_SEED, tuning=True)
+    private, test, tuned, validated = map(set, taken)
+    assert (len(private), len(test)) == (12, 6)
+    assert not private & test
+    assert not (private | test) & (tuned | validated)
+
+
+def test_one_step_points_where_the_loss_falls_but_for_its_noise(corpus: Path) -> None:
+    bench = pe_sgd.Bench(few(epsilon=25.0, batch=80, private=100), "random:llama")
+    seed = pe_sgd.seed_of(bench, corpus, 0, tuning=False)
+    towards = pe_sgd_step.falling(seed)
+    rows = {method: pe_sgd_step.measured(seed, towards, method, 1, (1e-3,)) for method in pe_sgd_step.FIRST_STEP}
+    # little noise: DP-SGD's step is the mean of the clipped gradients of most texts
+    assert rows["DP-SGD"]["cosine"] > 0.8
+    assert rows["DP-SGD"]["falls"][0] > 0
+    assert all(-1 <= row["cosine"] <= 1 for row in rows.values())
+    keys = {"corpus": "mice", "model": "random:llama", "machine": "m", "commit": "c"}
+    cells = [
+        {
+            **row,
+            **keys,
+            "method": method,
+            "seed": number,
+            "lengths": [pe_sgd_step.SHOWN],
+            "cosine": row["cosine"] + tilt,
+        }
+        for method, row in rows.items()
+        for number, tilt in enumerate((0.0, 0.01))
+    ]
+    assert "| PE-SGD, FixSample |" in pe_sgd_step.steps({"rows": cells})
+    assert "PDP-SGD less DP-SGD" in pe_sgd_step.pairs({"rows": cells})
+
+
+def test_rates_in_common_are_shown_with_the_order_that_they_give() -> None:
+    cells = [
+        {
+            "method": method, "seed": seed, "learning_rate": rate, "loss": 5 + place / 10 + seed * place * rate,
+            "accuracy": 0.2, "start_loss": 5.5, "start_accuracy": 0.1, "cpu_seconds": 1.0,
+            "machine": "m", "commit": "c",
+        }
+        for place, method in enumerate(pe_sgd.ORDER) for seed in range(3) for rate in (0.001, 0.01)
+    ]  # fmt: skip
+    shown = pe_sgd.common({"cells": cells})
+    assert [line.count("**") for line in shown.splitlines()[2:7]] == [4, 0, 0, 0, 0]
+    assert "PE-SGD < FixSample" in pe_sgd.common_claims({"cells": cells})

@@ -68,10 +68,16 @@ TABLES = {
     "rl_overhead": "papers.rldp_pretraining:overhead_table",
     "rl_pretraining": "papers.rldp_pretraining:comparison_table",
     "atdp": "papers.atdp:comparison",
+    "atdp-frontier": "papers.atdp_curves:exposures",
+    "atdp-frontier.differences": "papers.atdp_curves:differences",
     "detectors": "papers.detectors:table",
     "pesgd": "papers.pe_sgd:losses",
     "pesgd.claims": "papers.pe_sgd:claims",
     "pesgd-tuning": "papers.pe_sgd:tuning",
+    "pesgd-step": "papers.pe_sgd_step:steps",
+    "pesgd-step.pairs": "papers.pe_sgd_step:pairs",
+    "pesgd-rates": "papers.pe_sgd:common",
+    "pesgd-rates.claims": "papers.pe_sgd:common_claims",
 }
 """Name -> the function of the results that writes the table, by its module below ``simulations.benchmarks``."""
 

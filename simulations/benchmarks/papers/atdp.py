@@ -114,7 +114,7 @@ def cell_rows(config: PhasesConfig, test_records: int, candidates: int) -> list[
     for chain, rows in CHAINS.items():
         chained = replace(config, phases=tuple(phases[name] for name in chain))
         run = PhasesRun(chained)
-        run.test = _drawn(run.test, test_records)
+        run.test = drawn(run.test, test_records)
         if not found:
             found["base model"] = {
                 **_guarantee(None, 0),
@@ -191,7 +191,7 @@ def _model_name(name: str) -> str:
     return f"lacquer-small, unfinished, step {json.loads(log.read_text().splitlines()[-1])['step']}"
 
 
-def _drawn(records: Records, count: int) -> Records:
+def drawn(records: Records, count: int) -> Records:
     """So many of the test records, the same for every seed."""
     if not 0 < count < len(records):
         return records

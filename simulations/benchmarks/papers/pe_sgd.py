@@ -8,22 +8,23 @@ start: an adapter tuned on the first synthetic set, which is public. Releases ar
 
 Without `--tuned` it tries the learning rates of every method, with a seed that is not reported and on texts that are
 neither private in, nor tested by, any reported cell. With `--tuned FILE`, the output of that, it runs the best rates
-with every seed. Cells that are in the output are not run again.
+with every seed: each method at its own. With `--common` it runs every rate with every seed: all methods at the same.
+Cells that are in the output are not run again.
 """
 
 import hashlib
 import json
-import shutil
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow.parquet
@@ -38,6 +39,7 @@ from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from client.record_level.calibration import commit
+from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.public_subspace import PublicSpan, in_public_span, public_bounds
 from client.record_level.settings import RecordLevelSettings
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
@@ -47,7 +49,14 @@ from privacy import checks
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
-from simulations.benchmarks.harness.markdown import Row, distinct, grouped, markdown
+from simulations.benchmarks.harness.markdown import (
+    NOT_MEASURED,
+    Row,
+    distinct,
+    grouped,
+    markdown,
+    provenance_of_rows,
+)
 from simulations.benchmarks.harness.results import origin, say
 from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from strategies.adapter.trainable import TrainedSubset
@@ -140,6 +149,8 @@ METHODS = {
 }
 """Name -> what ``PublicSpan`` calls it; FixSample is PE-SGD with texts that never change."""
 
+Key = TypeVar("Key", bound=Hashable)
+
 TUNING_SEED = 1000
 TUNING_TEXTS = 1000
 """The first so many test texts are for tuning only: stand-ins for the private ones, and a validation set."""
@@ -207,15 +218,15 @@ class Seed:
         layout = bench.engine.layout
         moved = bench.engine.train_all(bench.adapter, [self.texts], local, [self.seed])[0]
         self.start = layout.with_trainable(bench.adapter, layout.trainable(bench.adapter) + moved.float())
-        self.start_loss = bench.engine.evaluate(self.start, self.test).loss
+        at_start = bench.engine.evaluate(self.start, self.test)
+        self.start_loss, self.start_accuracy = at_start.loss, at_start.accuracy
         span = PublicSpan(bench.engine, self.texts, "projection", rank=chosen.directions)
         self.bounds = public_bounds(span, self.start, TrainedSubset())
 
-    def cell(self, method: str, rate: float) -> dict[str, Any]:
-        """Train once; what is reported of it."""
-        chosen, bench, kind = self.bench.settings, self.bench, METHODS[method]
-        whole, embedded, rest = self.bounds
-        silo = RecordLevelSettings(
+    def silo(self, method: str, optimizer: str, options: dict[str, Any]) -> RecordLevelSettings:
+        """The settings of a method; thresholds are medians over the first synthetic texts."""
+        chosen, (whole, embedded, _) = self.bench.settings, self.bounds
+        return RecordLevelSettings(
             unit="record",
             steps=chosen.steps,
             batch_size=chosen.batch,
@@ -223,38 +234,54 @@ class Seed:
             delta=chosen.delta,
             controller="fixed",
             controller_options={"clip-norm": embedded if method == "GEP" else whole},
-            optimizer="fedadamw",
-            optimizer_options={"learning-rate": rate, "bias-correction": False, "beta2": 0.999, "weight-decay": 0.01},
+            optimizer=optimizer,
+            optimizer_options=options,
             seed=self.seed,
         )
-        index = UnitIndex.of(self.private, grouped=False)
+
+    @contextmanager
+    def training(self, method: str, silo: RecordLevelSettings) -> Iterator[PrivateSgd]:
+        """A training that has begun at the start, on a ledger of its own."""
+        bench, kind, index = self.bench, METHODS[method], UnitIndex.of(self.private, grouped=False)
         commitment, multipliers = commit(silo, len(index))
-        folder, began = Path(tempfile.mkdtemp()), time.process_time()
-        losses = []
-        with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Ledger.create(Path(folder) / "ledger.jsonl", commitment) as ledger,
+        ):
             training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.fresh())
             if kind is not None:
                 evolve = self.synthesiser.evolved if method == "PE-SGD" else None
-                span = PublicSpan(bench.engine, self.texts, kind, chosen.directions, rest, evolve)
+                span = PublicSpan(bench.engine, self.texts, kind, bench.settings.directions, self.bounds[2], evolve)
                 training = in_public_span(training, span)
             training.begin(self.start, PublicSignals(0, None))
+            yield training
+
+    def cell(self, method: str, rate: float) -> dict[str, Any]:
+        """Train once; what is reported of it."""
+        chosen, bench, began = self.bench.settings, self.bench, time.process_time()
+        adam = {"learning-rate": rate, "bias-correction": False, "beta2": 0.999, "weight-decay": 0.01}
+        silo = self.silo(method, "fedadamw", adam)
+        losses = []
+        with self.training(method, silo) as training:
             for step in range(1, chosen.steps + 1):
                 training.step()
                 training.observe(PublicSignals(step, None))
                 if step in chosen.evaluate_at or step == chosen.steps:
-                    losses.append([step, round(bench.engine.evaluate(training.state.adapter, self.test).loss, 5)])
-            spent = ledger.spent()
-        shutil.rmtree(folder)
+                    metrics = bench.engine.evaluate(training.state.adapter, self.test)
+                    losses.append([step, round(metrics.loss, 5)])
+            spent, multiplier = training.ledger.spent(), training.planner.info.noise_multiplier(1)
         return {
             "method": method,
             "seed": self.seed,
             "learning_rate": rate,
             "loss": losses[-1][1],
+            "accuracy": round(metrics.accuracy, 5),
             "losses": losses,
             "start_loss": round(self.start_loss, 5),
+            "start_accuracy": round(self.start_accuracy, 5),
             "base_loss": round(self.base_loss, 5),
             "epsilon": spent,
-            "noise_multiplier": multipliers[0],
+            "noise_multiplier": multiplier,
             "clip_norm": silo.controller_options["clip-norm"],
             "values": bench.engine.layout.dim,
             "cpu_seconds": round(time.process_time() - began, 1),
@@ -268,7 +295,10 @@ def texts_of(path: Path) -> list[str]:
 
 
 def seed_of(bench: Bench, data: Path, seed: int, tuning: bool) -> Seed:
-    """Private and test texts of a seed: from the validation file and behind the tuning texts of the test file."""
+    """Private and test texts of a seed: from the validation file and behind the tuning texts of the test file.
+
+    A corpus without a validation file lends the second half of its test file.
+    """
     chosen, draws = bench.settings, simulation_generator(seed, "pesgd texts")
     others = texts_of(data / "test.parquet")
     if tuning:
@@ -276,22 +306,28 @@ def seed_of(bench: Bench, data: Path, seed: int, tuning: bool) -> Seed:
         private = [others[i] for i in order[: chosen.private]]
         test = [others[i] for i in order[chosen.private :][: chosen.test]]
     else:
-        pool = texts_of(data / "validation.parquet")
+        apart = data / "validation.parquet"
+        half = len(others) if apart.is_file() else len(others) // 2
+        pool = texts_of(apart) if apart.is_file() else others[half:]
         private = [pool[i] for i in draws.choice(len(pool), chosen.private, replace=False)]
-        fixed = simulation_generator(0, "pesgd test texts").choice(
-            len(others) - TUNING_TEXTS, chosen.test, replace=False
-        )
+        fixed = simulation_generator(0, "pesgd test texts").choice(half - TUNING_TEXTS, chosen.test, replace=False)
         test = [others[TUNING_TEXTS + i] for i in np.sort(fixed)]
     return Seed(bench, seed, bench.records(private), bench.records(test))
 
 
 def wanted(
-    settings: Settings, tuned: Path | None, seeds: list[int], methods: list[str], least: float, most: float
+    settings: Settings,
+    tuned: Path | None,
+    seeds: list[int],
+    methods: list[str],
+    limits: tuple[float, float],
+    common: bool = False,
 ) -> Iterator[tuple[int, str, float]]:
-    """Cells: all rates of every method with the tuning seed, or the best rates of `tuned` with each of `seeds`."""
+    """Cells: all rates of every method with the tuning seed, or with each of `seeds`, or the best rates of `tuned`."""
+    rates = [rate for rate in settings.rates if limits[0] <= rate <= limits[1]]
     if tuned is None:
-        rates = [rate for rate in settings.rates if least <= rate <= most]
-        yield from ((TUNING_SEED, method, rate) for method in methods for rate in rates)
+        for seed in seeds if common else [TUNING_SEED]:
+            yield from ((seed, method, rate) for method in methods for rate in rates)
         return
     rows = json.loads(tuned.read_text())["cells"]
     for seed in seeds:
@@ -304,6 +340,7 @@ def main(
     data: Annotated[Path, typer.Option(help="folder with validation.parquet and test.parquet")],
     output: Annotated[Path, typer.Option(help="JSON of cells, added to")],
     tuned: Annotated[Path | None, typer.Option(help="output of a run without this option, which tunes")] = None,
+    common: Annotated[bool, typer.Option("--common", help="every rate with every seed, in place of tuning")] = False,
     seeds: Annotated[str, typer.Option(help="reported seeds, with commas")] = "0,1,2",
     model: Annotated[str, typer.Option(help="folder of the settings' model, where it is not installed")] = "",
     methods: Annotated[str, typer.Option(help="only these, with commas")] = ",".join(METHODS),
@@ -326,13 +363,13 @@ def main(
     names = methods.split(",")
     for name in names:
         checks.one_of(METHODS, method=name)
-    for seed, method, rate in wanted(settings, tuned, numbers, names, *rates):
+    for seed, method, rate in wanted(settings, tuned, numbers, names, rates, common):
         if (seed, method, rate) in done:
             continue
         if seed not in prepared:
-            prepared = {seed: seed_of(bench, data, seed, tuned is None)}
+            prepared = {seed: seed_of(bench, data, seed, seed == TUNING_SEED)}
         row = prepared[seed].cell(method, rate)
-        where = {"commit": origin()["commit"], "date": datetime.now(UTC).date().isoformat()}
+        where = {**origin(), "date": datetime.now(UTC).date().isoformat()}
         found["cells"].append({**row, "model": settings.model, "weights": bench.weights(), **where})
         output.write_text(json.dumps(found, indent=1) + "\n")
         say(f"{row['method']} seed {seed} rate {rate:g}: {row['loss']:.4f} ({row['cpu_seconds']} CPU s)")
@@ -397,6 +434,64 @@ def tuning(results: Row) -> str:
     found = {(row["method"], row["learning_rate"]): f"{row['loss']:.4f}" for row in results["cells"]}
     lines = [(method, *(found.get((method, rate), "") for rate in rates)) for method in ORDER]
     return markdown(("method", *(f"{rate:g}" for rate in rates)), lines)
+
+
+def common(results: Row) -> str:
+    """Test loss of every method at every rate, mean over the seeds; the best of a column is in bold."""
+    cells = results["cells"]
+    if not cells:
+        return NOT_MEASURED
+    rates, seeds = distinct(cells, "learning_rate"), distinct(cells, "seed")
+    groups = grouped(cells, lambda row: (row["method"], row["learning_rate"]))
+    found = {key: mean(row["loss"] for row in rows) for key, rows in groups.items() if len(rows) == len(seeds)}
+    best = {rate: min((found[key] for key in found if key[1] == rate), default=None) for rate in rates}
+
+    def shown(method: str, rate: float) -> str:
+        if (method, rate) not in found:
+            return "not measured"
+        known = [row["accuracy"] for row in groups[method, rate] if "accuracy" in row]
+        text = f"{found[method, rate]:.4f}" + (f" ({100 * mean(known):.1f} %)" if known else "")
+        return f"**{text}**" if found[method, rate] == best[rate] else text
+
+    lines = [(method, *(shown(method, rate) for rate in rates)) for method in ORDER]
+    start, accuracy = (mean(row[key] for row in cells if key in row) for key in ("start_loss", "start_accuracy"))
+    return (
+        markdown(("test loss (next-token accuracy)", *(f"rate {rate:g}" for rate in rates)), lines, "lr")
+        + f"\nThe common start has {start:.4f} ({100 * accuracy:.1f} %). Bold: lowest loss at that rate. "
+        "Cells without an accuracy are those of the table of own rates, which noted none.\n"
+        + provenance_of_rows([row for row in cells if "machine" in row])
+    )
+
+
+def common_claims(results: Row) -> str:
+    """The paper's order at one rate for all, neighbour by neighbour, paired by seed; bold is told apart."""
+    groups = grouped(results["cells"], lambda row: (row["method"], row["learning_rate"]))
+    rates = distinct(results["cells"], "learning_rate")
+    found = {key: {row["seed"]: row["loss"] for row in rows} for key, rows in groups.items()}
+    differences = {
+        (f"{better} < {worse}", rate): paired_difference(found.get((better, rate), {}), found.get((worse, rate), {}))
+        for better, worse in pairwise(ORDER)
+        for rate in rates
+    }
+    texts = difference_texts(differences)
+    lines = [
+        (claim, *(texts[claim, rate] for rate in rates)) for claim in dict.fromkeys(claim for claim, _ in differences)
+    ]
+    return markdown(("difference of losses (95 %)", *(f"rate {rate:g}" for rate in rates)), lines, "lr")
+
+
+def difference_texts(differences: Mapping[Key, Estimate | None]) -> dict[Key, str]:
+    """Of one table: mean and interval; where it is not told apart from zero, the smallest that would have been."""
+    number, texts = number_tested([*differences.values()]), {}
+    for (key, difference), told in zip(differences.items(), told_apart([*differences.values()]), strict=True):
+        if difference is None:
+            texts[key] = "not measured"
+            continue
+        smallest = difference.smallest(number)
+        unseen = "" if told or smallest is None else f"; {smallest:.2g} would show"
+        shown = f"{difference.mean:+.4f}{_width_text(difference.half)}"
+        texts[key] = f"**{shown}**" if told else f"{shown}{unseen}"
+    return texts
 
 
 def _provenance(results: Row) -> str:

@@ -13,7 +13,7 @@ all candidates have in common. What of that belongs to the prefix is text that a
 those of whole canaries but for one constant. Where tokens do end with the prefix, nothing of the prefix is scored.
 
 Exact: for digits, each one token, all 10^6 log-probabilities come from one walk over the tree of prefixes (111,111
-short steps instead of 10^6 passes), and serve all canaries of one prefix. Sampled: the share of random candidates that
+tokens instead of 10^6 passes), and serve all canaries of one prefix. Sampled: the share of random candidates that
 the model prefers, with the Clopper-Pearson limits of that share (privacy/audit/bounds.py); a sample of n cannot tell
 more than log2(n + 1) bits.
 """
@@ -34,8 +34,8 @@ from client.data.canaries import DIGITS, KINDS
 from privacy import checks
 from privacy.audit.bounds import binomial_lower, binomial_upper
 
-ROWS = 2000
-"""Rows of one pass through the tree."""
+ROWS = 500
+"""Tokens of one pass through the tree; more are slower, because they leave the processor's cache."""
 
 Cache = list[tuple[Tensor, Tensor]]
 
@@ -101,8 +101,8 @@ def log_probabilities(model: Any, prefix: Sequence[int], secrets: Sequence[Seque
         prefix, secrets: of :func:`split_tokens`; secrets may differ in length.
     """
     result = np.zeros(len(secrets))
-    for start in range(0, len(secrets), ROWS // 4):
-        part = secrets[start : start + ROWS // 4]
+    for start in range(0, len(secrets), ROWS):
+        part = secrets[start : start + ROWS]
         longest = max(map(len, part))
         ids = torch.tensor([[*prefix, *secret, *[0] * (longest - len(secret))] for secret in part])
         logits = model(input_ids=ids).logits[:, len(prefix) - 1 : -1].double()
@@ -126,27 +126,49 @@ def all_numbers(model: Any, prefix: Sequence[int], digits: Sequence[int], length
     found = np.empty(10**length)
     tokens = torch.tensor(list(digits))
     output = model(input_ids=torch.tensor([list(prefix)]), use_cache=True)
-    first = output.logits[:, -1].double().log_softmax(-1)[:, tokens]
-    _walk(model, tokens, _tensors(output.past_key_values), first, 1, length, 0, found)
+    _walk(model, tokens, _tensors(output.past_key_values), _chances(output.logits[:, -1], tokens), length - 1, found)
     return found
 
 
-def _walk(
-    model: Any, digits: Tensor, cache: Cache, ends: Tensor, depth: int, length: int, start: int, found: NDArray[Any]
-) -> None:
-    """`ends` ``[rows, 10]``: log-probability of each row's number with each digit behind it; rows lie in order."""
-    if depth == length:
-        found[start : start + ends.numel()] = ends.flatten().numpy()
+def _walk(model: Any, digits: Tensor, cache: Cache, ends: Tensor, left: int, found: NDArray[Any]) -> None:
+    """Fill `found` in order.
+
+    The ten digits behind a row go through the model in one pass, beside one another: each sees the row and itself.
+
+    Args:
+        ends: ``[rows, 10]``, log-probability of each row's number with each digit behind it.
+        left: digits behind those.
+    """
+    if not left:
+        found[:] = ends.flatten().numpy()
         return
-    for low in range(0, len(ends), max(1, ROWS // 10)):
-        part = ends[low : low + max(1, ROWS // 10)]
-        kept = [tuple(x[low : low + len(part)].repeat_interleave(10, dim=0) for x in layer) for layer in cache]
-        inputs = digits.repeat(len(part))[:, None]
-        output = model(input_ids=inputs, past_key_values=DynamicCache(kept), use_cache=True)
-        chances = output.logits[:, -1].double().log_softmax(-1)[:, digits]
-        below = start + low * 10 ** (length - depth + 1)
-        deeper = part.flatten()[:, None] + chances
-        _walk(model, digits, _tensors(output.past_key_values), deeper, depth + 1, length, below, found)
+    past, rows, numbers = cache[0][0].shape[2], max(1, ROWS // 10), 10 ** (left + 1)
+    alone = torch.zeros(10, 10).masked_fill(~torch.eye(10, dtype=torch.bool), -torch.inf)
+    mask = torch.cat([torch.zeros(10, past), alone], dim=1)
+    for low in range(0, len(ends), rows):
+        part = ends[low : low + rows]
+        output = model(
+            input_ids=digits.expand(len(part), 10),
+            past_key_values=DynamicCache([tuple(x[low : low + rows] for x in layer) for layer in cache]),
+            attention_mask=mask.expand(len(part), 1, 10, past + 10),
+            position_ids=torch.full((1, 10), past),
+            use_cache=True,
+        )
+        deeper = (part[:, :, None] + _chances(output.logits, digits)).flatten(0, 1)
+        own = _tensors(output.past_key_values) if left > 1 else []
+        below = [(_apart(keys, past), _apart(values, past)) for keys, values in own]
+        _walk(model, digits, below, deeper, left - 1, found[low * numbers : (low + len(part)) * numbers])
+
+
+def _apart(states: Tensor, past: int) -> Tensor:
+    """Keys or values of ten digits behind each row, ``[rows, heads, past + 10, size]``, as those of ten rows each."""
+    own = states[:, :, past:].transpose(1, 2).flatten(0, 1)[:, :, None]
+    return torch.cat([states[:, :, :past].repeat_interleave(10, dim=0), own], dim=2)
+
+
+def _chances(logits: Tensor, digits: Tensor) -> Tensor:
+    """log P of each digit; in float64 where it is added up."""
+    return (logits[..., digits] - logits.logsumexp(-1, keepdim=True)).double()
 
 
 def _tensors(cache: Any) -> Cache:

@@ -1,0 +1,170 @@
+"""What one noisy step is worth, before any learning rate is chosen: the first tables of docs/pe-sgd.md.
+
+Run: `python -m simulations.benchmarks papers.pe_sgd_step SETTINGS --data FOLDER`.
+
+At the common start of ``pe_sgd.py`` each method releases once, with the noise of a whole run of its settings. Told are
+the cosine of that step with the direction in which the mean loss of all private texts falls fastest, and how far the
+test loss falls when the step is taken at several lengths (L2 norm in the adapter's values). A method whose step points
+the right way need not be the one that may go far along it: noise inside the span of texts' gradients lies where the
+loss is curved, noise spread over all values does not.
+
+Of PE-SGD and FixSample the first step is the same. The mean gradient is looked at for this measurement only and moves
+no model. The rows go to ``results/pesgd-step.json``; what is there is not measured again.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from simulations.benchmarks.harness.markdown import Row, grouped, markdown, mean_text, provenance_of_rows
+from simulations.benchmarks.harness.results import RESULTS, origin, say
+from simulations.benchmarks.papers.pe_sgd import Bench, Seed, difference_texts, read_settings, seed_of
+from simulations.history.paired import paired_difference
+
+LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+SHOWN = 0.1
+"""The length that the table shows beside the best."""
+
+FIRST_STEP = ("PE-SGD", "PDP-SGD", "GEP", "DP-SGD")
+NAMES = {"PE-SGD": "PE-SGD, FixSample"}
+
+
+def falling(seed: Seed) -> Tensor:
+    """Minus the mean gradient of all private texts at the start, float64 ``[d]``; private."""
+    engine = seed.bench.engine
+    engine.train_factors("both")
+    total = torch.zeros(engine.layout.dim, dtype=torch.float64)
+    for chunk in engine.per_record_gradients(seed.start, seed.private):
+        total += chunk.rows.cpu().double().sum(dim=0)
+    return -total / len(seed.private)
+
+
+def step_of(seed: Seed, method: str) -> Tensor:
+    """The change of the trained values by one release, float64 ``[d]``."""
+    layout = seed.bench.engine.layout
+    with seed.training(method, seed.silo(method, "fedavg", {"learning-rate": 1.0})) as training:
+        training.step()
+        return (layout.trainable(training.state.adapter) - layout.trainable(seed.start)).double()
+
+
+def measured(seed: Seed, towards: Tensor, method: str, draws: int, lengths: Sequence[float]) -> dict[str, Any]:
+    """Means over so many draws of batch and noise; `towards` is of :func:`falling`."""
+    engine = seed.bench.engine
+    start = engine.layout.trainable(seed.start)
+    cosines, falls, gains = [], [], []
+    for _ in range(draws):
+        step = step_of(seed, method)
+        cosines.append(float(step @ towards / (step.norm() * towards.norm())))
+        unit = (step / step.norm()).to(start.dtype)
+        found = [
+            engine.evaluate(engine.layout.with_trainable(seed.start, start + length * unit), seed.test)
+            for length in lengths
+        ]
+        falls.append([seed.start_loss - metrics.loss for metrics in found])
+        gains.append([metrics.accuracy - seed.start_accuracy for metrics in found])
+    return {
+        "cosine": round(statistics.mean(cosines), 5),
+        "lengths": list(lengths),
+        "falls": [round(statistics.mean(column), 5) for column in zip(*falls, strict=True)],
+        "accuracy_gains": [round(statistics.mean(column), 5) for column in zip(*gains, strict=True)],
+        "draws": draws,
+        "start_loss": round(seed.start_loss, 5),
+        "start_accuracy": round(seed.start_accuracy, 5),
+        "values": engine.layout.dim,
+    }
+
+
+def main(
+    settings_file: Path,
+    data: Annotated[Path, typer.Option(help="folder with test.parquet and, where there is one, validation.parquet")],
+    seeds: Annotated[str, typer.Option(help="seeds, with commas")] = "0,1,2",
+    draws: Annotated[int, typer.Option(min=1, help="releases of each method")] = 2,
+    model: Annotated[str, typer.Option(help="folder of the settings' model, where it is not installed")] = "",
+    out: Annotated[Path, typer.Option(help="result file")] = RESULTS / "pesgd-step.json",
+) -> None:
+    """Measure what is missing and write after each row."""
+    torch.set_num_threads(1)
+    settings, corpus = read_settings(settings_file), data.name.removeprefix("pesgd_")
+    bench = Bench(settings, model or settings.model)
+    document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
+    keys = ("settings", "corpus", "seed", "method")
+    for number in map(int, seeds.split(",")):
+        cells = [(settings_file.stem, corpus, number, method) for method in FIRST_STEP]
+        done = {tuple(row[key] for key in keys) for row in document["rows"]}
+        missing = [cell for cell in cells if cell not in done]
+        if not missing:
+            continue
+        seed = seed_of(bench, data, number, tuning=False)
+        towards = falling(seed)
+        for cell in missing:
+            began = time.process_time()
+            found = measured(seed, towards, cell[-1], draws, LENGTHS)
+            row = dict(zip(keys, cell, strict=True)) | {"model": settings.model, "epsilon": settings.epsilon, **found}
+            row |= {"cpu_seconds": round(time.process_time() - began, 1), **origin()}
+            document["rows"].append(row)
+            out.write_text(json.dumps(document, indent=1) + "\n")
+            say(f"{corpus} seed {number} {cell[-1]}: cosine {row['cosine']:.3f}, falls {row['falls']}")
+
+
+def steps(results: Row) -> str:
+    """One line per method, model and corpus: cosine, fall of the loss at a short length and at the best one."""
+    lines = []
+    for where, rows in grouped(results["rows"], lambda row: (row["corpus"], row["model"])).items():
+        for method, own in grouped(rows, lambda row: row["method"]).items():
+            short = [row["falls"][row["lengths"].index(SHOWN)] for row in own]
+            best = [max(zip(row["falls"], row["lengths"], row["accuracy_gains"], strict=True)) for row in own]
+            lines.append(
+                (
+                    ", ".join(where),
+                    NAMES.get(method, method),
+                    mean_text([row["cosine"] for row in own], 3),
+                    mean_text(short, 4),
+                    mean_text([fall for fall, _, _ in best], 4),
+                    " ".join(f"{length:g}" for length in sorted({length for _, length, _ in best})),
+                    mean_text([100 * gain for _, _, gain in best], 2),
+                    str(len(own)),
+                )
+            )
+    header = (
+        "corpus, model", "method", "cosine", f"fall of the loss at length {SHOWN:g}", "best fall", "at length",
+        "next-token accuracy, points", "seeds",
+    )  # fmt: skip
+    rows = results["rows"]
+    return (
+        f"{markdown(header, lines, 'llr')}\nMean ± standard deviation over seeds, {rows[0]['draws']} releases a seed; "
+        f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)}; accuracy at the best of them.\n"
+        f"{provenance_of_rows(rows)}"
+    )
+
+
+def pairs(results: Row) -> str:
+    """Each step less that of DP-SGD, paired by seed, Holm-corrected over the table; bold is told apart."""
+    values: dict[str, Callable[[Row], float]] = {
+        "cosine": lambda row: row["cosine"],
+        f"fall at {SHOWN:g}": lambda row: row["falls"][row["lengths"].index(SHOWN)],
+        "best fall": lambda row: max(row["falls"]),
+    }
+    differences = {}
+    for where, rows in grouped(results["rows"], lambda row: (row["corpus"], row["model"])).items():
+        of = grouped(rows, lambda row: row["method"])
+        for method in FIRST_STEP[:-1]:
+            for name, value in values.items():
+                own, other = ({row["seed"]: value(row) for row in of.get(each, [])} for each in (method, "DP-SGD"))
+                differences[", ".join(where), method, name] = paired_difference(own, other)
+    texts = difference_texts(differences)
+    lines = [
+        (where, f"{NAMES.get(method, method)} less DP-SGD", *(texts[where, method, name] for name in values))
+        for where, method in dict.fromkeys((where, method) for where, method, _ in differences)
+    ]
+    return markdown(("corpus, model", "", *values), lines, "llr")
+
+
+if __name__ == "__main__":
+    typer.run(main)
