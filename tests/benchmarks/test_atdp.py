@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from server.runs.phase_config import parse_phases
-from simulations.benchmarks.papers import atdp
-from simulations.benchmarks.papers.atdp import ORDER, comparison
+from simulations.benchmarks.papers.atdp import chains
+from simulations.benchmarks.papers.atdp.chains import ORDER, comparison
 
 KINDS = dict(zip(ORDER, ["public", "none", "none", *["selective"] * 4, "record", "record"], strict=True))
 
@@ -15,17 +15,17 @@ KINDS = dict(zip(ORDER, ["public", "none", "none", *["selective"] * 4, "record",
 def test_every_row_is_measured_and_says_what_it_guarantees(tmp_path: Path) -> None:
     texts = [{"text": f"on day {i} the nurse Ann wrote a note of {i * i} words"} for i in range(60)]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
-    table: dict[str, Any] = tomllib.loads((atdp.HERE / "atdp-small.toml").read_text())
+    table: dict[str, Any] = tomllib.loads((chains.HERE / "atdp-small.toml").read_text())
     table["privacy"] = {"epsilon": 20.0, "delta": 1e-3}
     table["model"] |= {"name": "random:llama", "rank": 2, "targets": "q_proj,v_proj", "max-length": 48}
     table["data"] = {
         "source": f"jsonl:{tmp_path / 'texts.jsonl'}", "partition": "iid", "validation-records": 8, "test-records": 12,
         "canaries": 6, "canary-kind": "id-record", "canary-copies": 2, "cache": str(tmp_path / "cache"),
-        "detector": atdp.DETECTORS["missed"],
+        "detector": chains.DETECTORS["missed"],
     }  # fmt: skip
     for phase in table["phases"]:
         phase |= {"epochs": 1} if phase["kind"] == "ordinary" else {"steps": 2, "batch-size": 16}
-    rows = atdp.cell_rows(parse_phases(table), test_records=8, candidates=31)
+    rows = chains.cell_rows(parse_phases(table), test_records=8, candidates=31)
     assert {row["row"]: row["guarantee"] for row in rows} == KINDS
     found = {row["row"]: row for row in rows}
     for row in rows:

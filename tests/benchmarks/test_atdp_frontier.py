@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from server.runs.phase_config import parse_phases
-from simulations.benchmarks.papers import atdp_curves
-from simulations.benchmarks.papers.atdp_frontier import BASE, HERE, START, STRENGTHS, Start, variant
+from simulations.benchmarks.papers.atdp import curves
+from simulations.benchmarks.papers.atdp.frontier import BASE, HERE, START, STRENGTHS, Start, variant
 from strategies.controllers.schedules import RiseReset
 
 
@@ -63,8 +63,8 @@ def test_variants_change_what_they_say(start: Start) -> None:
 
 
 def test_exposure_is_of_every_planted_secret(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulations.benchmarks.papers.atdp_frontier.LENGTH", 2)
-    monkeypatch.setattr("simulations.benchmarks.papers.atdp_frontier.secrets", lambda *_: ["17", "42", "99"])
+    monkeypatch.setattr("simulations.benchmarks.papers.atdp.frontier.LENGTH", 2)
+    monkeypatch.setattr("simulations.benchmarks.papers.atdp.frontier.secrets", lambda *_: ["17", "42", "99"])
     found = start.measured(start.adapter)
     assert len(found["bits"]) == 3
     assert all(0 <= bits <= 6.65 for bits in found["bits"])  # log2 100
@@ -85,8 +85,8 @@ FALLING = [(1.0, 16.0), (1.1, 12.0), (1.3, 4.0)]
         ([(1.0, 16.0), (1.2, 8.0), (1.1, 4.0)], 0.15, 4.0),  # a curve that comes back
     ],
 )
-def test_what_is_read_off_a_curve(curve: atdp_curves.Curve, limit: float, bits: float) -> None:
-    assert atdp_curves.least_exposure(curve, limit) == pytest.approx(bits)
+def test_what_is_read_off_a_curve(curve: curves.Curve, limit: float, bits: float) -> None:
+    assert curves.least_exposure(curve, limit) == pytest.approx(bits)
 
 
 def rows(above: dict[str, float]) -> list[dict[str, Any]]:
@@ -108,13 +108,13 @@ def rows(above: dict[str, float]) -> list[dict[str, Any]]:
 
 def test_tables_find_an_arm_that_lies_above_the_others() -> None:
     results = {"rows": rows({"ATDP": 2.0})}
-    lines = {line.split("|")[1].strip(): line for line in atdp_curves.differences(results).splitlines()}
+    lines = {line.split("|")[1].strip(): line for line in curves.differences(results).splitlines()}
     assert lines["ATDP less noise alone"].endswith("| above | 3 |")
-    table = atdp_curves.exposures(results)
+    table = curves.exposures(results)
     assert all(f"| {arm} |" in table for arm in STRENGTHS)
     assert "Not complete" not in table
 
 
 def test_an_incomplete_arm_is_named_and_not_compared() -> None:
     results = {"rows": [row for row in rows({}) if (row["arm"], row["seed"]) != ("unweighted", 2)]}
-    assert "Not complete for every seed: unweighted" in atdp_curves.exposures(results)
+    assert "Not complete for every seed: unweighted" in curves.exposures(results)

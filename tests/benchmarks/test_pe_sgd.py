@@ -10,8 +10,11 @@ import pytest
 
 from client.record_level import synthetic_texts
 from server.config.tables import Span
-from simulations.benchmarks.papers import pe_sgd, pe_sgd_step
-from simulations.benchmarks.papers.pe_sgd import Settings, read_settings
+from simulations.benchmarks.harness.results import RESULTS
+from simulations.benchmarks.papers.pe_sgd import step as pe_sgd_step
+from simulations.benchmarks.papers.pe_sgd import tables
+from simulations.benchmarks.papers.pe_sgd import training as pe_sgd
+from simulations.benchmarks.papers.pe_sgd.training import Settings, read_settings
 from simulations.presets.load import preset_files
 
 HERE = Path(pe_sgd.__file__).parent
@@ -51,7 +54,7 @@ def test_both_roads_to_the_paper_s_scale_ask_in_the_same_words() -> None:
 
 
 def test_committed_cells_are_of_the_settings_as_they_are() -> None:
-    found = json.loads((HERE.parent / "results" / "pesgd.json").read_text())
+    found = json.loads((RESULTS / "pesgd.json").read_text())
     assert found["settings"] == read_settings(HERE / "pesgd-small.toml").to_json()
 
 
@@ -155,8 +158,8 @@ def test_rates_in_common_are_shown_with_the_order_that_they_give() -> None:
             "accuracy": 0.2, "start_loss": 5.5, "start_accuracy": 0.1, "cpu_seconds": 1.0,
             "machine": "m", "commit": "c",
         }
-        for place, method in enumerate(pe_sgd.ORDER) for seed in range(3) for rate in (0.001, 0.01)
+        for place, method in enumerate(tables.ORDER) for seed in range(3) for rate in (0.001, 0.01)
     ]  # fmt: skip
-    shown = pe_sgd.common({"cells": cells})
+    shown = tables.common({"cells": cells})
     assert [line.count("**") for line in shown.splitlines()[2:7]] == [4, 0, 0, 0, 0]
-    assert "PE-SGD < FixSample" in pe_sgd.common_claims({"cells": cells})
+    assert "PE-SGD < FixSample" in tables.common_claims({"cells": cells})

@@ -17,8 +17,8 @@ from server.run_folder.phase_progress import PhaseFolder, PhaseResult
 from server.runs.guarantee import guarantee_of
 from server.runs.phase_config import load_phases
 from server.runs.phase_plan import plan_noise
-from simulations.benchmarks.papers import atdp
-from simulations.benchmarks.papers.atdp import NULL, ORDER, comparison
+from simulations.benchmarks.papers.atdp import chains
+from simulations.benchmarks.papers.atdp.chains import NULL, ORDER, comparison
 from simulations.cli.app import app
 from simulations.engines import launcher
 from simulations.engines.inprocess import run_inprocess
@@ -212,14 +212,14 @@ def test_the_phases_that_come_with_lacquer_guarantee_what_their_comments_say() -
 
 @pytest.mark.parametrize("preset", ["atdp-small", "atdp-paper"])
 def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) -> None:
-    config = load_phases(atdp.HERE / f"{preset}.toml", {})
-    assert {phase.name for phase in config.phases} == {name for chain in atdp.CHAINS for name in chain}
-    assert {row for rows in atdp.CHAINS.values() for row in rows if row} | {"base model"} == set(ORDER)
+    config = load_phases(chains.HERE / f"{preset}.toml", {})
+    assert {phase.name for phase in config.phases} == {name for chain in chains.CHAINS for name in chain}
+    assert {row for rows in chains.CHAINS.values() for row in rows if row} | {"base model"} == set(ORDER)
     assert config.run.data.canaries >= 100
     phases = {phase.name: phase for phase in config.phases}
     # the noise keeps the limit that the preset states in every chain: units of the part it names and of the secrets
     population = {"atdp-small": 300 + 128 * 2, "atdp-paper": 15_261 - 500 + 128 * 10}[preset]
-    for chain in atdp.CHAINS:
+    for chain in chains.CHAINS:
         chained = replace(config, phases=tuple(phases[name] for name in chain))
         assert (guarantee_of(chained, plan_noise(chained, population)).kind == "record") == (chain[0] == "private")
     private = replace(config, phases=(phases["private"], phases["atdp"]))
@@ -236,13 +236,13 @@ def test_the_comparison_reads_the_part_that_its_preset_names(
     preset: str, part: str, tmp_path: Path, monkeypatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(atdp, "cell_rows", lambda config, *_: seen.append(config.run.data) or [])
+    monkeypatch.setattr(chains, "cell_rows", lambda config, *_: seen.append(config.run.data) or [])
 
     def run(*arguments: str) -> None:
         command = typer.Typer()
-        command.command()(atdp.main)
+        command.command()(chains.main)
         ended = CliRunner().invoke(
-            command, [str(atdp.HERE / f"{preset}.toml"), "--data", str(tmp_path), *arguments, "--seeds", "1",
+            command, [str(chains.HERE / f"{preset}.toml"), "--data", str(tmp_path), *arguments, "--seeds", "1",
                       "--detector", "found", "--kind", "six-digit", "--out", str(tmp_path / "rows.json")]
         )  # fmt: skip
         assert ended.exit_code == 0, ended.output
@@ -253,7 +253,7 @@ def test_the_comparison_reads_the_part_that_its_preset_names(
     assert seen[-1].canary_kind == "six-digit"
     run("--set", "data.source=wikitext2:elsewhere@test")
     assert seen[-1].source.endswith("elsewhere@test")
-    assert [atdp.placed(source, tmp_path, "test") for source in ("wikitext2:a", "notes", "jsonl:a@b")] == [
+    assert [chains.placed(source, tmp_path, "test") for source in ("wikitext2:a", "notes", "jsonl:a@b")] == [
         f"wikitext2:{tmp_path}@test"
     ] * 3
 

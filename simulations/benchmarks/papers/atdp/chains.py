@@ -1,6 +1,6 @@
 """WikiText-2 fine-tuned with and without redaction, noise and an ATDP phase: the tables of docs/atdp.md.
 
-Run: `python -m simulations.benchmarks papers.atdp [PRESET] --data FOLDER`.
+Run: `python -m simulations.benchmarks papers.atdp.chains [PRESET] --data FOLDER`.
 
 Four chains of phases, of which every prefix is a row: no DP, redacted, JFT (redacted, then DP-SGD), DP-SGD; each as it
 is and with a short ATDP phase behind it. Per row: perplexity on WikiText-2 validation, mean exposure of the planted

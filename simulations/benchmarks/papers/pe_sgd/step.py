@@ -1,12 +1,12 @@
 """What one noisy step is worth, before any learning rate is chosen: the first tables of docs/pe-sgd.md.
 
-Run: `python -m simulations.benchmarks papers.pe_sgd_step SETTINGS --data FOLDER`.
+Run: `python -m simulations.benchmarks papers.pe_sgd.step SETTINGS --data FOLDER`.
 
-At the common start of ``pe_sgd.py`` each method releases once, with the noise of a whole run of its settings. Told are
-the cosine of that step with the direction in which the mean loss of all private texts falls fastest, and how far the
-test loss falls when the step is taken at several lengths (L2 norm in the adapter's values). A method whose step points
-the right way need not be the one that may go far along it: noise inside the span of texts' gradients lies where the
-loss is curved, noise spread over all values does not.
+At the common start of ``training.py`` each method releases once, with the noise of a whole run of its settings. Two
+things are told: the cosine of that step with the direction in which the mean loss of all private texts falls fastest,
+and how far the test loss falls when the step is taken at several lengths (L2 norm in the adapter's values). A method
+whose step points the right way need not be the one that may go far along it: noise inside the span of texts' gradients
+lies where the loss is curved, noise spread over all values does not.
 
 Of PE-SGD and FixSample the first step is the same. The mean gradient is looked at for this measurement only and moves
 no model. The rows go to ``results/pesgd-step.json``; what is there is not measured again.
@@ -25,7 +25,8 @@ from torch import Tensor
 
 from simulations.benchmarks.harness.markdown import Row, grouped, markdown, mean_text, provenance_of_rows
 from simulations.benchmarks.harness.results import RESULTS, origin, say
-from simulations.benchmarks.papers.pe_sgd import Bench, Seed, difference_texts, read_settings, seed_of
+from simulations.benchmarks.papers.pe_sgd.tables import difference_texts
+from simulations.benchmarks.papers.pe_sgd.training import Bench, Seed, read_settings, seed_of
 from simulations.history.paired import paired_difference
 
 LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

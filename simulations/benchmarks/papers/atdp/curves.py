@@ -1,6 +1,6 @@
-"""What the points of ``atdp_frontier.py`` say: the tables of docs/atdp.md, and the figure docs/atdp-{light,dark}.svg.
+"""What the points of ``frontier.py`` say: the tables of docs/atdp.md, and the figure docs/atdp-{light,dark}.svg.
 
-Run: `python -m simulations.benchmarks papers.atdp_curves` draws the figure.
+Run: `python -m simulations.benchmarks papers.atdp.curves` draws the figure.
 
 An arm's curve runs from the fine-tuned start through its strengths, straight between them; shrinking ends in the base
 model, the factor 0. Read off is, seed by seed, the least exposure at which perplexity is no more than so many per cent
@@ -30,8 +30,8 @@ from simulations.benchmarks.harness.markdown import (
     provenance_of_rows,
 )
 from simulations.benchmarks.harness.results import RESULTS, ROOT
-from simulations.benchmarks.papers.atdp import NULL
-from simulations.benchmarks.papers.atdp_frontier import BASE, START, STRENGTHS
+from simulations.benchmarks.papers.atdp.chains import NULL
+from simulations.benchmarks.papers.atdp.frontier import BASE, START, STRENGTHS
 from simulations.history.paired import number_tested, paired_difference, told_apart
 from simulations.report.notation import duration_text, number_text
 from simulations.report.plots import Palette, draw_figure
@@ -167,7 +167,7 @@ def figure(rows: Sequence[Row], palette: Palette) -> Figure:
         ValueError: there is nothing to draw.
     """
     if not curves(rows):
-        raise ValueError("no arm is complete in the results; run papers.atdp_frontier first")
+        raise ValueError("no arm is complete in the results; run papers.atdp.frontier first")
 
     def draw(axes: Axes, palette: Palette) -> None:
         for arm, by_seed in curves(rows).items():

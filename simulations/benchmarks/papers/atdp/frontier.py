@@ -1,6 +1,6 @@
 r"""Exposure against perplexity behind training without noise: the curves of docs/atdp.md.
 
-Run: `python -m simulations.benchmarks papers.atdp_frontier --data FOLDER`, the folder of WikiText-2's parquet files.
+Run: `python -m simulations.benchmarks papers.atdp.frontier --data FOLDER`, the folder of WikiText-2's parquet files.
 
 A short phase with noise lowers the exposure of what was memorised before, and raises perplexity. So does any damage to
 the adapter. The question, stated before the first run: **at equal perplexity, does ATDP's phase lie below, on or above
@@ -16,10 +16,10 @@ shrinking        no training: what fine-tuning changed of the adapter, times a f
 other text       training without noise on public paragraphs (WikiText-2 test) that hold no secret
 ===============  =======================================================================================
 
-Four or five strengths each: the learning rate of the noisy phases, the factor, the steps on other text. Exposure is exact: the
-rank of each secret among all 10^6 numbers, 19.9 bits at most. The figure of merit is the difference of exposures at the
-same perplexity, interpolated along each arm's curve and paired by seed; the smallest difference that so many seeds find
-four times in five stands beside it.
+Four or five strengths each: the learning rate of the noisy phases, the factor, the steps on other text. Exposure is
+exact: the rank of each secret among all 10^6 numbers, 19.9 bits at most. The figure of merit is the difference of
+exposures at the same perplexity, read off each arm's curve and paired by seed; beside it stands the smallest difference
+that so many seeds find four times in five.
 
 No arm has a guarantee: the start has read the secrets without noise. Private phases are charged to a real ledger whose
 commitment says so. Appends to ``results/atdp-frontier.json``; what is there is not measured again.
@@ -54,7 +54,7 @@ from server.runs.phase_plan import DpPhase, PhasesConfig
 from server.runs.phases import PhasesRun
 from server.runs.public_data import trained_without_noise
 from simulations.benchmarks.harness.results import RESULTS, environment, origin, say
-from simulations.benchmarks.papers.atdp import HERE, drawn, placed
+from simulations.benchmarks.papers.atdp.chains import HERE, drawn, placed
 from simulations.benchmarks.privacy import exposure
 from simulations.presets.load import absolute_paths, parse_setting
 from strategies.controllers.controller import PublicSignals
