@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-run
+DOCS_STAMP := $(VENV)/.installed-docs
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PACKAGES := privacy client strategies server simulations
 ARGS ?=
@@ -15,7 +16,7 @@ UNIT = not run and not slow and not nightly
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-runs test-e2e test-nightly test-all check format bench flwr-defaults clean
+.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench flwr-defaults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -40,6 +41,14 @@ $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(FORGET)
 	$(PIP) -e '.[offline]'
 	@touch $@
+
+$(DOCS_STAMP): pyproject.toml constraints.txt | $(RUN_STAMP)
+	$(PIP) -e '.[offline,docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP) ## the documentation as a site, in build/docs/index.html; a warning fails
+	$(BIN)/python -m sphinx -W --keep-going --quiet -d build/doctrees -c docs . build/docs
+	@echo build/docs/index.html
 
 run: $(RUN_STAMP) ## run the main job, with no developers' tools installed (make run ARGS="sst2 --set seed=1")
 	$(BIN)/lacquer run $(ARGS)
@@ -77,4 +86,4 @@ flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from 
 	$(BIN)/python -m simulations.tools.flwr_defaults
 
 clean: ## remove the environment and the caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build docs/methods .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

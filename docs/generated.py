@@ -1,0 +1,182 @@
+"""What the site takes from the code: settings from the schema, methods from their docstrings, the Python interface."""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from server.config.reference import Setting, meanings, settings
+from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
+
+KINDS: dict[str, tuple[str, Mapping[str, str]]] = {
+    "controller": ("Controllers: clipping and noise of the next round", CONTROLLERS),
+    "optimizer": ("Server optimizers: the step", OPTIMIZERS),
+    "aggregation": ("LoRA aggregations: what of the adapter is trained", AGGREGATIONS),
+}
+MEASURED = {
+    "dp-lac.md": "fixed dp-lac dp-clac quantile dynamic automatic psac dc-sgd-p dc-sgd-e",
+    "rldp.md": "rl fixed adaclip dc-sgd-p dc-sgd-e",
+    "dp-adam-ac.md": "percentile fedadam fedadamw",
+    "atdp.md": "rise-reset",
+    "comparisons.md": "plain ffa rolora fedsvd dp-dylora zero-pad fedavg fedavgm",
+}
+"""The page with the measured results of a method; a method that is in no row has none."""
+PARTS = re.compile(r"(?:^|(?<=\. ))(References?|Guarantee|Deviations)\b([^:\n]*):[ \n]", re.MULTILINE)
+ROLE = re.compile(r":\w+:`~?([^`]*)`")
+
+
+def settings_tables() -> str:
+    """Every setting, a section for each table of a configuration file."""
+    tables: dict[str, list[Setting]] = {}
+    for one in settings():
+        tables.setdefault(one.key.rpartition(".")[0], []).append(one)
+    return "\n".join(_settings_table(name, found) for name, found in tables.items())
+
+
+def _settings_table(name: str, found: Iterable[Setting]) -> str:
+    heading = f"## `[{name}]`" if name else "## The run"
+    rows = [(f"`{one.key}`", _default(one.default), _cell(_values(one)), _cell(one.meaning)) for one in found]
+    return f"{heading}\n\n{_table(('setting', 'default', 'values', 'meaning'), rows)}\n"
+
+
+def _values(one: Setting) -> str:
+    return one.limits if "|" in one.limits else f"{one.type} {one.limits}"
+
+
+def method_pages() -> dict[str, str]:
+    """The page of every module of methods, by file name without its ending: what its docstring says, as Markdown."""
+    pages = {}
+    for kind, (_, methods) in KINDS.items():
+        for module, names in _by_module(methods).items():
+            pages[names[0]] = _method_page(kind, module, {name: methods[name] for name in names})
+    return pages
+
+
+def methods_index() -> str:
+    """A table of all methods with the first sentence of each page, and the tree of the pages."""
+    parts = []
+    for heading, methods in KINDS.values():
+        rows = []
+        for module, names in _by_module(methods).items():
+            lead = (inspect.getdoc(importlib.import_module(module)) or "").partition("\n\n")[0]
+            links = ", ".join(f"[`{name}`](methods/{names[0]}.md)" for name in names)
+            rows.append((links, _cell(lead)))
+        parts.append(f"## {heading}\n\n{_table(('name', 'what it does'), rows)}\n")
+    tree = "\n".join(f"methods/{name}" for name in method_pages())
+    return "\n".join(parts) + f"\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
+
+
+def _by_module(methods: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, place in methods.items():
+        found.setdefault(place.partition(":")[0], []).append(name)
+    return found
+
+
+def _method_page(kind: str, module: str, places: Mapping[str, str]) -> str:
+    text = inspect.getdoc(importlib.import_module(module)) or ""
+    start, *rest = PARTS.split(text)
+    first, *others = places
+    choose = f'{kind} = "{first}"' + "".join(f'  # or "{name}"' for name in others)
+    parts = [f"# {', '.join(f'`{name}`' for name in places)}", _markdown(start)]
+    parts.append(f"```toml\n[strategy]\n{choose}\n```")
+    for heading, condition, body in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        said = f"{condition.strip(' ,')}: {body}" if condition.strip(" ,") else body
+        parts += [f"## {heading}", _markdown(said[0].upper() + said[1:])]
+    parts += [_options(name, kind, place) for name, place in places.items()]
+    parts += ["## Measured", _measured(places), f"Source: `{module.replace('.', '/')}.py`"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _measured(names: Iterable[str]) -> str:
+    pages = {name: [page for page, measured in MEASURED.items() if name in measured.split()] for name in names}
+    links = [f"`{name}`: [](../{page})" for name, found in pages.items() for page in found]
+    missing = [f"`{name}` has no page of measured results." for name, found in pages.items() if not found]
+    return "\n".join([*(f"- {line}" for line in links), *(f"- {line}" for line in missing)])
+
+
+def _options(name: str, kind: str, place: str) -> str:
+    module, _, cls = place.partition(":")
+    method = getattr(importlib.import_module(module), cls)
+    known = meanings(method)
+    rows = [
+        (f"`{field.name.replace('_', '-')}`", _default(field.default), _cell(known.get(field.name, "")))
+        for field in dataclasses.fields(method)
+    ]
+    table = _table(("option", "default", "meaning"), rows)
+    return f"## Options: `{name}`\n\n`strategy.{kind}-options`:\n\n{table}" if rows else ""
+
+
+def _markdown(text: str) -> str:
+    """Prose of a docstring: indented formulas become blocks, the other characters stand for themselves."""
+    parts = []
+    for block in re.split(r"\n\s*\n", text.strip("\n")):
+        if block.startswith("    "):
+            parts.append(f"```text\n{inspect.cleandoc(block)}\n```")
+        else:
+            parts.append(_plain(block))
+    return "\n\n".join(parts)
+
+
+def _plain(text: str) -> str:
+    text = ROLE.sub(r"``\1``", text)
+    pieces = re.split(r"(``.+?``)", text, flags=re.DOTALL)
+    escaped = [piece if piece.startswith("``") else re.sub(r"([*<\[\]|$])", r"\\\1", piece) for piece in pieces]
+    return re.sub(r"(?m)(?<=\S)\n(- )", r"\n\n\1", "".join(escaped).replace("``", "`"), count=1)
+
+
+def _cell(text: str) -> str:
+    return _plain(" ".join(text.split()))
+
+
+def _default(value: object) -> str:
+    return "" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`".replace("|", "\\|")
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+API = {
+    "Runs": ("simulations.api", "run load_run compare RunResult Compared"),
+    "What callbacks see": ("server.run_folder.round_record", "RoundRecord"),
+    "Controllers": ("strategies.controllers.controller", "Controller RunInfo PublicSignals InitialRelease"),
+    "Plans": ("privacy.contribution", "Plan"),
+    "Clip maps": ("privacy.clipping", "FlatClip PerAdapterClip"),
+    "Queries": ("privacy.queries", "NormBit"),
+    "Releases": ("privacy.mechanism", "Release"),
+    "Server optimizers": ("strategies.optimizers.optimizer", "Optimizer ServerStep"),
+    "LoRA aggregations": ("strategies.aggregations.aggregation", "Aggregation Adapters Rewritten"),
+    "Checks for methods": (
+        "strategies.conformance",
+        "check_controller check_optimizer check_aggregation ConformanceError",
+    ),
+}
+"""What a program or a method of one's own may use: a heading, a module, its names."""
+
+
+def api_directives() -> str:
+    """Directives for autodoc, a section for each part of the interface."""
+    parts = []
+    for heading, (module, names) in API.items():
+        parts.append(f"## {heading}\n\n`{module}`\n")
+        for name in names.split():
+            kind = "autoclass" if inspect.isclass(getattr(importlib.import_module(module), name)) else "autofunction"
+            members = "\n   :members:" if kind == "autoclass" else ""
+            parts.append(f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{members}\n```\n")
+    return "\n".join(parts)
+
+
+def write_method_pages(folder: Path) -> None:
+    """Write those pages that are not there as they should be, and remove all others."""
+    folder.mkdir(exist_ok=True)
+    pages = {folder / f"{name}.md": text for name, text in method_pages().items()}
+    for path in set(folder.glob("*.md")) - set(pages):
+        path.unlink()
+    for path, text in pages.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
