@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -169,6 +170,47 @@ def test_sources_name_files_that_exist() -> None:
         "aggregation/individual.py",
         "docs/nowhere.md",
     ]
+
+
+def messages() -> Iterator[str]:
+    """The texts of the sources' strings, with a blank for whatever is put into them."""
+    for name in SOURCES:
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            match node:
+                case ast.JoinedStr(values=values):
+                    yield "".join(value.value if isinstance(value, ast.Constant) else " " for value in values)  # type: ignore[misc]
+                case ast.Constant(value=str(text)):
+                    yield text
+
+
+def unknown_messages(page: str) -> list[str]:
+    """Messages in the first column of a page's tables that no source says; dots stand for names and numbers."""
+    known = list(messages())
+    quoted = re.findall(r"^\| `(.+?)` \| (?!means)[^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    patterns = {
+        text: re.compile(".*".join(map(re.escape, re.split(r"\s*\.\.\.\s*", text))), re.DOTALL) for text in quoted
+    }
+    return [text for text, pattern in patterns.items() if not any(map(pattern.search, known))]
+
+
+def test_troubleshooting_quotes_messages_that_there_are() -> None:
+    page = DOCUMENTS["docs/troubleshooting.md"]
+    assert len(re.findall(r"^\| `", page, re.MULTILINE)) > 40
+    assert unknown_messages(page) == []
+    assert unknown_messages("| `there is no collumn` | a | b |\n") == ["there is no collumn"]
+
+
+def test_the_diagrams_are_drawn_as_their_script_draws_them() -> None:
+    written = runpy.run_path(str(ROOT / "docs/diagrams.py"))["drawn"]()
+    assert {name: (ROOT / "docs" / name).read_text(encoding="utf-8") == text for name, text in written.items()} == (
+        dict.fromkeys(written, True)
+    )
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = DOCUMENTS["docs/index.md"]
+    pages = {name for name in DOCUMENTS if name.startswith("docs/") and name != "docs/index.md"}
+    assert {page for page in pages if f"]({page.removeprefix('docs/')})" not in contents} == set()
 
 
 def test_the_least_noise_costs_what_the_page_says() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+GUIDE = Path(__file__).parents[2] / "docs/strategy.md"
 
 MORE = """
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ OWN = [
 
 @pytest.fixture
 def own(tmp_path: Path) -> None:
-    guide = CONTRIBUTING.read_text(encoding="utf-8").split("## Add a strategy\n")[1]
+    guide = GUIDE.read_text(encoding="utf-8")
     (tmp_path / "my_methods.py").write_text(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0])
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "mine.py").write_text(MORE)

@@ -1,4 +1,4 @@
-"""The guide "Add a strategy": its example is a file that works, conforms, and runs end to end."""
+"""The page "Your own strategy": its example is a file that works, conforms, and runs end to end."""
 
 import importlib
 import json
@@ -18,13 +18,12 @@ from simulations.preflight import check
 from simulations.presets.load import configure
 from tests.end_to_end.lacquer_process import TINY
 
-GUIDE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-SECTION = GUIDE.split("## Add a strategy\n")[1].split("\n## ")[0]
+GUIDE = (Path(__file__).parents[2] / "docs/strategy.md").read_text(encoding="utf-8")
 NAME = "my_methods"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type:
 
 def test_the_command_of_the_guide_and_a_whole_run_in_process(folder: Path) -> None:
     """The guide's own --set arguments, on a preset of two rounds and a model of random weights."""
-    (command,) = blocks("sh")
+    command = blocks("sh")[0]
     words = shlex.split(command)
     assert words[:3] == ["lacquer", "run", "quickstart"]
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
