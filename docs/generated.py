@@ -38,7 +38,7 @@ def settings_tables() -> str:
 
 def _settings_table(name: str, found: Iterable[Setting]) -> str:
     heading = f"## `[{name}]`" if name else "## The run"
-    rows = [(f"`{one.key}`", _default(one.default), _cell(_values(one)), _cell(one.meaning)) for one in found]
+    rows = [(f"`{one.key}`{{.key}}", _default(one.default), _cell(_values(one)), _cell(one.meaning)) for one in found]
     return f"{heading}\n\n{_table(('setting', 'default', 'values', 'meaning'), rows)}\n"
 
 
@@ -103,7 +103,7 @@ def _options(name: str, kind: str, place: str) -> str:
     method = getattr(importlib.import_module(module), cls)
     known = meanings(method)
     rows = [
-        (f"`{field.name.replace('_', '-')}`", _default(field.default), _cell(known.get(field.name, "")))
+        (f"`{field.name.replace('_', '-')}`{{.key}}", _default(field.default), _cell(known.get(field.name, "")))
         for field in dataclasses.fields(method)
     ]
     table = _table(("option", "default", "meaning"), rows)

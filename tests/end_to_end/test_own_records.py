@@ -12,7 +12,7 @@ TINY_MODEL = [*("--set", "model.name=random:bert"), *("--set", "rounds=2"), *("-
 
 @pytest.fixture
 def guide(tmp_path: Path) -> Path:
-    section = DATA.read_text(encoding="utf-8").split("## Records of your own\n")[1].split("\n## ")[0]
+    section = DATA.read_text(encoding="utf-8").split("## A table\n")[1].split("\n## ")[0]
     path = tmp_path / "my.toml"
     path.write_text(re.findall(r"```toml\n(.*?)```", section, re.DOTALL)[0])
     with (tmp_path / "complaints.csv").open("w", newline="") as table:
