@@ -5,7 +5,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from server.config.reference import Setting, meanings, settings
@@ -125,7 +125,18 @@ def _plain(text: str) -> str:
     text = ROLE.sub(r"``\1``", text)
     pieces = re.split(r"(``.+?``)", text, flags=re.DOTALL)
     escaped = [piece if piece.startswith("``") else re.sub(r"([*<\[\]|$])", r"\\\1", piece) for piece in pieces]
-    return re.sub(r"(?m)(?<=\S)\n(- )", r"\n\n\1", "".join(escaped).replace("``", "`"), count=1)
+    return "\n".join(_apart("".join(escaped).replace("``", "`").splitlines()))
+
+
+def _apart(lines: Iterable[str]) -> Iterator[str]:
+    """A list of a docstring stands apart from the prose around it."""
+    before = ""
+    for line in lines:
+        item, of_list = line.startswith("- "), before.startswith(("- ", "  "))
+        if before and line and ((item and not of_list) or (of_list and not item and not line.startswith("  "))):
+            yield ""
+        yield line
+        before = line
 
 
 def _cell(text: str) -> str:

@@ -64,12 +64,12 @@ def json_schema() -> dict[str, Any]:
         known = meanings(model)
         for name in model.model_fields:
             if name in known:
-                table["properties"][kebab(name)]["description"] = known[name]
+                table["properties"][kebab(name)]["description"] = known[name][0].upper() + known[name][1:]
     return schema
 
 
-def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a table and of those it inherits from say of each field."""
+def meanings(model: type) -> dict[str, str]:
+    """What the docstrings of a table of settings (or a method) and of those it inherits from say of each field."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         lines = (inspect.cleandoc(kind.__doc__) if kind.__doc__ else "").splitlines()
@@ -87,8 +87,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    text = _REFERENCE.sub(lambda match: match[1], text).replace("``", "").replace("`", "")
-    return text[0].upper() + text[1:]
+    return _REFERENCE.sub(lambda match: match[1], text).replace("``", "").replace("`", "")
 
 
 def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

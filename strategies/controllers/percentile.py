@@ -8,7 +8,7 @@
 gamma multiplies the server optimizer's step; rho_t, the share of clipped clients at C_t, is read off the same release
 (1 - b_t, or the histogram's mass above C_t), so the nudge costs nothing. C stays within [``lowest``, ``highest``].
 
-Reference: R. Yang, "DP-Adam-AC", 2025; equations 1.3 of our specification. The bit: Andrew et al. 2021 (arXiv
+Reference: R. Yang, "DP-Adam-AC", 2025. The bit: Andrew et al. 2021 (arXiv
 1905.03871v5); the histogram: as in ``dc_sgd.py``. Adam and the averaged model of the paper are the server optimizer and
 ``strategy.served-average``; both are post-processing.
 Guarantee: each round is one Poisson-sampled Gaussian of multiplier z, bit or histogram included; C and gamma are

@@ -15,7 +15,7 @@ mode commits to the T different steps and accounts them exactly. Filter mode pay
 Deviations: client updates in place of records' gradients. Dynamic: a step of the schedule every round instead of every
 epoch; the paper's formula p sqrt(sum_t (e^(mu_t^2) - 1)) is a central-limit approximation and no bound. Rise-reset: a
 factor is drawn every ``every`` rounds, where the paper draws one per epoch; sigma_0, gamma, the jitter and sigma_max
-are not in the copy at hand, the defaults (gamma 1.3, jitter 0.9 to 1.1, sigma_max = 5 sigma_0, as 4 and 20 would be)
+are not known to us, the defaults (gamma 1.3, jitter 0.9 to 1.1, sigma_max = 5 sigma_0, as 4 and 20 would be)
 are ours.
 A schedule of T different steps takes seconds to account (about 20 s to calibrate T = 100).
 """

@@ -17,7 +17,7 @@ any that the Rényi filter pays for in filter mode (``privacy.mode = "filter"``)
 are part of that Gaussian; the n blocks have the optimal joint noise of ``PerAdapterClip``.
 Deviations: unit client; one policy for all adapters, whatever their number (``sac.py``); the reward is not divided
 by what was spent, as the paper's is (``reward = "gain-per-spent"``), which pays an agent for hoarding budget; R = 100,
-for a start may be far off; numbers that are lost in the paper's copy at hand. A run of 200 rounds gives 40 transitions,
+for a start may be far off; numbers of the paper that are not known to us. A run of 200 rounds gives 40 transitions,
 too few to learn from, so the agent acts by the mode of a policy learnt on synthetic federations
 (``simulations/benchmarks/papers/rldp_pretraining.py``, nobody's data) and learns on only if asked.
 
