@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def _markdown(text: str) -> str:
     parts = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         if block.startswith("    "):
-            parts.append(f"```text\n{inspect.cleandoc(block)}\n```")
+            parts.append(f"```text\n{textwrap.dedent(block)}\n```")
         else:
             parts.append(_plain(block))
     return "\n\n".join(parts)

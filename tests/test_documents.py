@@ -207,6 +207,18 @@ def test_the_diagrams_are_drawn_as_their_script_draws_them() -> None:
     )
 
 
+def test_every_method_has_a_page_with_its_reference_and_guarantee() -> None:
+    made = runpy.run_path(str(ROOT / "docs/generated.py"))
+    methods = {name for _, kind in made["KINDS"].values() for name in kind}
+    pages = made["method_pages"]()
+    assert {name for text in pages.values() for name in re.findall(r"## Options: `(.+)`", text)} <= methods
+    assert [name for name, text in pages.items() if not re.search(r"^## References?$", text, re.MULTILINE)] == []
+    assert [name for name, text in pages.items() if "\n## Guarantee\n" not in text] == []
+    measured = {name for names in made["MEASURED"].values() for name in names.split()}
+    assert measured <= methods
+    assert all((ROOT / "docs" / page).is_file() for page in made["MEASURED"])
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = DOCUMENTS["docs/index.md"]
     pages = {name for name in DOCUMENTS if name.startswith("docs/") and name != "docs/index.md"}
