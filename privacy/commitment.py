@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privacy import checks
-from privacy.events import Json, NoiseShares, Poisson
+from privacy.events import Banded, CyclicPoisson, Json, NoiseShares, Poisson, check_correlation
 
 WEAKEST_NOISE_MULTIPLIER = 0.3
 """At this noise one release of everybody has epsilon 19.13 at delta 1e-5: less protects no one."""
@@ -35,25 +35,32 @@ MODES = ("floor", "filter")
 
 @dataclass(frozen=True)
 class FloorStep:
-    """``count`` consecutive releases labelled ``label``, each with at least ``noise_multiplier`` (effective)."""
+    """``count`` consecutive releases labelled ``label``, each with at least ``noise_multiplier`` (effective).
+
+    ``correlation`` is how their noise hangs together; None if it is independent.
+    """
 
     label: str
     sampling: Poisson
     noise_multiplier: float
     count: int = 1
+    correlation: Banded | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_multiplier=self.noise_multiplier)
         checks.integer_at_least(1, count=self.count)
         if not self.label:
             raise ValueError("label must not be empty, got ''; name the kind of release, e.g. 'round'")
+        check_correlation(self.sampling, self.correlation)
 
     def to_json(self) -> Json:
+        correlated = {} if self.correlation is None else {"correlation": self.correlation.to_json()}
         return {
             "label": self.label,
             "sampling": self.sampling.to_json(),
             "noise_multiplier": float(self.noise_multiplier),
             "count": int(self.count),
+            **correlated,
         }
 
     @classmethod
@@ -63,6 +70,7 @@ class FloorStep:
             Poisson.from_json(data["sampling"]),
             float(data["noise_multiplier"]),
             int(data["count"]),
+            Banded.from_json(data["correlation"]) if "correlation" in data else None,
         )
 
 
@@ -129,6 +137,13 @@ class Commitment:
     def _check_floor(self) -> None:
         if not self.floor or self.order is not None or self.rho is not None:
             raise ValueError("a floor commitment needs at least one FloorStep and neither order nor rho")
+        if any(isinstance(step.sampling, CyclicPoisson) for step in self.floor) and (
+            len(self.floor) > 1 or self.adjacency != "add_remove"
+        ):
+            raise ValueError(
+                f"a floor with cyclic sampling must be one step under add_remove, got {len(self.floor)} steps under "
+                f"{self.adjacency!r}; the groups take turns over all releases of a run"
+            )
         for step in self.floor:
             if step.sampling.unit != self.unit or step.sampling.population != self.population:
                 raise ValueError(

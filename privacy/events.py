@@ -9,7 +9,8 @@ The joint Gaussian over parts with L2 sensitivities ``S_j`` and noise standard d
 scaling each part by ``1/s_j``, one unit-variance Gaussian whose L2 sensitivity is ``(sum_j (S_j/s_j)^2)^(1/2)``. So it
 costs exactly what a single Gaussian of noise multiplier ``z_eff = (sum_j (S_j/s_j)^2)^(-1/2)`` costs.
 
-The noise is made by the server, or by the clients together as :class:`NoiseShares` says.
+The noise is made by the server, or by the clients together as :class:`NoiseShares` says. It is drawn anew in every
+release, or, where cohorts come from :class:`CyclicPoisson`, correlated over releases as :class:`Banded` says.
 
 Descriptions only: no noise, no sampling, no accounting happens here. Conversion into dp_accounting's terms lives in
 ``accountants/``. Every class round-trips through plain JSON values.
@@ -17,7 +18,8 @@ Descriptions only: no noise, no sampling, no accounting happens here. Conversion
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from privacy import checks
@@ -105,15 +107,170 @@ class Poisson:
             "unit": self.unit,
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Poisson":
-        if data["kind"] != "poisson":
-            raise ValueError(f"kind of sampling must be 'poisson', got {data['kind']!r}; no other is accounted")
-        return cls(float(data["rate"]), int(data["population"]), str(data["unit"]))
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Poisson":
+        if data["kind"] not in ("poisson", "cyclic-poisson"):
+            raise ValueError(
+                f"kind of sampling must be 'poisson' or 'cyclic-poisson', got {data['kind']!r}; no other is accounted"
+            )
+        rate, population, unit = float(data["rate"]), int(data["population"]), str(data["unit"])
+        if data["kind"] == "poisson":
+            return Poisson(rate, population, unit)
+        turn = None if data["turn"] is None else int(data["turn"])
+        return CyclicPoisson(rate, population, unit, int(data["groups"]), turn)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Poisson):
+    """Units lie in ``groups`` groups, which take turns: release n = 0, 1, ... samples group n mod ``groups`` alone.
+
+    Every unit's group is drawn once, independently of everything else, data above all; every member joins with
+    probability ``rate`` independently of all others. So whoever takes part is not asked again in the next
+    ``groups`` - 1 releases, and n releases ask one unit at most ceil(n / groups) times. The expected number of units is
+    ``rate * population / groups``, over who is in the group as well as who joins.
+
+    Attributes:
+        rate: within the group whose turn it is.
+        turn: n, the number of releases charged before; None in a plan of many.
+    """
+
+    groups: int = 1
+    turn: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer_at_least(1, groups=self.groups)
+        if self.turn is not None:
+            checks.integer_at_least(0, turn=self.turn)
+
+    @property
+    def expected_units(self) -> float:
+        return self.rate * self.population / self.groups
+
+    @property
+    def planned(self) -> "CyclicPoisson":
+        """The same without its turn."""
+        return replace(self, turn=None)
+
+    def to_json(self) -> Json:
+        return super().to_json() | {"kind": "cyclic-poisson", "groups": int(self.groups), "turn": self.turn}
+
+
+def seen_by_one_unit(sampling: Poisson, count: int) -> tuple[Poisson, int]:
+    """What ``count`` consecutive releases are to one unit: how it is sampled, and how often at most."""
+    if not isinstance(sampling, CyclicPoisson):
+        return sampling, count
+    return Poisson(sampling.rate, sampling.population, sampling.unit), -(-count // sampling.groups)
 
 
 Step: TypeAlias = tuple[Poisson, float, int]
 """(sampling, effective noise multiplier, count): so many releases on cohorts drawn alike."""
+
+
+LOUDEST: Final = 16.0
+"""Most times the standard deviation of correlated noise may be that of the normals it is made of."""
+
+_HORIZON = 4096
+
+
+@dataclass(frozen=True)
+class Banded:
+    r"""Noise that is correlated over the releases of a run: a banded lower-triangular Toeplitz strategy C.
+
+    In place of independent normals z_n, release n carries w = C^{-1} z times the noise multiplier,
+
+        w_n = (z_n - c_1 w_{n-1} - ... - c_{b-1} w_{n-b+1}) / c_0,
+
+    so that sums of releases carry less noise than sums of independent ones. What is released is then a function of
+    C x + z (x_n the sum over cohort n), in which the contribution of one unit to release n lies in rows n..n+b-1 alone
+    and is at most as long as column n of C, here at most 1. Under :class:`CyclicPoisson` sampling with at least b
+    groups the rows of one unit's contributions never meet, so the run is to it an adaptive composition of
+    ceil(T / groups) Poisson-sampled Gaussians of the noise multiplier as it stands (``privacy/README.md``).
+
+    Where the run was interrupted, w before ``since`` is lost and counts as zero. That only cuts columns of C off: no
+    guarantee changes, sums carry more noise.
+
+    Reference: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (arXiv 2306.08153), Theorem 4.
+
+    Attributes:
+        coefficients: c_0 > 0, ..., c_{b-1}, of length (L2) at most 1.
+        since: the turn at which the noise of this release starts.
+    """
+
+    coefficients: tuple[float, ...]
+    since: int = 0
+
+    def __post_init__(self) -> None:
+        checks.integer_at_least(0, since=self.since)
+        if not self.coefficients or not all(map(math.isfinite, self.coefficients)) or self.coefficients[0] <= 0.0:
+            raise ValueError(f"coefficients must be finite and begin with one > 0, got {self.coefficients}")
+        # A relative 1e-9 of every noise multiplier is paid for (commitment.ROUNDING), so rounding of a norm is.
+        if self.column_norm > 1.0 + 1e-12:
+            raise ValueError(
+                f"coefficients must have an L2 norm of at most 1, got {self.column_norm:.6g}; divide them by it: the "
+                "noise multiplier is accounted for a column of length 1"
+            )
+        if not self.loudness(self.since + _HORIZON) <= LOUDEST:
+            raise ValueError(
+                f"coefficients must not make noise louder than {LOUDEST:g} times as it is drawn, got "
+                f"{self.coefficients}; no strategy that helps does"
+            )
+
+    @property
+    def bands(self) -> int:
+        """b, after how many releases a unit may take part again."""
+        return len(self.coefficients)
+
+    @property
+    def column_norm(self) -> float:
+        """The L2 norm of the longest column of C."""
+        return math.hypot(*self.coefficients)
+
+    def loudness(self, turn: int) -> float:
+        """Standard deviation of w at ``turn``; where more turns than the horizon lie behind it, that at the horizon."""
+        return math.hypot(*_inverse(self.coefficients)[: turn - self.since + 1])
+
+    def to_json(self) -> Json:
+        return {
+            "kind": "banded-toeplitz",
+            "bands": self.bands,
+            "coefficients": list(map(float, self.coefficients)),
+            "column_norm": self.column_norm,
+            "since": int(self.since),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Banded":
+        if data["kind"] != "banded-toeplitz":
+            raise ValueError(f"kind of correlated noise must be 'banded-toeplitz', got {data['kind']!r}")
+        found = Banded(tuple(map(float, data["coefficients"])), int(data["since"]))
+        if found.bands != data["bands"] or abs(found.column_norm - data["column_norm"]) > 1e-12:
+            raise ValueError(f"bands and column_norm must be those of the coefficients, got {dict(data)}")
+        return found
+
+
+@lru_cache(maxsize=16)
+def _inverse(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    """The first column of C^{-1}: :data:`_HORIZON` entries, or fewer where they run away."""
+    first, *others = coefficients
+    found = [1.0 / first]
+    while len(found) < _HORIZON and abs(found[-1]) < 1e3:
+        recent = found[-len(others) :][::-1] if others else []
+        found.append(-sum(c * w for c, w in zip(others, recent, strict=False)) / first)
+    return tuple(found)
+
+
+def check_correlation(sampling: Poisson, correlation: Banded | None) -> None:
+    """ValueError unless no unit can take part twice within the bands of ``correlation``."""
+    if correlation is None:
+        return
+    if not isinstance(sampling, CyclicPoisson) or sampling.groups < correlation.bands:
+        raise ValueError(
+            f"sampling must be CyclicPoisson with at least {correlation.bands} groups, the bands of the correlated "
+            f"noise, got {sampling}; a unit that takes part again earlier has less noise than is accounted"
+        )
+    if sampling.turn is not None and correlation.since > sampling.turn:
+        raise ValueError(f"since must be at most the turn {sampling.turn}, got {correlation.since}")
 
 
 MOST_PARTIES: Final = 1024
@@ -273,6 +430,8 @@ class ReleaseEvent:
         components: the parts of the joint Gaussian, at least one.
         noise_shares: how the clients make the noise together, at least as much of it as the components say; None if
             the server adds it.
+        correlation: how the noise hangs together with that of earlier releases, ``noise_std`` being of the normals that
+            it is made of; None if it is independent.
     """
 
     label: str
@@ -280,9 +439,11 @@ class ReleaseEvent:
     sampling: Poisson
     components: tuple[Component, ...]
     noise_shares: NoiseShares | None = None
+    correlation: Banded | None = None
 
     def __post_init__(self) -> None:
         checks.integer_at_least(0, round=self.round)
+        check_correlation(self.sampling, self.correlation)
         if not self.label:
             raise ValueError("label must not be empty, got ''; name the kind of release, e.g. 'round'")
         if not self.components:
@@ -297,18 +458,28 @@ class ReleaseEvent:
         return self.sampling.unit
 
     @property
+    def loudness(self) -> float:
+        """Standard deviation of the noise it carries, in units of what its components say."""
+        if self.correlation is None:
+            return 1.0
+        assert isinstance(self.sampling, CyclicPoisson)
+        return self.correlation.loudness(self.sampling.turn or 0)
+
+    @property
     def effective_noise_multiplier(self) -> float:
         """That of all components together, see :func:`effective_noise_multiplier`."""
         return effective_noise_multiplier(*((part.sensitivity, part.noise_std) for part in self.components))
 
     def to_json(self) -> Json:
         distributed = {} if self.noise_shares is None else {"noise_shares": self.noise_shares.to_json()}
+        correlated = {} if self.correlation is None else {"correlation": self.correlation.to_json()}
         return {
             "label": self.label,
             "round": int(self.round),
             "sampling": self.sampling.to_json(),
             "components": [component.to_json() for component in self.components],
             **distributed,
+            **correlated,
         }
 
     @classmethod
@@ -319,6 +490,7 @@ class ReleaseEvent:
             Poisson.from_json(data["sampling"]),
             tuple(Component.from_json(component) for component in data["components"]),
             NoiseShares.from_json(data["noise_shares"]) if "noise_shares" in data else None,
+            Banded.from_json(data["correlation"]) if "correlation" in data else None,
         )
 
 

@@ -11,7 +11,8 @@ With rows x_i of the units in the cohort, a plan (clip map e, noise multiplier z
 Guarantee: one Gaussian mechanism of noise multiplier z_eff = (z^-2 + sum_j (S_j/s_j)^2)^(-1/2) on the sampled cohort,
 add or remove one unit (McMahan et al. 2018, arXiv 1710.06963v3, with several statistics in one joint Gaussian).
 The divisor is the expected number of units, so a cohort that is small, partly failed or empty changes neither scale
-nor noise, and is charged like any other.
+nor noise, and is charged like any other. With :class:`~privacy.randomness.correlated.BandedNoise` the N(0, I) of
+successive releases hang together as the charged event says (``privacy.events.Banded``, which has the guarantee).
 
 A :class:`Release` is what comes out; it is made of a noisy vector here, or taken from disk again
 (:func:`reopened_release`), and nowhere else.
@@ -28,8 +29,9 @@ from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import CorruptRun
-from privacy.events import NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Banded, NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Charge
+from privacy.randomness.correlated import BandedNoise
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from privacy.randomness.sampling import Cohort
 
@@ -49,6 +51,7 @@ class Release:
         answers: per query of the plan, the noisy SUM over the cohort.
         expected_units: the public divisor for means.
         encoded: the noisy sum in encoded space, for methods that use its coordinates; None in a reopened release.
+        loudness: standard deviation of its noise in units of what the plan says; 1 but for correlated noise.
     """
 
     plan: Plan
@@ -57,6 +60,7 @@ class Release:
     expected_units: float
     seal: InitVar[object]
     encoded: Float64[Tensor, " k"] | None = None
+    loudness: float = 1.0
 
     def __post_init__(self, seal: object) -> None:
         if seal is not SEAL:
@@ -123,18 +127,25 @@ def charged_release(
     noise = GaussianNoise() if noise is None else noise
     sampling = cohort.sampling
     validate(total, plan, min(sampling.population, MAX_UNITS))
-    event = _event_of(cohort, plan, None, ledger)
+    correlation = noise.correlation(sampling, ledger) if isinstance(noise, BandedNoise) else None
+    event = _event_of(cohort, plan, None, ledger, correlation)
     if noise.insecure and ledger.not_private is None:
         ledger.stamp_not_private(f"{type(noise).__name__} in place of noise that protects")
     receipt = ledger.charge(event)
     joint = torch.cat([total.encoded, *total.answers])
     noisy = joint + noise.draw([(part.noise_multiplier, part.dim) for part in event.components])  # the only noise added
-    release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units)
+    release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units, event.loudness)
     ledger.released(receipt)
     return release
 
 
-def _event_of(cohort: Cohort, plan: Plan, noise_shares: NoiseShares | None, ledger: Ledger[_Receipt]) -> ReleaseEvent:
+def _event_of(
+    cohort: Cohort,
+    plan: Plan,
+    noise_shares: NoiseShares | None,
+    ledger: Ledger[_Receipt],
+    correlation: Banded | None = None,
+) -> ReleaseEvent:
     """What is charged for a plan on a cohort; a cohort from a seed is stamped first.
 
     Raises:
@@ -148,7 +159,7 @@ def _event_of(cohort: Cohort, plan: Plan, noise_shares: NoiseShares | None, ledg
         )
     if cohort.insecure and ledger.not_private is None:
         ledger.stamp_not_private("its cohort is drawn from a seed")
-    return ReleaseEvent(cohort.label, cohort.round, cohort.sampling, plan.components(), noise_shares)
+    return ReleaseEvent(cohort.label, cohort.round, cohort.sampling, plan.components(), noise_shares, correlation)
 
 
 @final
@@ -263,31 +274,32 @@ def reopened_release(
     sampling: Poisson,
     charges: Iterable[Charge],
     noise_shares: NoiseShares | None = None,
+    correlation: Banded | None = None,
 ) -> Release:
     """A release that was made, written to disk and read back, for a run that is resumed. No noise is drawn.
 
     Args:
         plan: the one it was made under.
         update, answers: its values, float32 ``[params]`` and float64.
-        label, round, sampling, noise_shares: as they were charged.
+        label, round, sampling, noise_shares, correlation: as they were charged.
         charges: of the run's ledger.
 
     Raises:
         CorruptRun: the ledger knows of no such release, or the values do not have the plan's form.
     """
-    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares)
+    event = ReleaseEvent(label, round, sampling, plan.components(), noise_shares, correlation)
     if not any(charge.event == event and charge.released_at is not None for charge in charges):
         raise CorruptRun(f"the ledger knows of no release {label!r} of round {round} under this plan; restore the run")
     sizes = [plan.clip.params, *(query.dim for query in plan.queries)]
     types = [torch.float32, *(torch.float64 for _ in plan.queries)]
     if [(len(part), part.dtype) for part in (update, *answers)] != list(zip(sizes, types, strict=True)):
         raise CorruptRun(f"the stored values of round {round} do not have the form that its plan gives")
-    return Release(plan, update, answers, sampling.expected_units, SEAL)
+    return Release(plan, update, answers, sampling.expected_units, SEAL, loudness=event.loudness)
 
 
-def decoded(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float) -> Release:
+def decoded(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float, loudness: float = 1.0) -> Release:
     """The release of a noisy joint vector in encoded space."""
     update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
     sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))
     mean = plan.clip.decode(update, expected_units).to(torch.float32)
-    return Release(plan, mean, sums, expected_units, SEAL, update)
+    return Release(plan, mean, sums, expected_units, SEAL, update, loudness)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from privacy.accountants.calibration import filter_commitment, floor_commitment
 from privacy.commitment import Commitment, FloorStep
-from privacy.events import Json, NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Banded, Json, NoiseShares, Poisson, ReleaseEvent
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
@@ -42,6 +42,7 @@ def calibrate(
     mode: str,
     extra: Sequence[FloorStep] = (),
     noise_shares: NoiseShares | None = None,
+    correlation: Banded | None = None,
     not_private: str | None = None,
 ) -> Calibrated:
     """Calibrate, and commit. The controller's initial release is part of the target; nothing is written or sampled.
@@ -51,6 +52,7 @@ def calibrate(
         mode: ``"floor"`` or ``"filter"``.
         extra: further releases that the target must pay for.
         noise_shares: how the clients make the noise together, which only a filter accounts; None if the server adds it.
+        correlation: of the noise over the rounds, which only a floor with cyclic ``sampling`` accounts; None if none.
         not_private: why the run gives no guarantee, or None.
 
     Raises:
@@ -60,6 +62,8 @@ def calibrate(
     commit = filter_commitment if mode == "filter" else floor_commitment
     if noise_shares is not None:
         commit = partial(filter_commitment, adjacency="zero_out", noise_shares=noise_shares)
+    if correlation is not None:
+        commit = partial(floor_commitment, correlation=correlation)
     commitment, z = commit(epsilon, delta, sampling, rounds, extra=steps, profile=profile)
     return Calibrated(replace(commitment, not_private=not_private), tuple(z * share for share in profile))
 

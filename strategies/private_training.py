@@ -19,9 +19,10 @@ from torch import Tensor
 
 from privacy.contribution import MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import BudgetExceeded
-from privacy.events import NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Banded, CyclicPoisson, NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release, reopened_release
+from privacy.randomness.correlated import BandedNoise
 from privacy.randomness.noise import InsecureZeroNoise, Noise
 from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.adapter.layout import AdapterLayout
@@ -61,6 +62,7 @@ class PlannedRelease:
         sampling: how its cohort is drawn.
         part: what of the adapter its clients train.
         noise_shares: how its clients make the noise together; None if the server adds it.
+        correlation: how its noise hangs together with that before it; None if it is independent.
     """
 
     round: int
@@ -68,6 +70,7 @@ class PlannedRelease:
     sampling: Poisson
     part: TrainedSubset
     noise_shares: NoiseShares | None = None
+    correlation: Banded | None = None
 
     @property
     def label(self) -> str:
@@ -77,7 +80,8 @@ class PlannedRelease:
     @property
     def event(self) -> ReleaseEvent:
         """What the ledger is asked to pay."""
-        return ReleaseEvent(self.label, self.round, self.sampling, self.plan.components(), self.noise_shares)
+        components = self.plan.components()
+        return ReleaseEvent(self.label, self.round, self.sampling, components, self.noise_shares, self.correlation)
 
     def release(self, total: Contribution, cohort: Cohort, ledger: Ledger, noise: Noise | None) -> Release:
         """Charge the ledger and release the cohort's sum, see :func:`privacy.mechanism.charged_release`.
@@ -99,7 +103,23 @@ class PlannedRelease:
             sampling=self.sampling,
             charges=ledger.charges,
             noise_shares=self.noise_shares,
+            correlation=self.correlation,
         )
+
+    def in_turn(self, ledger: Ledger, noise: Noise | None) -> "PlannedRelease":
+        """With cyclic sampling: whose turn it is by the charges so far, lost ones included; how its noise goes on."""
+        if not isinstance(self.sampling, CyclicPoisson):
+            return self
+        sampling = replace(self.sampling, turn=len(ledger.charges))
+        correlation = noise.correlation(sampling, ledger) if isinstance(noise, BandedNoise) else None
+        return replace(self, sampling=sampling, correlation=correlation)
+
+    def as_charged(self, ledger: Ledger) -> "PlannedRelease":
+        """With cyclic sampling: the turn and the noise of the last charge for this release."""
+        found = [e for e in ledger.events if (e.label, e.round) == (self.label, self.round)]
+        if not isinstance(self.sampling, CyclicPoisson) or not found:
+            return self
+        return replace(self, sampling=found[-1].sampling, correlation=found[-1].correlation)
 
 
 class Subspace(Protocol):
@@ -210,7 +230,7 @@ class ServerUpdate:
     ) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
         layout, scales = part.layout(self.layout), part.scales(self.layout)
-        update, std = release.update, release.plan.noise_std(release.expected_units)
+        update, std = release.update, release.plan.noise_std(release.expected_units) * release.loudness
         if isinstance(self.noise, InsecureZeroNoise):
             std = torch.zeros_like(std)  # an optimizer that takes off noise which is not there hardly moves
         if scales is not None:
@@ -340,7 +360,7 @@ class PrivateTraining(ABC):
         self.state, self.release = state, None
         if update is not None:
             before = self.planner.planned(replace(state, round=state.round - 1))
-            self.release = before.reopened(update, answers, self.ledger)
+            self.release = before.as_charged(self.ledger).reopened(update, answers, self.ledger)
 
     def next_release(self) -> PlannedRelease:
         """The next release; planned once, so that one plan clips and sets the noise."""
@@ -348,7 +368,7 @@ class PrivateTraining(ABC):
         if self._next is None or self._next[0] is not state:
             self.state = state = self.planner.based(state)
             self._next = state, self.planner.planned(state)
-        return self._next[1]
+        return self._next[1].in_turn(self.ledger, self.noise)
 
     def refusal(self) -> str | None:
         """Why there is no next release, or None: all planned ones are made, or the ledger does not pay.

@@ -19,7 +19,16 @@ from scipy.optimize import brentq
 from privacy import checks
 from privacy.accountants import composition, pld, renyi
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
-from privacy.events import NoiseShares, Poisson, ReleaseEvent, Step, effective_noise_multiplier
+from privacy.events import (
+    Banded,
+    CyclicPoisson,
+    NoiseShares,
+    Poisson,
+    ReleaseEvent,
+    Step,
+    effective_noise_multiplier,
+    seen_by_one_unit,
+)
 
 LARGEST = 1e6
 _GRID = 1e-4
@@ -48,7 +57,7 @@ def calibrate(
     Args:
         epsilon: the target, > 0.
         delta: in (0, 1).
-        sampling: how each round draws its cohort; one for all rounds, or one per round.
+        sampling: how each round draws its cohort; one for all rounds, or one per round. Cyclic sampling is one for all.
         rounds: number of rounds, >= 1.
         extra: other releases of the run (an initial histogram), as events, floor steps or (sampling, z, count).
         queries: what is released beside the update on the same cohort: noise multipliers ``s_j/S_j`` of the further
@@ -66,6 +75,11 @@ def calibrate(
     """
     checks.positive(epsilon=epsilon, delta=delta)
     checks.integer_at_least(1, rounds=rounds)
+    if isinstance(sampling, CyclicPoisson):
+        if profile is not None and len(set(profile)) > 1:
+            raise ValueError("profile must be flat with cyclic sampling; the noise of all rounds hangs together")
+        sampling, rounds = seen_by_one_unit(sampling, rounds)
+        profile = None if profile is None else profile[:rounds]
     run = NoiseSearch(
         epsilon, delta, _per_round(sampling, rounds), tuple(extra), queries, _shape(profile, rounds), adjacency
     )
@@ -92,18 +106,21 @@ def floor_commitment(
     queries: Queries = (),
     profile: Sequence[float] | None = None,
     adjacency: str = "add_remove",
+    correlation: Banded | None = None,
 ) -> tuple[Commitment, float]:
     """Calibrate, and commit to the result: the commitment in floor mode and the multiplier of the update.
 
     The committed steps are those of ``extra`` and then one per run of equal rounds, at the effective noise multiplier.
-    Arguments and errors as for :func:`calibrate`.
+    ``correlation`` of the noise needs cyclic sampling. Other arguments and errors as for :func:`calibrate`.
     """
     z = calibrate(epsilon, delta, sampling, rounds, extra=extra, queries=queries, profile=profile, adjacency=adjacency)
     samplings = _per_round(sampling, rounds)
     steps = [
         (one, _effective(z * share, queries)) for one, share in zip(samplings, _shape(profile, rounds), strict=True)
     ]
-    floor = [FloorStep(label, one, multiplier, len(list(same))) for (one, multiplier), same in groupby(steps)]
+    floor = [
+        FloorStep(label, one, multiplier, len(list(same)), correlation) for (one, multiplier), same in groupby(steps)
+    ]
     unit, population = samplings[0].unit, samplings[0].population
     return Commitment(unit, adjacency, population, epsilon, delta, "floor", (*extra, *floor)), z
 

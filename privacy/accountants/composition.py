@@ -37,7 +37,7 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson, ReleaseEvent, Step
+from privacy.events import Poisson, ReleaseEvent, Step, seen_by_one_unit
 
 COMPOSED = ("add_remove", "replace_one")
 """Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
@@ -117,12 +117,17 @@ def curve(
 
 
 def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:
-    """Equal steps counted together, in order of first appearance, at the noise multiplier that is accounted."""
+    """Equal steps counted together, in order of first appearance, at the noise multiplier that is accounted.
+
+    Releases of cyclic sampling are what one unit sees of them, entry by entry: one entry for a whole run counts
+    ceil(T / groups), T entries of one release count T.
+    """
     counts: dict[tuple[Poisson, float], int] = {}
     for event in events:
         sampling, multiplier, count = _as_step(event)
         checks.non_negative(noise_multiplier=multiplier)
         checks.integer_at_least(1, count=count)
+        sampling, count = seen_by_one_unit(sampling, count)
         key = (sampling, multiplier * (1.0 - ROUNDING))
         counts[key] = counts.get(key, 0) + count
     units = {(sampling.unit, sampling.population) for sampling, _ in counts}

@@ -7,7 +7,7 @@ A budget is a value in memory; ``ledger.py`` makes it durable. :meth:`Budget.pri
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -15,7 +15,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from privacy.accountants import composition, pld, renyi
 from privacy.commitment import ROUNDING, Commitment, FloorStep
 from privacy.errors import BudgetExceeded
-from privacy.events import ReleaseEvent
+from privacy.events import CyclicPoisson, ReleaseEvent
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class FloorBudget:
         step = self._floor[index]
         if event.noise_shares is not None:
             raise BudgetExceeded("noise made by the clients is accounted by a filter; commit to one")
+        self._check_turn(event, step)
         if event.sampling.rate > step.sampling.rate:
             raise BudgetExceeded(
                 f"the event samples {event.sampling}, more than the committed {step.sampling}; sample as committed"
@@ -75,6 +76,18 @@ class FloorBudget:
                 f"committed floor {step.noise_multiplier:.6g}; add noise or drop a query"
             )
         return Price(step=index)
+
+    def _check_turn(self, event: ReleaseEvent, step: FloorStep) -> None:
+        """Whose turn it is, and how the noise hangs together, is as committed: no unit is asked more often."""
+        turn = sum(self._used)  # a floor with cyclic sampling has one step, so every charge is a turn
+        committed = replace(step.sampling, turn=turn) if isinstance(step.sampling, CyclicPoisson) else step.sampling
+        if type(event.sampling) is not type(committed) or replace(event.sampling, rate=committed.rate) != committed:
+            raise BudgetExceeded(
+                f"the event samples {event.sampling}, not {committed}, as committed; sample as committed"
+            )
+        made, due = event.correlation, step.correlation  # where the noise starts may differ: that costs nothing
+        if (made and made.coefficients) != (due and due.coefficients):
+            raise BudgetExceeded(f"the noise of {event.label!r} is correlated as {made}, committed is {due}")
 
     def take(self, price: Price) -> None:
         if price.step is None:
@@ -114,6 +127,8 @@ class FilterBudget:
 
     def price(self, event: ReleaseEvent) -> Price:
         _check_population(event, self._commitment)
+        if isinstance(event.sampling, CyclicPoisson):
+            raise BudgetExceeded("cyclic sampling is accounted over a whole run, by a floor; commit to one")
         if event.noise_shares != self._commitment.noise_shares:
             raise BudgetExceeded(
                 "the noise must be made by whom the commitment says, server or clients alike; it is not"

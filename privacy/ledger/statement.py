@@ -17,7 +17,7 @@ from privacy import checks
 from privacy.accountants import composition, renyi
 from privacy.commitment import Commitment
 from privacy.errors import UnsupportedEvent
-from privacy.events import Json, Poisson
+from privacy.events import Banded, CyclicPoisson, Json, Poisson
 from privacy.ledger.ledger import Ledger
 
 TRUSTED_AGGREGATOR = (
@@ -25,6 +25,11 @@ TRUSTED_AGGREGATOR = (
     "contributions; the guarantee is against everyone who sees only what the run releases"
 )
 CENTRAL = "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release"
+CORRELATED = (
+    "Gaussian noise on sums of clipped contributions, correlated over the rounds (banded matrix factorisation, {bands} "
+    "bands); clients lie in {groups} groups that take turns, drawn once and independently of all data, so that one "
+    "client takes part at most once in {groups} releases; all statistics of one cohort are one release"
+)
 SHARED = (
     "sums of clipped contributions to each of which its client added discrete Gaussian noise, opened by secure "
     "aggregation; all statistics of one cohort are one release"
@@ -108,13 +113,14 @@ def privacy_statement(
         "population": commitment.population,
         "delta": commitment.delta,
         "mode": commitment.mode,
-        "mechanism": CENTRAL if shares is None else SHARED,
+        "mechanism": _mechanism(commitment),
         "sampling": {label: _sampling_text(sampling) for label, sampling in _samplings(ledger)},
         "rounds": {**committed, "charged": len(ledger.charges), "released": released},
         "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
         "releases": _releases(ledger),
         "trust_model": trust_model,
         **({} if shares is None else {"noise_shares": shares.to_json()}),
+        **({} if (correlation := _correlation(commitment)) is None else {"correlation": correlation.to_json()}),
         "covered": _covered(ledger),
         "not_covered": [*not_covered, *further],
         "ledger": {"run_id": ledger.run_id, "head": ledger.head},
@@ -198,7 +204,9 @@ def _curve(commitment: Commitment) -> list[Json]:
 def _releases(ledger: Ledger) -> list[Json]:
     """Consecutive charges that differ in their round only, as one entry."""
     rows: list[Json] = []
-    for key, group in groupby(ledger.charges, key=lambda c: (c.event.label, c.event.sampling, c.event.components)):
+    for key, group in groupby(
+        ledger.charges, key=lambda c: (c.event.label, _planned(c.event.sampling), c.event.components)
+    ):
         same = list(group)
         rows.append(
             {
@@ -212,6 +220,24 @@ def _releases(ledger: Ledger) -> list[Json]:
             }
         )
     return rows
+
+
+def _mechanism(commitment: Commitment) -> str:
+    if commitment.noise_shares is not None:
+        return SHARED
+    if (correlation := _correlation(commitment)) is None:
+        return CENTRAL
+    sampling = commitment.floor[0].sampling
+    assert isinstance(sampling, CyclicPoisson)
+    return CORRELATED.format(bands=correlation.bands, groups=sampling.groups)
+
+
+def _correlation(commitment: Commitment) -> Banded | None:
+    return commitment.floor[0].correlation if commitment.floor else None
+
+
+def _planned(sampling: Poisson) -> Poisson:
+    return sampling.planned if isinstance(sampling, CyclicPoisson) else sampling
 
 
 def _samplings(ledger: Ledger) -> list[tuple[str, Poisson]]:
@@ -229,6 +255,8 @@ def _covered(ledger: Ledger) -> list[str]:
 
 def _sampling_text(sampling: Poisson) -> str:
     units = f"{sampling.population:,} {_unit_text(sampling.unit)}s"
+    if isinstance(sampling, CyclicPoisson):
+        return f"Poisson with rate {sampling.rate:g} from one of {sampling.groups} groups of {units} in turn"
     return f"all {units}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {units}"
 
 

@@ -5,6 +5,7 @@ kind                   what it draws, per coordinate of noise multiplier z      
 =====================  ====================================================================================  =========
 GaussianNoise          round(2^40 z x), x a standard normal in float64 from a CSPRNG                         yes
 DiscreteGaussianNoise  exactly the discrete Gaussian of integer parameter ceil(2^40 z): no float involved    yes
+BandedNoise            round(2^40 z w), w correlated over the releases of a run (``correlated.py``)         yes
 InsecureSeededNoise    round(2^40 z x) from a seeded generator, for tests                                    NO
 InsecureZeroNoise      zero, for tests and for runs without privacy                                          NO
 =====================  ====================================================================================  =========
@@ -55,7 +56,7 @@ class GaussianNoise:
         self._random = SecureRandom()
 
     def draw(self, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
-        return _scaled(self._random.normal(sum(length for _, length in blocks)), blocks)
+        return scaled(self._random.normal(sum(length for _, length in blocks)), blocks)
 
 
 class DiscreteGaussianNoise:
@@ -81,7 +82,7 @@ class InsecureSeededNoise:
         self._generator = simulation_generator(seed, "insecure-noise")
 
     def draw(self, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
-        return _scaled(self._generator.standard_normal(sum(length for _, length in blocks)), blocks)
+        return scaled(self._generator.standard_normal(sum(length for _, length in blocks)), blocks)
 
 
 class InsecureZeroNoise:
@@ -93,7 +94,8 @@ class InsecureZeroNoise:
         return torch.zeros(sum(length for _, length in blocks), dtype=torch.int64)
 
 
-def _scaled(normals: np.ndarray, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
+def scaled(normals: np.ndarray, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
+    """Normals as grid integers, each block at its noise multiplier; ``normals`` is overwritten."""
     numbers, start = torch.from_numpy(normals), 0
     for multiplier, length in blocks:
         numbers[start : start + length] *= multiplier * GRID

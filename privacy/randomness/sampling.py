@@ -9,6 +9,10 @@ Poisson sampling is exact: id i joins if its own 64-bit word is less than rate *
 independent and of probability ``rate`` to the last bit of the float (rates below 2^-11 may lose less than 2^-64, to the
 safe side). Geometric gaps would touch only the drawn ids, but they need a logarithm, hence a rounded probability;
 a million words take milliseconds.
+
+Cyclic sampling first leaves the group whose turn it is. A unit's group is its own 64-bit word modulo the number of
+groups, under a key that knows neither round nor attempt: it is the same for the whole run, resumed or not. (Which group
+somebody is in may be known to everyone: no guarantee leans on its secrecy, nor on groups of equal chance.)
 """
 
 import contextlib
@@ -28,7 +32,7 @@ from jaxtyping import Int64
 
 from privacy import checks, durable
 from privacy.errors import CorruptRun
-from privacy.events import Poisson
+from privacy.events import CyclicPoisson, Poisson
 
 _SECRET_BYTES = 32
 _WORDS_AT_ONCE = 1 << 17
@@ -128,8 +132,12 @@ class CohortSampler:
         durable.write(Path(path), f"{_HEADER}\n{self._secret.hex()}\n", mode=0o600)
 
     def draw(self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round") -> Cohort:
-        """One cohort drawn as ``sampling`` says."""
+        """One cohort drawn as ``sampling`` says; ValueError for cyclic sampling without a turn."""
         ids = self.poisson(sampling.population, sampling.rate, round, attempt, label=label)
+        if isinstance(sampling, CyclicPoisson):
+            if sampling.turn is None:
+                raise ValueError(f"turn must be a number to draw a cohort, got None in {sampling}")
+            ids = ids[self.group_of(sampling.population, sampling.groups)[ids] == sampling.turn % sampling.groups]
         return Cohort(ids, sampling, label, int(round), int(attempt), self.insecure, SEAL)
 
     def poisson(
@@ -144,6 +152,12 @@ class CohortSampler:
         stream = self._words(f"poisson {n} {float(rate).hex()}", round, attempt, label, min(n, _WORDS_AT_ONCE))
         drawn = [np.flatnonzero(next(stream)[: n - start] < threshold) + start for start in range(0, n, _WORDS_AT_ONCE)]
         return np.concatenate(drawn).astype(np.int64, copy=False)
+
+    def group_of(self, n: int, groups: int) -> Int64[np.ndarray, " n"]:
+        """The group, in [0, groups), of each of 0..n-1: drawn once for all rounds, independently of all others."""
+        checks.integer_at_least(1, n=n, groups=groups)
+        words = next(self._words(f"groups {groups} of {n}", 0, 0, "groups", n))
+        return (words % np.uint64(groups)).astype(np.int64)
 
     def _words(
         self, purpose: str, round: int, attempt: int, label: str, block: int

@@ -72,6 +72,7 @@ class RunConfig(Table):
                 "raise sampling-rate or clients"
             )
         wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
+        wrong += self._wrong_of_correlation() if self.privacy.noise_correlation != "none" or self.privacy.bands else []
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
@@ -135,6 +136,41 @@ class RunConfig(Table):
             _ = self.noise_shares
         except ValueError as error:
             wrong.append(f"privacy.secagg: {error}")
+        return wrong
+
+    def _wrong_of_correlation(self) -> list[str]:
+        """What does not go with noise that hangs together over rounds: its guarantee, or its use, would be lost."""
+        privacy, chosen, wrong = self.privacy, self.strategy, []
+        if privacy.noise_correlation == "none":
+            return [f"privacy.bands = {privacy.bands} needs privacy.noise-correlation = 'banded', got 'none'"]
+        for key, value, allowed, why in (
+            ("privacy.unit", privacy.unit, ("client",), "it is made for rounds over clients"),
+            (
+                "privacy.trust",
+                privacy.trust,
+                ("server",),
+                "clients that make the noise cannot take any of it off again",
+            ),
+            ("privacy.mode", privacy.mode, ("floor",), "a run of it is accounted as a whole"),
+            ("privacy.noise", privacy.noise, ("gaussian",), "correlated noise is not exact on the grid"),
+            (
+                "strategy.controller",
+                chosen.controller,
+                ("fixed",),
+                "noise takes off earlier noise at one threshold only",
+            ),
+            ("strategy.aggregation", chosen.aggregation, ("plain", "ffa"), "every round must train the same values"),
+            ("strategy.optimizer", chosen.optimizer, ("fedavg", "fedavgm"), "others do not add releases up"),
+        ):
+            if value not in allowed:
+                names = " or ".join(map(repr, allowed))
+                wrong.append(f"{key} = {value!r} must be {names} with privacy.noise-correlation = 'banded': {why}")
+        most = min(self.rounds, math.floor(1.0 / self.sampling_rate * (1.0 + 1e-12)))
+        if privacy.bands > most:
+            wrong.append(
+                f"privacy.bands = {privacy.bands} must be at most {most}: a cohort comes from one of so many groups of "
+                "clients, and a group takes part once in so many rounds (bands x sampling-rate <= 1, bands <= rounds)"
+            )
         return wrong
 
     @property

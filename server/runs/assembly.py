@@ -32,6 +32,7 @@ from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
+from privacy.randomness.correlated import BandedNoise
 from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, load_identity, save_identity
@@ -117,7 +118,7 @@ def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly
     noise = commit(config, parts.controller, folder)
     run = assembled(config, parts, prepare(data_spec(config)))
     adapters, order = Adapters(config.model.rank, config.clients, config.seed), noise.commitment.order
-    sampling = round_sampling(config)
+    sampling = round_sampling(config, noise)
     info = run_info(parts.aggregation, adapters, run.layout, config.rounds, sampling, noise.multipliers, order)
     return CommittedAssembly(**vars(run), commitment=noise.commitment, setting=info)
 
@@ -203,7 +204,7 @@ def make_strategy(
 
     ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
     """
-    config = assembly.config
+    config, correlation = assembly.config, ledger.commitment.floor[0].correlation if ledger.commitment.floor else None
     return DpFedAvg(
         controller=assembly.methods.controller,
         optimizer=assembly.methods.optimizer,
@@ -217,7 +218,7 @@ def make_strategy(
         clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
         served_average=config.strategy.served_average,
         work=None if config.deployed else np.asarray(assembly.data.client_tokens),
-        noise=noise_of(config.privacy),
+        noise=noise_of(config.privacy) if correlation is None else BandedNoise(correlation.coefficients),
         seed=config.seed,
     )
 

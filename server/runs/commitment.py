@@ -14,9 +14,11 @@ from typing import Any
 
 from client.record_level import calibration
 from client.record_level.settings import RecordLevelSettings
+from privacy.accountants import factorisation
 from privacy.contribution import Plan
-from privacy.events import Poisson
+from privacy.events import Banded, Poisson
 from server.config.load import ConfigError
+from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
 from strategies.calibration import Calibrated, calibrate
@@ -24,9 +26,32 @@ from strategies.controllers.controller import Controller, NoBudgetLeft, PublicSi
 from strategies.plugins import place
 
 
-def round_sampling(config: RunConfig) -> Poisson:
-    """How the cohort of a round is drawn."""
-    return Poisson(config.sampling_rate, config.clients)
+def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisson:
+    """How the cohort of a round is drawn; ``noise`` says it where the number of bands is calibrated."""
+    correlated = noise is not None and config.privacy.noise_correlation != "none"
+    return noise.commitment.floor[0].sampling if noise and correlated else Poisson(config.sampling_rate, config.clients)
+
+
+def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:
+    """How cohorts are drawn and how their noise hangs together; with 0 bands whatever leaves the least noise.
+
+    Raises:
+        ValueError: no noise keeps the target.
+    """
+    if config.privacy.noise_correlation == "none":
+        return round_sampling(config), None
+    privacy, momentum = config.privacy, server_momentum(config)
+    bands = privacy.bands
+    if not bands:
+        run = (privacy.epsilon, privacy.delta, config.clients, config.sampling_rate, config.rounds)
+        bands = len(factorisation.choose(*run, momentum)[0].coefficients)
+    sampling = factorisation.cyclic(bands, config.clients, config.sampling_rate)
+    return sampling, Banded(factorisation.optimise(bands, config.rounds, momentum))
+
+
+def server_momentum(config: RunConfig) -> float:
+    """With which the server adds up releases; 0 for plain sums."""
+    return float(getattr(methods(config).optimizer, "momentum", 0.0))
 
 
 def not_private_reason(config: RunConfig) -> str | None:
@@ -60,9 +85,10 @@ def commit(config: RunConfig, controller: Controller[Any], folder: Path | None =
     Raises:
         ConfigError: no noise keeps the target, or the controller cannot work at the noise that does.
     """
-    sampling, privacy = round_sampling(config), config.privacy
+    privacy = config.privacy
 
     def made() -> Calibrated:
+        sampling, correlation = correlated(config)
         return calibrate(
             controller,
             sampling,
@@ -71,11 +97,13 @@ def commit(config: RunConfig, controller: Controller[Any], folder: Path | None =
             delta=privacy.delta,
             mode=privacy.mode,
             noise_shares=config.noise_shares,
+            correlation=correlation,
             not_private=not_private_reason(config),
         )
 
     with priced(privacy.epsilon):
         found = _once(config, config.clients, made, folder)
+    sampling = round_sampling(config, found)
     # the plan's queries must leave the update some budget; the layout is not known yet and does not matter to that
     info = RunInfo(config.rounds, ((1,),), sampling, found.multipliers, found.commitment.order)
 

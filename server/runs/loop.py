@@ -175,7 +175,7 @@ class Loop:
         """What may be shown of the last release: released values and public ones."""
         training, state, release = self.training, self.state, self.training.release
         assert release is not None
-        noise_norm = release.plan.noise_norm(release.expected_units)
+        noise_norm = release.plan.noise_norm(release.expected_units) * release.loudness
         update_norm = float(release.update.double().norm())
         bound = getattr(release.plan.clip, "bound", None)
         return RoundRecord(

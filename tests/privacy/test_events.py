@@ -68,7 +68,10 @@ def test_the_divisor_is_the_expected_cohort() -> None:
         (lambda: ReleaseEvent("round", -1, POISSON, (Component("u", 1.0, 1.0, 1),)), "round must be an integer >= 0"),
         (lambda: ReleaseEvent("", 0, POISSON, (Component("u", 1.0, 1.0, 1),)), "label must not be empty"),
         (lambda: ReleaseEvent("round", 0, POISSON, ()), "at least one Component"),
-        (lambda: Poisson.from_json({"kind": "fixed-size", "size": 3}), "must be 'poisson', got 'fixed-size'"),
+        (
+            lambda: Poisson.from_json({"kind": "fixed-size", "size": 3}),
+            "must be 'poisson' or 'cyclic-poisson', got 'fixed-size'",
+        ),
     ],
 )
 def test_impossible_descriptions_are_refused(make: object, message: str) -> None:

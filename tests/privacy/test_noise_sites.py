@@ -119,6 +119,7 @@ def test_within_privacy_only_the_noise_kinds_draw_from_a_normal():
                 drawing.add(path.relative_to(ROOT).as_posix())
     assert drawing == {
         "privacy/randomness/noise.py",
+        "privacy/randomness/correlated.py",
         "privacy/audit/one_shot.py",
     }  # the second makes canaries, from a seed
 

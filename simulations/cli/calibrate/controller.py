@@ -52,8 +52,9 @@ def controller_config(
 def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
     """What is committed to, what every kind of round releases, and epsilon of all of it by each accountant."""
     controller = methods(config).controller
-    commitment, multipliers = commit(config, controller)
-    setting = RunInfo(config.rounds, ((dimension or 1,),), round_sampling(config), multipliers, commitment.order)
+    noise = commitment, multipliers = commit(config, controller)
+    sampling = round_sampling(config, noise)
+    setting = RunInfo(config.rounds, ((dimension or 1,),), sampling, multipliers, commitment.order)
     table = plain_table()
     for column in ("Release", "part", "sensitivity", "noise on the sum", "noise multiplier"):
         table.add_column(column, justify="left" if column in ("Release", "part") else "right")
