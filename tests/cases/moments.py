@@ -21,7 +21,8 @@ import torch
 
 from client.engine.cohort import CohortEngine
 from privacy.ledger.ledger import Ledger
-from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
+from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.noise import GaussianNoise, Noise
 from privacy.randomness.sampling import CohortSampler
 from server.run_folder.names import CHECKPOINT_FOLDER, LEDGER_FILE, SITES_FILE
 
@@ -73,22 +74,27 @@ class Witness:
     def watching(self) -> Iterator[None]:
         """Until the block ends."""
         self._durable = {path: path.stat().st_size for path in self.folder.rglob("*") if path.is_file()}
-        fsync, draw, evaluate = os.fsync, GaussianNoise.draw, CohortEngine.evaluate
+        fsync, evaluate = os.fsync, CohortEngine.evaluate
 
         def evaluated(engine: CohortEngine, *given: Any) -> Any:
             self._copy("evaluate")
             return evaluate(engine, *given)
 
-        def drawn(noise: GaussianNoise, blocks: Sequence[tuple[float, int]]) -> torch.Tensor:
-            self._copy("noise")
-            self.draws += 1
-            return InsecureZeroNoise().draw(blocks) if self.quiet else draw(noise, blocks)
+        def watched(draw: Callable[[Any, Sequence[tuple[float, int]]], torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def drawn(noise: Noise, blocks: Sequence[tuple[float, int]]) -> torch.Tensor:
+                self._copy("noise")
+                self.draws += 1
+                found = draw(noise, blocks)
+                return torch.zeros_like(found) if self.quiet else found
+
+            return drawn
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", lambda descriptor: self._synced(descriptor, fsync))
             for name in ("rename", "replace", "link"):
                 patch.setattr(os, name, self._renaming(getattr(os, name)))
-            patch.setattr(GaussianNoise, "draw", drawn)
+            for kind in (GaussianNoise, BandedNoise):
+                patch.setattr(kind, "draw", watched(kind.draw))
             patch.setattr(CohortEngine, "evaluate", evaluated)
             if self.quiet:
                 patch.setattr(CohortSampler, "fresh", lambda: CohortSampler(b"one of all runs, 32 bytes long. ", False))

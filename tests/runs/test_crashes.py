@@ -59,6 +59,17 @@ def over_clients(cache: Path) -> Config:
     return parse(table | common(cache, 4))
 
 
+def correlated(cache: Path) -> Config:
+    """Noise that hangs together over rounds, and dies with its process."""
+    table = {
+        "rounds": 5, "clients": 12, "sampling-rate": 0.25, "privacy": {
+            "epsilon": 8.0, "delta": 1e-2, "noise-correlation": "banded", "bands": 3,
+        },
+        "strategy": {"controller": "fixed", "aggregation": "ffa", "optimizer": "fedavgm"}, "engine": {"workers": 2},
+    }  # fmt: skip
+    return parse(table | common(cache, 4))
+
+
 def over_records(cache: Path) -> Config:
     """Every second step is kept and recorded, but for the third pair."""
     table = {
@@ -99,6 +110,7 @@ def over_sites(cache: Path) -> Config:
 
 KINDS: dict[str, Callable[[Path], Config]] = {
     "clients": over_clients,
+    "correlated": correlated,
     "records": over_records,
     "phases": in_phases,
     "sites": over_sites,
@@ -145,7 +157,7 @@ class Whole:
         assert len(after) <= len(self.charges), "more was charged than was committed to"
         for path in moment.folder.rglob(PHASE_FILE):
             assert (folder / path.relative_to(moment.folder)).read_bytes() == path.read_bytes(), "done twice"
-        rounds = self.rounds - lost if self.kind in ("clients", "records") else self.rounds
+        rounds = self.rounds - lost if self.kind in ("clients", "correlated", "records") else self.rounds
         if lost and before[-1][1] == "histogram":
             rounds = 0  # there is nothing to start from
         assert json.loads((folder / RESULTS_FILE).read_text())["rounds_done"] == rounds
@@ -177,10 +189,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
 
 
 def rows(folder: Path) -> list[Any]:
-    """Records of the rounds but for their times; each of them one line."""
+    """Records of the rounds but for their times and how loud noise was meant to be; each of them one line.
+
+    Correlated noise starts anew in a process that resumes, and is louder or less for it.
+    """
     records = read_metrics(folder)
     assert len(records) == len((folder / METRICS_FILE).read_text().splitlines())
-    return [replace(record, seconds=0.0) for record in records]
+    return [replace(record, seconds=0.0, noise_norm=None, signal_estimate=None) for record in records]
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

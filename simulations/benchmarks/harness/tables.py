@@ -55,6 +55,7 @@ TABLES = {
     "containers": "faults.tables:containers",
     "message-overhead": "faults.tables:message_overhead",
     "secure-sums": "privacy.secure_sums:table",
+    "correlated-noise": "privacy.correlated_noise:errors",
     "silo_accounting.adam-ac": "privacy.published_accounting:adam_ac",
     "silo_accounting.rldp": "privacy.published_accounting:rldp",
     "records-diabetes": "papers.diabetes:comparison",

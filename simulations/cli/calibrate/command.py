@@ -43,6 +43,9 @@ def calibrate_command(
         int, typer.Option(help="With secagg: least number of clients left in a round; 0 is four fifths.")
     ] = 0,
     colluding: Annotated[int, typer.Option(help="With secagg: clients that may collude with the server.")] = 0,
+    correlated: Annotated[
+        bool, typer.Option(help="What noise correlated over rounds buys against independent noise.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="For programs: the noise of this way to run, without alternatives.")
     ] = False,
@@ -53,6 +56,20 @@ def calibrate_command(
 
     console, notes = Console(), list[warnings.WarningMessage]()
     try:
+        if correlated:
+            if histogram or query or controller or option or trust == "secagg" or adjacency != "add_remove":
+                raise ValueError(
+                    "correlated goes with epsilon, delta, clients, rate and rounds only: nothing but the update is "
+                    "released, under add_remove, and the server adds the noise"
+                )
+            from simulations.cli.calibrate import correlated as correlated_page
+
+            if as_json:
+                typer.echo(json.dumps(correlated_page.plain(epsilon, delta, clients, rate, rounds), indent=2))
+                return
+            with console.status("Calibrating"):
+                console.print(correlated_page.page(epsilon, delta, clients, rate, rounds))
+            return
         if as_json and (trust == "secagg" or controller is not None or option):
             raise ValueError("--json prices plain rounds; leave out controller, option and trust")
         if dimension is not None and dimension < 1:
