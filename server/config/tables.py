@@ -44,8 +44,8 @@ class Privacy(PrivacyTarget):
         non_private: allows what voids the guarantee; the run is marked as such.
         seeded_cohorts: cohorts are drawn from the seed, which voids the guarantee.
         trust: who is trusted with the sum over a cohort, be it the server or nobody (clients make the noise together).
-        noise_correlation: whether the noise of a round takes off some of that before it: "banded" is BandMF,
-            for many rounds of large cohorts; clients then take part in turns (docs/correlated-noise.md).
+        noise_correlation: whether the noise of a round takes off some of that before it, which pays where the noise
+            multiplier is small; "banded" is BandMF, and clients take part in turns (docs/correlated-noise.md).
         bands: of "banded" noise, groups of clients that take turns; 0 takes the number with the least noise.
     """
 

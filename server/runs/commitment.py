@@ -35,6 +35,8 @@ def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisso
 def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:
     """How cohorts are drawn and how their noise hangs together; with 0 bands whatever leaves the least noise.
 
+    One band is independent noise, and a run of it is one without correlation.
+
     Raises:
         ValueError: no noise keeps the target.
     """
@@ -45,6 +47,8 @@ def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:
     if not bands:
         run = (privacy.epsilon, privacy.delta, config.clients, config.sampling_rate, config.rounds)
         bands = len(factorisation.choose(*run, momentum)[0].coefficients)
+    if bands == 1:
+        return round_sampling(config), None
     sampling = factorisation.cyclic(bands, config.clients, config.sampling_rate)
     return sampling, Banded(factorisation.optimise(bands, config.rounds, momentum))
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privacy.accountants.factorisation import optimise, priced
+from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.correlated import BandedNoise
 from privacy.randomness.sampling import CohortSampler
@@ -107,6 +108,10 @@ def test_nought_bands_take_the_number_with_the_least_noise() -> None:
     best = min((1, 2, 4, 5), key=lambda bands: priced(bands, EPSILON, DELTA, CLIENTS, RATE, ROUNDS).error)
     assert correlation.bands == best
     assert sampling.expected_units == pytest.approx(RATE * CLIENTS)
+
+
+def test_a_run_for_which_independent_noise_is_better_is_an_ordinary_one() -> None:
+    assert correlated(parse(table(bands=0, epsilon=1.0))) == (Poisson(RATE, CLIENTS), None)
 
 
 @pytest.mark.parametrize(

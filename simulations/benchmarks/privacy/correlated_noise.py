@@ -3,8 +3,7 @@
 Run: `python -m simulations.benchmarks privacy.correlated_noise`. Pure accounting and matrices, no data; ten minutes.
 
 For every target, sampling rate and number of rounds: both kinds of noise calibrated for the same expected cohort, and
-the root mean square, over rounds and coordinates, of the noise in the server's parameters (sums of releases). With few
-rounds, small cohorts and a small epsilon amplification by sampling is worth more than correlation.
+the root mean square, over rounds and coordinates, of the noise in the server's parameters (sums of releases).
 """
 
 from typing import Any

@@ -66,11 +66,14 @@ def test_the_price_is_that_of_the_windows_and_the_cohort_stays():
     assert found.error == pytest.approx(expected, rel=1e-12)
 
 
-def test_small_cohorts_and_few_rounds_are_for_independent_noise_large_ones_for_correlated():
-    amplified, many = choose(2.0, 1e-6, 10_000, 0.02, 20), choose(4.0, 1e-6, 10_000, 0.1, 500)
-    assert len(amplified[0].coefficients) == 1
-    assert len(many[0].coefficients) == 10
-    assert [one.error for one in many] == sorted(one.error for one in many)
+def test_much_noise_is_better_independent_and_little_noise_correlated():
+    """Much noise is what amplification by sampling is worth most with."""
+    much, little = choose(1.0, 1e-5, 10_000, 0.25, 50), choose(8.0, 1e-5, 10_000, 0.05, 50)
+    assert len(much[0].coefficients) == 1
+    assert len(little[0].coefficients) == 20
+    assert [one.error for one in little] == sorted(one.error for one in little)
+    independent = next(one.error for one in little if len(one.coefficients) == 1)
+    assert little[0].error / independent == pytest.approx(0.7105, abs=2e-3)
 
 
 def test_a_cohort_larger_than_a_group_is_refused():
