@@ -18,8 +18,7 @@ Descriptions only: no noise, no sampling, no accounting happens here. Conversion
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from privacy import checks
@@ -125,9 +124,7 @@ class CyclicPoisson(Poisson):
     """Units lie in ``groups`` groups, which take turns: release n = 0, 1, ... samples group n mod ``groups`` alone.
 
     Every unit's group is drawn once, independently of everything else, data above all; every member joins with
-    probability ``rate`` independently of all others. So whoever takes part is not asked again in the next
-    ``groups`` - 1 releases, and n releases ask one unit at most ceil(n / groups) times. The expected number of units is
-    ``rate * population / groups``, over who is in the group as well as who joins.
+    probability ``rate`` independently of all others. So n releases ask one unit at most ceil(n / groups) times.
 
     Attributes:
         rate: within the group whose turn it is.
@@ -145,32 +142,15 @@ class CyclicPoisson(Poisson):
 
     @property
     def expected_units(self) -> float:
+        """Over who is in the group as well as over who joins."""
         return self.rate * self.population / self.groups
-
-    @property
-    def planned(self) -> "CyclicPoisson":
-        """The same without its turn."""
-        return replace(self, turn=None)
 
     def to_json(self) -> Json:
         return super().to_json() | {"kind": "cyclic-poisson", "groups": int(self.groups), "turn": self.turn}
 
 
-def seen_by_one_unit(sampling: Poisson, count: int) -> tuple[Poisson, int]:
-    """What ``count`` consecutive releases are to one unit: how it is sampled, and how often at most."""
-    if not isinstance(sampling, CyclicPoisson):
-        return sampling, count
-    return Poisson(sampling.rate, sampling.population, sampling.unit), -(-count // sampling.groups)
-
-
 Step: TypeAlias = tuple[Poisson, float, int]
 """(sampling, effective noise multiplier, count): so many releases on cohorts drawn alike."""
-
-
-LOUDEST: Final = 16.0
-"""Most times the standard deviation of correlated noise may be that of the normals it is made of."""
-
-_HORIZON = 4096
 
 
 @dataclass(frozen=True)
@@ -181,14 +161,12 @@ class Banded:
 
         w_n = (z_n - c_1 w_{n-1} - ... - c_{b-1} w_{n-b+1}) / c_0,
 
-    so that sums of releases carry less noise than sums of independent ones. What is released is then a function of
-    C x + z (x_n the sum over cohort n), in which the contribution of one unit to release n lies in rows n..n+b-1 alone
-    and is at most as long as column n of C, here at most 1. Under :class:`CyclicPoisson` sampling with at least b
-    groups the rows of one unit's contributions never meet, so the run is to it an adaptive composition of
-    ceil(T / groups) Poisson-sampled Gaussians of the noise multiplier as it stands (``privacy/README.md``).
-
-    Where the run was interrupted, w before ``since`` is lost and counts as zero. That only cuts columns of C off: no
-    guarantee changes, sums carry more noise.
+    so that sums of releases carry less of it. What is released is a function of C x + z (x_n the sum over cohort n), in
+    which one unit's contribution to release n lies in rows n..n+b-1 alone and is at most as long as column n of C: 1.
+    Under :class:`CyclicPoisson` sampling with at least b groups such rows never meet, so to one unit the run is an
+    adaptive composition of ceil(T / groups) Poisson-sampled Gaussians of the noise multiplier as it stands (proof:
+    docs/correlated-noise.md). Where a run was interrupted, w before ``since`` is lost and counts as zero, which cuts
+    columns of C off: no guarantee changes.
 
     Reference: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (arXiv 2306.08153), Theorem 4.
 
@@ -210,11 +188,6 @@ class Banded:
                 f"coefficients must have an L2 norm of at most 1, got {self.column_norm:.6g}; divide them by it: the "
                 "noise multiplier is accounted for a column of length 1"
             )
-        if not self.loudness(self.since + _HORIZON) <= LOUDEST:
-            raise ValueError(
-                f"coefficients must not make noise louder than {LOUDEST:g} times as it is drawn, got "
-                f"{self.coefficients}; no strategy that helps does"
-            )
 
     @property
     def bands(self) -> int:
@@ -225,10 +198,6 @@ class Banded:
     def column_norm(self) -> float:
         """The L2 norm of the longest column of C."""
         return math.hypot(*self.coefficients)
-
-    def loudness(self, turn: int) -> float:
-        """Standard deviation of w at ``turn``; where more turns than the horizon lie behind it, that at the horizon."""
-        return math.hypot(*_inverse(self.coefficients)[: turn - self.since + 1])
 
     def to_json(self) -> Json:
         return {
@@ -243,21 +212,7 @@ class Banded:
     def from_json(data: Mapping[str, Any]) -> "Banded":
         if data["kind"] != "banded-toeplitz":
             raise ValueError(f"kind of correlated noise must be 'banded-toeplitz', got {data['kind']!r}")
-        found = Banded(tuple(map(float, data["coefficients"])), int(data["since"]))
-        if found.bands != data["bands"] or abs(found.column_norm - data["column_norm"]) > 1e-12:
-            raise ValueError(f"bands and column_norm must be those of the coefficients, got {dict(data)}")
-        return found
-
-
-@lru_cache(maxsize=16)
-def _inverse(coefficients: tuple[float, ...]) -> tuple[float, ...]:
-    """The first column of C^{-1}: :data:`_HORIZON` entries, or fewer where they run away."""
-    first, *others = coefficients
-    found = [1.0 / first]
-    while len(found) < _HORIZON and abs(found[-1]) < 1e3:
-        recent = found[-len(others) :][::-1] if others else []
-        found.append(-sum(c * w for c, w in zip(others, recent, strict=False)) / first)
-    return tuple(found)
+        return Banded(tuple(map(float, data["coefficients"])), int(data["since"]))
 
 
 def check_correlation(sampling: Poisson, correlation: Banded | None) -> None:
@@ -456,14 +411,6 @@ class ReleaseEvent:
     def unit(self) -> str:
         """The unit of privacy of this release."""
         return self.sampling.unit
-
-    @property
-    def loudness(self) -> float:
-        """Standard deviation of the noise it carries, in units of what its components say."""
-        if self.correlation is None:
-            return 1.0
-        assert isinstance(self.sampling, CyclicPoisson)
-        return self.correlation.loudness(self.sampling.turn or 0)
 
     @property
     def effective_noise_multiplier(self) -> float:

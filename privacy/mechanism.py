@@ -29,9 +29,9 @@ from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import CorruptRun
-from privacy.events import Banded, NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Banded, CyclicPoisson, NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Charge
-from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.correlated import BandedNoise, loudness
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from privacy.randomness.sampling import Cohort
 
@@ -134,7 +134,7 @@ def charged_release(
     receipt = ledger.charge(event)
     joint = torch.cat([total.encoded, *total.answers])
     noisy = joint + noise.draw([(part.noise_multiplier, part.dim) for part in event.components])  # the only noise added
-    release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units, event.loudness)
+    release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units, _loudness(event))
     ledger.released(receipt)
     return release
 
@@ -160,6 +160,15 @@ def _event_of(
     if cohort.insecure and ledger.not_private is None:
         ledger.stamp_not_private("its cohort is drawn from a seed")
     return ReleaseEvent(cohort.label, cohort.round, cohort.sampling, plan.components(), noise_shares, correlation)
+
+
+def _loudness(event: ReleaseEvent) -> float:
+    """Standard deviation of the noise that a release carries, in units of what its components say."""
+    if event.correlation is None:
+        return 1.0
+    assert isinstance(event.sampling, CyclicPoisson)
+    assert event.sampling.turn is not None
+    return loudness(event.correlation, event.sampling.turn)
 
 
 @final
@@ -294,7 +303,7 @@ def reopened_release(
     types = [torch.float32, *(torch.float64 for _ in plan.queries)]
     if [(len(part), part.dtype) for part in (update, *answers)] != list(zip(sizes, types, strict=True)):
         raise CorruptRun(f"the stored values of round {round} do not have the form that its plan gives")
-    return Release(plan, update, answers, sampling.expected_units, SEAL, loudness=event.loudness)
+    return Release(plan, update, answers, sampling.expected_units, SEAL, loudness=_loudness(event))
 
 
 def decoded(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float, loudness: float = 1.0) -> Release:

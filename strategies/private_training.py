@@ -116,10 +116,10 @@ class PlannedRelease:
 
     def as_charged(self, ledger: Ledger) -> "PlannedRelease":
         """With cyclic sampling: the turn and the noise of the last charge for this release."""
-        found = [e for e in ledger.events if (e.label, e.round) == (self.label, self.round)]
-        if not isinstance(self.sampling, CyclicPoisson) or not found:
+        charged = [event for event in ledger.events if (event.label, event.round) == (self.label, self.round)]
+        if not isinstance(self.sampling, CyclicPoisson) or not charged:
             return self
-        return replace(self, sampling=found[-1].sampling, correlation=found[-1].correlation)
+        return replace(self, sampling=charged[-1].sampling, correlation=charged[-1].correlation)
 
 
 class Subspace(Protocol):

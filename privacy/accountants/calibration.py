@@ -27,7 +27,6 @@ from privacy.events import (
     ReleaseEvent,
     Step,
     effective_noise_multiplier,
-    seen_by_one_unit,
 )
 
 LARGEST = 1e6
@@ -78,7 +77,7 @@ def calibrate(
     if isinstance(sampling, CyclicPoisson):
         if profile is not None and len(set(profile)) > 1:
             raise ValueError("profile must be flat with cyclic sampling; the noise of all rounds hangs together")
-        sampling, rounds = seen_by_one_unit(sampling, rounds)
+        sampling, rounds = composition.seen_by_one_unit(sampling, rounds)
         profile = None if profile is None else profile[:rounds]
     run = NoiseSearch(
         epsilon, delta, _per_round(sampling, rounds), tuple(extra), queries, _shape(profile, rounds), adjacency

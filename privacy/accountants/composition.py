@@ -37,7 +37,7 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson, ReleaseEvent, Step, seen_by_one_unit
+from privacy.events import CyclicPoisson, Poisson, ReleaseEvent, Step
 
 COMPOSED = ("add_remove", "replace_one")
 """Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
@@ -134,6 +134,13 @@ def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...
     if len(units) > 1:
         raise ValueError(f"events must all protect one unit of one population, got {sorted(units)}; account them apart")
     return tuple((sampling, multiplier, count) for (sampling, multiplier), count in counts.items())
+
+
+def seen_by_one_unit(sampling: Poisson, count: int) -> tuple[Poisson, int]:
+    """What ``count`` consecutive releases are to one unit: how it is sampled, and how often at most."""
+    if not isinstance(sampling, CyclicPoisson):
+        return sampling, count
+    return Poisson(sampling.rate, sampling.population, sampling.unit), -(-count // sampling.groups)
 
 
 def version(accountant: str) -> str:

@@ -9,6 +9,7 @@ taken is no bound there, so it is not even computed.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 from itertools import groupby
 from typing import Any
@@ -237,7 +238,7 @@ def _correlation(commitment: Commitment) -> Banded | None:
 
 
 def _planned(sampling: Poisson) -> Poisson:
-    return sampling.planned if isinstance(sampling, CyclicPoisson) else sampling
+    return replace(sampling, turn=None) if isinstance(sampling, CyclicPoisson) else sampling
 
 
 def _samplings(ledger: Ledger) -> list[tuple[str, Poisson]]:

@@ -11,8 +11,10 @@ open is that w is computed, not exact: besides the normals, b products and sums 
 exact discrete form: C^{-1} takes integers off the grid.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -21,6 +23,11 @@ from torch import Tensor
 from privacy.events import Banded, CyclicPoisson, Poisson
 from privacy.randomness.noise import scaled
 from privacy.randomness.rng import SecureRandom
+
+LOUDEST = 16.0
+"""Most times the standard deviation of correlated noise may be that of the normals it is made of."""
+
+_HORIZON = 4096
 
 Normals = Callable[[int], Float64[np.ndarray, " n"]]
 
@@ -35,6 +42,11 @@ class BandedNoise:
 
     def __init__(self, coefficients: Sequence[float], normals: Normals | None = None) -> None:
         self._strategy = Banded(tuple(map(float, coefficients)))
+        if not loudness(self._strategy, _HORIZON) <= LOUDEST:
+            raise ValueError(
+                f"coefficients must not make noise louder than {LOUDEST:g} times as it is drawn, got {coefficients}; "
+                "no strategy that helps does"
+            )
         self._normals = SecureRandom().normal if normals is None else normals
         self.insecure = normals is not None
         self._before: deque[np.ndarray] = deque(maxlen=self._strategy.bands - 1)
@@ -81,3 +93,19 @@ class BandedNoise:
         if float(np.abs(noise).max(initial=0.0)) * max(multiplier for multiplier, _ in blocks) >= 2.0**22:
             raise ValueError("correlated noise leaves the range of 64-bit integers; lower the noise multiplier")
         return scaled(noise.copy(), blocks)
+
+
+def loudness(correlation: Banded, turn: int) -> float:
+    """Standard deviation of w at ``turn``; where more than 4,096 turns lie behind it, that at the last of these."""
+    return math.hypot(*_inverse(correlation.coefficients)[: turn - correlation.since + 1])
+
+
+@lru_cache(maxsize=16)
+def _inverse(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    """The first column of C^{-1}: ``_HORIZON`` entries, or fewer where they run away."""
+    first, *others = coefficients
+    found = [1.0 / first]
+    while len(found) < _HORIZON and abs(found[-1]) < 1e3:
+        recent = found[-len(others) :][::-1] if others else []
+        found.append(-sum(c * w for c, w in zip(others, recent, strict=False)) / first)
+    return tuple(found)

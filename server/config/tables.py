@@ -53,9 +53,9 @@ class Privacy(PrivacyTarget):
     non_private: bool = False
     seeded_cohorts: bool = False
     trust: Literal["server", "secagg"] = "server"
-    secagg: Secagg = Secagg()
     noise_correlation: Literal["none", "banded"] = "none"
     bands: CountOrAuto = 0
+    secagg: Secagg = Secagg()
 
     @model_validator(mode="after")
     def _insecure_needs_flag(self) -> "Privacy":

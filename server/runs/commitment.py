@@ -27,9 +27,10 @@ from strategies.plugins import place
 
 
 def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisson:
-    """How the cohort of a round is drawn; ``noise`` says it where the number of bands is calibrated."""
-    correlated = noise is not None and config.privacy.noise_correlation != "none"
-    return noise.commitment.floor[0].sampling if noise and correlated else Poisson(config.sampling_rate, config.clients)
+    """How the cohort of a round is drawn; ``noise`` says it where clients take turns."""
+    if noise is not None and config.privacy.noise_correlation != "none":
+        return noise.commitment.floor[0].sampling
+    return Poisson(config.sampling_rate, config.clients)
 
 
 def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:

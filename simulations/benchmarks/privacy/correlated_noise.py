@@ -6,6 +6,7 @@ For every target, sampling rate and number of rounds: both kinds of noise calibr
 the root mean square, over rounds and coordinates, of the noise in the server's parameters (sums of releases).
 """
 
+from functools import partial
 from typing import Any
 
 import typer
@@ -56,13 +57,16 @@ def errors(results: Row) -> str:
     for line in results["lines"]:
         lines.setdefault((line["rounds"], line["rate"]), {})[line["epsilon"]] = line
     rows = [{"rounds": rounds, "rate": rate, "of": of} for (rounds, rate), of in lines.items()]
-    columns: Columns = {"rounds T": "{rounds:,}", "rate q": "{rate:g}"}
-    for epsilon in EPSILONS:
-        columns = {**columns, f"ε = {epsilon:g}": lambda row, epsilon=epsilon: _cell(row["of"][epsilon])}
+    columns: Columns = {
+        "rounds T": "{rounds:,}",
+        "rate q": "{rate:g}",
+        **{f"ε = {epsilon:g}": partial(_cell, epsilon) for epsilon in EPSILONS},
+    }
     return table(rows, columns) + provenance(results)
 
 
-def _cell(line: Row) -> str:
+def _cell(epsilon: float, row: Row) -> str:
+    line = row["of"][epsilon]
     return "independent" if line["bands"] == 1 else f"{line['against_independent']:.2f} ({line['bands']} bands)"
 
 

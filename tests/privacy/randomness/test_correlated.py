@@ -26,7 +26,7 @@ from privacy.events import Banded, CyclicPoisson, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import Release, charged_release
-from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.correlated import BandedNoise, loudness
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
@@ -90,8 +90,9 @@ class TestNoise:
     def test_the_ledger_and_the_release_say_how_loud_a_round_is(self, paid):
         released = noise_of_a_run({0: BandedNoise(COEFFICIENTS)}, paid, CohortSampler.fresh())
         for charge, row, exact in zip(paid.charges, released, np.linalg.inv(strategy()), strict=True):
-            assert charge.event.loudness == pytest.approx(np.linalg.norm(exact), rel=1e-12)
-            assert row.std() == pytest.approx(Z * charge.event.loudness, rel=6.0 / math.sqrt(2 * DIM))
+            loud = loudness(charge.event.correlation, charge.event.sampling.turn)
+            assert loud == pytest.approx(np.linalg.norm(exact), rel=1e-12)
+            assert row.std() == pytest.approx(Z * loud, rel=6.0 / math.sqrt(2 * DIM))
 
     def test_one_band_is_independent_noise(self, ledger):
         noise = BandedNoise((1.0,), simulation_generator(5, "x").standard_normal)
@@ -125,7 +126,7 @@ class TestNoise:
     @pytest.mark.parametrize("bad", [(), (0.0, 1.0), (0.8, 0.61), (math.nan,), (0.6, -0.6), (0.1, 0.9)])
     def test_a_strategy_that_is_not_accounted_or_runs_away_is_refused(self, bad):
         with pytest.raises(ValueError, match="coefficients"):
-            Banded(bad)
+            BandedNoise(bad)
 
 
 class TestSensitivity:

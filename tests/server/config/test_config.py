@@ -36,7 +36,7 @@ def another(kind: Any, default: Any) -> Any:
 # Other values of these rule out other values of others; what they rule out is under test where it is done.
 KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "server", "engine.ray-address": ""}
 KEPT |= {"data.separator": "", "data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
-KEPT |= {"engine.attention": "sdpa"}
+KEPT |= {"engine.attention": "sdpa", "privacy.noise-correlation": "none", "privacy.bands": 0}
 
 
 def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
