@@ -145,6 +145,30 @@ def load_base(
     return SequenceClassifier(model, num_labels, pooling, separator).eval(), tokenizer
 
 
+def load_skeleton(name: str, task: str, num_labels: int | None = None) -> nn.Module:
+    """The modules of :func:`load_base` with their names and shapes and without weights: none is read or allocated.
+
+    Raises:
+        ValueError: unknown name or task, or files without a configuration.
+    """
+    if name.startswith(RANDOM_PREFIX):
+        return load_base(name, task, num_labels)[0]
+    checks.one_of(TASKS, task=task)
+    location, where = locate(name)
+    try:
+        with quiet(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(location, **where)
+            auto, options = _architecture(config, task)
+            model: nn.Module = auto.from_config(config, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(cannot_load(name, "its configuration", error)) from error
+    if task != "classification":
+        return model.eval()
+    assert num_labels is not None
+    with torch.device("meta"):
+        return SequenceClassifier(model, num_labels, "mean").eval()
+
+
 LEARNED_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
 """What transformers calls a table with one vector for every position (BERT and its kin, GPT-2, OPT and BART)."""
 
@@ -210,18 +234,21 @@ def _load_pretrained(name: str, task: str, options: dict[str, Any]) -> tuple[Any
     try:
         with quiet():
             config = AutoConfig.from_pretrained(location, **where)
-            if task != "classification":
-                auto: Any = AutoModelForCausalLM
-            else:
-                auto = AutoModel
-                architecture: Any = AutoModel._model_mapping[type(config)]
-                if "add_pooling_layer" in inspect.signature(architecture).parameters:
-                    options = {**options, "add_pooling_layer": False}
-            model = auto.from_pretrained(location, config=config, use_safetensors=True, **where, **options)
+            auto, own = _architecture(config, task)
+            model = auto.from_pretrained(location, config=config, use_safetensors=True, **where, **options, **own)
         model.name_or_path = model.config.name_or_path = hub_id(name)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(cannot_load(name, "its weights", error)) from error
     return model, tokenizer
+
+
+def _architecture(config: Any, task: str) -> tuple[Any, dict[str, Any]]:
+    """What makes the model of a task from its configuration, and options of that."""
+    if task != "classification":
+        return AutoModelForCausalLM, {}
+    architecture: Any = AutoModel._model_mapping[type(config)]
+    pooled = "add_pooling_layer" in inspect.signature(architecture).parameters
+    return AutoModel, {"add_pooling_layer": False} if pooled else {}
 
 
 def _is_decoder(model: Any) -> bool:

@@ -155,17 +155,38 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
         ConfigError, ValueError: the base model lacks what is named, or the aggregation does not fit the adapter in some
             round; naming the setting.
     """
-    chosen, aggregation = config.strategy.aggregation, parts.aggregation
-    adapters = Adapters(config.model.rank, config.clients, config.seed)
-    try:
-        trained = [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
-    except ValueError as error:
-        options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
-        raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
+    trained = _trained(config, parts)
     device = config.engine.chosen_device()
     model, _ = config.engine.load(config.model.name, config.model.task, num_labels)
     plain = config.engine.sequential or (config.alone and config.silo.gradients == "opacus")
     config.engine.refuse_unfit(model, device, config.engine.token_budget, plain=plain)
+    spec, layout = _laid_out(config, model, trained)
+    return spec, layout, initial_adapter(layout, model, config.seed)
+
+
+def trained_values(config: RunConfig, parts: Methods, model: nn.Module) -> int:
+    """D: how many values a round trains, clips and sends, the most of all rounds. Errors as of :func:`adapter_of`.
+
+    Args:
+        model: the base model, or its skeleton: no weight is looked at.
+    """
+    trained = _trained(config, parts)
+    _, layout = _laid_out(config, model, trained)
+    return max(part.layout(layout).dim for part in set(trained))
+
+
+def _trained(config: RunConfig, parts: Methods) -> list[TrainedSubset]:
+    """What every round trains."""
+    chosen, aggregation = config.strategy.aggregation, parts.aggregation
+    adapters = Adapters(config.model.rank, config.clients, config.seed)
+    try:
+        return [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
+    except ValueError as error:
+        options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
+        raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
+
+
+def _laid_out(config: RunConfig, model: nn.Module, trained: Sequence[TrainedSubset]) -> tuple[LoraSpec, AdapterLayout]:
     try:
         spec = _lora_spec(config, model, trained[0])
         layout = adapter_layout(model, spec)
@@ -176,7 +197,7 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
         raise ConfigError(f"model.targets = {config.model.targets!r}{layers}: {error}") from error
     for part in set(trained):
         part.layout(layout)
-    return spec, layout, initial_adapter(layout, model, config.seed)
+    return spec, layout
 
 
 def _lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraSpec:

@@ -36,6 +36,8 @@ BENCHMARKS = {
     "papers.pe_sgd.training": "DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD on a few hundred texts",
     "papers.pe_sgd.step": "what one noisy step of these is worth, by direction and by length",
     "papers.rldp_pretraining": "make and judge the policy of the controller rl, and time its rounds",
+    "planning.agreement": "how well one client's update agrees with the mean, for `lacquer plan`",
+    "planning.validation": "whether what `lacquer plan` predicts is what runs came to",
     "lacquer_small.train": "train the base model lacquer-small",
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",
     "harness.tables": "write the tables of the documentation from the results (--check only looks)",

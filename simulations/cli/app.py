@@ -27,6 +27,7 @@ from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
 from simulations.cli.model.predict import predict_command
 from simulations.cli.plan import say_known, say_plan
+from simulations.cli.planner import plan_command
 from simulations.cli.progress import follow
 from simulations.cli.settings.config import config_command
 from simulations.cli.settings.init import init_command
@@ -54,6 +55,7 @@ for name, command, panel in (
     ("presets", presets_command, PREPARE),
     ("config", config_command, PREPARE),
     ("calibrate", calibrate_command, PREPARE),
+    ("plan", plan_command, PREPARE),
     ("doctor", doctor_command, PREPARE),
     ("runs", runs_command, LOOK),
     ("compare", compare_command, LOOK),

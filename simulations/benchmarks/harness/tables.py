@@ -66,6 +66,8 @@ TABLES = {
     "dp-lac-diabetes": "papers.dp_lac_language:comparison",
     "dp-lac-diabetes.choices": "papers.dp_lac_language:choices",
     "dp-lac-diabetes.price": "papers.dp_lac_language:price_of_tuning",
+    "planner": "planning.validation:correlations",
+    "agreement": "planning.agreement:agreements",
     "rl_overhead": "papers.rldp_pretraining:overhead_table",
     "rl_pretraining": "papers.rldp_pretraining:comparison_table",
     "atdp": "papers.atdp.chains:comparison",

@@ -1,0 +1,1 @@
+"""Whether predictions of `lacquer plan` come true, and the public numbers that it starts from."""
