@@ -10,13 +10,16 @@ and a run commits to one of them:
   Noise above the floor is not re-spent.
 - ``filter``: one integer Rényi order and a budget rho. A release is allowed while the sum of Rényi divergences at that
   order stays within the budget (Feldman, Zrnic 2021, arXiv 2008.11193), so a controller may spend unevenly.
+
+A candidate of a private sweep commits in floor mode to the whole of tuning and training, see :class:`Tuning`.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from privacy import checks
 from privacy.events import Banded, CyclicPoisson, Json, NoiseShares, Poisson, check_correlation
@@ -31,6 +34,51 @@ rounding of the last digits of a standard deviation is paid for and can never ma
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 """``zero_out``: one unit's contribution is replaced by zero, while everyone may see that it takes part."""
 MODES = ("floor", "filter")
+
+
+POISSON = math.inf
+"""The ``shape`` of :class:`Tries` that stands for the Poisson law."""
+
+
+MOST_TRIES: Final = 1000.0
+
+
+@dataclass(frozen=True)
+class Tries:
+    """The law of the number K of candidate runs of which the best is released; K itself never is.
+
+    Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy" (arXiv 2110.03620v2): the truncated
+    negative binomial of Definition 1, or the Poisson law of Theorem 6. Their shapes below 0 are not offered.
+
+    Attributes:
+        mean: E[K], from 1 to :data:`MOST_TRIES`.
+        shape: eta of the truncated negative binomial, >= 0: 1 is the geometric law, 0 the logarithmic one;
+            :data:`POISSON` is the Poisson law, under which K may be 0 and then nothing is released.
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        checks.within(1.0, MOST_TRIES, mean_tries=self.mean)
+        if not self.shape >= 0.0:
+            raise ValueError(
+                f"shape must be >= 0, got {self.shape:g}: 0 is the logarithmic law, 1 the geometric one, infinity the "
+                "Poisson law"
+            )
+
+    @property
+    def name(self) -> str:
+        """The law in words."""
+        names = {POISSON: "Poisson", 1.0: "geometric", 0.0: "logarithmic"}
+        return names.get(self.shape, f"truncated negative binomial of shape {self.shape:g}")
+
+    def to_json(self) -> Json:
+        return {"mean": float(self.mean), "shape": "poisson" if self.shape == POISSON else float(self.shape)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Tries":
+        return cls(float(data["mean"]), POISSON if data["shape"] == "poisson" else float(data["shape"]))
 
 
 @dataclass(frozen=True)
@@ -75,6 +123,31 @@ class FloorStep:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Tuning and training as ONE event: K candidate runs, each of settings drawn uniformly; only the best is released.
+
+    Attributes:
+        id: of the event, shared by the ledgers of all its candidates.
+        tries: the law of K.
+        candidates: the committed steps of every setting that may be drawn; what differs in nothing that costs privacy
+            stands here once. The event is accounted by the largest divergence among them, order by order.
+    """
+
+    id: str
+    tries: Tries
+    candidates: tuple[tuple[FloorStep, ...], ...]
+
+    def to_json(self) -> Json:
+        steps = [[step.to_json() for step in candidate] for candidate in self.candidates]
+        return {"id": self.id, "tries": self.tries.to_json(), "candidates": steps}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Tuning":
+        candidates = tuple(tuple(map(FloorStep.from_json, steps)) for steps in data["candidates"])
+        return cls(str(data["id"]), Tries.from_json(data["tries"]), candidates)
+
+
+@dataclass(frozen=True)
 class Commitment:
     """The commitment of a run.
 
@@ -92,6 +165,8 @@ class Commitment:
         noise_shares: how the clients make the noise of every release together; None if the server adds it. The server
             sees who takes part then, and noise goes with whoever hands in a share of it: so there is no amplification
             by sampling and the adjacency is ``zero_out``; accounted by the filter, in whose terms it is exact.
+        tuning: of a candidate of a private sweep: ``epsilon`` and ``delta`` are then those of the whole tuning, of
+            which the floor of this run is one of the candidates; None for every other run.
     """
 
     unit: str
@@ -105,6 +180,7 @@ class Commitment:
     rho: float | None = None
     not_private: str | None = None
     noise_shares: NoiseShares | None = None
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(ADJACENCIES, adjacency=self.adjacency)
@@ -137,14 +213,18 @@ class Commitment:
     def _check_floor(self) -> None:
         if not self.floor or self.order is not None or self.rho is not None:
             raise ValueError("a floor commitment needs at least one FloorStep and neither order nor rho")
-        if any(isinstance(step.sampling, CyclicPoisson) for step in self.floor) and (
-            len(self.floor) > 1 or self.adjacency != "add_remove"
-        ):
-            raise ValueError(
-                f"a floor with cyclic sampling must be one step under add_remove, got {len(self.floor)} steps under "
-                f"{self.adjacency!r}; the groups take turns over all releases of a run"
-            )
-        for step in self.floor:
+        if self.tuning is not None:
+            self._check_tuning(self.tuning)
+        floors = (self.floor, *(self.tuning.candidates if self.tuning else ()))
+        for floor in floors:
+            if any(isinstance(step.sampling, CyclicPoisson) for step in floor) and (
+                len(floor) > 1 or self.adjacency != "add_remove"
+            ):
+                raise ValueError(
+                    f"a floor with cyclic sampling must be one step under add_remove, got {len(floor)} steps under "
+                    f"{self.adjacency!r}; the groups take turns over all releases of a run"
+                )
+        for step in itertools.chain(*floors):
             if step.sampling.unit != self.unit or step.sampling.population != self.population:
                 raise ValueError(
                     f"floor step {step.label!r} samples {step.sampling.population} units of {step.sampling.unit!r}, "
@@ -156,7 +236,18 @@ class Commitment:
                     f"{step.noise_multiplier:g}; less protects no one: ask for a smaller epsilon, or set not_private"
                 )
 
+    def _check_tuning(self, tuning: Tuning) -> None:
+        if self.floor not in tuning.candidates:
+            raise ValueError("floor must be that of one of the candidates of the tuning, got another")
+        if self.adjacency != "add_remove" or self.not_private is not None:
+            raise ValueError(
+                f"tuning needs adjacency 'add_remove' and a private run, got {self.adjacency!r}, not_private = "
+                f"{self.not_private!r}"
+            )
+
     def _check_filter(self) -> None:
+        if self.tuning is not None:
+            raise ValueError("tuning needs mode 'floor', got 'filter', which bounds the divergence at one order only")
         if self.floor or self.order is None or self.rho is None:
             raise ValueError("a filter commitment needs order and rho and no floor steps")
         checks.integer_at_least(2, order=self.order)
@@ -164,6 +255,7 @@ class Commitment:
 
     def to_json(self) -> Json:
         distributed = {} if self.noise_shares is None else {"noise_shares": self.noise_shares.to_json()}
+        tuned = {} if self.tuning is None else {"tuning": self.tuning.to_json()}
         return {
             "unit": self.unit,
             "adjacency": self.adjacency,
@@ -176,6 +268,7 @@ class Commitment:
             "rho": self.rho,
             "not_private": self.not_private,
             **distributed,
+            **tuned,
         }
 
     @classmethod
@@ -192,6 +285,7 @@ class Commitment:
             rho=None if data["rho"] is None else float(data["rho"]),
             not_private=None if data["not_private"] is None else str(data["not_private"]),
             noise_shares=NoiseShares.from_json(data["noise_shares"]) if "noise_shares" in data else None,
+            tuning=Tuning.from_json(data["tuning"]) if "tuning" in data else None,
         )
 
 

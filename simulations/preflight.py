@@ -17,18 +17,25 @@ from client.data.prepared import PreparedData
 from client.data.sources import FILE_KINDS, check_hub_id, existing_file
 from client.data.spec import NOTES
 from client.models.files import locate
+from privacy.commitment import Tries
 from server.config.load import ConfigError
 from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
 from server.run_folder.data_facts import DataFacts, facts_of
 from server.runs.assembly import adapter_of, data_spec
-from server.runs.commitment import commit
+from server.runs.commitment import commit, commit_records
 from server.runs.phases import PhasesRun
-from server.runs.record_level_assembly import RecordLevelAssembly, assemble_cross_silo, assemble_record_level
+from server.runs.record_level_assembly import (
+    RecordLevelAssembly,
+    assemble_cross_silo,
+    assemble_record_level,
+    record_level_settings,
+)
 from simulations.engines.public_only import check_public_only
 from simulations.presets.asked import Asked
 from simulations.sweep.cells import Cell
+from simulations.sweep.tuning import NoiseOf, TuningPlan, plan_tuning, refuse_unlike
 from strategies.calibration import Calibrated
 
 
@@ -240,3 +247,47 @@ def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
         if problems:
             raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
     return multipliers
+
+
+def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[str, tuple[float, ...]], NoiseOf]:
+    """All that can be refused of a private sweep before anything is drawn or spent.
+
+    Returns:
+        What it commits to; the noise of every cell as a run by itself at the same target; what calibrates a cell for
+        any other target.
+
+    Raises:
+        ConfigError: a cell that cannot run, that is no candidate beside the others, or a target that no noise keeps.
+    """
+    refuse_unlike(cells)
+    single = check_cells(cells)
+    noise_of = _calibrating(cells)
+    plan = plan_tuning(cells, tries, noise_of)
+    for cell in cells:  # with that much noise, too, a controller must be able to work; over clients it was looked at
+        if cell.kind == "silo":
+            check_silo(_at(cell.config, plan.alone))
+    return plan, single, noise_of
+
+
+def _calibrating(cells: Sequence[Cell]) -> NoiseOf:
+    """Calibrates such cells, which have passed their checks, for any epsilon; equal noise is searched once."""
+    sites = [cell.config for cell in cells if cell.kind == "silo"]  # of one data set, so of as many units
+    units = len(assemble_record_level(sites[0]).index) if sites else 0
+    known: dict[str, Calibrated] = {}
+
+    def noise_of(cell: Cell, epsilon: float) -> Calibrated:
+        config = _at(cell.config, epsilon)
+        key = repr((cell.kind, config.privacy, config.strategy, config.rounds, config.sampling_rate, config.silo))
+        if key not in known:
+            if cell.kind == "silo":
+                known[key] = commit_records(config, record_level_settings(config, config.rounds), units)
+            else:
+                known[key] = check_noise(config)
+        return known[key]
+
+    return noise_of
+
+
+def _at(config: RunConfig, epsilon: float) -> RunConfig:
+    """The same run for another target."""
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})

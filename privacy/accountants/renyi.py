@@ -104,10 +104,19 @@ def epsilon(steps: Sequence[Step], delta: float, adjacency: str) -> float:
     Raises:
         UnsupportedEvent: no bound is known for a step under this adjacency.
     """
+    return float(compute_epsilon(DEFAULT_RDP_ORDERS, divergences(steps, adjacency), delta)[0])
+
+
+def divergences(steps: Sequence[Step], adjacency: str) -> Float64[np.ndarray, " orders"]:
+    """Rényi divergences of the composition of ``steps`` at dp_accounting's default orders; upper bounds.
+
+    Raises:
+        UnsupportedEvent: no bound is known for a step under this adjacency.
+    """
     total = np.zeros(len(DEFAULT_RDP_ORDERS))
     for sampling, multiplier, count in steps:
         total += count * _divergences(sampling, multiplier, adjacency, tuple(DEFAULT_RDP_ORDERS))
-    return float(compute_epsilon(DEFAULT_RDP_ORDERS, total, delta)[0])
+    return total
 
 
 @lru_cache(maxsize=1024)

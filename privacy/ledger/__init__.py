@@ -1,6 +1,6 @@
 """What a run has spent: charged durably before noise is drawn (``ledger``), and stated afterwards (``statement``).
 
-``journal`` is the file, ``budget`` the rules of floor and filter mode.
+``journal`` is the file, ``budget`` the rules of floor and filter mode, ``tuning`` the account of a private sweep.
 """
 
 from privacy.ledger.journal import Journal

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from privacy.accountants import composition, pld, renyi
-from privacy.commitment import ROUNDING, Commitment, FloorStep
+from privacy.accountants import composition, pld, renyi, selection
+from privacy.commitment import ROUNDING, Commitment, FloorStep, Tuning
 from privacy.errors import BudgetExceeded
 from privacy.events import CyclicPoisson, ReleaseEvent
 
@@ -116,6 +116,23 @@ class FloorBudget:
         return self._odometer
 
 
+class TunedBudget(FloorBudget):
+    """The floor of one candidate of a private sweep: what it may release, at the price of the whole sweep.
+
+    Tuning and training are one event, and all of it is spent before the first candidate begins.
+    """
+
+    def __init__(self, commitment: Commitment, tuning: Tuning) -> None:
+        super().__init__(commitment)
+        self._total, _ = selection.epsilon(tuning.tries, tuning.candidates, commitment.delta)
+
+    def spent(self) -> float:
+        return self._total
+
+    def worst_case(self) -> float:
+        return self._total
+
+
 class FilterBudget:
     """A Rényi filter at one committed order: a release is paid for while the divergences add up to at most rho."""
 
@@ -156,9 +173,22 @@ class FilterBudget:
 
 def budget_of(commitment: Commitment) -> Budget:
     """The unspent budget of a commitment."""
+    if commitment.tuning is not None:
+        return TunedBudget(commitment, commitment.tuning)
     if commitment.order is None or commitment.rho is None:
         return FloorBudget(commitment)
     return FilterBudget(commitment, commitment.order, commitment.rho)
+
+
+def check_affordable(commitment: Commitment) -> None:
+    """ValueError if a commitment costs more than the epsilon it states."""
+    cost = budget_of(commitment).worst_case()
+    # A filter's rho was computed from epsilon by the formula that now computes epsilon from rho, up to rounding.
+    if cost > commitment.epsilon * (1.0 + (0.0 if commitment.order is None else 1e-12)):
+        raise ValueError(
+            f"the committed releases cost epsilon {cost:.6g} at delta {commitment.delta:g}, more than the committed "
+            f"{commitment.epsilon:.6g}; raise the target, or the noise (privacy.accountants.calibrate finds it)"
+        )
 
 
 class FloorOdometer:

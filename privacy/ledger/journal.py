@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,26 @@ class Journal:
             os.close(descriptor)
             raise
         return cls(path, descriptor, [], writable=True)
+
+    @classmethod
+    def start(cls, path: Path, kind: str, body: Mapping[str, Any]) -> "Journal":
+        """A journal whose first line is on the disk when its file gets its name; FileExistsError if there is one.
+
+        What a crash left without its first line could not be opened.
+        """
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        journal = cls.create(draft)
+        try:
+            journal.append(kind, body)
+            os.link(draft, path)
+            durable.sync(path.parent)
+            journal.path = path
+            return journal
+        except BaseException:
+            journal.close()
+            raise
+        finally:
+            draft.unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: Path, expected_head: str | None = None, read_only: bool = False) -> "Journal":

@@ -9,8 +9,6 @@ One ledger protects one unit. A run with record-level privacy inside clients kee
 """
 
 import math
-import os
-import secrets
 import threading
 import uuid
 from collections import Counter
@@ -20,11 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import ReleaseEvent
-from privacy.ledger.budget import FilterBudget, FloorBudget, Price, budget_of
+from privacy.ledger.budget import FilterBudget, FloorBudget, Price, budget_of, check_affordable
 from privacy.ledger.journal import Entry, Journal
 
 
@@ -94,21 +91,14 @@ class Ledger:
             FileExistsError: there is a ledger already; it is never overwritten.
         """
         if commitment.not_private is None:
-            _check_affordable(commitment)
-        path = Path(path)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        journal = Journal.create(draft)
+            check_affordable(commitment)
+        body = {"commitment": commitment.to_json(), "run_id": run_id or uuid.uuid4().hex}
+        journal = Journal.start(Path(path), "commitment", body)
         try:
-            journal.append("commitment", {"commitment": commitment.to_json(), "run_id": run_id or uuid.uuid4().hex})
-            os.link(draft, path)  # only now: a ledger that a crash left without its first line could not be opened
-            durable.sync(path.parent)
-            journal.path = path
             return cls(journal)
         except BaseException:
             journal.close()
             raise
-        finally:
-            draft.unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: Path | str, expected_head: str | None = None, *, read_only: bool = False) -> "Ledger":
@@ -274,16 +264,6 @@ class Ledger:
                 pass
             case _:
                 raise ValueError(f"unknown kind of line {kind!r}")
-
-
-def _check_affordable(commitment: Commitment) -> None:
-    cost = budget_of(commitment).worst_case()
-    # A filter's rho was computed from epsilon by the formula that now computes epsilon from rho, up to rounding.
-    if cost > commitment.epsilon * (1.0 + (0.0 if commitment.order is None else 1e-12)):
-        raise ValueError(
-            f"the committed releases cost epsilon {cost:.6g} at delta {commitment.delta:g}, more than the committed "
-            f"{commitment.epsilon:.6g}; raise the target, or the noise (privacy.accountants.calibrate finds it)"
-        )
 
 
 def _same(stated: Price, due: Price) -> bool:

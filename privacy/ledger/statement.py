@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from privacy import checks
-from privacy.accountants import composition, renyi
-from privacy.commitment import Commitment
+from privacy.accountants import composition, renyi, selection
+from privacy.commitment import Commitment, Tuning
 from privacy.errors import UnsupportedEvent
 from privacy.events import Banded, CyclicPoisson, Json, Poisson
 from privacy.ledger.ledger import Ledger
@@ -68,6 +68,14 @@ SEEN_WITH_SHARES = (
     "epsilon of the federation's list is spent, by all runs on it together; it may be larger than that of this run",
     "the host of a simulation: it holds the secrets of all clients, so protection against it is rehearsed, not had",
 )
+_OTHER_RUNS = "choices made by looking at other runs"
+TUNED = (
+    "choices made by looking at runs outside this sweep on the same data: every such run spends an epsilon of its own, "
+    "and they add up",
+    "how many candidates this sweep ran, when it began and how long it took (from which their number can be guessed), "
+    "and every other candidate's adapter, metrics and files: none of that is released, and whoever runs the sweep must "
+    "not let it out",
+)
 _DELTAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
 
 
@@ -103,6 +111,8 @@ def privacy_statement(
         not_covered = NOT_COVERED
         if shares is not None:
             not_covered = (*(text for text in NOT_COVERED if text != SEEN_BY_THE_SERVER), *SEEN_WITH_SHARES)
+    if commitment.tuning is not None:
+        not_covered = (*TUNED, *(text for text in not_covered if not text.startswith(_OTHER_RUNS)))
     released = sum(charge.released_at is not None for charge in ledger.charges)
     committed = {"committed": sum(step.count for step in commitment.floor)} if commitment.floor else {}
     statement: Json = {
@@ -122,6 +132,7 @@ def privacy_statement(
         "trust_model": trust_model,
         **({} if shares is None else {"noise_shares": shares.to_json()}),
         **({} if (correlation := _correlation(commitment)) is None else {"correlation": correlation.to_json()}),
+        **({} if commitment.tuning is None else {"tuning": _tuning(commitment, commitment.tuning)}),
         "covered": _covered(ledger),
         "not_covered": [*not_covered, *further],
         "ledger": {"run_id": ledger.run_id, "head": ledger.head},
@@ -144,10 +155,11 @@ def sentence(statement: Json) -> str:
     trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
     if shares := statement.get("noise_shares"):
         trusted = f", the server included as long as at most {shares['colluding']} clients collude with it"
+    tuned = ", and that it was chosen among the candidates of its sweep," if statement.get("tuning") else ""
     mantissa, exponent = f"{statement['delta']:.6e}".split("e")
     delta = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return (
-        f"With respect to {change} of a population of {population}, everything this run releases is differentially "
+        f"With respect to {change} of a population of {population}, everything this run releases{tuned} is differentially "
         f"private with epsilon at most {rounded_up(statement['epsilon'], 2):.2f} at delta {delta}, against "
         f"anyone{trusted}; other runs on the same data are not included and add to it."
     )
@@ -176,6 +188,13 @@ def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
             "cross_checks": {},
             "curve": _curve(commitment),
         }
+    if commitment.tuning is not None:
+        return numbers | {
+            "epsilon": rounded_up(ledger.guaranteed(), 4),
+            "accountant": f"{composition.version('rdp')}, repeat and select",
+            "cross_checks": {},
+            "curve": _curve(commitment),
+        }
     epsilon, name = composition.tightest_bound(commitment.floor, commitment.delta, adjacency=commitment.adjacency)
     others: dict[str, Any] = {}
     for other in cross_checks:
@@ -192,11 +211,30 @@ def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
     }
 
 
+def _tuning(commitment: Commitment, tuning: Tuning) -> Json:
+    """What privacy.json says of a sweep of which this run is the best candidate, or a candidate."""
+    epsilon, order = selection.epsilon(tuning.tries, tuning.candidates, commitment.delta)
+    alone, _ = composition.tightest_bound(commitment.floor, commitment.delta, adjacency=commitment.adjacency)
+    return {
+        "sentence": (
+            f"tuning and training: epsilon at most {rounded_up(epsilon, 2):.2f} at delta {commitment.delta:g} by "
+            f"repeat-and-select, RDP order {order:g}"
+        ),
+        "id": tuning.id,
+        "tries": {"law": tuning.tries.name, **tuning.tries.to_json()},
+        "order": order,
+        "epsilon_of_a_candidate": rounded_up(alone, 4),
+        "released": "the best candidate by its score on public records; not their number, and no other candidate",
+    }
+
+
 def _curve(commitment: Commitment) -> list[Json]:
     """Pairs (delta, epsilon) that the committed run satisfies all at once."""
     deltas = sorted({commitment.delta, *(delta for delta in _DELTAS if delta < 1.0 / commitment.population)})
     if commitment.order is not None and commitment.rho is not None:
         pairs = [(delta, renyi.epsilon_of(commitment.rho, commitment.order, delta)) for delta in deltas]
+    elif (tuning := commitment.tuning) is not None:
+        pairs = [(delta, selection.epsilon(tuning.tries, tuning.candidates, delta)[0]) for delta in deltas]
     else:
         pairs = composition.curve(commitment.floor, deltas, suits=commitment.delta, adjacency=commitment.adjacency)
     return [{"delta": delta, "epsilon": rounded_up(value, 4)} for delta, value in pairs if math.isfinite(value)]

@@ -21,6 +21,7 @@ from server.config.load import ConfigError
 from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
+from server.run_folder.names import CANDIDATE_FILE, COMMITMENT_FILE
 from strategies.calibration import Calibrated, calibrate
 from strategies.controllers.controller import Controller, NoBudgetLeft, PublicSignals, RunInfo
 from strategies.plugins import place
@@ -150,7 +151,14 @@ def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], fo
     if folder is None:
         return made()
     found = handed_on.read(folder, config, Calibrated.from_json)
-    if found is None or not _is_of(found, config, population):
+    candidate = (folder / CANDIDATE_FILE).is_file()
+    tuned = found is not None and found.commitment.tuning is not None
+    if found is None or not _is_of(found, config, population) or tuned != candidate:
+        if candidate:
+            raise ConfigError(
+                f"{folder / COMMITMENT_FILE} holds no noise for these settings and this code, and that of a candidate "
+                "of a private sweep is never calibrated anew: it would be that of a run by itself; continue the sweep"
+            )
         found = made()
         handed_on.write(folder, config, found.to_json())
     return found

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from server.config.load import ConfigError
 from server.run_folder.names import RESULTS_FILE
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.presets.load import named_file
@@ -27,8 +28,24 @@ def sweep_command(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most cells to run now.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells; run nothing.")] = False,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="Tuning and training under one guarantee: privacy.epsilon is that of both, only the best run is "
+            "released. See docs/tuning.md.",
+        ),
+    ] = False,
+    tries: Annotated[
+        float | None,
+        typer.Option(help="With --private: expected number of tries.", show_default="as many as there are cells"),
+    ] = None,
+    draw: Annotated[
+        str, typer.Option(help="With --private: law of the number of tries: poisson, geometric, logarithmic, a shape.")
+    ] = "poisson",
 ) -> None:
     """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others continue."""
+    from simulations.cli.private_sweep import private_sweep, tries_of
     from simulations.preflight import check_cells
     from simulations.sweep.display import Progress, print_cells, run_shown, summary_line
     from simulations.sweep.runner import Store
@@ -38,6 +55,14 @@ def sweep_command(
     with refusals():
         name, every = read_cells(named_file(preset, sweep_files(), "sweep"), data.expanduser().resolve())
         cells = chosen(every, only or [])
+        if private:
+            if results is not None or limit is not None:
+                raise ConfigError("--private goes with neither --results nor --limit: it is one event, with one result")
+            law, place = tries_of(tries, draw, len(cells)), (output / f"{name}-private").resolve()
+            private_sweep(name, cells, place, law, jobs, here, dry_run=dry_run)
+            return
+        if tries is not None or draw != "poisson":
+            raise ConfigError("--tries and --draw need --private")
         folder = (output / name).resolve()
         store = Store(name, folder, results or folder / RESULTS_FILE, every)
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}

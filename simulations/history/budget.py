@@ -30,6 +30,7 @@ class Cost:
         epsilon: infinite where nothing is guaranteed.
         floor: committed releases; None where they cannot be composed with others.
         population: units that the ledger counts.
+        event: of which this run is a candidate; all candidates of one private sweep are paid for together.
     """
 
     folder: Path
@@ -38,6 +39,7 @@ class Cost:
     floor: tuple[FloorStep, ...] | None
     population: int | None
     not_private: str | None
+    event: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ def spendings(folders: Iterable[Path]) -> list[Spending]:
             continue
         unit = run.config.unit if run.config else str((run.guarantee or {}).get("unit", "client"))
         source = run.config.data.source if run.config else ""
-        found.setdefault((digest, unit), Spending(digest[:12], unit, source)).runs.append(cost)
+        runs = found.setdefault((digest, unit), Spending(digest[:12], unit, source)).runs
+        if cost.event is None or cost.event not in {run.event for run in runs}:
+            runs.append(cost)
     return list(found.values())
 
 
@@ -119,6 +123,8 @@ def _cost(run: Run) -> Cost | None:
             epsilon = math.inf if reason else opened.guaranteed()
     except (CorruptRun, ValueError, OSError):
         return Cost(run.path, math.inf, 0.0, None, None, "its ledger cannot be read")
-    composes = commitment.mode == "floor" and commitment.adjacency == "add_remove" and not reason
+    alone = commitment.mode == "floor" and commitment.tuning is None  # a law over runs has no loss distribution here
+    composes = alone and commitment.adjacency == "add_remove" and not reason
     floor = commitment.floor if composes else None
-    return Cost(run.path, epsilon, commitment.delta, floor, commitment.population, reason)
+    event = None if commitment.tuning is None else commitment.tuning.id
+    return Cost(run.path, epsilon, commitment.delta, floor, commitment.population, reason, event)

@@ -15,7 +15,7 @@ from server.run_folder.telemetry import read_metrics
 from simulations.report.notation import drawable, duration_text, epsilon_text, number_text, percent_text
 from simulations.sweep.cells import Cell
 from simulations.sweep.rows import Row
-from simulations.sweep.runner import Outcome, Store, run_cells
+from simulations.sweep.runner import Outcome, Store, fresh_folder, run_cells
 
 _SHOWN = 12
 _COLUMNS = {"round": 7, "test": 6, "public": 6, "ε": 4, "clip": 6, "time": 5}
@@ -88,7 +88,7 @@ def run_shown(
             live.update(progress_table(progress))
 
     with live or nullcontext():
-        run_cells(cells, store.folder, jobs, plugins, progress.start, ended, look)
+        run_cells(cells, lambda cell: fresh_folder(cell, store.folder), jobs, plugins, progress.start, ended, look)
 
 
 def progress_table(progress: Progress) -> RenderableType:

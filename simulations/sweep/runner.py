@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.config.load import ConfigError
+from server.run_folder.names import LEDGER_FILE
 from simulations.engines.flower import RunFailed
 from simulations.engines.launcher import run_child
 from simulations.sweep.cells import CELL_FILE, Cell
@@ -22,6 +23,7 @@ from simulations.sweep.rows import Row, is_complete, read_results, row, write_re
 
 _CELL_MODULE = "simulations.sweep.child"
 _LOOK = 0.25
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def attempts(cell: Cell, output: Path) -> list[Path]:
 
 def run_cells(
     cells: Sequence[Cell],
-    output: Path,
+    folder_of: Callable[[Cell], Path],
     jobs: int,
     plugins: Path,
     started: Callable[[Cell, Path], None],
@@ -64,6 +66,7 @@ def run_cells(
 ) -> None:
     """Run `cells` in order, `jobs` at a time; call `look` between whiles. Every callback is called in this thread.
 
+    `folder_of` makes the folder of a cell that is about to begin; what has a ledger there is resumed.
     If it is interrupted (``KeyboardInterrupt``), everything that was started is stopped before it is raised on.
     """
     stop = threading.Event()
@@ -74,7 +77,7 @@ def run_cells(
             while waiting or running:
                 while waiting and len(running) < jobs:
                     cell = waiting.pop()
-                    folder = _fresh_folder(cell, output)
+                    folder = folder_of(cell)
                     started(cell, folder)
                     running[pool.submit(_run, cell, folder, plugins, stop)] = cell
                 done, _ = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
@@ -94,23 +97,30 @@ def _run(cell: Cell, folder: Path, plugins: Path, stop: threading.Event) -> Outc
             time.sleep(_LOOK)
 
     try:
-        run_child(cell.config, folder, follow=follow, plugins=plugins, module=_CELL_MODULE, threads=1)
+        keys = {"resume": str(folder)} if (folder / LEDGER_FILE).is_file() else None
+        run_child(cell.config, folder, follow=follow, plugins=plugins, keys=keys, module=_CELL_MODULE, threads=1)
         return Outcome(cell, row(cell, folder))
     except RunFailed as failure:
         return Outcome(cell, None, str(failure))
     except _Interrupted:
-        return Outcome(cell, None, "interrupted")
+        return Outcome(cell, None, INTERRUPTED)
     except Exception as error:  # one cell's trouble (a full disk, say) must not end the others, and must be told
         return Outcome(cell, None, f"{type(error).__name__}: {error}")
 
 
-def _fresh_folder(cell: Cell, output: Path) -> Path:
+def fresh_folder(cell: Cell, output: Path) -> Path:
+    """The folder of the next attempt at a cell."""
     before = attempts(cell, output)
     number = int(before[-1].name.removeprefix("attempt-")) + 1 if before else 1
     folder = output / cell.key / f"attempt-{number}"
     folder.mkdir(parents=True)
-    (folder / CELL_FILE).write_text(json.dumps({"cell": cell.key, "kind": cell.kind, "digest": cell.digest}) + "\n")
+    write_cell(cell, folder)
     return folder
+
+
+def write_cell(cell: Cell, folder: Path) -> None:
+    """Note in a run folder which cell it is of."""
+    (folder / CELL_FILE).write_text(json.dumps({"cell": cell.key, "kind": cell.kind, "digest": cell.digest}) + "\n")
 
 
 class Store:

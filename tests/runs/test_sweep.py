@@ -19,7 +19,7 @@ from simulations.report.read_run import read_run
 from simulations.sweep.cells import Cell, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
-from simulations.sweep.runner import Store, attempts, finished_folder, run_cells
+from simulations.sweep.runner import Store, attempts, finished_folder, fresh_folder, run_cells
 
 BASE = """
 rounds = 2
@@ -269,20 +269,23 @@ def test_an_interrupted_cell_leaves_no_process_and_runs_again_in_a_fresh_folder(
     cell = next(cell for cell in cells_of(tmp_path) if cell.variant == "broken")
     output = tmp_path / "out"
 
+    def fresh(cell: Cell) -> Path:
+        return fresh_folder(cell, output)
+
     def stop_when_it_spends() -> None:
         if (output / cell.key / "attempt-1" / "ledger.jsonl").is_file():
             raise KeyboardInterrupt
 
     (tmp_path / "hold").touch()  # the step waits while this file is there, so that the cell cannot end before the stop
     with pytest.raises(KeyboardInterrupt):
-        run_cells([cell], output, 1, tmp_path, lambda *_: None, lambda _: None, stop_when_it_spends)
+        run_cells([cell], fresh, 1, tmp_path, lambda *_: None, lambda _: None, stop_when_it_spends)
     (tmp_path / "hold").unlink()
     command = "simulations.sweep.child"
     children = [p for p in psutil.Process().children(recursive=True) if command in p.cmdline()]
     assert children == []
     assert finished_folder(cell, output) is None
     ended = []
-    run_cells([cell], output, 1, tmp_path, lambda *_: None, ended.append, lambda: None)
+    run_cells([cell], fresh, 1, tmp_path, lambda *_: None, ended.append, lambda: None)
     assert [outcome.error for outcome in ended] == [""]
     assert finished_folder(cell, output) == output / cell.key / "attempt-2"
     assert (output / cell.key / "attempt-1" / "ledger.jsonl").is_file()
