@@ -159,9 +159,9 @@ def sentence(statement: Json) -> str:
     mantissa, exponent = f"{statement['delta']:.6e}".split("e")
     delta = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return (
-        f"With respect to {change} of a population of {population}, everything this run releases{tuned} is differentially "
-        f"private with epsilon at most {rounded_up(statement['epsilon'], 2):.2f} at delta {delta}, against "
-        f"anyone{trusted}; other runs on the same data are not included and add to it."
+        f"With respect to {change} of a population of {population}, everything this run releases{tuned} is "
+        f"differentially private with epsilon at most {rounded_up(statement['epsilon'], 2):.2f} at delta {delta}, "
+        f"against anyone{trusted}; other runs on the same data are not included and add to it."
     )
 
 

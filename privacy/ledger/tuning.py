@@ -42,7 +42,9 @@ class TuningLedger:
         if self.commitment.tuning is None:
             raise CorruptRun(f"{journal.path} line 1 charges no tuning")
         self.tuning = self.commitment.tuning
-        self.released: Mapping[str, Any] | None = next((entry.body for entry in journal.entries if entry.kind == "released"), None)
+        self.released: Mapping[str, Any] | None = next(
+            (entry.body for entry in journal.entries if entry.kind == "released"), None
+        )
 
     @classmethod
     def charge(cls, path: Path, commitment: Commitment, statement: str, draw: object) -> "TuningLedger":

@@ -54,20 +54,20 @@ def _cumulative(tries: Tries) -> Iterator[tuple[int, Decimal]]:
 
     P(k + 1) / P(k) is mean / (k + 1) for the Poisson law, (1 - gamma)(k + eta) / (k + 1) for the others (Definition 1).
     """
-    if tries.shape == POISSON:
-        mean, count = Decimal(tries.mean), 0
-        ratio, term = (lambda k: mean / (k + 1)), (-mean).exp()
+    if tries.shape == POISSON:  # a ratio of (slope k + offset) / (k + 1) as well
+        count, slope, offset = 0, Decimal(0), Decimal(tries.mean)
+        term = (-offset).exp()
     else:
         gamma, eta, count = Decimal(stopping_probability(tries)), Decimal(tries.shape), 1
-        ratio = lambda k: (1 - gamma) * (k + eta) / (k + 1)
+        slope, offset = 1 - gamma, (1 - gamma) * eta
         if gamma == 1:
             term = Decimal(1)
         else:
-            term = (1 - gamma) * (eta / (gamma**-eta - 1) if eta else 1 / (1 / gamma).ln())
+            term = slope * (eta / (gamma**-eta - 1) if eta else 1 / (1 / gamma).ln())
     reached = term
     while True:
         yield count, reached
-        term *= ratio(count)
+        term *= (slope * count + offset) / (count + 1)
         count += 1
         reached += term
 

@@ -1,4 +1,4 @@
-"""``lacquer sweep --private``: choose settings and train under one guarantee, with the price of choosing as a number."""
+"""``lacquer sweep --private``: choose settings and train under one guarantee; what choosing costs is a number."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +63,11 @@ def private_sweep(
 
 
 def print_plan(
-    console: Console, cells: Sequence[Cell], plan: TuningPlan, single: Mapping[str, tuple[float, ...]], noise_of: NoiseOf
+    console: Console,
+    cells: Sequence[Cell],
+    plan: TuningPlan,
+    single: Mapping[str, tuple[float, ...]],
+    noise_of: NoiseOf,
 ) -> None:
     """What a dry run says: the noise of a candidate beside that of one run, and beside that of running every cell."""
     tries, count = plan.tries, len(cells)
@@ -93,7 +97,9 @@ def print_plan(
         line(f"An equal share of epsilon for every cell cannot be: {error}")
     table = plain_table()
     for title in ("Noise multiplier", "one run, untuned", "candidate", *columns):
-        table.add_column(title, justify="left" if title == "Noise multiplier" else "right", no_wrap=title == "Noise multiplier")
+        table.add_column(
+            title, justify="left" if title == "Noise multiplier" else "right", no_wrap=title == "Noise multiplier"
+        )
     for cell in cells:
         found = [single[cell.key], *(column[cell.key].multipliers for column in (plan.noise, *columns.values()))]
         table.add_row(cell.key, *(_noise(multipliers) for multipliers in found))
@@ -104,7 +110,8 @@ def print_plan(
 def _print_released(console: Console, released: Released, failures: Sequence[str], folder: Path) -> None:
     if released.cell is None or released.row is None:
         if failures:
-            say(f"Every candidate failed; nothing is released, and the budget is spent. Why, for you alone:\n{failures[0]}")
+            say("Every candidate failed; nothing is released, and the budget is spent. Why, for you alone:")
+            say(failures[0])
             say(f"Their folders are left in {folder / CANDIDATES}; neither they nor their number may leave this host.")
             raise typer.Exit(FAILED)
         say("The draw gave no candidate: nothing is released, and the budget is spent (see --dry-run for the chance).")

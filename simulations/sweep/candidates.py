@@ -39,10 +39,11 @@ from simulations.sweep.rows import Row, is_complete, row, write_results
 from simulations.sweep.runner import INTERRUPTED, Outcome, run_cells, write_cell
 from simulations.sweep.tuning import TuningPlan
 
-DRAW_FILE, CANDIDATES, CHOSEN, FAILURE_FILE, NOTE_FILE = "draw.json", "candidates", "chosen", "failed.txt", "README.txt"
+DRAW_FILE, CANDIDATES, CHOSEN = "draw.json", "candidates", "chosen"
+FAILURE_FILE, NOTE_FILE = "failed.txt", "README.txt"
 _NOTE = (
-    "Candidates of a private sweep. Neither they nor their number may leave this host: the guarantee is for the best of "
-    "them alone, which will lie in ../chosen. They are removed when the sweep has ended.\n"
+    "Candidates of a private sweep. Neither they nor their number may leave this host: the guarantee is for the best "
+    "of them alone, which will lie in ../chosen. They are removed when the sweep has ended.\n"
 )
 
 
@@ -69,12 +70,15 @@ class PrivateSweep:
             CorruptRun: the ledger or the draw is not what it was.
         """
         self.folder, self._name, self._plan = folder, name, plan
+        self._drawn: list[str]
         self._cells = {cell.key: cell for cell in cells}
         path = folder / TUNING_FILE
         durable.new_folder(folder)
         if not path.is_file():
             if (folder / CANDIDATES).exists() or (folder / CHOSEN).exists():
-                raise CorruptRun(f"{path} is gone, and candidates were run by it; restore it. What it paid for is spent")
+                raise CorruptRun(
+                    f"{path} is gone, and candidates were run by it; restore it. What it paid for is spent"
+                )
             self._charge(path)
         else:
             try:
@@ -100,21 +104,30 @@ class PrivateSweep:
         """Run the candidates that have not ended; `look` is called between whiles.
 
         Raises:
-            CannotResume: why a candidate that was interrupted cannot go on; put that right and run the sweep again.
+            CannotResume: why a candidate cannot begin, or go on where it was interrupted; with that put right, the same
+                sweep goes on.
         """
+        unbegun: list[str] = []
         todo = [number for number in range(len(self._drawn)) if not self._is_over(number)]
         for number in todo:
             self._prepare(number)
         candidates = [replace(self._cells[self._drawn[number]], key=str(number)) for number in todo]
 
         def ended(outcome: Outcome) -> None:
-            if outcome.row is None and outcome.error != INTERRUPTED:
-                durable.write(self._candidate(int(outcome.cell.key)) / FAILURE_FILE, f"{outcome.error}\n")
+            folder = self._candidate(int(outcome.cell.key))
+            if outcome.row is not None or outcome.error == INTERRUPTED:
+                return
+            if (folder / LEDGER_FILE).is_file():
+                durable.write(folder / FAILURE_FILE, f"{outcome.error}\n")
+            else:  # it has released nothing and could release nothing: whoever runs it again runs it for the first time
+                unbegun.append(outcome.error)
 
         run_cells(
             [one for one in candidates if not self._is_over(int(one.key))],
             lambda cell: self._candidate(int(cell.key)), jobs, plugins, lambda *_: None, ended, look,
         )  # fmt: skip
+        if unbegun:
+            raise CannotResume(f"a candidate cannot begin; put it right, and the same sweep goes on: {unbegun[0]}")
 
     def release(self) -> Released:
         """Settle which candidate is released, remove all others, and say what there is; may be called again."""
@@ -167,7 +180,7 @@ class PrivateSweep:
                 "--output, which spends a budget of its own"
             )
         if self.ended:
-            self._drawn: list[str] = []
+            self._drawn = []
             return
         try:
             drawn = json.loads((self.folder / DRAW_FILE).read_text(encoding="utf-8"))

@@ -150,24 +150,31 @@ def test_a_killed_sweep_goes_on_with_the_same_candidates_and_releases_one(
     assert not (folder / "candidates").exists()
 
 
-@pytest.mark.parametrize("draw", ["", "[]"])
-def test_where_no_candidate_ends_well_nothing_is_released(
-    sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: str
-) -> None:
-    """None drawn; or the one that was drawn cannot run, for its noise was taken away."""
+def test_a_draw_of_no_candidate_ends_the_sweep_and_is_spent(sweep, tmp_path: Path, monkeypatch) -> None:
     folder = tmp_path / "runs/sweeps/tiny-private"
-    monkeypatch.setattr(candidates, "draw", lambda tries, cells: [0] if draw == "" else [])
-    if draw == "":
-        monkeypatch.setattr(candidates.handed_on, "write", lambda *_: None)
+    monkeypatch.setattr(candidates, "draw", lambda tries, cells: [])
     code, output = sweep("--only", "g/fixed", "--tries", "2")
     assert code == 1, output
     assert "nothing is released, and the budget is spent" in output
     assert TuningLedger.open(folder / "tuning.jsonl", read_only=True).released == {"cell": None, "ledger": None}
-    if draw == "":  # it is refused to a candidate to calibrate as a run by itself
-        assert "never calibrated anew" in output
-        assert not list(folder.glob("candidates/*/ledger.jsonl"))
-    else:
-        assert {entry.name for entry in folder.iterdir()} == {"tuning.jsonl"}
+    assert {entry.name for entry in folder.iterdir()} == {"tuning.jsonl"}
+
+
+def test_a_candidate_never_calibrates_as_a_run_by_itself(sweep, tmp_path: Path, monkeypatch) -> None:
+    """Its noise was taken away: it cannot begin, which settles nothing, and then fails, which does."""
+    folder = tmp_path / "runs/sweeps/tiny-private"
+    monkeypatch.setattr(candidates, "draw", lambda tries, cells: [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(candidates.handed_on, "write", lambda *_: None)
+        code, output = sweep("--only", "g/broken", "--tries", "2")
+    assert (code, "never calibrated anew" in output) == (2, True), output
+    assert not list(folder.glob("candidates/*/ledger.jsonl"))
+    assert TuningLedger.open(folder / "tuning.jsonl", read_only=True).released is None
+    code, output = sweep("--only", "g/broken", "--tries", "2")
+    assert (code, "Every candidate failed; nothing is released" in output) == (1, True), output
+    assert TuningLedger.open(folder / "tuning.jsonl", read_only=True).released == {"cell": None, "ledger": None}
+    (spent,) = spendings([folder / "candidates/0"])
+    assert 3.9 < spent.bound[0] <= 4.0, "what failed is spent"
 
 
 def test_a_dry_run_says_what_trying_costs_and_charges_nothing(sweep, tmp_path: Path) -> None:
@@ -175,7 +182,7 @@ def test_a_dry_run_says_what_trying_costs_and_charges_nothing(sweep, tmp_path: P
     assert code == 0, output
     lines = output.splitlines()
     assert lines[0] == "Private sweep, 1 cell: tuning and training together cost epsilon at most 4.00 at delta 1e-3."
-    assert lines[1].startswith("Tries: 6 expected (geometric law); at most one with a chance of 16.7 %")
+    assert lines[1].startswith("Tries: 6 expected (geometric law); at most one with a chance of 16.7\xa0%")
     row = next(line for line in lines if line.startswith("g/fixed")).split()
     single, candidate = map(float, row[1:3])
     assert 1.2 * single < candidate < 3 * single

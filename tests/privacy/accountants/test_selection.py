@@ -1,4 +1,4 @@
-"""The guarantee of a private sweep: the bound holds on mechanisms whose exact privacy is known, and is the theorems'."""
+"""The guarantee of a private sweep: it holds where the exact privacy is known, and is what the theorems say."""
 
 import math
 from decimal import Decimal
@@ -136,9 +136,7 @@ def test_it_is_what_the_theorems_say_and_what_the_event_of_dp_accounting_says(tr
         for sampling, z, count in steps
     ]
     accountant = RdpAccountant(ORDERS)
-    accountant.compose(
-        RepeatAndSelectDpEvent(dp_accounting.ComposedDpEvent(single), tries.mean, tries.shape)
-    )
+    accountant.compose(RepeatAndSelectDpEvent(dp_accounting.ComposedDpEvent(single), tries.mean, tries.shape))
     np.testing.assert_allclose(ours, accountant.rdp, rtol=1e-5)
     assert np.all(ours >= accountant.rdp)
 
@@ -239,7 +237,9 @@ def test_cells_are_drawn_with_replacement_and_nothing_can_be_foretold() -> None:
     assert drawing.draw(Tries(1.0, 1.0), 1) == [0]
 
 
-@pytest.mark.parametrize(("mean", "shape"), [(0.5, 1.0), (math.inf, 1.0), (math.nan, 1.0), (2.0, -0.5), (2.0, math.nan)])
+@pytest.mark.parametrize(
+    ("mean", "shape"), [(0.5, 1.0), (math.inf, 1.0), (math.nan, 1.0), (2.0, -0.5), (2.0, math.nan)]
+)
 def test_a_law_that_the_theorems_do_not_cover_is_refused(mean: float, shape: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Tries(mean, shape)
