@@ -1,6 +1,7 @@
 """``lacquer sweep --private``: choose settings and train under one guarantee; what choosing costs is a number."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import typer
@@ -48,17 +49,18 @@ def private_sweep(
                 print_plan(console, cells, plan, single, noise_of)
             return
         sweep = PrivateSweep(name, folder, cells, plan)
-    try:
-        console.print(plan.statement, markup=False, highlight=False, soft_wrap=True)
-        with interruptible(), refusals(CannotResume):
-            with console.status("Tuning. How many candidates were drawn, and how they do, is not shown"):
+    console.print(plan.statement, markup=False, highlight=False, soft_wrap=True)
+    with closing(sweep), refusals(CannotResume):
+        try:
+            with (
+                interruptible(),
+                console.status("Tuning. How many candidates there are, and how they do, is not shown"),
+            ):
                 sweep.run(jobs, plugins, lambda: None)
-            released, failures = sweep.release(), sweep.failures
-    except KeyboardInterrupt:
-        say("Interrupted. The budget stays charged, once; the same command goes on with the same candidates.", "yellow")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        sweep.close()
+                released, failures = sweep.release(), sweep.failures
+        except KeyboardInterrupt:
+            say("Interrupted. The budget stays charged, once; the same command goes on as it was drawn.", "yellow")
+            raise typer.Exit(INTERRUPTED) from None
     _print_released(console, released, failures, folder)
 
 

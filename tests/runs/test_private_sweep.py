@@ -20,6 +20,8 @@ from simulations.history.budget import spendings
 from simulations.report.read_run import read_run
 from simulations.sweep import candidates
 from simulations.sweep.candidates import PrivateSweep
+from tests.runs.test_record_level_sweep import BASE as SITE
+from tests.runs.test_record_level_sweep import SWEEP as SITES
 from tests.runs.test_sweep import BASE, BROKEN, HELD
 
 SWEEP = """
@@ -175,6 +177,35 @@ def test_a_candidate_never_calibrates_as_a_run_by_itself(sweep, tmp_path: Path, 
     assert TuningLedger.open(folder / "tuning.jsonl", read_only=True).released == {"cell": None, "ledger": None}
     (spent,) = spendings([folder / "candidates/0"])
     assert 3.9 < spent.bound[0] <= 4.0, "what failed is spent"
+
+
+def test_an_interruption_says_that_the_charge_stays(sweep, tmp_path: Path, monkeypatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(candidates, "run_cells", stop)
+    code, output = sweep("--only", "g/fixed", "--tries", "2")
+    assert (code, "The budget stays charged, once" in output) == (130, True), output
+    TuningLedger.open(tmp_path / "runs/sweeps/tiny-private/tuning.jsonl").close()
+
+
+def test_one_site_chooses_for_its_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "base.toml").write_text(SITE.replace("CACHE", str(tmp_path / "cache")))
+    (tmp_path / "tiny.toml").write_text(SITES)
+    visits = [{"text": f"Visit {i} of patient {i % 20}, code {i % 7}.", "patient": str(i % 20)} for i in range(60)]
+    (tmp_path / "visits.jsonl").write_text("\n".join(map(json.dumps, visits)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(candidates, "draw", lambda tries, cells: [1, 0])
+    done = CliRunner().invoke(app, ["sweep", "tiny.toml", "--private", "--draw", "logarithmic"])
+    assert done.exit_code == 0, done.output
+    chosen = tmp_path / "runs/sweeps/tiny-private/chosen"
+    stated = json.loads((chosen / "privacy.json").read_text())
+    assert (stated["unit"], stated["tuning"]["tries"]["law"]) == ("group:patient", "logarithmic")
+    assert 1.9 < stated["epsilon"] <= 2.0
+    assert stated["tuning"]["epsilon_of_a_candidate"] < 1.9
+    assert "perplexity" in done.output
+    results = json.loads((chosen / "results.json").read_text())
+    assert results["validation_loss"] > 0
 
 
 def test_a_dry_run_says_what_trying_costs_and_charges_nothing(sweep, tmp_path: Path) -> None:
