@@ -32,6 +32,8 @@ NAMES: dict[str, str] = {
     "rldp": "RLDP, sound form",
     "rldp-own-state": "*RLDP, its own state: not private*",
     "ceiling": "*no noise, no clipping: not private*",
+}
+WHY_NAMES = {
     "still-joint": "*thresholds stay, joint noise*",
     "still-each": "*thresholds stay, noise σ Cᵢ on each adapter*",
     "rl-joint": "*the paper's agent, joint noise*",
@@ -40,13 +42,15 @@ NAMES: dict[str, str] = {
     "adam-ac-50": "DP-Adam-AC, a half is to be clipped",
     "adam-ac-90": "DP-Adam-AC, nine tenths are to be clipped",
 }
+"""Of the sweep ``records-diabetes-why``, beside those of :data:`NAMES`."""
+
 BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "adaclip", "adaclip-blocks")
 REFERENCE = "dp-lora"
 
 
 def shown_name(variant: str) -> str:
     """A variant as readers know it."""
-    return NAMES.get(variant, variant)
+    return {**NAMES, **WHY_NAMES}.get(variant, variant)
 
 
 def noise_or_agent(results: Mapping[str, Any]) -> str:
