@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ from simulations.history.budget import spendings
 from simulations.report.read_run import read_run
 from simulations.sweep import candidates
 from simulations.sweep.candidates import PrivateSweep
+from tests.cases.sweeps import BROKEN, HELD, RunSweep
 from tests.runs.test_record_level_sweep import BASE as SITE
 from tests.runs.test_record_level_sweep import SWEEP as SITES
-from tests.runs.test_sweep import BASE, BROKEN, HELD
 
 SWEEP = """
 name = "tiny"
@@ -49,26 +49,11 @@ app()
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data, made once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def sweep(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    (tmp_path / "base.toml").write_text(BASE.replace("CACHE", str(cache)))
+def sweep(tmp_path: Path, run_sweep: RunSweep) -> RunSweep:
     (tmp_path / "tiny.toml").write_text(SWEEP)
-    (tmp_path / "own_broken.py").write_text(BROKEN)
     (tmp_path / "own_held.py").write_text(BROKEN.replace(*HELD))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])
-
-    def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["sweep", "tiny.toml", "--private", *arguments])
-        return done.exit_code, done.output
-
-    return run
+    return partial(run_sweep, "--private")
 
 
 @pytest.mark.slow

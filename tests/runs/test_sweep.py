@@ -3,16 +3,13 @@
 import io
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from privacy.ledger.ledger import Ledger
 from simulations import preflight
-from simulations.cli.app import app
 from simulations.report.notation import epsilon_text
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import read_run
@@ -20,25 +17,8 @@ from simulations.sweep.cells import Cell, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
 from simulations.sweep.runner import Store, attempts, finished_folder, fresh_folder, run_cells
+from tests.cases.sweeps import BROKEN, HELD, RunSweep
 
-BASE = """
-rounds = 2
-clients = 60
-sampling-rate = 0.2
-[privacy]
-delta = 1e-3
-[strategy]
-controller = "fixed"
-[model]
-name = "random:bert"
-rank = 2
-max-length = 32
-[data]
-validation-records = 40
-test-records = 40
-records-per-client = 4
-cache = "CACHE"
-"""
 SWEEP = """
 name = "tiny"
 [variants.fixed]
@@ -53,47 +33,12 @@ base = "base.toml"
 variants = ["broken", "fixed", "floor"]
 seeds = [0]
 """
-BROKEN = """
-from dataclasses import dataclass
-
-from strategies.optimizers.fedavg import FedAvg
-
-
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    def step(self, *arguments, **named):
-        raise RuntimeError("planted failure")
-"""
-HELD = (
-    'raise RuntimeError("planted failure")',
-    """import time
-        from pathlib import Path
-
-        while Path(__file__).with_name("hold").exists():
-            time.sleep(0.05)
-        return super().step(*arguments, **named)""",
-)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data, made once."""
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    (tmp_path / "base.toml").write_text(BASE.replace("CACHE", str(cache)))
+def sweep(tmp_path: Path, run_sweep: RunSweep) -> RunSweep:
     (tmp_path / "tiny.toml").write_text(SWEEP)
-    (tmp_path / "own_broken.py").write_text(BROKEN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-
-    def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["sweep", "tiny.toml", *arguments])
-        return done.exit_code, done.output
-
-    return run
+    return run_sweep
 
 
 def cells_of(folder: Path) -> list[Cell]:
