@@ -24,6 +24,7 @@ from server.run_folder.errors import CannotResume
 from server.run_folder.names import (
     ADAPTER_FOLDER,
     CHECKPOINT_FOLDER,
+    CONFIG_FILE,
     METRICS_FILE,
     ORIGIN_FILE,
     PHASE_FILE,
@@ -189,13 +190,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
 
 
 def rows(folder: Path) -> list[Any]:
-    """Records of the rounds but for their times and how loud noise was meant to be; each of them one line.
+    """Records of the rounds but for their times; each of them one line.
 
-    Correlated noise starts anew in a process that resumes, and is louder or less for it.
+    Correlated noise starts anew in a process that resumes, and is louder or less for it: how loud it was is left out.
     """
     records = read_metrics(folder)
     assert len(records) == len((folder / METRICS_FILE).read_text().splitlines())
-    return [replace(record, seconds=0.0, noise_norm=None, signal_estimate=None) for record in records]
+    if 'noise-correlation = "banded"' in (folder / CONFIG_FILE).read_text():
+        records = [replace(record, noise_norm=None, signal_estimate=None) for record in records]
+    return [replace(record, seconds=0.0) for record in records]
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
