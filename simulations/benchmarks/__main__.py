@@ -26,6 +26,7 @@ BENCHMARKS = {
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
     "privacy.correlated_noise": "when noise correlated over rounds beats independent noise at the same epsilon",
+    "privacy.price_of_tuning": "what choosing among private runs costs in noise",
     "papers.sst2": "preset sst2 over seeds",
     "papers.sst2_sentences": "write SST-2 with a second test set of 3,000 whole sentences",
     "papers.dp_lac_figure": "the figure of docs/dp-lac.md from the results of the sweep",

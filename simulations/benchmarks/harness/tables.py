@@ -44,6 +44,7 @@ TABLES = {
     "engine-gpu": "engine.tables:gpu",
     "engine-memory": "engine.tables:memory",
     "engine-full-run": "engine.tables:full_run",
+    "price-of-tuning": "privacy.price_of_tuning:prices",
     "controllers": "papers.dp_lac:comparisons",
     "controllers.choices": "papers.dp_lac:choices",
     "controllers.claims": "papers.dp_lac_claims:claims",
