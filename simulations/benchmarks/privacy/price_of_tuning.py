@@ -57,8 +57,8 @@ def prices(results: Row) -> str:
         "ε / tries": "{share:.2f}",
     }
     single = (
-        f"\nNoise multipliers for ε = {EPSILON:g} at δ = {DELTA:g} in total; in brackets the chance of at most one try. One "
-        f"run alone takes {results['single']:.3f}, which is ε = {EPSILON:.2f} by PLD and "
+        f"\nNoise multipliers for ε = {EPSILON:g} at δ = {DELTA:g} in total; in brackets the chance of at most one "
+        f"try. One run alone takes {results['single']:.3f}, which is ε = {EPSILON:.2f} by PLD and "
         f"{results['single_by_renyi']:.2f} by RDP.\n"
     )
     return table(results["lines"], columns, "r") + single + provenance(results)
