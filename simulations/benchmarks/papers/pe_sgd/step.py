@@ -29,7 +29,7 @@ from simulations.benchmarks.papers.pe_sgd.tables import difference_texts
 from simulations.benchmarks.papers.pe_sgd.training import Bench, Seed, read_settings, seed_of
 from simulations.history.paired import Estimate
 
-LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 SHOWN = 0.1
 """The length that the table shows beside the best."""
 
@@ -140,7 +140,7 @@ def steps(results: Row) -> str:
     rows = results["rows"]
     return (
         f"{markdown(header, lines, 'llr')}\nMean ± standard deviation over seeds, {rows[0]['draws']} releases a seed; "
-        f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)}. The best is chosen on the same test texts, "
+        f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)} (of lacquer-small: up to 3.2). The best is chosen on the same test texts, "
         "for every method; accuracy is that at the best.\n"
         f"{provenance_of_rows(rows)}"
     )
