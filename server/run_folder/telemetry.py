@@ -96,7 +96,7 @@ class Telemetry:
 
     def _add_scalars(self, record: RoundRecord) -> None:
         if self._scalars is not None:
-            for tag, value in _scalars(record).items():
+            for tag, value in scalars(record).items():
                 self._scalars.add_scalar(tag, value, record.round)
             self._scalars.flush()
 
@@ -121,7 +121,8 @@ class Telemetry:
         self.close()
 
 
-def _scalars(record: RoundRecord) -> dict[str, float]:
+def scalars(record: RoundRecord) -> dict[str, float]:
+    """The numbers of a record by the names under which TensorBoard and other trackers show them."""
     validation = {
         "validation/loss": record.validation_loss,
         "validation/accuracy": record.validation_accuracy,

@@ -22,6 +22,7 @@ from simulations.cli.federation.deploy import admit_command, clients_command, de
 from simulations.cli.history.budget import budget_command
 from simulations.cli.history.compare import compare_command
 from simulations.cli.history.runs import runs_command
+from simulations.cli.history.track import check_tracker, track_command, tracked
 from simulations.cli.model.evaluate import evaluate_command
 from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
@@ -60,6 +61,7 @@ for name, command, panel in (
     ("runs", runs_command, LOOK),
     ("compare", compare_command, LOOK),
     ("budget", budget_command, LOOK),
+    ("track", track_command, LOOK),
     ("predict", predict_command, MODEL),
     ("generate", generate_command, MODEL),
     ("evaluate", evaluate_command, MODEL),
@@ -103,6 +105,10 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")]
+Track = Annotated[
+    str | None,
+    typer.Option(metavar="TRACKER[:PROJECT]", help="Tell a tracker too: wandb, mlflow or trackio."),
+]
 
 
 @app.command(rich_help_panel="Train")
@@ -122,6 +128,7 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="For programs: no progress; one object with folder and results at the end.")
     ] = False,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Train, under differential privacy. Ends with a summary and the path of the run folder.
@@ -135,6 +142,7 @@ def run(
         from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
         checked = check_run(asked)
+        check_tracker(track)
         if dry_run:
             say_plan(checked, as_json=as_json)
             return
@@ -144,7 +152,7 @@ def run(
     if not quiet and not as_json:
         say_known(checked, Console())
     with interruptible():
-        _run(asked, folder, here, quiet, as_json=as_json)
+        _run(asked, folder, here, quiet, as_json=as_json, track=track)
 
 
 @app.command(hidden=True)
@@ -178,21 +186,23 @@ def resume(
     other_code: Annotated[
         bool, typer.Option("--other-code", help="Resume although the code has changed since the run was started.")
     ] = False,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Resume an interrupted run from its last checkpoint, within the budget it has left."""
     here = Path.cwd()
     sys.path.append(str(here))
-    with refusals(CannotResume):
+    with refusals(CannotResume, ValueError):
         from server.run_folder.resume import check_resumable
 
+        check_tracker(track)
         folder = run_folder.resolve()
         asked = ask_again(folder, _engine_settings(engine, workers))
         check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
         with Telemetry(folder, tensorboard=False) as telemetry:
             telemetry.status("preparing", "resuming")
     with interruptible():
-        _run(asked, folder, here, quiet, {"resume": str(folder), "other-code": other_code})
+        _run(asked, folder, here, quiet, {"resume": str(folder), "other-code": other_code}, track=track)
 
 
 def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
@@ -212,6 +222,7 @@ def _run(
     keys: Mapping[str, str | bool] | None = None,
     *,
     as_json: bool = False,
+    track: str | None = None,
 ) -> None:
     from simulations.report import page, summary
 
@@ -219,10 +230,11 @@ def _run(
     launch = launcher.run_flower if config.engine.kind == "flower" and not config.alone else launcher.run_child
 
     def watch(is_alive: Callable[[], bool]) -> None:
-        if quiet or as_json:
-            launcher.wait_quietly(is_alive)
-        else:
-            follow(folder, asked.shown, is_alive, console=console)
+        with tracked(folder, track, is_alive):
+            if quiet or as_json:
+                launcher.wait_quietly(is_alive)
+            else:
+                follow(folder, asked.shown, is_alive, console=console)
 
     try:
         launch(config, folder, follow=watch, plugins=plugins, keys=keys)

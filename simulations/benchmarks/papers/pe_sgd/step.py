@@ -140,8 +140,8 @@ def steps(results: Row) -> str:
     rows = results["rows"]
     return (
         f"{markdown(header, lines, 'llr')}\nMean ± standard deviation over seeds, {rows[0]['draws']} releases a seed; "
-        f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)} (of lacquer-small: up to 3.2). The best is chosen on the same test texts, "
-        "for every method; accuracy is that at the best.\n"
+        f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)} (of lacquer-small: up to 3.2). The best is "
+        "chosen on the same test texts, for every method; accuracy is that at the best.\n"
         f"{provenance_of_rows(rows)}"
     )
 
