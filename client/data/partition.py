@@ -7,11 +7,18 @@
 - ``iid``: a random permutation cut into parts whose sizes differ by at most one; the cut is that of flwr-datasets'
   ``IidPartitioner``, computed by arithmetic, so a million clients cost nothing.
 - ``natural``: one client per value of a column (``NaturalIdPartitioner``), in sorted order.
+- ``pathological``, ``shard``: flwr-datasets' partitioners of these names, with ``data.partition-options``: so many
+  labels, or pieces of the records sorted by label, for every client (McMahan et al., AISTATS 2017, arXiv 1602.05629,
+  section 3). Records of a label that no client draws are left out. Its other partitioners need arrays of sizes, or
+  fail above some ten clients (``linear``, ``square``, ``exponential``).
 - ``repeated``: for speed tests only. Any number of clients share the records: client `i` reads window
   ``i mod (n // size)``. Clients overlap, so utility and attack results on it mean nothing.
 """
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +26,13 @@ from numpy.typing import NDArray
 from privacy import checks
 from privacy.randomness.rng import simulation_generator
 
-SCHEMES = ("dirichlet", "iid", "natural", "repeated")
+PARTITIONERS = {
+    "pathological": "PathologicalPartitioner",
+    "shard": "ShardPartitioner",
+}
+"""Classes of flwr-datasets, by the name that a configuration gives."""
+BY_LABEL = ("dirichlet", *PARTITIONERS)
+_OURS = ("num_partitions", "partition_by", "seed")
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,62 @@ def natural(ids: list[str]) -> Partition:
     return Partition(order, np.concatenate([[0], stops[:-1]]), stops, names)
 
 
+def check_options(name: str, options: Mapping[str, str | int | float | bool]) -> None:
+    """Refuse options that a partitioner does not take, or lacks.
+
+    Raises:
+        ValueError: naming the option and what there is.
+    """
+    takes: dict[str, inspect.Parameter] = {}
+    if name in PARTITIONERS:
+        signature = inspect.signature(_class(name)).parameters
+        takes = {k.replace("_", "-"): p for k, p in signature.items() if k not in _OURS}
+    for option in options:
+        if option not in takes:
+            there = f"its options are: {', '.join(takes)}" if takes else "it takes none"
+            raise ValueError(f"data.partition-options.{option} is no option of data.partition = {name!r}; {there}")
+    missing = [k for k, p in takes.items() if p.default is inspect.Parameter.empty and k not in options]
+    if missing:
+        raise ValueError(f"data.partition = {name!r} needs data.partition-options.{missing[0]}")
+
+
+def by_flwr_datasets(
+    name: str,
+    labels: NDArray[np.int64],
+    clients: int,
+    options: Mapping[str, str | int | float | bool],
+    seed: int,
+) -> Partition:
+    """Clients as a partitioner of flwr-datasets makes them, of records in an order drawn by the seed.
+
+    Args:
+        name: of :data:`PARTITIONERS`.
+        labels: int64 ``[records]``.
+
+    Raises:
+        ValueError: the partitioner cannot, in its words; or a record has two clients, so that no client could be
+            protected by itself.
+    """
+    _check_clients(clients, len(labels))
+    check_options(name, options)
+    from datasets import Dataset
+
+    draws = simulation_generator(seed, "partition")
+    rows = draws.permutation(len(labels))
+    given = {key.replace("-", "_"): value for key, value in options.items()}
+    ours = {"num_partitions": clients, "partition_by": "label", "seed": int(draws.integers(2**31))}
+    try:
+        partitioner = _class(name)(**ours, **given)
+        partitioner.dataset = Dataset.from_dict({"row": rows, "label": labels[rows]})
+        parts = [np.asarray(partitioner.load_partition(i)["row"][:], dtype=np.int64) for i in range(clients)]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"data.partition = {name!r}, data.partition-options = {dict(options)}: {error}") from error
+    found = _from_parts(parts)
+    if len(np.unique(found.order)) < len(found.order):
+        raise ValueError(f"data.partition = {name!r} gives a record to two clients; change data.partition-options")
+    return found
+
+
 def repeated(records: int, clients: int, size: int, seed: int) -> Partition:
     """Overlapping clients of `size` records each, as many as wanted. For speed tests only."""
     checks.integer_at_least(1, clients=clients, records_per_client=size)
@@ -121,6 +190,12 @@ def of_whole_units(units: NDArray[np.int64], dealt: Partition) -> Partition:
     return _from_parts(
         [np.concatenate([np.empty(0, np.int64), *(rows[unit] for unit in dealt.client(i))]) for i in range(len(dealt))]
     )
+
+
+def _class(name: str) -> Any:
+    import flwr_datasets.partitioner  # seconds to import: only whoever partitions pays
+
+    return getattr(flwr_datasets.partitioner, PARTITIONERS[name])
 
 
 def _check_clients(clients: int, records: int) -> None:

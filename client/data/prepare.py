@@ -97,8 +97,9 @@ def check(spec: DataSpec) -> None:
         )
     if spec.sensitive != "none" and spec.text_pair_column and not spec.chat:
         raise ValueError("data.sensitive works on single texts; data.text-pair-column must be empty")
-    if spec.partition == "dirichlet" and spec.task != "classification":
-        raise ValueError("data.partition = 'dirichlet' skews labels and a language model has none; take 'iid'")
+    if spec.partition in partition.BY_LABEL and spec.task != "classification":
+        raise ValueError(f"data.partition = {spec.partition!r} skews labels and a language model has none; take 'iid'")
+    partition.check_options(spec.partition, spec.partition_options)
 
 
 def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -186,7 +187,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partition:
-    if spec.whole_units and train.units is not None and spec.partition in ("dirichlet", "iid"):
+    if spec.whole_units and train.units is not None and spec.partition not in ("natural", "repeated"):
         _, first = np.unique(train.units, return_index=True)  # a unit's label is that of its first record
         return partition.of_whole_units(
             train.units, _partition(spec.but(whole_units=False), train.select(first), texts)
@@ -199,5 +200,8 @@ def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partit
             return partition.iid(len(train), spec.clients, spec.seed)
         case "repeated":
             return partition.repeated(len(train), spec.clients, spec.records_per_client, spec.seed)
-        case _:
+        case "natural":
             return partition.natural(texts.clients or [])
+        case name:
+            assert train.labels is not None
+            return partition.by_flwr_datasets(name, train.labels, spec.clients, spec.partition_options, spec.seed)

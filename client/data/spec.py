@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from client.settings import Count, CountOrAuto, Positive, Rate, Table, cache_folder
+from client.settings import Count, CountOrAuto, Options, Positive, Rate, Table, cache_folder
 
 NOTES = "notes"
 """The source that is generated."""
@@ -75,6 +75,7 @@ class DataSettings(Reading):
         test_source: where the test set is, same syntax; empty carves it out of `source`.
         partition: how records become clients, see docs/data.md. ``repeated`` is for speed tests, any number of clients
             share the records.
+        partition_options: what a partitioner of flwr-datasets is made with, by name.
         dirichlet_alpha: concentration of the label skew; small values give every client few labels.
         validation_records: size of the public validation set.
         test_records: size of a test set carved out of `source`.
@@ -95,7 +96,8 @@ class DataSettings(Reading):
     held_by: Literal["server", "nodes"] = "server"
     source: Annotated[str, Field(min_length=1)] = NOTES
     test_source: str = ""
-    partition: Literal["dirichlet", "iid", "natural", "repeated"] = "dirichlet"
+    partition: Literal["dirichlet", "iid", "natural", "pathological", "shard", "repeated"] = "dirichlet"
+    partition_options: Options = Field(default_factory=dict)
     dirichlet_alpha: Positive = 1.0
     validation_records: Count = 1000
     test_records: Count = 1000
@@ -140,7 +142,7 @@ class DataSpec(DataSettings):
         if self.held_by != "nodes":
             return self
         least = 0 if self.source == NOTES else self.least_words
-        return self.but(clients=1, unit_column="", partition="iid", least_words=least)
+        return self.but(clients=1, unit_column="", partition="iid", partition_options={}, least_words=least)
 
     @property
     def cache_folder(self) -> Path:

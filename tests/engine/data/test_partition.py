@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
 
-from client.data.partition import dirichlet, iid, natural, of_whole_units, repeated
+from client.data.partition import by_flwr_datasets, check_options, dirichlet, iid, natural, of_whole_units, repeated
 from privacy.randomness.rng import simulation_generator
 
 
@@ -105,3 +105,49 @@ def test_bad_settings_are_refused():
         dirichlet(_labels(10), 2, 0.0, 0)
     with pytest.raises(ValueError, match="records_per_client must be <= 10"):
         repeated(10, 5, 11, 0)
+
+
+def test_pathological_clients_have_so_many_labels_and_no_record_two_clients():
+    labels = _labels(3000, classes=10)
+    parts = by_flwr_datasets("pathological", labels, 100, {"num-classes-per-partition": 3}, seed=5)
+    _owners_are_exact(parts, 3000)
+    assert {len(np.unique(labels[parts.client(i)])) for i in range(100)} == {3}
+    again = by_flwr_datasets("pathological", labels, 100, {"num-classes-per-partition": 3}, seed=5)
+    np.testing.assert_array_equal(parts.order, again.order)
+    other = by_flwr_datasets("pathological", labels, 100, {"num-classes-per-partition": 3}, seed=6)
+    assert not np.array_equal(parts.order, other.order)
+
+
+def test_records_of_a_label_that_no_client_draws_are_left_out():
+    labels = _labels(1000, classes=10)
+    parts = by_flwr_datasets("pathological", labels, 3, {"num-classes-per-partition": 1}, seed=0)
+    drawn = np.unique(labels[parts.order])
+    assert len(drawn) <= 3
+    np.testing.assert_array_equal(np.sort(parts.order), np.flatnonzero(np.isin(labels, drawn)))
+
+
+def test_shards_are_pieces_of_the_records_by_label():
+    labels = _labels(1200, classes=6)
+    parts = by_flwr_datasets("shard", labels, 60, {"num-shards-per-partition": 2}, seed=1)
+    _owners_are_exact(parts, 1200)
+    assert set(parts.sizes) == {20}
+    assert max(len(np.unique(labels[parts.client(i)])) for i in range(60)) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("iid", {"alpha": 1}, "partition-options.alpha is no option of data.partition = 'iid'; it takes none"),
+        ("pathological", {}, "'pathological' needs data.partition-options.num-classes-per-partition"),
+        ("shard", {"shards": 2}, "its options are: num-shards-per-partition, shard-size"),
+        ("shard", {"seed": 2}, "partition-options.seed is no option"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        check_options(name, options)
+
+
+def test_what_the_partitioner_refuses_is_said_with_the_setting():
+    with pytest.raises(ValueError, match=r"data\.partition = 'pathological', data\.partition-options = .*: "):
+        by_flwr_datasets("pathological", _labels(100), 10, {"num-classes-per-partition": 7}, seed=0)

@@ -266,6 +266,18 @@ def test_a_pair_is_known_by_both_its_texts(spec, table):
     assert data.meta["removed"]["train"] + data.meta["removed"]["validation"] == 1
 
 
+def test_clients_of_few_labels(spec):
+    few = spec.but(partition="pathological", partition_options={"num-classes-per-partition": 1})
+    data = prepare(few)
+    assert data.num_clients == spec.clients
+    assert {len(np.unique(data.client(i).labels)) for i in range(data.num_clients)} == {1}
+    assert prepare(few.but(partition="shard", partition_options={"shard-size": 4})).folder != data.folder
+    with pytest.raises(
+        ValueError, match=r"partition-options\.shard-size is no option of data\.partition = 'dirichlet'"
+    ):
+        prepare(spec.but(partition_options={"shard-size": 4}))
+
+
 def test_a_million_overlapping_clients_for_speed_tests(spec):
     data = prepare(spec.but(partition="repeated", clients=1_000_000, records_per_client=2))
     assert data.num_clients == 1_000_000
