@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from client.data.sources import PATH_KINDS
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
 
@@ -112,6 +111,7 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
         folder: absolute.
         here: where the output goes instead, if its path is relative.
     """
+    from client.data.sources import PATH_KINDS  # loads numpy and pyarrow, which `lacquer --help` need not pay for
 
     def absolute(path: str, start: Path = folder) -> str:
         return str((start / Path(path).expanduser()).resolve()) if path else path
