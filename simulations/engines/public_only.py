@@ -1,9 +1,9 @@
 """What the server's public records alone are worth: no client takes part, nothing is released, nothing is charged.
 
-This is the floor of every comparison: a private result below it was not worth its privacy budget. It is the warm start
-of a run (``public.*``: AdamW on the first ``training-fraction`` of the public records, from the same initial adapter),
-evaluated as a run is, and it leaves ``results.json`` and ``environment.json`` like one, but no ledger: there is nothing
-to keep account of.
+This is the public-only baseline of every comparison: a private result below it was not worth its privacy budget. It is
+the warm start of a run (``public.*``: AdamW on the first ``training-fraction`` of the public records, from the same
+initial adapter), evaluated as a run is, and it leaves ``results.json`` and ``environment.json`` like one, but no
+ledger: there is nothing to keep account of.
 """
 
 import json

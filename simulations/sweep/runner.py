@@ -126,8 +126,9 @@ def write_cell(cell: Cell, folder: Path) -> None:
 class Store:
     """The results file of a sweep and what is known beyond it.
 
-    A row counts for a cell if its digest is the cell's. Cells that are the same run, such as the floor of two tables,
-    share their row. Rows of cells that the sweep no longer has, or has changed, stay until something replaces them.
+    A row counts for a cell if its digest is the cell's. Cells that are the same run, such as the public-only baseline
+    of two tables, share their row. Rows of cells that the sweep no longer has, or has changed, stay until something
+    replaces them.
 
     Args:
         folder: where its run folders are; completed ones without a row are taken in.

@@ -70,7 +70,7 @@ def test_the_table_ranks_methods_and_puts_the_beside_rows_last() -> None:
     assert first == "| DP-LAC, no histogram | 82.0 % ± 2.0 |  |  | 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
     told = "**−10.0 [−15.0, −5.0]** |  |"
     assert lines[6] == f"| fixed (Abadi) | 72.0 % ± 2.0 | {told} 75.0 % ± 0.0 | 8 | 0.12 | 100 | 3 |"
-    assert last.startswith("| *floor: public records alone* | 77.0 % | −3.0 (one seed)")
+    assert last.startswith("| *public-only baseline* | 77.0 % | −3.0 (one seed)")
     assert "fixed-grid" not in "\n".join(lines), "cells that served to choose are not reported"
 
 
@@ -98,13 +98,13 @@ def test_claims_are_answered_only_where_there_are_numbers() -> None:
     tuned = [cell("tuned-sst2", name, seed, value) for name in values for seed, value in enumerate(values[name])]
     assert answers(*tuned)[best].endswith("3 seeds | yes |")
     less = [{**row, "test_accuracy": 0.76 if row["variant"] == "fixed-tuned" else 0.80} for row in tuned]
-    assert answers(*less)[best].endswith("| no |"), "told apart from nothing, but 4 points are not 6.6"
+    assert answers(*less)[best].endswith("| no |"), "significant, but 4 points are not 6.6"
     below = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
     assert answers(*below)[clac].endswith("3 seeds | yes |")
     close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
-    assert "| not told apart: " in answers(*close)[clac]
+    assert "| not significant: " in answers(*close)[clac]
     far = cell("fixed-grid-sst2", "fixed-grid", 100, 0.5, last_clip_bound=0.02, validation_accuracy=0.74)
-    assert "0.2 (75.0 %), 0.02 (74.0 %) | not told apart |" in answers(far)[histogram]
+    assert "0.2 (75.0 %), 0.02 (74.0 %) | undecided |" in answers(far)[histogram]
     rose = cell("default-sst2", "dp-lac-smooth", 0, 0.8, last_round_loss=2.0)
     assert "not tested (the loss did not fall)" in answers(rose)["the same with `smooth`"]
 
@@ -116,6 +116,6 @@ def test_the_figure_has_a_row_per_method_and_lines_for_the_rest() -> None:
         "DP-LAC, histogram",
         "DP-LAC, no histogram",
     ]
-    assert [text.get_text() for text in axes.texts] == ["floor"]
+    assert [text.get_text() for text in axes.texts] == ["public-only baseline"]
     with pytest.raises(ValueError, match="run the sweep first"):
         comparison_figure([], LIGHT)

@@ -36,7 +36,7 @@ def test_methods_are_ranked_by_perplexity_and_what_is_not_private_stands_last():
     assert lines[0].startswith("**epsilon-2**, ε ≤ 2.0")
     assert "10 steps of 64 expected records" in lines[0]
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")][2:]
-    assert names == ["RLDP, sound form", "DP-LoRA (fixed C, Adam)", "DP-SGD", "*no noise, no clipping: not private*"]
+    assert names == ["RLDP, sound form", "DP-LoRA (fixed C, Adam)", "DP-SGD", "*non-private upper bound*"]
     (rldp,) = (line for line in lines if line.startswith("| RLDP"))
     assert "| 4.000 ± 1.414 |" in rldp
     change = 100 * (math.sqrt(3 / 4) - 1)

@@ -31,7 +31,7 @@ NAMES: dict[str, str] = {
     "dp-adam-ac": "DP-Adam-AC, sound form",
     "rldp": "RLDP, sound form",
     "rldp-own-state": "*RLDP, its own state: not private*",
-    "ceiling": "*no noise, no clipping: not private*",
+    "ceiling": "*non-private upper bound*",
 }
 WHY_NAMES = {
     "still-joint": "*thresholds stay, joint noise*",
@@ -72,7 +72,7 @@ def comparison(results: Mapping[str, Any]) -> str:
         f"against {NAMES[REFERENCE]}": lambda row: (
             ""
             if row["is reference"] or row["difference"] is None
-            else marked(change_text(row["difference"]), row["told apart"])
+            else marked(change_text(row["difference"]), row["significant"])
         ),
         "smallest that would show": lambda row: smallest_text(row["smallest"]),
         **BOUNDS,

@@ -66,8 +66,8 @@ NAMES = {
     "fedex": "FedEx",
     "flora": "FLoRA",
     "fedgsa": "FedGSA",
-    "floor": "*floor: public records alone*",
-    "ceiling": "*ceiling: no noise, no clipping*",
+    "floor": "*public-only baseline*",
+    "ceiling": "*non-private upper bound*",
     "head-only": "*head only, no LoRA*",
 }
 MINUS = "\N{MINUS SIGN}"
@@ -95,7 +95,7 @@ def methods(
 ) -> list[dict[str, Any]]:
     """A row per method: its cells, what was found by seed, and the difference to the reference on the same seeds.
 
-    Whether it is told apart, and the smallest difference that would show, are corrected for the methods of the table.
+    Whether it is significant, and the smallest difference that would show, are corrected for the methods of the table.
     """
     ordered = list(names)
     against_it = found.get(reference, {})
@@ -108,7 +108,7 @@ def methods(
             "found": list(found[name].values()),
             "is reference": name == reference,
             "difference": difference,
-            "told apart": told,
+            "significant": told,
             "smallest": None if difference is None or told else difference.smallest(count),
         }
         for name, difference, told in zip(ordered, differences, told_apart(differences), strict=True)
@@ -127,18 +127,18 @@ COST: Columns = {"CPU s a cell": lambda row: cpu_text(row["cells"]), "seeds": la
 
 
 def against(reference: str) -> Columns:
-    """The column of differences, in bold what is told apart, and of the differences that would show elsewhere."""
+    """The column of differences, significant ones in bold, and of the differences that would show elsewhere."""
     return {
         f"difference to {shown_name(reference)}": lambda row: (
-            "" if row["is reference"] else marked(difference_text(row["difference"]), row["told apart"])
+            "" if row["is reference"] else marked(difference_text(row["difference"]), row["significant"])
         ),
         "smallest that would show": lambda row: "" if row["smallest"] is None else f"{100 * row['smallest']:.1f}",
     }
 
 
-def marked(text: str, told: bool) -> str:
-    """In bold where the difference is told apart from zero."""
-    return f"**{text}**" if told else text
+def marked(text: str, significant: bool) -> str:
+    """In bold where the difference is significant."""
+    return f"**{text}**" if significant else text
 
 
 def lora(results: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ def _verdict(line: Claim, told: bool, count: int) -> str:
         return holds
     smallest = difference.smallest(count)
     assert smallest is not None
-    return f"not told apart: {100 * smallest:.1f} would show (the mean says {holds})"
+    return f"not significant: {100 * smallest:.1f} would show (the mean says {holds})"
 
 
 def _difference(cells: Sequence[Row], grid: str, text: str, first: str, *, below: str = "", above: str = "") -> Claim:
@@ -128,9 +128,7 @@ def _histogram(cells: Sequence[Row]) -> Claim:
     bounds = ", ".join(f"{bound:.2g}" for bound in chosen)
     fixed = ", ".join(f"{row['last_clip_bound']:g} ({100 * row['validation_accuracy']:.1f} %)" for row in close)
     measured = f"histogram: {bounds}; best of the fixed grid (validation): {fixed}"
-    return Claim(
-        text, "both", measured, {True: "yes", False: "no"}[within.pop()] if len(within) == 1 else "not told apart"
-    )
+    return Claim(text, "both", measured, {True: "yes", False: "no"}[within.pop()] if len(within) == 1 else "undecided")
 
 
 def _ratchet(cells: Sequence[Row], variant: str, text: str) -> Claim:

@@ -2,8 +2,8 @@
 
 Run: `python -m simulations.benchmarks papers.dp_lac_figure`.
 
-One panel per regime and data set: a row per method, a dot per seed, a bar at the mean; the floor and the ceiling are
-lines through all rows, so that a method that was not worth its privacy budget shows as one.
+One panel per regime and data set: a row per method, a dot per seed, a bar at the mean; the public-only baseline and the
+non-private upper bound are lines through all rows, so that a method that was not worth its privacy budget shows as one.
 """
 
 import json
@@ -54,12 +54,13 @@ def _panel(title: str, found: Found) -> Drawing:
             axes.plot(values, [row] * len(values), marker, color=color, markersize=4.5, alpha=0.75, linestyle="none")
             mean = statistics.mean(values)
             axes.plot([mean, mean], [row - 0.32, row + 0.32], color=color, linewidth=2.2)
-        for name, value in lines.items():
+        for level, (name, value) in enumerate(lines.items()):
             dash = ":" if name == "floor" else "--"
             axes.axvline(value, color=palette.muted, linestyle=dash, linewidth=1.2)
             axes.annotate(
-                name, (value, len(methods) - 0.45), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom",
-                color=palette.muted, fontsize=9, annotation_clip=False,
+                shown_name(name).translate(_PLAIN), (value, len(methods) - 0.45), xytext=(0, 2 + 11 * level),
+                textcoords="offset points", ha="center", va="bottom", color=palette.muted, fontsize=9,
+                annotation_clip=False,
             )  # fmt: skip
         axes.set_yticks(range(len(methods)), [shown_name(name).translate(_PLAIN) for name in methods])
         axes.tick_params(axis="y", labelcolor=palette.ink, labelsize=9)

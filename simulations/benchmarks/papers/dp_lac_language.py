@@ -19,8 +19,8 @@ NAMES = {
     "full/dp-lac-histogram": "DP-LAC, histogram",
     "full/dp-lac-histogram-smooth": "DP-LAC `smooth`, histogram",
     "full/oracle": "*fixed, the best C of a tuning that cost nothing*",
-    "full/ceiling": "*no noise, no clipping: not private*",
-    "full/floor": "*public records alone*",
+    "full/ceiling": "*non-private upper bound*",
+    "full/floor": "*public-only baseline*",
     "paid/fixed": "fixed (Abadi), tuned",
     "paid/fixed-decay": "fixed, decaying server step, tuned",
     "paid/quantile": "quantile (Andrew), tuned",
@@ -55,7 +55,7 @@ def comparison(results: Mapping[str, Any]) -> str:
         "against DP-LAC": lambda row: (
             ""
             if row["is reference"] or row["difference"] is None
-            else marked(change_text(row["difference"]), row["told apart"])
+            else marked(change_text(row["difference"]), row["significant"])
         ),
         "smallest that would show": lambda row: smallest_text(row["smallest"]),
         "runs in the paper": lambda row: _spent(row["name"]),

@@ -141,7 +141,7 @@ def differences(results: Mapping[str, Any]) -> str:
                 f"ATDP less {arm}",
                 *(f"{one.mean:+.2f}" + ("" if one.half is None else f" ± {one.half:.2f}") for one in found_here),
                 "" if smallest is None else f"{smallest:.2f}",
-                ("above" if whole.mean > 0 else "below") if told else "not told apart",
+                ("above" if whole.mean > 0 else "below") if told else "not significant",
                 str(len(whole.values)),
             )
         )
