@@ -21,8 +21,8 @@ from simulations.report.notation import delta_text, number_text
 
 REFERENCE = "no-noise"
 NAMES = {
-    "no-noise": "*no noise, no clipping: not private*",
-    "public-only": "*public records alone*",
+    "no-noise": "*non-private upper bound*",
+    "public-only": "*public-only baseline*",
     "private": "LoRA in the top two layers, and the head; fixed C",
     "head-only": "the head alone; fixed C",
     "dp-lac": "DP-LAC, histogram",
