@@ -4,6 +4,7 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client.instructed import instructed
 from client.node import Node, kept_here, refuse_unless_for
 from client.record_level import messages, participant
 from client.secure_sum import HANDLERS
@@ -11,7 +12,7 @@ from client.worker import warm_worker
 from strategies.messages.client_update import EvaluateRequest, ShardMetrics, TrainRequest, contribution_records
 from strategies.messages.records import BadMessage
 
-app = ClientApp()
+app = ClientApp(mods=[instructed])
 for step, answer in HANDLERS.items():
     app.train(step)(answer)
 app.train(messages.ACTION)(participant.answer)

@@ -1,8 +1,9 @@
 """A deployed node: one client with records of its own. What it is, is its operator's to say and not the server's.
 
-``flower-supernode --node-config 'data="jsonl:/data/records.jsonl" cache="/cache" model="/models/base"'``:
+``flower-supernode --node-config 'data="jsonl:/data/records.jsonl" authority="/keys/ca.crt" cache="/cache"'``:
 
 - ``data`` (needed): the node's records, see :mod:`client.data.local`. Without it a node is a worker of a simulation.
+- ``authority`` (needed): the federation's ``ca.crt``, by which it knows the server, see :mod:`client.instructed`.
 - ``cache``: folder for what is prepared from them; default ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
 - ``model``: folder of the base model, for a base that the package does not bring. The server's settings then only name
   the model, and no path of theirs is opened here.

@@ -1,9 +1,10 @@
-"""Certificates for TLS and keys by which SuperNodes are known.
+"""Certificates for TLS and for instructions, and keys by which SuperNodes are known.
 
-One authority of the federation's own signs the certificates of the SuperLink and of the gateway; clients trust that
-authority and no other. A SuperNode proves who it is with a key of its own (ECDSA on P-384, in OpenSSH's form, which is
-what Flower reads); the SuperLink is told the public half. Nothing that exists is overwritten unless it is renewed by
-name. Files that hold private keys are readable by their owner only.
+One authority of the federation's own signs the certificates of the SuperLink and of the gateway, and that of the key
+by which clients know the server's instructions (Ed25519); clients trust that authority and no other. A SuperNode
+proves who it is with a key of its own (ECDSA on P-384, in OpenSSH's form, which is what Flower reads); the SuperLink is
+told the public half. Nothing that exists is overwritten unless it is renewed by name. Files that hold private keys are
+readable by their owner only.
 """
 
 import datetime
@@ -14,9 +15,11 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from privacy import durable
+from strategies.messages.instruction import PURPOSE
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
@@ -46,23 +49,46 @@ def certificate(folder: Path, stem: str, names: Sequence[str], signer: Path) -> 
         names: DNS names and IP addresses.
         signer: folder of :func:`authority`.
     """
+    key = ec.generate_private_key(ec.SECP384R1())
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
+    _certified(folder, stem, key, names[0], signer, (purpose, False), (alternatives, False))
+    _write(folder / "ca.crt", (signer / "ca.crt").read_bytes())
+
+
+def signing_key(folder: Path, signer: Path) -> None:
+    """Make ``signing.key`` and ``signing.crt`` in ``folder``: for instructions to nodes, and for nothing else.
+
+    Args:
+        signer: folder of :func:`authority`.
+    """
+    purpose = x509.ExtendedKeyUsage([PURPOSE])
+    _certified(folder, "signing", Ed25519PrivateKey.generate(), "lacquer instructions", signer, (purpose, True))
+
+
+def _certified(
+    folder: Path,
+    stem: str,
+    key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey,
+    name: str,
+    signer: Path,
+    *extensions: tuple[x509.ExtensionType, bool],
+) -> None:
+    """``STEM.key`` and ``STEM.crt``, signed by the authority; the extensions each with whether it is critical."""
     ca_key = serialization.load_pem_private_key((signer / "ca.key").read_bytes(), password=None)
     ca = x509.load_pem_x509_certificate((signer / "ca.crt").read_bytes())
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = (
         _builder(subject, ca.subject, key.public_key(), CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
     )
+    for extension, critical in extensions:
+        made = made.add_extension(extension, critical=critical)
     _write(folder / f"{stem}.key", _private(key, serialization.PrivateFormat.PKCS8), secret=True)
-    _write(folder / f"{stem}.crt", made.public_bytes(serialization.Encoding.PEM))
-    _write(folder / "ca.crt", (signer / "ca.crt").read_bytes())
+    _write(folder / f"{stem}.crt", made.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
 
 
 def node_key(folder: Path) -> bytes:
@@ -75,7 +101,7 @@ def node_key(folder: Path) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey | Ed25519PublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -111,7 +137,7 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+def _private(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 

@@ -14,6 +14,7 @@ from server.config.load import parse
 from server.runs.assembly import Assembly, assemble
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest
+from tests.cases.instructions import server
 
 SECRET = "the patient is John Fingal"
 
@@ -61,8 +62,9 @@ def request(assembly: Assembly, clients: list[int] | None = None) -> TrainReques
 def message(content: RecordDict, kind: str) -> Message:
     sent = Message(content, dst_node_id=7, message_type=kind)
     sent.metadata.__dict__["_message_id"] = "one"
-    return sent
+    return server().signed(sent)
 
 
 def context(**node_config: str) -> Context:
-    return Context(run_id=1, node_id=7, node_config=dict(node_config), state=RecordDict(), run_config={})
+    settings = {"authority": server().authority, **node_config}
+    return Context(run_id=1, node_id=7, node_config=dict(settings), state=RecordDict(), run_config={})

@@ -55,7 +55,7 @@ def test_a_node_that_trusts_the_server_less_sends_no_plain_sum(
     with pytest.raises(NodeFailed, match="BadMessage"):
         app(message=message(request(deployed[0]).to_records(), "train"), context=context(**settings))
     assert f"only: {next(iter(setting))} in its settings" in caplog.text
-    assert not (tmp_path / "own").exists()
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["instructions-7.json"]
 
 
 def test_a_node_prepares_its_records_once(

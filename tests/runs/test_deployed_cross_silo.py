@@ -28,6 +28,9 @@ from simulations.tools.sample_records import write_records
 from strategies.adapter.residual import residual_size
 from strategies.cross_silo import GlobalModel
 from strategies.dispatch import RoundFailed
+from tests.cases.instructions import server as signer
+
+pytestmark = pytest.mark.usefixtures("signing")
 
 STEPS, ROUNDS = 2, 2
 SETTINGS = """
@@ -81,6 +84,7 @@ class Nodes:
     def __post_init__(self) -> None:
         for (node, context), path in zip(self.grid.contexts.items(), write_records(self.folder, 3, 64), strict=True):
             context.node_config = {"data": f"jsonl:{path}", "cache": str(self.folder / f"own-{node}")}
+            context.node_config["authority"] = signer().authority
 
     def set(self, node: int, **settings: str | float) -> None:
         config = self.grid.contexts[node].node_config

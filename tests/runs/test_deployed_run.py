@@ -15,6 +15,9 @@ from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
 from strategies.dispatch import RoundFailed
+from tests.cases.instructions import server as signer
+
+pytestmark = pytest.mark.usefixtures("signing")
 
 SETTINGS = """
 rounds = {rounds}
@@ -46,6 +49,7 @@ class Federation(InProcessGrid):
         self.asked: list[list[int]] = []
         for (node, context), path in zip(self.contexts.items(), write_records(folder, 3, 16, chat), strict=True):
             context.node_config = {"data": f"jsonl:{path}", "cache": str(folder / f"own-{node}")}
+            context.node_config["authority"] = signer().authority
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.contexts if node not in self.away]

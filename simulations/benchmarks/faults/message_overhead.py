@@ -24,17 +24,22 @@ from typing import Annotated, Any
 import numpy as np
 import psutil
 import typer
+from flwr.app import Message, RecordDict
 
 from client.fork_server import VARIABLE
 from client.node import Node
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from server.config.load import parse
+from server.network.certificates import authority, signing_key
+from server.network.instructions import load_signing_key
 from server.runs.assembly import assemble
 from simulations.benchmarks.harness.results import say, write
+from simulations.engines.inprocess import identity
 from simulations.tools.sample_records import write_records
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.instruction import sign
 
 RECORDS = 200
 
@@ -98,12 +103,16 @@ def measure(repetitions: int, model: str) -> dict[str, Any]:
         (records,) = write_records(folder, 1, RECORDS)
         plan, content = _request(folder, model)
         own = {"data": f"jsonl:{records}", "cache": str(folder / "own")}
+        authority(folder / "keys")
+        signing_key(folder / "keys", folder / "keys")
+        settings = own | {"authority": str(folder / "keys" / "ca.crt")}
         (folder / "alone").write_bytes(pickle.dumps((Node(**own), plan, content)))
-        (folder / "handed").write_bytes(pickle.dumps((own, content)))
         alone, handed = [], []
         with _resident(folder) as resident:
             for repetition in range(repetitions + 1):
                 one = _run(ALONE, folder / "alone")
+                _signed(content, folder / "keys")  # a node follows an instruction once
+                (folder / "handed").write_bytes(pickle.dumps((settings, content)))
                 before = _forks(resident)
                 two = _run(HANDED, folder / "handed", resident=(folder / "address").read_text())
                 while _forks(resident) == before:  # it looks for forks that have ended twice in a second
@@ -119,6 +128,12 @@ def measure(repetitions: int, model: str) -> dict[str, Any]:
         "parts": _medians(alone),
         "handed_parts": _medians(handed),
     }
+
+
+def _signed(content: RecordDict, keys: Path) -> None:
+    with identity(1):
+        message = Message(content, dst_node_id=1, message_type="train")
+    sign(message, *load_signing_key(keys / "signing.key"), time.time_ns())
 
 
 def _request(folder: Path, model: str) -> tuple[Plan, Any]:

@@ -3,7 +3,7 @@
 ``certificates`` makes everything secret in one command:
 
 authority/   ca.key ca.crt             signs certificates; needed by nobody while the federation runs
-superlink/   ca.crt server.crt server.key clients/NAME.pub
+superlink/   ca.crt server.crt server.key signing.crt signing.key clients/NAME.pub
 gateway/     ca.crt server.crt server.key
 NAME/        ca.crt key key.pub        one folder for every client; goes to that client
 
@@ -40,7 +40,7 @@ def certificates_command(
     ] = None,
     renew: Annotated[
         list[str] | None,
-        typer.Option(help="Make anew what exists: the name of a client, or 'servers' for both certificates."),
+        typer.Option(help="Make anew what exists: the name of a client, or 'servers' for all of theirs."),
     ] = None,
     owner: Annotated[int | None, typer.Option(help="User id that the files shall belong to (needs root).")] = None,
     own: Annotated[
@@ -79,7 +79,7 @@ def own_key(folder: Path) -> str:
 
 def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set[str]) -> list[str]:
     """Make what is missing or to be renewed; what was made, in words."""
-    from server.network.certificates import authority, certificate, node_key  # only this command needs cryptography
+    from server.network.certificates import authority, certificate, node_key, signing_key
 
     signer, made = folder / "authority", []
     if authority(signer):
@@ -88,6 +88,9 @@ def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set
         if SERVERS in renew or not (folder / server / "server.key").exists():
             certificate(folder / server, "server", names, signer)
             made.append(f"{server}: a certificate for {', '.join(names)}")
+    if SERVERS in renew or not (folder / "superlink" / "signing.key").exists():
+        signing_key(folder / "superlink", signer)
+        made.append("superlink: a key that signs instructions to clients")
     for name in clients:
         if name not in renew and (folder / name / "key").exists():
             continue

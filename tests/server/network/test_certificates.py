@@ -79,6 +79,7 @@ def test_private_halves_are_their_owners_and_go_nowhere_else(keys: Path) -> None
     assert {str(path.relative_to(keys)) for path in private} == {
         "authority/ca.key",
         "superlink/server.key",
+        "superlink/signing.key",
         "gateway/server.key",
         "north/key",
         "south/key",
@@ -98,7 +99,8 @@ def test_what_exists_is_kept_and_renewed_by_name_only(keys: Path) -> None:
     assert changed == {"north/key", "north/key.pub", "superlink/clients/north.pub"}
     make_keys(keys, ["north", "south"], [], {"servers"})
     changed = {name for name, text in content().items() if text != before[name]} - changed
-    assert changed == {f"{server}/server.{half}" for server in ("superlink", "gateway") for half in ("key", "crt")}
+    renewed = ("superlink/server", "superlink/signing", "gateway/server")
+    assert changed == {f"{name}.{half}" for name in renewed for half in ("key", "crt")}
     assert greet(keys / "gateway", keys / "north" / "ca.crt", "gateway") == "TLSv1.3"
 
 
