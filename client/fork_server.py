@@ -7,9 +7,10 @@ message to the next, as in Flower's own processes.
 
     python -m client.fork_server flower-supernode --superlink ...
 
-starts the SuperNode and ends with it. The processes that Flower starts load this module as their ClientApp, which
-imports nothing but Flower and hands their message over, in framed bytes, through a socket in a private folder named by
-``LACQUER_RESIDENT``. Where that is not set or nobody answers, they do the work themselves, as :mod:`client.app` does.
+starts the SuperNode and ends with it, which it does when its server is out of reach (:mod:`client.supernode`). The
+processes that Flower starts load this module as their ClientApp, which imports nothing but Flower and hands their
+message over, in framed bytes, through a socket in a private folder named by ``LACQUER_RESIDENT``. Where that is not set
+or nobody answers, they do the work themselves, as :mod:`client.app` does.
 """
 
 import json
@@ -71,7 +72,7 @@ def main(command: list[str]) -> int:
         listening.bind(str(Path(folder) / SOCKET))  # a folder that only this user may enter
         listening.listen(64)
         listening.settimeout(0.5)
-        node = subprocess.Popen(command, env={**os.environ, VARIABLE: folder})
+        node = subprocess.Popen(watched(command), env={**os.environ, VARIABLE: folder})
         signal.signal(signal.SIGTERM, lambda *_: node.terminate())
         try:
             return serve(listening, node)
@@ -79,6 +80,13 @@ def main(command: list[str]) -> int:
             if node.poll() is None:
                 node.terminate()
                 node.wait()
+
+
+def watched(command: list[str]) -> list[str]:
+    """Flower's command in the form that ends when it no longer reaches its server, see :mod:`client.supernode`."""
+    if Path(command[0]).name != "flower-supernode":
+        return command
+    return [sys.executable, "-m", "client.supernode", *command[1:]]
 
 
 def serve(listening: socket.socket, node: "subprocess.Popen[bytes]") -> int:

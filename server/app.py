@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from server.config.load import load, parse, unflatten
 from server.config.schema import RunConfig
 from server.network.instructions import SigningGrid
+from server.network.patience import patient
 from server.run_folder.names import CONFIG_FILE
 from server.runs.start import run_in_folder
 
@@ -26,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(given) if given else Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
     folder.mkdir(parents=True, exist_ok=True)
     if config.deployed:
-        grid = SigningGrid(grid)
+        grid = SigningGrid(patient(grid))
     run_in_folder(config, folder, grid, resume=bool(resume), other_code=other_code)
 
 

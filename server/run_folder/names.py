@@ -22,6 +22,8 @@ SOURCE_FILE = "source.digest"
 """Which records they were, before anything was drawn or dealt; not for others, as the file above."""
 ENVIRONMENT_FILE = "environment.json"
 ROSTER_FILE = "nodes.json"
+FLOWER_RUN_FILE = "flower-run.json"
+"""Of a deployed run: its number at the SuperLink."""
 LOCK_FILE = "run.lock"
 
 LEDGER_FILE = "ledger.jsonl"

@@ -18,7 +18,9 @@ from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.cli.federation.certificates import certificates_command, federation_command, identity_command
-from simulations.cli.federation.deploy import admit_command, clients_command, deploy_command, expel_command
+from simulations.cli.federation.clients import admit_command, clients_command, expel_command
+from simulations.cli.federation.deploy import deploy_command
+from simulations.cli.federation.following import follow_command, logs_command, stop_command
 from simulations.cli.history.budget import budget_command
 from simulations.cli.history.compare import compare_command
 from simulations.cli.history.runs import runs_command
@@ -70,6 +72,9 @@ for name, command, panel in (
     ("identity", identity_command, FEDERATION),
     ("federation", federation_command, FEDERATION),
     ("deploy", deploy_command, FEDERATION),
+    ("follow", follow_command, FEDERATION),
+    ("stop", stop_command, FEDERATION),
+    ("logs", logs_command, FEDERATION),
     ("admit", admit_command, FEDERATION),
     ("expel", expel_command, FEDERATION),
     ("clients", clients_command, FEDERATION),

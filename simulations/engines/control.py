@@ -6,13 +6,14 @@ SuperLink says of it afterwards.
 """
 
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from simulations.engines.flower import RunFailed, flwr
+from simulations.engines.flower import RunFailed, flwr, scripts
 
 CONNECTION = "federation"
 SUCCESS = "finished:completed"
@@ -46,9 +47,11 @@ class Control:
         Raises:
             RunFailed: it answers with none.
         """
+        return flwr(*arguments, folder=self.home, environment=self._environment())
+
+    def _environment(self) -> dict[str, str]:
         environment = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
-        environment |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
-        return flwr(*arguments, folder=self.home, environment=environment)
+        return environment | {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
 
     def start(self, app: Path) -> str:
         """Hand over an app; the number of its run."""
@@ -65,9 +68,24 @@ class Control:
         known = answer["runs"][0]
         return str(known["status"]), str(known.get("status-details") or "")
 
+    def known(self, run: str) -> str | None:
+        """How a run stands, of which the SuperLink need not know; None if it does not."""
+        answer = self.ask("ls", CONNECTION)
+        if "runs" not in answer:
+            raise RunFailed(f"the runs were not listed: {answer.get('error-message', answer)}")
+        return next((str(one["status"]) for one in answer["runs"] if str(one["run-id"]) == run), None)
+
     def stop(self, run: str) -> None:
         """End a run."""
-        self.ask("stop", run, CONNECTION)
+        answer = self.ask("stop", run, CONNECTION)
+        if not answer.get("success"):
+            raise RunFailed(f"run {run} was not stopped: {answer.get('error-message', answer)}")
+
+    def show_log(self, run: str, *, as_it_comes: bool) -> None:
+        """Print what the ServerApp of a run has logged, or go on until the run ends."""
+        command = [str(scripts() / "flwr"), "log", run, CONNECTION, "--stream" if as_it_comes else "--show"]
+        if subprocess.run(command, cwd=self.home, env=self._environment(), check=False).returncode:
+            raise RunFailed(f"the log of run {run} was not given")
 
     def nodes(self) -> list[dict[str, Any]]:
         """The registered clients, as Flower lists them."""

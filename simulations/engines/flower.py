@@ -126,7 +126,7 @@ def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[
     Raises:
         RunFailed: it answers with none.
     """
-    command = [str(_scripts() / "flwr"), *arguments, "--format", "json"]
+    command = [str(scripts() / "flwr"), *arguments, "--format", "json"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -137,7 +137,7 @@ def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[
     return answer
 
 
-def _scripts() -> Path:
+def scripts() -> Path:
     """The folder of this environment's commands, which need not be on PATH."""
     return Path(sys.executable).parent
 
@@ -174,7 +174,7 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_ad
     ray.mkdir()
     environment |= {
         TAG: tag,
-        "PATH": f"{_scripts()}{os.pathsep}{environment.get('PATH', '')}",
+        "PATH": f"{scripts()}{os.pathsep}{environment.get('PATH', '')}",
         "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
         "PYTHONUNBUFFERED": "1",
         "NO_PROXY": loopback,

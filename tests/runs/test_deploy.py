@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from server.config.load import parse
-from server.run_folder.telemetry import Telemetry
+from server.run_folder.names import write_config
+from server.run_folder.telemetry import Telemetry, read_status
 from simulations import preflight
 from simulations.cli.app import app
-from simulations.cli.federation import deploy
+from simulations.cli.federation import clients, deploy, following
 from simulations.engines.control import Control
 from simulations.engines.flower import RunFailed
 from simulations.engines.staging import PACKAGE
@@ -24,11 +25,15 @@ CONFIG = parse({"clients": 3, "sampling-rate": 1.0, "privacy": {"delta": 1e-2}, 
 
 
 class SuperLink:
-    """Answers as a SuperLink whose run ends with the second question."""
+    """Answers as a SuperLink whose run ends with the second question. ``said`` comes before that."""
 
-    def __init__(self, home: Path, *, end: str = "finished:completed", broken: bool = False) -> None:
-        self.home, self.end, self.broken = home, end, broken
+    def __init__(
+        self, home: Path, *, end: str = "finished:completed", broken: bool = False, said: tuple[str, ...] = ("running",)
+    ) -> None:
+        self.home, self.end, self.broken, self.said = home, end, broken, list(said)
         self.asked, self.stopped, self.app = 0, [], Path()
+        self.runs: dict[str, str] = {}
+        self.logs: list[tuple[str, bool]] = []
 
     def start(self, app: Path) -> str:
         self.app = app
@@ -38,23 +43,35 @@ class SuperLink:
         self.asked += 1
         if self.broken:
             raise KeyboardInterrupt
-        return ("running", "") if self.asked < 2 else (self.end, "what Flower says")
+        if self.said and self.said[0] == "no answer":
+            self.said.pop(0)
+            raise RunFailed("HTTP 500")
+        return (self.said.pop(0), "") if self.said else (self.end, "what Flower says")
+
+    def known(self, run: str) -> str | None:
+        return self.runs.get(run)
 
     def stop(self, run: str) -> None:
         self.stopped.append(run)
 
+    def show_log(self, run: str, *, as_it_comes: bool) -> None:
+        self.logs.append((run, as_it_comes))
+
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asking = deploy._asking
-    monkeypatch.setattr(deploy, "_asking", lambda superlink, run: asking(superlink, run, every=0.0))
+    asking = following._asking
+    monkeypatch.setattr(following, "_asking", lambda *given, **more: asking(*given, every=0.0, taken_within=0.0, **more))
 
 
 def follow(tmp_path: Path, superlink: Any, state: str | None) -> None:
     if state is not None:
         with Telemetry(tmp_path, tensorboard=False) as telemetry:
             telemetry.status(state, "what the ServerApp says")
-    deploy.follow_deployed(superlink, CONFIG, tmp_path, {"resume": "/runs/x"}, quiet=True)
+    run = following.hand_over(superlink, tmp_path, {"resume": "/runs/x"})
+    with following.stopped_if_interrupted(superlink, run):
+        following.watch(superlink, run, CONFIG, tmp_path, quiet=True)
+    following.judge(superlink, run, tmp_path)
 
 
 def test_nothing_of_ours_travels_but_a_wrapper(tmp_path: Path) -> None:
@@ -93,6 +110,91 @@ def test_an_interrupted_command_stops_its_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         follow(tmp_path, superlink, None)
     assert superlink.stopped == ["17"]
+
+
+def test_a_run_that_nobody_takes_is_said_in_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunFailed, match="what Flower says"):
+        follow(tmp_path, SuperLink(tmp_path / "home", said=("pending", "pending")), None)
+    assert capfd.readouterr().err.count("nobody takes it. See that flower-superexec") == 1
+    status = read_status(tmp_path)
+    assert status is not None
+    assert (status.state, status.message) == ("preparing", following.NOT_TAKEN)
+
+
+def test_a_superlink_that_fails_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ("no answer", "running", "no answer", "no answer", "running")
+    superlink = SuperLink(tmp_path / "home", said=said)
+    follow(tmp_path, superlink, "completed")
+    assert superlink.stopped == []
+    (tmp_path / "second").mkdir()
+    asking = following._asking
+    monkeypatch.setattr(following, "_asking", lambda *given: asking(*given, patience=0.0))
+    superlink = SuperLink(tmp_path / "home-2", said=said)
+    with pytest.raises(RunFailed, match="HTTP 500"):
+        follow(tmp_path / "second", superlink, "completed")
+    assert superlink.stopped == ["17"]
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SuperLink, Path]:
+    """A SuperLink, and the folder of a run that it was given."""
+    superlink = SuperLink(tmp_path / "home")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_config(folder, CONFIG)
+    following.hand_over(superlink, folder, {})  # type: ignore[arg-type]
+    for module in (following, deploy):
+        monkeypatch.setattr(module, "control", lambda address, ca: contextlib.nullcontext(superlink))
+    return superlink, folder
+
+
+@pytest.mark.parametrize(("state", "refused"), [("pending", True), ("running", True), ("finished:failed", False)])
+def test_a_folder_whose_run_is_unfinished_is_not_resumed(
+    state: str, refused: bool, deployed: tuple[SuperLink, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink, folder = deployed
+    superlink.runs["17"], given = state, superlink.app
+    monkeypatch.setattr("server.run_folder.resume.check_resumable", lambda folder, other_code: CONFIG)
+    superlink.home = folder.parent / "second"
+    done = RUNNER.invoke(app, ["deploy", "--resume", str(folder), "-q"])
+    if refused:
+        assert done.exit_code == 2
+        assert f"a run of this folder that is {state}" in done.stderr
+        assert f"stop it first (lacquer stop {folder})" in done.stderr
+    else:
+        assert done.exit_code == 1  # nobody wrote that it has completed
+    assert (superlink.app == given) is refused
+
+
+def test_a_run_is_followed_again_and_left_alone(deployed: tuple[SuperLink, Path]) -> None:
+    superlink, folder = deployed
+    superlink.broken = True  # Ctrl-C
+    left = RUNNER.invoke(app, ["follow", str(folder)])
+    assert left.exit_code == 0
+    assert f"The run goes on; lacquer stop {folder} ends it." in left.stderr
+    assert superlink.stopped == []
+    superlink.broken, superlink.end = False, "finished:failed"
+    ended = RUNNER.invoke(app, ["follow", str(folder)])
+    assert ended.exit_code == 1
+    assert "The run failed: what Flower says" in ended.stderr
+
+
+def test_a_run_is_stopped_and_its_log_is_shown(deployed: tuple[SuperLink, Path]) -> None:
+    superlink, folder = deployed
+    assert RUNNER.invoke(app, ["stop", str(folder)]).exit_code == 2
+    superlink.runs["17"] = "running"
+    stopped = RUNNER.invoke(app, ["stop", str(folder)])
+    assert stopped.output == f"The run is stopped. Go on with: lacquer deploy --resume {folder}\n"
+    assert superlink.stopped == ["17"]
+    assert RUNNER.invoke(app, ["logs", str(folder), "--follow"]).exit_code == 0
+    assert superlink.logs == [("17", True)]
+
+
+def test_only_folders_of_deployed_runs_are_followed(tmp_path: Path) -> None:
+    for command in ("follow", "stop", "logs"):
+        refused = RUNNER.invoke(app, [command, str(tmp_path)])
+        assert refused.exit_code == 2
+        assert "is no folder of a run that `lacquer deploy` started" in refused.stderr
 
 
 def test_each_command_refuses_the_others_runs(tmp_path: Path) -> None:
@@ -158,8 +260,8 @@ def test_clients_keep_the_names_of_their_keys(tmp_path: Path, monkeypatch: pytes
             gone.append(node)
 
     gone: list[str] = []
-    monkeypatch.setattr(deploy, "control", lambda address, ca: contextlib.nullcontext(Registry()))
-    monkeypatch.setattr(deploy, "CLIENT_NAMES", str(tmp_path / "clients.json"))
+    monkeypatch.setattr(clients, "control", lambda address, ca: contextlib.nullcontext(Registry()))
+    monkeypatch.setattr(clients, "CLIENT_NAMES", str(tmp_path / "clients.json"))
     for name in ("clinic", "ward"):
         (tmp_path / f"{name}.pub").write_text(f"the key of {name}")
     keys = [str(path) for path in sorted(tmp_path.glob("*.pub"))]

@@ -1,0 +1,152 @@
+"""Flower's SuperNode, ended when it no longer reaches its server, so that what started it can start it anew.
+
+    python -m client.fork_server flower-supernode ...
+
+starts this in the place of ``flower-supernode``. Flower 1.41 gives its connection up after some faults of the line (an
+error whose text names TLS, an HTTP 500) and leaves a process behind that answers its own health check and does nothing
+else. Here the process ends, with exit code :data:`GONE`,
+
+- where Flower has given up, or anything else has ended its main thread;
+- where for :data:`LIMIT` seconds the server has answered no heartbeat, or no request for messages, which Flower makes
+  every three seconds while the node has nothing to do. A node that works on a message has its heartbeats to show.
+
+Both are seen in the log of httpx, the library that makes Flower's calls; nothing of Flower is changed. When the server
+last answered is the time of a file (``LACQUER_ALIVE``, by default ``lacquer-alive`` in the folder for temporary files);
+
+    python -m client.supernode --healthy
+
+ends with 0 if that was within :data:`HEALTHY` seconds: the health check of a container.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+VARIABLE = "LACQUER_ALIVE"
+LIMIT = 180.0
+"""Seconds. Flower's server counts a node as gone after 60."""
+HEALTHY = 90.0
+GONE = 75
+"""Of ``sysexits.h``: a failure that may pass."""
+
+FLEET = "/v1/fleet/"
+POLL, BEAT = f"{FLEET}pull-messages", f"{FLEET}send-node-heartbeat"
+
+log = logging.getLogger(__name__)
+
+
+class Watch(logging.Handler):
+    """When the server last answered, from what httpx logs of every call.
+
+    Args:
+        mark: file that is touched when all is well.
+        limit: seconds without an answer.
+        clock: seconds.
+    """
+
+    def __init__(self, mark: Path, limit: float = LIMIT, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logging.INFO)
+        self._mark, self._limit, self._clock = mark, limit, clock
+        self._polled = self._beat = clock()
+        self._working = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """``HTTP Request: POST https://... "HTTP/1.1 200 OK"``, whose parts are the record's arguments."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        if len(arguments) > 3 and isinstance(arguments[3], int):
+            self.answered(urlsplit(str(arguments[1])).path, arguments[3])
+
+    def answered(self, path: str, status: int) -> None:
+        """The server has answered a call."""
+        if not path.startswith(FLEET):
+            return
+        if path != BEAT:
+            self._working = path != POLL  # between two polls Flower fetches a message, waits for the work, and replies
+        if status != 200:
+            return
+        if path == POLL:
+            self._polled = self._clock()
+        if path == BEAT:
+            self._beat = self._clock()
+        if path == (BEAT if self._working else POLL):
+            self._mark.touch()
+
+    def overdue(self) -> str:
+        """What the server has not answered for too long; empty if all is well."""
+        now = self._clock()
+        if now - self._beat > self._limit:
+            return f"no heartbeat was answered for {self._limit:g} s"
+        if not self._working and now - self._polled > self._limit:
+            return f"no request for messages was answered for {self._limit:g} s"
+        return ""
+
+
+def watched(watch: Watch, end: Callable[[str], None], every: float = 5.0) -> threading.Thread:
+    """A thread that calls ``end`` with the reason once something is overdue."""
+
+    def look() -> None:
+        while not (reason := watch.overdue()):
+            time.sleep(every)
+        end(reason)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    return thread
+
+
+def end(reason: str) -> NoReturn:
+    """End the process whatever other threads do: Flower's own server thread would keep it."""
+    log.error("this SuperNode ends, with exit code %d, to be started anew: %s", GONE, reason)
+    logging.shutdown()
+    os._exit(GONE)
+
+
+def main(arguments: list[str]) -> None:
+    """Flower's command with these arguments, until it ends or is ended."""
+    from flwr.supernode.cli import flower_supernode
+
+    calls, watch = logging.getLogger("httpx"), Watch(mark())
+    calls.addHandler(watch)
+    calls.setLevel(logging.INFO)
+    calls.propagate = False  # a line for every poll is of no use to people
+    watched(watch, end)
+    sys.argv = ["flower-supernode", *arguments]
+    try:
+        flower_supernode()
+    except SystemExit as ended:  # Flower's own ends, with its own words
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+    except BaseException:
+        traceback.print_exc()
+        end("Flower's main thread failed")
+    end("Flower has given up its connection to the SuperLink")
+
+
+def mark() -> Path:
+    """The file whose time says when the server last answered."""
+    return Path(os.environ.get(VARIABLE) or Path(tempfile.gettempdir()) / "lacquer-alive")
+
+
+def healthy() -> str:
+    """Why this node is not reached by its server; empty if it is."""
+    try:
+        since = time.time() - mark().stat().st_mtime
+    except OSError:
+        return "the server has not answered since this node was started"
+    return f"the server has last answered {since:.0f} s ago" if since > HEALTHY else ""
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--healthy"]:
+        sys.exit(healthy() or 0)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    main(sys.argv[1:])

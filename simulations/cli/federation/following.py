@@ -1,0 +1,211 @@
+"""``lacquer follow``, ``lacquer stop``, ``lacquer logs``: a run that the SuperLink has, from start to end.
+
+The SuperLink knows a run by a number, people know it by its folder; the folder notes the number (``flower-run.json``).
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from privacy import durable
+from server.config.load import ConfigError, load
+from server.config.schema import RunConfig
+from server.run_folder.names import CONFIG_FILE, FLOWER_RUN_FILE
+from server.run_folder.telemetry import Telemetry, read_status
+from simulations.cli.exits import FAILED, MISUSED, fail, refusals, say
+from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, control
+from simulations.cli.progress import follow
+from simulations.engines.control import SUCCESS, Control
+from simulations.engines.flower import RunFailed
+from simulations.engines.launcher import STATES_OF_SUCCESS, wait_quietly
+from simulations.engines.staging import App, stage
+
+NOT_TAKEN = (
+    "the SuperLink has not started this run for a minute: nobody takes it. See that flower-superexec, which starts "
+    "runs, is up (its container, or the SuperLink's), restart it if not, and look at its log; Ctrl-C stops waiting"
+)
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that `lacquer deploy` started.")]
+
+
+def hand_over(superlink: Control, folder: Path, keys: Mapping[str, str | bool]) -> str:
+    """Give the run of a folder to the SuperLink; its number there, which the folder notes."""
+    app = stage(
+        superlink.home / "app",
+        App(client="client.fork_server"),
+        config_file=folder / CONFIG_FILE,
+        run_folder=folder,
+        log=None,
+        plugins=Path.cwd(),
+        keys=keys,
+    )
+    run = superlink.start(app)
+    durable.write(folder / FLOWER_RUN_FILE, json.dumps({"run": run}) + "\n")
+    return run
+
+
+def number_of(folder: Path) -> str:
+    """Flower's number of the run in a folder; ConfigError if it has none."""
+    try:
+        return str(json.loads((folder / FLOWER_RUN_FILE).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder} is no folder of a run that `lacquer deploy` started ({error})") from error
+
+
+def refuse_unfinished(superlink: Control, folder: Path) -> None:
+    """End the command if the SuperLink still has an unfinished run of this folder: it would train beside a second."""
+    if not (folder / FLOWER_RUN_FILE).is_file():
+        return
+    with refusals():
+        run = number_of(folder)
+    state = superlink.known(run)
+    if state is not None and not state.startswith("finished"):
+        fail(
+            f"{folder}: the SuperLink has a run of this folder that is {state}; watch it (lacquer follow {folder}), or "
+            f"stop it first (lacquer stop {folder})",
+            MISUSED,
+        )
+
+
+def watch(superlink: Control, run: str, config: RunConfig, folder: Path, *, quiet: bool) -> None:
+    """Show a run until the SuperLink says that it has ended; say so if it is not started.
+
+    Raises:
+        RunFailed: the SuperLink has not answered for some minutes.
+    """
+
+    def not_taken() -> None:
+        if quiet:
+            say(NOT_TAKEN, style="yellow")
+        with Telemetry(folder, tensorboard=False) as telemetry:
+            telemetry.status("preparing", NOT_TAKEN)
+
+    alive = _asking(superlink, run, not_taken)
+    if quiet:
+        wait_quietly(alive)
+    else:
+        follow(folder, config, alive)
+
+
+def judge(superlink: Control, run: str, folder: Path) -> None:
+    """RunFailed unless SuperLink and ServerApp both say that the run completed."""
+    state, details = superlink.status(run)
+    own = read_status(folder)
+    if state == SUCCESS and own is not None and own.state in STATES_OF_SUCCESS:
+        return
+    raise RunFailed(own.message if own is not None and own.state == "failed" else details or f"Flower says {state}")
+
+
+@contextmanager
+def stopped_if_interrupted(superlink: Control, run: str) -> Iterator[None]:
+    """A block that does not get to its end takes the run along."""
+    try:
+        yield
+    except BaseException:
+        try:
+            superlink.stop(run)
+        except RunFailed as failure:
+            say(str(failure), style="yellow")
+        raise
+
+
+def show_end(folder: Path, *, quiet: bool) -> None:
+    """Report and summary of a run that has completed, or its folder alone."""
+    if quiet:
+        typer.echo(folder)
+        return
+    from simulations.report import page, summary
+
+    page.write_report(folder)
+    summary.print_summary(folder, Console())
+
+
+def _asking(
+    superlink: Control,
+    run: str,
+    not_taken: Callable[[], None],
+    *,
+    every: float = 5.0,
+    taken_within: float = 60.0,
+    patience: float = 300.0,
+) -> Callable[[], bool]:
+    """Whether the run still runs; the SuperLink is asked now and then, for each question starts a process.
+
+    Args:
+        not_taken: called once if the run has not been started ``taken_within`` seconds after it was handed over.
+        patience: seconds for which the SuperLink may give no answer.
+    """
+    begun = answered = time.monotonic()
+    next_time, answer, told = begun + every, True, False
+
+    def alive() -> bool:
+        nonlocal next_time, answer, answered, told
+        if not answer or time.monotonic() < next_time:
+            return answer
+        try:
+            state = superlink.status(run)[0]
+        except RunFailed:
+            if time.monotonic() - answered > patience:
+                raise
+        else:
+            answered, answer = time.monotonic(), not state.startswith("finished")
+            if state == "pending" and not told and answered - begun > taken_within:
+                told = True
+                not_taken()
+        next_time = time.monotonic() + every
+        return answer
+
+    return alive
+
+
+def follow_command(folder: Folder, address: Address = ADDRESS, ca: Trust = Path(TRUST)) -> None:
+    """Watch a deployed run that goes on; Ctrl-C leaves it alone."""
+    folder, run = _named(folder)
+    with refusals():
+        config = load(folder / CONFIG_FILE)
+    sys.path.append(str(Path.cwd()))
+    with control(address, ca) as superlink:
+        try:
+            watch(superlink, run, config, folder, quiet=False)
+            judge(superlink, run, folder)
+        except KeyboardInterrupt:
+            say(f"The run goes on; lacquer stop {folder} ends it.", style="yellow")
+            return
+        except RunFailed as failure:
+            fail(f"The run failed: {failure}\n\nRun folder: {folder}", FAILED)
+    show_end(folder, quiet=False)
+
+
+def stop_command(folder: Folder, address: Address = ADDRESS, ca: Trust = Path(TRUST)) -> None:
+    """End a deployed run; it can be resumed."""
+    folder, run = _named(folder)
+    with control(address, ca) as superlink:
+        state = superlink.known(run)
+        if state is None or state.startswith("finished"):
+            fail(f"{folder}: the SuperLink has no unfinished run of this folder; there is nothing to stop", MISUSED)
+        superlink.stop(run)
+    typer.echo(f"The run is stopped. Go on with: lacquer deploy --resume {folder}")
+
+
+def logs_command(
+    folder: Folder,
+    address: Address = ADDRESS,
+    ca: Trust = Path(TRUST),
+    as_it_comes: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+) -> None:
+    """Print the server's log of a deployed run: which nodes failed or were refused, and why."""
+    folder, run = _named(folder)
+    with control(address, ca) as superlink:
+        superlink.show_log(run, as_it_comes=as_it_comes)
+
+
+def _named(folder: Path) -> tuple[Path, str]:
+    with refusals():
+        folder = folder.resolve()
+        return folder, number_of(folder)

@@ -1,0 +1,209 @@
+"""A SuperNode that its server no longer answers ends; Flower's own would stay, call itself healthy and do nothing."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+
+from client import fork_server, supernode
+from client.supernode import BEAT, GONE, POLL, Watch, watched
+
+
+class SuperLink(ThreadingHTTPServer):
+    """Answers as Flower's does; what it answers to a poll can be changed. `asked` counts calls by path."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.asked: dict[str, int] = {}
+        self.polls = 200
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+MESSAGES: dict[str, Any] = {
+    POLL: PullMessagesResponse(),
+    BEAT: SendNodeHeartbeatResponse(success=True),
+    "/v1/fleet/activate-node": ActivateNodeResponse(node_id=7),
+}
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: SuperLink
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked[self.path] = self.server.asked.get(self.path, 0) + 1
+        code = self.server.polls if self.path == POLL else 200
+        body = MESSAGES[self.path].SerializeToString() if self.path in MESSAGES else b""
+        self.send_response(code)
+        self.send_header("content-type", "application/protobuf")
+        self.send_header("content-length", str(len(body) if code == 200 else 0))
+        self.end_headers()
+        if code == 200:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def superlink() -> Iterator[SuperLink]:
+    with SuperLink() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: Any, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 240
+    while not what():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(600)
+def test_it_ends_when_flower_gives_up_its_connection(superlink: SuperLink, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    process = subprocess.Popen(
+        [
+            *fork_server.watched(["/usr/bin/flower-supernode"]),
+            *("--insecure", "--superlink", superlink.address, "--port", str(free_port())),
+        ],
+        cwd=Path(__file__).parents[2],
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(tmp_path),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            supernode.VARIABLE: str(alive),
+        },
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: superlink.asked.get(POLL, 0) > 1 and superlink.asked.get(BEAT, 0) > 0, process)
+        assert alive.exists()  # touched at a poll that was answered
+        superlink.polls = 500  # "database is locked"
+        assert process.wait(timeout=120) == GONE
+        assert process.stderr is not None
+        assert b"Flower has given up its connection" in process.stderr.read()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+
+
+def test_only_a_supernode_is_watched() -> None:
+    assert fork_server.watched(["/opt/bin/flower-supernode", "--x"])[1:] == ["-m", "client.supernode", "--x"]
+    assert fork_server.watched(["sleep", "5"]) == ["sleep", "5"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> tuple[Watch, Clock, Path]:
+    clock = Clock()
+    return Watch(tmp_path / "alive", limit=100.0, clock=clock), clock, tmp_path / "alive"
+
+
+def test_a_node_without_work_shows_polls_and_heartbeats(watch: tuple[Watch, Clock, Path]) -> None:
+    seen, clock, alive = watch
+    for second in range(0, 300, 30):
+        clock.now = second
+        seen.answered(BEAT, 200)
+        seen.answered(POLL, 200 if second < 100 else 503)
+        assert seen.overdue() == ("" if second <= 190 else "no request for messages was answered for 100 s")
+    assert alive.exists()
+    clock.now = 400
+    seen.answered(POLL, 200)
+    assert seen.overdue() == "no heartbeat was answered for 100 s"
+    seen.answered(BEAT, 200)
+    assert seen.overdue() == ""
+
+
+def test_a_node_that_works_shows_heartbeats(watch: tuple[Watch, Clock, Path]) -> None:
+    seen, clock, alive = watch
+    for path in (POLL, "/v1/fleet/pull-object", "/v1/fleet/confirm-message-received"):
+        seen.answered(path, 200)
+    alive.unlink()
+    for second in range(0, 900, 30):
+        clock.now = second
+        seen.answered(BEAT, 200)
+        seen.answered("/v1/runtime/anything", 200)
+        assert seen.overdue() == ""
+    assert alive.exists()
+    clock.now = 1001
+    assert seen.overdue() == "no heartbeat was answered for 100 s"
+
+
+def test_what_httpx_logs_is_what_is_read(superlink: SuperLink, watch: tuple[Watch, Clock, Path]) -> None:
+    seen, clock, alive = watch
+    calls = supernode.logging.getLogger("httpx")
+    calls.addHandler(seen)
+    level = calls.level
+    calls.setLevel(supernode.logging.INFO)
+    try:
+        clock.now = 200
+        httpx.post(f"http://{superlink.address}{BEAT}", content=b"")
+        assert not alive.exists()
+        assert seen.overdue() == "no request for messages was answered for 100 s"
+        httpx.post(f"http://{superlink.address}{POLL}?x", content=b"")
+        assert seen.overdue() == ""
+        assert alive.exists()
+    finally:
+        calls.removeHandler(seen)
+        calls.setLevel(level)
+
+
+def test_the_end_comes_when_something_is_overdue(watch: tuple[Watch, Clock, Path]) -> None:
+    seen, clock, _ = watch
+    reasons: list[str] = []
+    thread = watched(seen, reasons.append, every=0.01)
+    assert reasons == []
+    clock.now = 500
+    thread.join(timeout=60)
+    assert reasons == ["no heartbeat was answered for 100 s"]
+
+
+def test_the_health_check_asks_when_the_server_last_answered(tmp_path: Path) -> None:
+    def health() -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "client.supernode", "--healthy"],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, supernode.VARIABLE: str(tmp_path / "alive")},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+
+    assert health() == (1, "the server has not answered since this node was started\n")
+    (tmp_path / "alive").touch()
+    assert health() == (0, "")
+    os.utime(tmp_path / "alive", (0, time.time() - 2 * supernode.HEALTHY))
+    assert health()[0] == 1

@@ -1,0 +1,102 @@
+"""A SuperLink that answers HTTP 500 for a while, as Flower's does when its database is locked, ends no run."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import GetNodesResponse
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from server.network.patience import passing, patient
+
+
+class SuperLink(ThreadingHTTPServer):
+    """Answers with these codes first, then with the list of one node."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.codes: list[int] = []
+        self.asked = 0
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: SuperLink
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked += 1
+        code = self.server.codes.pop(0) if self.server.codes else 200
+        body = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString() if code == 200 else b"locked"
+        self.send_response(code)
+        self.send_header("content-type", "application/protobuf")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def superlink() -> Iterator[SuperLink]:
+    with SuperLink() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def grid(superlink: SuperLink) -> HttpGrid:
+    made = HttpGrid(f"127.0.0.1:{superlink.server_address[1]}", insecure=True, token="x")
+    made._retry_invoker.wait_function = lambda seconds: None
+    return made
+
+
+def test_flowers_own_grid_gives_up_at_once(grid: HttpGrid, superlink: SuperLink) -> None:
+    """What the module is there for; once Flower repeats such a call itself, the module can go."""
+    superlink.codes = [500]
+    with pytest.raises(httpx.HTTPStatusError):
+        grid.get_node_ids()
+
+
+def test_a_call_is_repeated_until_it_is_answered(grid: HttpGrid, superlink: SuperLink) -> None:
+    superlink.codes = [500, 503, 500, 500]
+    assert patient(grid).get_node_ids() == [7]
+    assert superlink.asked == 5
+
+
+def test_a_failure_that_lasts_is_an_error(grid: HttpGrid, superlink: SuperLink, caplog: Any) -> None:
+    times = iter([0.0, 0.0, 40.0, 80.0, 100.0])
+    superlink.codes = [500] * 9
+    with pytest.raises(httpx.HTTPStatusError, match="500"):
+        patient(grid, limit=100.0, clock=lambda: next(times)).get_node_ids()
+    assert superlink.asked == 4
+    assert "it is asked again for 100 s" in caplog.text
+
+
+def test_the_limit_begins_anew_with_every_answer(grid: HttpGrid, superlink: SuperLink) -> None:
+    now = [0.0]
+    held = patient(grid, limit=100.0, clock=lambda: now[0])
+    for start in (0.0, 1000.0, 2000.0):
+        now[0], superlink.codes = start, [500]
+        assert held.get_node_ids() == [7]
+
+
+def test_what_will_not_pass_is_left_to_flower(grid: HttpGrid, superlink: SuperLink) -> None:
+    superlink.codes = [404]
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        patient(grid).get_node_ids()
+    assert passing(httpx.ConnectError("_ssl.c:989: The handshake operation timed out"))
+    assert not passing(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
+    assert not passing(httpx.ConnectError("refused"))
+
+
+def test_a_grid_in_this_process_is_as_it_was() -> None:
+    other: Any = object()
+    assert patient(other) is other
