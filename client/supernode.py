@@ -148,5 +148,8 @@ def healthy() -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--healthy"]:
         sys.exit(healthy() or 0)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    shown = logging.StreamHandler()  # of this file's own words; Flower prints its own
+    shown.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(shown)
+    log.propagate = False
     main(sys.argv[1:])

@@ -32,6 +32,10 @@ ALONE_AT_ONCE = 64
 """Most messages of single clients that wait for their replies together: each holds the whole adapter."""
 
 
+PATIENCE = 600.0
+"""Seconds for which nodes are waited for."""
+
+
 class RoundFailed(RuntimeError):
     """A round that cannot be finished: too few nodes, or too few sound replies. Its charge stands."""
 
@@ -83,14 +87,56 @@ def connected(grid: Grid, nodes: int, patience: float, *, settle: float = 0.0) -
         time.sleep(0.1)
 
 
-def asked(grid: Grid, nodes: int | tuple[int, ...], patience: float) -> tuple[list[int], frozenset[int]]:
+Tell = Callable[[str], None]
+"""Takes words for whoever watches the run."""
+
+
+def awaited(grid: Grid, roster: Sequence[int], least: int, patience: float, tell: Tell) -> frozenset[int]:
+    """Which nodes of a roster are connected, as soon as ``least`` of them are.
+
+    It is called before a cohort is drawn and knows nothing of cohorts: how long it waits tells of connections only.
+
+    Args:
+        patience: seconds to wait; a grid with a ``patience`` of its own says otherwise.
+        tell: is told how many are there, as often as that changes.
+
+    Raises:
+        RoundFailed: there are fewer after that. Nothing was charged.
+    """
+    patience, told = float(getattr(grid, "patience", patience)), -1
+    deadline = time.monotonic() + patience
+    while True:
+        there = frozenset(roster) & frozenset(grid.get_node_ids())
+        if len(there) >= least:
+            if told >= 0:
+                tell(f"{len(there)} of {len(roster)} nodes are connected")
+            return there
+        said = f"{len(there)} of {len(roster)} nodes are connected, at least {least} must be"
+        if time.monotonic() >= deadline:
+            raise RoundFailed(f"{said}; they were waited for {patience:g} s, and nothing was charged meanwhile")
+        if len(there) != told:
+            told = len(there)
+            log.info("%s; waiting", said)
+            tell(f"waiting for nodes: {said}")
+        time.sleep(min(0.5, patience))
+
+
+def quorum(roster: Sequence[int]) -> int:
+    """How many nodes of a roster must be connected before a round is drawn: half of them, as must answer soundly."""
+    return (len(roster) + 1) // 2
+
+
+def asked(
+    grid: Grid, nodes: int | tuple[int, ...], patience: float, least: int = 0, tell: Tell = lambda text: None
+) -> tuple[list[int], frozenset[int]]:
     """The nodes of a round, and those of them that are known to be away: their shares fail without being sent.
 
-    Workers of a simulation are interchangeable and waited for. A deployed client is its node; nobody waits for it.
+    Workers of a simulation are interchangeable and waited for. A deployed client is its node; a round waits for a
+    :func:`quorum` of them, or ``least`` if that is more, and for nobody by name.
     """
     if isinstance(nodes, int):
         return connected(grid, nodes, patience)[:nodes], frozenset()
-    return list(nodes), frozenset(nodes) - frozenset(grid.get_node_ids())
+    return list(nodes), frozenset(nodes) - awaited(grid, nodes, max(least, quorum(nodes)), patience, tell)
 
 
 def shares(
@@ -164,6 +210,7 @@ def sound_replies(
     replies: Iterable[Message],
     round: int,
     take: Callable[[RecordDict, int], None],
+    missed: dict[int, str] | None = None,
 ) -> int:
     """Hand what every node replied to ``take``, once for each message; the number of replies that it took.
 
@@ -172,7 +219,9 @@ def sound_replies(
         replies: what came back; each is read and let go before the next is taken.
         round: its number, for the log.
         take: raises BadMessage or BadPart for a reply that is refused.
+        missed: is given the numbers of messages without a sound reply, and why, in the server's own words.
     """
+    missed = {} if missed is None else missed
     # The grid names a message when it sends it. A second reply to one would count its clients twice.
     waiting = {metadata.message_id: (metadata.dst_node_id, number) for metadata, number in sent}
     sound, foreign = 0, 0
@@ -185,15 +234,19 @@ def sound_replies(
             continue
         node, number = waiting.pop(key)
         if failed:
-            log.warning("round %d: node %d failed: %s", round, node, error_text(reply))
+            missed[number] = error_text(reply)
+            log.warning("round %d: node %d failed: %s", round, node, missed[number])
             continue
         try:
             take(reply.content, number)
             sound += 1
         except (BadMessage, BadPart) as error:
+            missed[number] = f"its reply was refused: {error}"
             log.warning("round %d: reply of node %d refused: %s", round, node, error)
         except Exception as error:  # whatever a node makes us stumble over, the others' work must not be lost for it
+            missed[number] = f"its reply was refused: reading it raised {type(error).__name__}"
             log.error("round %d: reply of node %d refused: reading it raised %s", round, node, type(error).__name__)
+    missed |= {number: "it did not answer in time" for _, number in waiting.values()}
     if foreign:
         log.warning("round %d: replies that were not asked for, or came twice, were dropped: %d", round, foreign)
     return sound

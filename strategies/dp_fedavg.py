@@ -29,7 +29,7 @@ from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
-from strategies.dispatch import RoundFailed, apart, asked, shares, summed
+from strategies.dispatch import PATIENCE, RoundFailed, Tell, apart, asked, shares, summed
 from strategies.messages.client_update import TrainRequest
 from strategies.optimizers.optimizer import Optimizer
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
@@ -63,6 +63,8 @@ class DpFedAvg(PrivateTraining, Strategy):
         grid, exchange: for :meth:`step`: where the nodes are, and what sends messages and gives the replies as they
             come; without them :meth:`configure_train` and :meth:`aggregate_train` make a round, as Flower calls them.
         secure: opens the sums if the clients make the noise.
+        tell: is told what a round waits for.
+        away: nodes of a deployment that were not connected when the last cohort was drawn.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         served_average: float = 0.0,
         work: Sequence[float] | np.ndarray | None = None,
         noise: Noise | None = None,
-        patience: float = 600.0,
+        patience: float = PATIENCE,
         seed: int = 0,
     ) -> None:
         adapters = Adapters(layout.rank, info.sampling.population, seed)
@@ -99,6 +101,8 @@ class DpFedAvg(PrivateTraining, Strategy):
         self.grid: Grid | None = None
         self.exchange: Callable[[list[Message]], Iterable[Message]] | None = None
         self.secure: SecureAggregation | None = None
+        self.tell: Tell = lambda text: None
+        self.away: frozenset[int] = frozenset()
         self._sent: list[tuple[Metadata, int]] = []
         self._asked: list[tuple[int, TrainRequest]] = []
         self._cohort: Cohort | None = None
@@ -152,7 +156,9 @@ class DpFedAvg(PrivateTraining, Strategy):
 
     def _messages(self, planned: PlannedRelease, grid: Grid) -> list[Message]:
         """What the nodes of the cohort are sent; with secure sums, once they have agreed and the ledger has paid."""
-        nodes, away = asked(grid, self.nodes, self.patience)
+        least = self.secure.federation.noise_shares.survivors if self.secure is not None else 0
+        nodes, away = asked(grid, self.nodes, self.patience, least, self.tell)  # before anybody is drawn
+        self.away = away
         self._cohort = cohort = self.cohort(planned)
         self._away, there = 0, []
         for node, clients in shares(cohort.ids, nodes, self.work, self.clients_per_node):

@@ -7,8 +7,9 @@ what Flower cannot read counts as not sent. An unreachable SuperLink is still an
 Which node is which client of a deployed run is settled at its start and stays so until its end (:func:`roster`). The
 population of the privacy statement is the number of nodes in the federation. It is public, so it stands in the
 configuration (``clients``), and the run starts when exactly so many are connected: more would leave open who takes
-part. A node that goes away stays a client; in a round that samples it, it contributes zero. A node that joins later
-takes part in the next run. Flower knows a node by its key, so it has the same number after a restart of either side.
+part. A node that goes away stays a client; in a round that samples it, it contributes zero. A resumed run waits for its
+nodes as a new one does, and goes on without those that stay away if it has a quorum. A node that joins later takes part
+in the next run. Flower knows a node by its key, so it has the same number after a restart of either side.
 """
 
 import json
@@ -24,7 +25,7 @@ from flwr.serverapp import Grid
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from strategies.dispatch import connected
+from strategies.dispatch import PATIENCE, RoundFailed, Tell, awaited, connected, quorum
 
 log = logging.getLogger(__name__)
 
@@ -69,19 +70,28 @@ def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Messag
         return [reply for identifier in batch for reply in _pulled(grid, [identifier], given_up)]
 
 
-def roster(file: Path, grid: Grid, clients: int, *, patience: float = 600.0) -> tuple[int, ...]:
+def roster(
+    file: Path, grid: Grid, clients: int, *, patience: float = PATIENCE, tell: Tell = lambda text: None
+) -> tuple[int, ...]:
     """The node of every client, in the order of the clients' ids; kept in a file from the first time on.
 
     Args:
         patience: seconds to wait for them; then their number must stay the same for some more (``settle`` of the grid).
+        tell: is told what is waited for.
 
     Raises:
         ConfigError: more nodes are connected than the configuration has clients.
-        RoundFailed: fewer are, after ``patience`` seconds.
+        RoundFailed: fewer are, after ``patience`` seconds; of a run that is resumed, fewer than half.
         CorruptRun: the file's list is not of this run.
     """
     if file.exists():
-        return _kept(file, clients)
+        kept = _kept(file, clients)
+        try:
+            awaited(grid, kept, len(kept), patience, tell)
+        except RoundFailed as missing:
+            awaited(grid, kept, quorum(kept), 0.0, tell)
+            log.warning("%s; the run goes on without the others", missing)
+        return kept
     nodes = connected(grid, clients, patience, settle=float(getattr(grid, "settle", 5.0)))
     if len(nodes) > clients:
         raise ConfigError(

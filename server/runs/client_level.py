@@ -21,6 +21,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
         strategy = make_strategy(assembly, run.folder, nodes, ledger)
         strategy.secure = secure_aggregation(config, run.folder, grid, ledger)
         strategy.grid = grid
+        strategy.tell = lambda text: run.telemetry.status("running", text)
         strategy.exchange = lambda messages: answers(grid, messages, config.engine.round_timeout)
         loop = Loop(
             strategy,

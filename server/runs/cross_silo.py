@@ -32,7 +32,7 @@ from server.runs.lifecycle import Run, connected
 from server.runs.public_data import PublicTraining
 from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
 from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
-from strategies.dispatch import RoundFailed, sound_replies
+from strategies.dispatch import PATIENCE, RoundFailed, awaited, quorum, sound_replies
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     while progress.round < config.rounds and len(progress.refusals) < config.clients:
         start = time.monotonic()
         telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
+        if config.deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
+            awaited(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
         _round(ready, folder, grid, nodes, progress)
         progress.seconds = run.clock.taken().run
         save_progress(folder, progress)

@@ -158,12 +158,13 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
         run.status("waiting for nodes")
-        return roster(run.folder / ROSTER_FILE, grid, config.clients), on_server(assembly.job, data, splits)
+        nodes = roster(run.folder / ROSTER_FILE, grid, config.clients, tell=run.status)
+        return nodes, on_server(assembly.job, data, splits)
     run.status("waiting for workers")
-    nodes = connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)
+    workers = connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)
     tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}
     timeout = config.engine.round_timeout
-    return nodes, on_workers(grid, min(nodes, 64), assembly.job.to_json(), splits, timeout, tokens)
+    return workers, on_workers(grid, min(workers, 64), assembly.job.to_json(), splits, timeout, tokens)
 
 
 def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:

@@ -48,9 +48,11 @@ class InProcessGrid(Grid):
     Attributes:
         contexts: of the nodes, each with what its operator has set.
         settle: seconds for which the number of nodes must stay the same; they are all here from the start.
+        patience: seconds to wait for nodes that are away; none comes while this process waits.
     """
 
     settle = 0.0
+    patience = 0.0
 
     def __init__(
         self,

@@ -61,7 +61,9 @@ class SuperLink:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asking = following._asking
-    monkeypatch.setattr(following, "_asking", lambda *given, **more: asking(*given, every=0.0, taken_within=0.0, **more))
+    monkeypatch.setattr(
+        following, "_asking", lambda *given, **more: asking(*given, every=0.0, taken_within=0.0, **more)
+    )
 
 
 def follow(tmp_path: Path, superlink: Any, state: str | None) -> None:

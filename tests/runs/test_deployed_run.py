@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 import server.app
 from client.app import app as client_app
 from privacy.ledger.ledger import Ledger
+from privacy.randomness.sampling import CohortSampler
 from server.run_folder.names import ROSTER_FILE
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import InProcessGrid, identity
@@ -126,15 +127,37 @@ def test_a_node_that_is_away_contributes_zero_and_a_broken_run_goes_on_with_the_
 
     leave(1, {2})
     leave(2, {3})
-    with pytest.raises(RoundFailed, match="round 3: too few messages"):
+    too_few = "1 of 3 nodes are connected, at least 2 must be.*nothing was charged"
+    with pytest.raises(RoundFailed, match=too_few):
         go(rounds=4)
-    assert grid.asked == [[1, 2, 3], [1, 3], [1]]
+    with pytest.raises(RoundFailed, match=too_few):  # `deploy --resume` too early
+        go(resume=str(folder))
+    assert grid.asked == [[1, 2, 3], [1, 3]]
     assert [record.round for record in read_metrics(folder)] == [0, 1, 2]
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
+        assert len(ledger.charges) == 2
     grid.away = {2}
     go(resume=str(folder))
     status = read_status(folder)
     assert status is not None
-    assert status.state in ("completed", "stopped-budget")
-    assert grid.asked[3:] == [[1, 3]]  # round 3 again; round 4 was paid for by the lost one
+    assert status.state == "completed"
+    assert grid.asked[2:] == [[1, 3], [1, 3]]
     with Ledger.open(folder / "ledger.jsonl") as ledger:
         assert len(ledger.charges) == 4
+
+
+def test_a_round_waits_for_its_nodes_before_anybody_is_drawn(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, folder, go = start
+    grid.patience, looks, drawn = 60.0, [], []
+    draw = CohortSampler.draw
+    monkeypatch.setattr(CohortSampler, "draw", lambda *given, **more: drawn.append(len(looks)) or draw(*given, **more))
+
+    def nodes() -> list[int]:
+        looks.append(json.loads((folder / "status.json").read_text())["message"])
+        return [1, 2, 3] if len(looks) == 1 else [1, 2] if len(looks) == 5 else [3] if len(looks) < 5 else [1, 3]
+
+    grid.get_node_ids = nodes
+    go(rounds=2)
+    assert drawn == [5, 6]  # the first round was drawn when there were two
+    assert looks[3:5] == ["waiting for nodes: 1 of 3 nodes are connected, at least 2 must be"] * 2
+    assert grid.asked == [[1, 2], [1, 3]]
