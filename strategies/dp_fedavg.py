@@ -64,7 +64,7 @@ class DpFedAvg(PrivateTraining, Strategy):
             come; without them :meth:`configure_train` and :meth:`aggregate_train` make a round, as Flower calls them.
         secure: opens the sums if the clients make the noise.
         tell: is told what a round waits for.
-        away: nodes of a deployment that were not connected when the last cohort was drawn.
+        away: nodes of a deployment that were not connected when the last cohort was drawn; None before one was.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         self.exchange: Callable[[list[Message]], Iterable[Message]] | None = None
         self.secure: SecureAggregation | None = None
         self.tell: Tell = lambda text: None
-        self.away: frozenset[int] = frozenset()
+        self.away: frozenset[int] | None = None
         self._sent: list[tuple[Metadata, int]] = []
         self._asked: list[tuple[int, TrainRequest]] = []
         self._cohort: Cohort | None = None

@@ -54,6 +54,9 @@ class SecureAggregation:
         ask: sends the messages of the short steps.
         source: folder with the identities of a simulation; "" in a deployment.
         insecure: ask the clients for no noise; the run is stamped NOT PRIVATE.
+
+    Attributes:
+        handed_in: how many masked vectors the last sum is made of.
     """
 
     def __init__(self, federation: Federation, run: str, ask: Ask, *, source: str = "", insecure: bool = False) -> None:
@@ -62,6 +65,7 @@ class SecureAggregation:
         self.ask = ask
         self.source = source
         self.insecure = insecure
+        self.handed_in: int | None = None
         self._round: _Round | None = None
 
     def begin(self, planned: PlannedRelease, cohort: Cohort, requests: Sequence[Seat], ledger: Ledger) -> list[Message]:
@@ -116,7 +120,8 @@ class SecureAggregation:
 
         sound_replies(this.sent, replies, this.number, add)
         paid = "the round is charged and nothing was released"
-        self._enough("handed in a masked vector", len(aggregator.survivors), this.number, paid)
+        self.handed_in = len(aggregator.survivors)
+        self._enough("handed in a masked vector", self.handed_in, this.number, paid)
         self._confirm(this)
         threshold = self.federation.noise_shares.threshold
         self._enough("confirmed the survivors", len(aggregator.signatures), this.number, paid, threshold)

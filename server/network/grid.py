@@ -102,6 +102,19 @@ def roster(
     return tuple(nodes)
 
 
+def names(file: Path, roster: Sequence[int]) -> list[str]:
+    """What the nodes of a roster are called: by `lacquer admit`, else by their number.
+
+    Args:
+        file: names by node; need not be there.
+    """
+    try:
+        known = dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise CorruptRun(f"{file} cannot be read: {error}; remove it") from error
+    return [str(known.get(str(node)) or f"node {node}") for node in roster]
+
+
 def _kept(path: Path, clients: int) -> tuple[int, ...]:
     try:
         nodes = tuple(int(node) for node in json.loads(path.read_text(encoding="utf-8"))["nodes"])

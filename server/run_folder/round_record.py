@@ -5,13 +5,19 @@ of replies or a raw norm, and refuses tensors and arrays, the form in which such
 through :func:`released_values`, whose one argument says what the caller vouches for. Throughput is the *expected*
 cohort over the round's wall time for the same reason.
 
+Who was there (:class:`Presence`) stands in it as far as everybody may know it. Under a trusted server that is which
+nodes of a deployment were connected before the cohort was drawn: whoever was drawn, and whatever their records are. How
+many of the drawn ones contributed is not released, for the guarantee counts on a cohort that nobody knows. It is told
+of sites with ledgers of their own, of which no amplification is claimed, and of secure sums, whose adjacency leaves
+open what a client contributes and not that it does.
+
 Wall times are the one exception to look at twice: how long a round takes depends, weakly, on who took part. They are
 kept because an operator needs them; timing is not covered by the guarantee.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 if TYPE_CHECKING:
@@ -73,6 +79,34 @@ def released_values(released: Mapping[str, float]) -> ReleasedValues:
 NO_VALUES = released_values({})
 
 
+@dataclass(frozen=True)
+class Presence:
+    """Who was there in a round, as far as everybody may know it.
+
+    Attributes:
+        nodes: clients of a deployment, or sites that were asked.
+        connected: nodes that were, before the cohort was drawn; None in a simulation.
+        contributed: sites, or clients of a secure sum, that are in the sum; None under a trusted server.
+        missing: the others by name, and why, in the server's words or a site's own; empty if there are none.
+    """
+
+    nodes: int
+    connected: int | None = None
+    contributed: int | None = None
+    missing: str = ""
+
+    @property
+    def text(self) -> str:
+        """Such as "2 of 3 contributed; client-2: it did not answer in time"."""
+        count, did = (self.connected, "connected") if self.contributed is None else (self.contributed, "contributed")
+        return f"{count} of {self.nodes} {did}" + (f"; {self.missing}" if self.missing else "")
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody was missing."""
+        return self.nodes == (self.connected if self.contributed is None else self.contributed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
     """One release, as everyone may see it, or the model that the run starts from, which releases nothing.
@@ -95,6 +129,7 @@ class RoundRecord:
         seconds: wall time of the round, evaluation included.
         extra: what a controller wants shown, through :func:`released_values`.
         not_private: why the run has no guarantee, or None.
+        presence: who was there; None where that is not known or everybody is one process.
 
     Raises:
         TypeError: for a value of another type than annotated, a tensor or an array above all.
@@ -119,6 +154,7 @@ class RoundRecord:
     signal_estimate: float | None = None
     extra: ReleasedValues = NO_VALUES
     not_private: str | None = None
+    presence: Presence | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -165,6 +201,7 @@ class RoundRecord:
         """Plain JSON; non-finite numbers become the strings "nan", "inf" and "-inf", which standard JSON can hold."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["extra"] = dict(self.extra)
+        values["presence"] = None if self.presence is None else asdict(self.presence)
         return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
@@ -174,6 +211,8 @@ class RoundRecord:
         for name in _NUMBERS:
             if restored.get(name) is not None:
                 restored[name] = float(restored[name])
+        if restored.get("presence") is not None:
+            restored["presence"] = Presence(**restored["presence"])
         restored["extra"] = released_values({name: float(value) for name, value in restored.get("extra", {}).items()})
         return cls(**restored)
 
@@ -197,6 +236,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "rounds": (int,),
     "extra": (ReleasedValues,),
     "not_private": (str, type(None)),
+    "presence": (Presence, type(None)),
     **dict.fromkeys(
         (
             *("clip_bound", "validation_loss", "validation_accuracy", "validation_macro_f1", "validation_perplexity"),

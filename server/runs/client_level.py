@@ -2,12 +2,26 @@
 
 from flwr.serverapp import Grid
 
-from server.network.grid import answers
+from server.network.grid import answers, names
+from server.run_folder.names import CLIENTS_FILE
+from server.run_folder.round_record import Presence
 from server.runs import guarantee
 from server.runs.assembly import assemble, make_strategy, secure_aggregation
 from server.runs.lifecycle import Run, connected, finished
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
+from strategies.dp_fedavg import DpFedAvg
+
+
+def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
+    """Nodes of a deployment that were connected before the last draw; with secure sums, how many are in the sum."""
+    nodes, away = strategy.nodes, strategy.away
+    if isinstance(nodes, int) or away is None:
+        return None
+    called = zip(nodes, names(run.folder / CLIENTS_FILE, nodes), strict=True)
+    missing = "; ".join(f"{name}: not connected" for node, name in called if node in away)
+    handed_in = None if strategy.secure is None else strategy.secure.handed_in
+    return Presence(len(nodes), len(nodes) - len(away), handed_in, missing)
 
 
 def run_client_level(run: Run, grid: Grid) -> None:
@@ -32,6 +46,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
             config.privacy.epsilon,
             evaluated=lambda round: round % config.evaluation.every == 0 or round == config.rounds,
             clock=run.clock,
+            presence=lambda: presence(run, strategy),
         )
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
         run.telemetry.status("running", "evaluating on the test set")

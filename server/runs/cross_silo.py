@@ -7,6 +7,7 @@ steps of a lost one stay spent in the sites' ledgers.
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from client.models.lora import as_one_adapter
 from client.models.tasks import Metrics
 from client.record_level.messages import ACTION, SiloReply, SiloRequest
 from privacy.randomness.rng import simulation_generator
+from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate
-from server.network.grid import answers
+from server.network.grid import answers, names
 from server.run_folder.checkpoint import Times
+from server.run_folder.names import CLIENTS_FILE
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, save_progress
 from server.run_folder.resume import Resumed, note_resumed
-from server.run_folder.round_record import RoundRecord, validated
+from server.run_folder.round_record import Presence, RoundRecord, validated
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome
 from server.runs.lifecycle import Run, connected
@@ -61,10 +64,10 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         workers = sorted(grid.get_node_ids())[:nodes]
         nodes = tuple(workers[silo % len(workers)] for silo in range(config.clients))
 
-    def record(seconds: float) -> None:
+    def record(seconds: float, present: Presence | None = None) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
         metrics = evaluate(progress.model.served, "validation", progress.model.residual) if due else None
-        telemetry.round(_record(ready, progress, metrics, seconds))
+        telemetry.round(_record(ready, progress, metrics, seconds, present))
 
     kept = telemetry.rewind(progress.round) if run.resumes else []
     if not progress.round and not kept:
@@ -80,12 +83,16 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     while progress.round < config.rounds and len(progress.refusals) < config.clients:
         start = time.monotonic()
         telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
+        there = None
         if config.deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
-            awaited(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
-        _round(ready, folder, grid, nodes, progress)
+            there = awaited(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
+        asked, missing = _round(ready, folder, grid, nodes, progress)
+        present = Presence(
+            asked, None if there is None else len(there), asked - len(missing), _told(folder, config, nodes, missing)
+        )
         progress.seconds = run.clock.taken().run
         save_progress(folder, progress)
-        record(time.monotonic() - start)
+        record(time.monotonic() - start, present)
     telemetry.status("running", "evaluating on the test set")
     final = final_adapter(ready, progress.model)
     outcome = _outcome(run, ready, progress, final, evaluate)
@@ -118,8 +125,23 @@ def _outcome(run: Run, ready: CrossSiloAssembly, progress: Progress, final: Fina
     )
 
 
-def _round(ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress) -> None:
+def _told(folder: Path, config: RunConfig, nodes: tuple[int, ...], missing: Mapping[int, str]) -> str:
+    """Sites that are not in a round's mean, and why. What a site says may hold anything: one line of it is shown."""
+    called = names(folder / CLIENTS_FILE, nodes) if config.deployed else [""] * len(nodes)
+    return "; ".join(
+        f"site {silo}{called[silo] and f' ({called[silo]})'}: "
+        + "".join(one if one.isprintable() else " " for one in reason[:200])
+        for silo, reason in sorted(missing.items())
+    )
+
+
+def _round(
+    ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress
+) -> tuple[int, dict[int, str]]:
     """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
+
+    Returns:
+        how many sites were asked, and why those of them that are not in the mean are not.
 
     Raises:
         RoundFailed: most of those that were asked failed, or no site ever takes part.
@@ -144,6 +166,7 @@ def _round(ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int,
         messages.append(message)
         sent.append((message.metadata, silo))
     found: list[SiloAnswer] = []
+    missing: dict[int, str] = {}
 
     def take(content: Any, silo: int) -> None:
         reply = SiloReply.from_records(content, round, len(adapter), steps)
@@ -152,11 +175,11 @@ def _round(ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int,
         progress.steps += reply.steps
         progress.refusals.pop(silo, None)
         if not reply.steps:
-            progress.refusals[silo] = reply.refused
+            progress.refusals[silo] = missing[silo] = reply.refused
         update = torch.from_numpy(reply.update) if reply.steps else None
         found.append(SiloAnswer(silo, update, reply.steps, reply.refused))
 
-    sound = sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take)
+    sound = sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take, missing)
     if 2 * sound < len(sent):
         raise RoundFailed(
             f"round {round}: {sound} of {len(sent)} sites answered soundly, at least half must; the run's log names "
@@ -168,9 +191,12 @@ def _round(ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int,
     place = Place(ready.layout, ready.spec.scale, config.seed, round, config.strategy.served_average)
     progress.model = next_model(model, found, combine, place)
     progress.round = round
+    return len(sent), missing
 
 
-def _record(ready: CrossSiloAssembly, progress: Progress, metrics: Metrics | None, seconds: float) -> RoundRecord:
+def _record(
+    ready: CrossSiloAssembly, progress: Progress, metrics: Metrics | None, seconds: float, present: Presence | None
+) -> RoundRecord:
     config, silos = ready.config, list(progress.silos.values())
     return RoundRecord(
         phase="round",
@@ -183,4 +209,5 @@ def _record(ready: CrossSiloAssembly, progress: Progress, metrics: Metrics | Non
         seconds=seconds,
         **validated(metrics),
         not_private=ready.silo.not_private,
+        presence=present,
     )

@@ -144,6 +144,9 @@ def opened(
         telemetry = stack.enter_context(Telemetry(folder))
         try:
             yield Run(config, folder, telemetry, held, resume, other_code)
+        except (KeyboardInterrupt, SystemExit):  # `lacquer stop`, or whoever ends the process
+            telemetry.status("failed", "stopped from outside")
+            raise
         except BaseException as error:
             telemetry.status("failed", f"{type(error).__name__}: {error}")
             raise

@@ -14,7 +14,7 @@ from torch import Tensor
 from client.models.tasks import Metrics
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
-from server.run_folder.round_record import RoundRecord, released_values, validated
+from server.run_folder.round_record import Presence, RoundRecord, released_values, validated
 from server.run_folder.telemetry import Telemetry
 from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PrivateTraining, ServerState
@@ -41,6 +41,7 @@ class Loop:
         clock: of the run, or of the phase.
         offset, planned: rounds of the run before this training, and of the whole run; for the records.
         charged_before: releases of the run's ledger that belong to earlier trainings.
+        presence: who was there in the last round, as far as everybody may know it.
     """
 
     training: PrivateTraining
@@ -58,6 +59,7 @@ class Loop:
     offset: int = 0
     planned: int = 0
     charged_before: int = 0
+    presence: Callable[[], Presence | None] = lambda: None
     _told: int = field(default=-1, init=False)
     """The last round of which there is a record."""
 
@@ -194,4 +196,5 @@ class Loop:
             signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if state.round else None,
             extra=released_values(training.released_values()),
             not_private=training.ledger.not_private,
+            presence=self.presence(),
         )

@@ -161,6 +161,8 @@ def _time_rows(snapshot: Snapshot) -> list[_Row]:
                 "",
             )
         )
+    if latest and latest.presence is not None:
+        rows.append(("clients", Text(latest.presence.text, "" if latest.presence.whole else "yellow"), ""))
     return rows
 
 

@@ -135,6 +135,8 @@ def round_line(record: RoundRecord, units: str = "clients") -> str:
     if record.not_private is None:
         told.append(f"epsilon {epsilon_text(record.epsilon_spent)}/{number_text(record.epsilon_budget)}")
     told.append(f"{rate_text(record)} {units}/s")
+    if record.presence is not None:
+        told.append(record.presence.text)
     return "  ".join(told)
 
 

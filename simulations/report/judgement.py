@@ -50,7 +50,7 @@ def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
 
 def judgements(run: Run) -> list[str]:
     """What is wrong with what a run has learnt, the worst first; empty where nothing is."""
-    found = [*_worthless(run), *_drowned(run), *_unsettled(run.rounds)]
+    found = [*_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
     if run.config is not None:
         found += _skewed(run) + foreseen(run.config, run.facts)
     return found
@@ -69,6 +69,16 @@ def _worthless(run: Run) -> Iterator[str]:
             f"The run has learnt nothing beyond its start: validation {found.name} is {found.after_text} after "
             f"{run.rounds[-1].round} rounds and was {found.before_text} before the first. Raise the number of "
             "clients, the rounds or privacy.epsilon."
+        )
+
+
+def _absent(rounds: Sequence[RoundRecord]) -> Iterator[str]:
+    short = [(record.round, record.presence) for record in rounds if record.presence and not record.presence.whole]
+    if short:
+        number, presence = short[-1]
+        yield (
+            f"{len(short)} of {len(rounds)} rounds went without some of the clients, the last of them round {number}: "
+            f"{presence.text}."
         )
 
 

@@ -20,10 +20,14 @@ from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.run_folder.errors import CannotResume
+from server.run_folder.names import CLIENTS_FILE
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, owned, save_progress
 from server.run_folder.resume import check_resumable, read_resumed
+from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import InProcessGrid, identity
+from simulations.report.judgement import judgements
+from simulations.report.read_run import read_run
 from simulations.tools.sample_records import write_records
 from strategies.adapter.residual import residual_size
 from strategies.cross_silo import GlobalModel
@@ -117,6 +121,9 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
     assert [record.round for record in read_metrics(folder)] == [0, 1, 2]
     assert not (tmp_path / "2").exists()  # refused before anything was written
     assert "guarantees an epsilon of at most 3.9" in caplog.text
+    said = "site 1 (node 2): this site guarantees an epsilon of at most 3.9"
+    assert [record.presence for record in read_metrics(folder)[1:]] == [Presence(3, 3, 2, said)] * ROUNDS
+    assert not any(record.presence.whole for record in read_metrics(folder)[1:] if record.presence)
     for node in (1, 3):
         with Ledger.open(tmp_path / str(node) / "ledger.jsonl", read_only=True) as ledger:
             assert ledger.commitment.unit == told
@@ -161,6 +168,29 @@ def test_an_interrupted_run_goes_on_with_its_nodes_and_ends_when_their_budgets_a
     with pytest.raises(ConfigError, match="already holds a run"):
         of_records.run("first")
     assert read_status(folder) == status
+
+
+def test_a_site_that_is_missing_is_named_with_the_reason(of_records: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, folder = of_records.grid, of_records.folder / "first"
+    folder.mkdir()
+    (folder / CLIENTS_FILE).write_text(json.dumps({"2": "clinic", "3": "ward\x1b[31m"}))
+    answer = grid._answer
+
+    def changed(message: Message) -> Message:
+        reply = answer(message)
+        if message.metadata.dst_node_id == 2:
+            reply.content["config"]["code"] = "other"
+        return reply
+
+    monkeypatch.setattr(grid, "_answer", changed)
+    of_records.run("first")
+    presence = read_metrics(folder)[1].presence
+    assert presence is not None
+    said = "2 of 3 contributed; site 1 (clinic): its reply was refused: site runs other code than the server"
+    assert presence.text == said
+    assert f"2 of 2 rounds went without some of the clients, the last of them round 2: {said}." in judgements(
+        read_run(folder)
+    )
 
 
 def test_a_damaged_checkpoint_is_named(of_records: Nodes) -> None:

@@ -12,6 +12,7 @@ from client.app import app as client_app
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
 from server.run_folder.names import ROSTER_FILE
+from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
@@ -161,3 +162,26 @@ def test_a_round_waits_for_its_nodes_before_anybody_is_drawn(start: Any, monkeyp
     assert drawn == [5, 6]  # the first round was drawn when there were two
     assert looks[3:5] == ["waiting for nodes: 1 of 3 nodes are connected, at least 2 must be"] * 2
     assert grid.asked == [[1, 2], [1, 3]]
+    presences = [record.presence for record in read_metrics(folder)[1:]]
+    assert presences == [
+        Presence(3, 2, None, "node 3: not connected"),
+        Presence(3, 2, None, "node 2: not connected"),
+    ]
+
+
+def test_who_of_the_cohort_contributed_is_told_to_nobody(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trusted server's guarantee counts on a cohort that nobody knows; a refusal is in the server's log alone."""
+    grid, folder, go = start
+    answer = grid._answer
+
+    def of_other_code(message: Any) -> Any:
+        reply = answer(message)
+        if message.metadata.dst_node_id == 2:
+            reply.content["config"]["code"] = "other"
+        return reply
+
+    monkeypatch.setattr(grid, "_answer", of_other_code)
+    go(rounds=1)
+    (record,) = read_metrics(folder)[1:]
+    assert record.presence == Presence(3, 3)
+    assert record.presence.text == "3 of 3 connected"

@@ -200,6 +200,8 @@ def test_two_clients_may_drop_out_at_any_step(step: str, lab: Callable[..., Lab]
     this.tamper = fail
     late = step in ("secagg_confirm", "secagg_reveal")
     assert close(this.hold().update, mean_of(fed, range(N) if late else (1, 2, 4)))
+    assert this.strategy.secure is not None
+    assert this.strategy.secure.handed_in == (N if late else N - 2)
 
 
 @pytest.mark.parametrize("step", STEPS)

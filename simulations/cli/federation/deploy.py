@@ -5,17 +5,20 @@ The run's folder is written by the ServerApp there, and the Control API must not
 code of this checkout travels to a node.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from privacy import durable
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import new_run_folder, write_config
+from server.run_folder.names import CLIENTS_FILE, new_run_folder, write_config
 from simulations.cli.exits import FAILED, INTERRUPTED, fail, interruptible, refusals, say
+from simulations.cli.federation.clients import names
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, check_trust, control
 from simulations.cli.federation.following import (
     hand_over,
@@ -69,6 +72,7 @@ def deploy_command(
         if resume is not None:
             refuse_unfinished(superlink, folder)
         try:
+            durable.write(folder / CLIENTS_FILE, json.dumps(names(), indent=1) + "\n")
             run = hand_over(superlink, folder, keys)
             with stopped_if_interrupted(superlink, run):
                 watch(superlink, run, config, folder, quiet=quiet)

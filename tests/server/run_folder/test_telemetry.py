@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from privacy.errors import CorruptRun
-from server.run_folder.round_record import ReleasedValues, RoundRecord, released_values
+from server.run_folder.round_record import Presence, ReleasedValues, RoundRecord, released_values
 from server.run_folder.telemetry import Telemetry, read_metrics, read_status
 
 
@@ -36,6 +36,7 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
         record(0, phase="histogram", clip_bound=None, validation_loss=None, validation_accuracy=None),
         record(1, validation_loss=math.inf, extra=released_values({"quantile": 0.5, "ratio": -math.inf})),
         record(2, not_private="noise is off", update_norm=1.5, noise_norm=1.25, signal_estimate=0.0),
+        record(3, presence=Presence(3, 2, None, "node 7: not connected")),
     ]
     with Telemetry(tmp_path, tensorboard=False) as telemetry:
         for item in written:

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.spinner import Spinner
 
 from server.config.schema import RunConfig
+from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import Status, Telemetry
 from simulations.cli.live_display import Snapshot, display, sparkline
 from simulations.cli.progress import follow, round_line
@@ -92,6 +94,16 @@ def test_a_round_that_was_not_evaluated_leaves_its_columns_out() -> None:
     assert round_line(changed) == "round 1/5  clip 0.5000  epsilon 0.21/2  20.0 clients/s"
     zero = type(record)(**{**vars(record), "validation_accuracy": 0.0})
     assert "accuracy   0.0%" in round_line(zero)
+
+
+def test_who_is_missing_stands_in_the_line_and_in_the_display(run_config: RunConfig) -> None:
+    said = "2 of 3 contributed; site 1 (clinic): it did not answer in time"
+    presence = Presence(3, 3, 2, "site 1 (clinic): it did not answer in time")
+    short = replace(recorded_metrics(5, 5)[-1], presence=presence)
+    assert round_line(short).endswith(f"clients/s  {said}")
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    console.print(display(Snapshot(run_config, None, [short], 5.0), 120))
+    assert said[:30] in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_display_shows_round_epsilon_accuracy_clip_speed_and_time_left(run_config: RunConfig) -> None:
