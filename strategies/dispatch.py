@@ -111,7 +111,8 @@ def awaited(grid: Grid, roster: Sequence[int], least: int, patience: float, tell
             if told >= 0:
                 tell(f"{len(there)} of {len(roster)} nodes are connected")
             return there
-        said = f"{len(there)} of {len(roster)} nodes are connected, at least {least} must be"
+        said = f"{len(there)} of {len(roster)} nodes are connected"
+        said += f", at least {least} must be" if least < len(roster) else ""
         if time.monotonic() >= deadline:
             raise RoundFailed(f"{said}; they were waited for {patience:g} s, and nothing was charged meanwhile")
         if len(there) != told:

@@ -5,6 +5,7 @@ What is signed says :mod:`strategies.messages.instruction`. The key and its cert
 ``LACQUER_SIGNING_KEY`` names the key elsewhere.
 """
 
+import datetime
 import os
 import time
 from collections.abc import Iterable
@@ -74,7 +75,7 @@ def load_signing_key(path: Path) -> tuple[Ed25519PrivateKey, x509.Certificate]:
     """The key by which nodes know the server's instructions, and its certificate, which lies beside it.
 
     Raises:
-        ConfigError: they are not there, or are something else.
+        ConfigError: they are not there, are something else, or the certificate has run out.
     """
     remedy = (
         f"{VARIABLE} must name the signing.key that `lacquer certificates` makes for the SuperLink (run it again: it "
@@ -89,4 +90,9 @@ def load_signing_key(path: Path) -> tuple[Ed25519PrivateKey, x509.Certificate]:
         raise ConfigError(f"{path} is no key with a certificate ({type(error).__name__}); {remedy}") from error
     if not isinstance(key, Ed25519PrivateKey) or certificate.public_key() != key.public_key():
         raise ConfigError(f"{path} is no Ed25519 key of the certificate beside it; {remedy}")
+    if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(
+            f"{path.with_suffix('.crt')} was good until {certificate.not_valid_after_utc:%Y-%m-%d}; nodes would refuse "
+            "every instruction: renew it (`lacquer certificates --renew servers`)"
+        )
     return key, certificate

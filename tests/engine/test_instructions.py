@@ -242,3 +242,8 @@ def test_a_server_without_its_key_says_so_before_anything_else(tmp_path: Path, m
     (tmp_path / "signing.crt").write_bytes(other.key.with_suffix(".crt").read_bytes())
     with pytest.raises(ConfigError, match="no Ed25519 key of the certificate beside it"):
         SigningGrid(InProcessGrid(app, 1))
+    key = load_signing_key(server().key)[0]
+    late = self_made(key, key, instruction.load_authority(Path(server().authority)).subject, (-3, -2))
+    (tmp_path / "signing.crt").write_bytes(late.public_bytes(serialization.Encoding.PEM))
+    with pytest.raises(ConfigError, match=r"signing\.crt was good until .* --renew servers"):
+        SigningGrid(InProcessGrid(app, 1))

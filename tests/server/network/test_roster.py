@@ -49,7 +49,7 @@ def test_a_resumed_run_waits_for_all_and_goes_on_with_half(tmp_path: Path) -> No
     told: list[str] = []
     grid = Nodes([4], [4], [4, 2], [1, 2, 3])
     assert roster(tmp_path / ROSTER_FILE, grid, 3, patience=30.0, tell=told.append) == (1, 2, 3)  # type: ignore[arg-type]
-    waiting = "waiting for nodes: {} of 3 nodes are connected, at least 3 must be"
+    waiting = "waiting for nodes: {} of 3 nodes are connected"
     assert told == [waiting.format(0), waiting.format(1), "3 of 3 nodes are connected"]
     assert settled(tmp_path, Nodes([2, 3]), patience=0.0) == (1, 2, 3)
     with pytest.raises(RoundFailed, match=r"1 of 3 nodes are connected, at least 2 must be; .* nothing was charged"):
