@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from typer.testing import CliRunner
 
 import server.app
 from client.app import app as client_app
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
+from privacy.secagg import keys
+from privacy.secagg.federation import load_identity, save_identity
 from server.run_folder.names import ROSTER_FILE
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
+from simulations.cli.app import app as lacquer
 from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
 from strategies.dispatch import RoundFailed
@@ -167,6 +171,48 @@ def test_a_round_waits_for_its_nodes_before_anybody_is_drawn(start: Any, monkeyp
         Presence(3, 2, None, "node 3: not connected"),
         Presence(3, 2, None, "node 2: not connected"),
     ]
+
+
+def test_nodes_open_sums_together_and_how_many_are_in_one_is_told(start: Any, tmp_path: Path) -> None:
+    """Every step of a secure sum is an instruction of its own."""
+    grid, folder, _ = start
+    identities = [tmp_path / f"identity-{node}.key" for node in grid.contexts]
+    for path in identities:
+        save_identity(path, keys.fresh_identity())
+    public = [
+        argument for path in identities for argument in ("--member", keys.public_identity(load_identity(path)).hex())
+    ]
+    made = CliRunner().invoke(
+        lacquer,
+        [
+            "federation",
+            str(tmp_path / "federation.json"),
+            *public,
+            *("--survivors", "2", "--epsilon", "8", "--delta", "1e-2"),
+        ],
+    )
+    assert made.exit_code == 0, made.output
+    for (node, context), path in zip(grid.contexts.items(), identities, strict=True):
+        own = {"identity": str(path), "federation": str(tmp_path / "federation.json")}
+        context.node_config |= own | {"secagg-state": str(tmp_path / f"ledger-{node}")}
+    text = SETTINGS.format(rounds=2, folder=tmp_path).replace(
+        "delta = 1e-2",
+        f'''delta = 1e-2
+trust = "secagg"
+mode = "filter"
+noise = "discrete"
+secagg = {{ federation = "{tmp_path}/federation.json", min-survivors = 2 }}''',
+    )
+    folder.mkdir()
+    (tmp_path / "run.toml").write_text(text)
+    with identity(0):
+        settings = {"config-file": str(tmp_path / "run.toml"), "run-folder": str(folder)}
+        server.app.app(grid=grid, context=Context(1, 0, {}, RecordDict(), settings))
+    presences = [record.presence for record in read_metrics(folder) if record.phase == "round"]
+    assert presences == [Presence(3, 3, 3)] * 2
+    assert presences[0].text == "3 of 3 contributed"
+    followed = json.loads((tmp_path / "own-1" / "instructions-1.json").read_text())
+    assert list(followed) == ["1"]
 
 
 def test_who_of_the_cohort_contributed_is_told_to_nobody(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
