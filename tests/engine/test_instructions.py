@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 
@@ -150,8 +150,14 @@ def test_an_instruction_is_followed_once_although_the_node_was_restarted(
         given(server().signed(asked()), node)
 
 
-def self_made(key: Ed25519PrivateKey, signer: Any, issuer: x509.Name, days: tuple[int, int] = (-1, 1)) -> Any:
-    """A certificate for instructions, by whom and for when one likes."""
+def self_made(
+    key: Ed25519PrivateKey,
+    signer: Any,
+    issuer: x509.Name,
+    days: tuple[int, int] = (-1, 1),
+    purposes: tuple[x509.ObjectIdentifier, ...] = (instruction.PURPOSE,),
+) -> Any:
+    """A certificate by whom, for when and for what one likes."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -161,7 +167,7 @@ def self_made(key: Ed25519PrivateKey, signer: Any, issuer: x509.Name, days: tupl
         .serial_number(1)
         .not_valid_before(now + datetime.timedelta(days=days[0]))
         .not_valid_after(now + datetime.timedelta(days=days[1]))
-        .add_extension(x509.ExtendedKeyUsage([instruction.PURPOSE]), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=True)
         .sign(signer, None if isinstance(signer, Ed25519PrivateKey) else certificates.hashes.SHA384())
     )
 
@@ -189,6 +195,11 @@ def test_a_certificate_for_tls_is_none_for_instructions(node: Context, caplog: p
     message = asked()
     sign(message, Ed25519PrivateKey.generate(), tls, 1)
     assert "not for instructions" in refusal(message, node, caplog)
+    ca_key = serialization.load_pem_private_key((server().folder / "authority" / "ca.key").read_bytes(), None)
+    key, ours = Ed25519PrivateKey.generate(), instruction.load_authority(Path(server().authority))
+    for purposes in ((ExtendedKeyUsageOID.SERVER_AUTH,), (ExtendedKeyUsageOID.SERVER_AUTH, instruction.PURPOSE)):
+        sign(message, key, self_made(key, ca_key, ours.subject, purposes=purposes), 1)
+        assert "not for instructions" in refusal(message, node, caplog)
 
 
 @pytest.mark.parametrize("days", [(-3, -2), (2, 3)])
