@@ -6,12 +6,14 @@ two_world  a whole release path, many runs with and without one unit: the test t
 one_run    many canaries, one run, a bound (Steinke et al. 2023; Mahloujifar et al. 2025)
 one_shot   canary clients inside a real federated run, an estimate (Andrew et al. 2024)
 roc        AUC and TPR at a small FPR of an attack score, with intervals
+membership membership inference on a finished run: statistics, exchangeability, a bound
 
 The test itself, ``two_world.two_world``, has the name of its module and is imported from there.
 """
 
 from privacy.audit.bounds import epsilon_lower_clopper_pearson, epsilon_lower_gdp, gdp_epsilon, gdp_mu, mu_lower
 from privacy.audit.contracts import adversarial_rows, check_clip_map, check_query
+from privacy.audit.membership import attack, exchangeability, membership_bound
 from privacy.audit.one_run import audit_one_run, inclusion
 from privacy.audit.one_shot import canary_updates, epsilon_lower_final, estimate_against, estimate_final, statistics
 from privacy.audit.roc import auc, tpr_at_fpr
@@ -20,6 +22,7 @@ from privacy.audit.two_world import TwoWorldAudit, matched_filter, two_world_suc
 __all__ = [
     "TwoWorldAudit",
     "adversarial_rows",
+    "attack",
     "auc",
     "audit_one_run",
     "canary_updates",
@@ -30,10 +33,12 @@ __all__ = [
     "epsilon_lower_gdp",
     "estimate_against",
     "estimate_final",
+    "exchangeability",
     "gdp_epsilon",
     "gdp_mu",
     "inclusion",
     "matched_filter",
+    "membership_bound",
     "mu_lower",
     "statistics",
     "tpr_at_fpr",

@@ -69,16 +69,25 @@ def one_run_p_value(correct: int, guesses: int, canaries: int, *, epsilon: float
     return min(tail + 2 * canaries * delta * max(widest, 0.0), 1.0)
 
 
-def epsilon_lower_one_run(correct: int, guesses: int, canaries: int, *, delta: float, alpha: float) -> float:
+def epsilon_lower_one_run(
+    correct: int, guesses: int, canaries: int, *, delta: float, alpha: float, steps: int = 1
+) -> float:
     """Largest epsilon up to which (epsilon, delta)-DP is refuted at level alpha; 0 if none is.
 
     All guesses right out of r, delta = 0: ln(alpha^(1/r) / (1 - alpha^(1/r))), the ceiling of the method.
+
+    Args:
+        steps: of neighbours that one coin moves: k of them are (k epsilon, delta sum_{j<k} e^(j epsilon))-DP.
     """
     _check_counts(correct, guesses, canaries)
+    checks.integer_at_least(1, steps=steps)
     open_unit_interval(alpha=alpha)
 
     def excess(epsilon: float) -> float:
-        return one_run_p_value(correct, guesses, canaries, epsilon=epsilon, delta=delta) - alpha
+        together = delta * float(np.exp(epsilon * np.arange(steps)).sum())
+        if together >= 1:
+            return 1 - alpha
+        return one_run_p_value(correct, guesses, canaries, epsilon=steps * epsilon, delta=together) - alpha
 
     # With delta > 0 the p-value need not be monotone, so walk up to the first epsilon that is not refuted.
     step, refuted = 0.05, 0.0

@@ -25,6 +25,7 @@ from simulations.cli.history.budget import budget_command
 from simulations.cli.history.compare import compare_command
 from simulations.cli.history.runs import runs_command
 from simulations.cli.history.track import check_tracker, track_command, tracked
+from simulations.cli.model.audit import audit_command
 from simulations.cli.model.evaluate import evaluate_command
 from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
@@ -64,6 +65,7 @@ for name, command, panel in (
     ("compare", compare_command, LOOK),
     ("budget", budget_command, LOOK),
     ("track", track_command, LOOK),
+    ("audit", audit_command, LOOK),
     ("predict", predict_command, MODEL),
     ("generate", generate_command, MODEL),
     ("evaluate", evaluate_command, MODEL),

@@ -5,12 +5,15 @@ its page too, which says how far it came and what it has spent.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from privacy import durable
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
+from simulations.report.audit import audit_section
 from simulations.report.classes import classes
 from simulations.report.data_block import data_rows
 from simulations.report.examples import examples
@@ -70,6 +73,7 @@ _FILES = {
     names.DATA_FILE: "which data set it was: whoever has all records but one can guess that, so never share it",
     names.SOURCE_FILE: "which records they were; never share it either",
     names.SAMPLING_SECRET: "the secret that draws the cohorts: whoever has it knows who took part, so never share it",
+    names.AUDIT_FOLDER: "what attacks on the run found, which the guarantee does not cover: never share it",
     names.FLOWER_LOG: "what Flower and its workers printed",
     names.PROCESS_LOG: "what the run printed",
 }
@@ -85,20 +89,28 @@ class Tile:
     bad: bool = False
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(run_folder: Path, audit: Mapping[str, Any] | None = None) -> Path:
     """Write `report.html` into a run's folder and return its path. Files that are missing leave their part out.
+
+    Args:
+        audit: what attacks on the run found; the page with its section is written into the audit's own folder, readable
+            by its owner only, and the run's own page never holds it.
 
     Raises:
         NoRunFolder: if the folder is none.
     """
     run = read_run(run_folder)
-    target = run.path / names.REPORT_FILE
-    durable.write(target, render(run))
+    if audit is None:
+        target = run.path / names.REPORT_FILE
+        durable.write(target, render(run))
+    else:
+        target = run.path / names.AUDIT_FOLDER / names.REPORT_FILE
+        durable.write(target, render(run, audit), mode=0o600)
     return target
 
 
-def render(run: Run) -> str:
-    """The report of a run as HTML text."""
+def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
+    """The report of a run as HTML text, with the section of an audit where there is one."""
     guarantee = {} if run.not_private else run.guarantee or {}
     settings = settings_rows(run.config) if run.config else []
     return rendered(
@@ -119,6 +131,7 @@ def render(run: Run) -> str:
         covers=guarantee.get("covered", []),
         does_not_cover=guarantee.get("not_covered", []),
         figures=report_figures(run),
+        audit=None if audit is None else audit_section(audit),
         data=data_rows(run.facts, run.config) if run.facts and run.config else [],
         data_note=run.facts.note if run.facts else "",
         classes=classes(run),

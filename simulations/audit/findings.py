@@ -1,0 +1,110 @@
+"""``audit/`` of a run folder: what attacks on the run found, beside what its ledger says.
+
+An audit reads private records as they are. What it writes is no release: nobody paid for it, it is not covered by the
+guarantee, and it must stay with the auditor. So it lies in a folder of its own that only its owner can open, says so in
+its first line, and nothing else of a run reads it: no controller, no resumed run, no command that shows or shares runs,
+and not the run's own report.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from client.data.prepare import prepare
+from client.data.prepared import PreparedData
+from privacy import durable
+from server.evaluation.finished import FinishedRun
+from server.run_folder.names import AUDIT_FILE, AUDIT_FOLDER, SOURCE_FILE
+from server.runs.assembly import data_spec
+from simulations.audit.membership import membership
+from simulations.report.page import write_report
+
+WARNING = (
+    "Not covered by the guarantee. An audit reads the private records of a run without noise; its numbers may tell "
+    "about them. Keep this with the auditor: never publish it, and never choose settings of a run by it."
+)
+
+NOT_TRIED = (
+    "shadow runs (LiRA) on data with and without the unit",
+    "extraction of training texts by greedy or sampled generation",
+    "an attacker who sees the adapters of all rounds",
+    "an attacker who chooses a unit's records or update",
+)
+
+
+def audited(run: FinishedRun, most: int) -> dict[str, Any]:
+    """Every audit that can be made of a finished run.
+
+    Args:
+        most: records of either side of membership inference.
+
+    Raises:
+        ValueError: the records are not here, or are not those that the run was trained on.
+    """
+    data = _records(run)
+    found: dict[str, Any] = {
+        "not_covered_by_the_guarantee": WARNING,
+        "upper_bound": _upper(run),
+        "membership": membership(run, data, most),
+    }
+    return {**found, "verdict": verdict(found), "not_tried": list(NOT_TRIED)}
+
+
+def _records(run: FinishedRun) -> PreparedData:
+    if run.config.deployed:
+        raise ValueError(
+            "data.held-by = 'nodes': the training records are not on this host; an audit needs the records of members"
+        )
+    data, noted = prepare(data_spec(run.config)), run.folder / SOURCE_FILE
+    if noted.is_file() and noted.read_text(encoding="utf-8").strip() != str(data.meta["source"]):
+        raise ValueError(
+            f"data.source = {run.config.data.source!r} holds other records than the run was trained on ({noted} names "
+            "them by a digest); restore the file it had"
+        )
+    return data
+
+
+def _upper(run: FinishedRun) -> dict[str, Any] | None:
+    """What the ledger says; None where nothing is guaranteed."""
+    said = run.statement
+    if said.get("not_private") is not None or said.get("epsilon") is None:
+        return None
+    return {"epsilon": said["epsilon"], "delta": said["delta"], "unit": said["unit"], "adjacency": said["adjacency"]}
+
+
+def bounds(found: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Name, value and ceiling of every lower bound on epsilon that holds for any mechanism."""
+    return [
+        (f"membership inference, {level['level']}s", level["bound"]["epsilon_lower"], level["bound"]["ceiling"])
+        for level in found["membership"]
+        if level["bound"]
+    ]
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """The lower bounds beside the upper one, in words."""
+    upper, lower = found["upper_bound"], bounds(found)
+    if upper is None:
+        return "There is no guarantee to refute."
+    if not lower:
+        return "No bound: there are too few units, or members and held-out units are not exchangeable."
+    name, value, _ = max(lower, key=lambda entry: entry[1])
+    if value > upper["epsilon"]:
+        return (
+            f"REFUTED. {name} shows epsilon of at least {value:.2f} where the ledger says {upper['epsilon']:.2f}. At "
+            "level 95 % this does not happen by chance: something does not do what the proof is about."
+        )
+    return (
+        f"Consistent with the ledger: lower bounds up to {value:.2f}, upper bound {upper['epsilon']:.2f}. That proves "
+        "nothing; it did not refute the guarantee."
+    )
+
+
+def write_findings(run_folder: Path, found: Mapping[str, Any]) -> Path:
+    """Write audit.json and the run's report with the audit's section into the folder's ``audit/``; that folder."""
+    folder = run_folder / AUDIT_FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    durable.write(folder / AUDIT_FILE, json.dumps(found, indent=1) + "\n", mode=0o600)
+    write_report(run_folder, found)
+    return folder

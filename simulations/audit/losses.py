@@ -1,0 +1,66 @@
+"""Losses of single records under a run's adapter, and under a reference that has seen no private record.
+
+The reference is the public start: the base model with what was trained into it on public records. A classifier whose
+run had no warm start gets one here, because an untrained head takes all records for alike.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client.data.prepared import PreparedData
+from client.data.records import Records
+from client.engine.engine import Engine, build_engine
+from client.models.base import load_base
+from client.models.lora import adapter_layout, load_peft, read_spec
+from client.models.tasks import make_task
+from server.config.methods import methods
+from server.evaluation.finished import FinishedRun
+from server.runs.assembly import assembled
+from server.runs.public_data import PublicTraining
+
+Floats = NDArray[np.float64]
+
+EPOCHS = 5
+"""Of the warm start that a classifier without one gets."""
+
+
+def adapter_losses(run: FinishedRun, sets: list[Records]) -> list[Floats]:
+    """Loss of every record of each set under the run's adapter; of a language model the mean over its tokens."""
+    config, labels = run.config, len(run.label_names)
+    model, _ = load_base(config.model.name, run.task, labels or None)
+    spec = read_spec(run.adapter)
+    vector = load_peft(run.adapter, adapter_layout(model, spec))
+    engine = build_engine(
+        model,
+        spec,
+        make_task(run.task, labels),
+        sequential=config.engine.sequential,
+        token_budget=config.engine.token_budget or None,
+        precision=config.engine.precision,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
+    return [record_losses(engine, vector, records) for records in sets]
+
+
+def reference_losses(run: FinishedRun, data: PreparedData, sets: list[Records]) -> list[Floats]:
+    """The same under the reference."""
+    config = run.config.but(local=run.config.local.but(balance="none"))
+    if run.label_names and not config.public.warm_start_epochs:
+        config = config.but(public=config.public.but(warm_start_epochs=EPOCHS))
+    assembly = assembled(config, methods(config), data)
+    public = PublicTraining.of(assembly)
+    if public.engine is None:
+        from client.worker import make_engine
+
+        engine: Engine = make_engine(assembly.job)
+    else:
+        engine = public.engine
+    start = public.warm_start(assembly.start)
+    return [record_losses(engine, start, records) for records in sets]
+
+
+def record_losses(engine: Engine, vector: torch.Tensor, records: Records) -> Floats:
+    """Every record as a client of its own."""
+    ones = [records.select([row]) for row in range(len(records))]
+    return np.asarray(engine.losses(vector, ones).double().cpu().numpy(), dtype=np.float64)

@@ -1,0 +1,53 @@
+"""``lacquer audit``: attack a finished run, and hold what is found against its ledger."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulations.cli.exits import refusals, say
+
+
+def audit_command(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    records: Annotated[
+        int, typer.Option(min=40, help="Most records of members, and of held-out ones, that are attacked.")
+    ] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="audit.json on standard output.")] = False,
+) -> None:
+    """Attack a finished run: who was trained on? Lower bounds on epsilon beside the ledger's upper bound.
+
+    It reads the private records, so what it finds is not covered by the guarantee and stays in RUN/audit.
+    """
+    with refusals(ValueError):
+        from server.evaluation.finished import read_finished
+
+        run = read_finished(run_folder)
+        from simulations.audit.findings import audited, write_findings
+
+        found = audited(run, records)
+        folder = write_findings(run_folder, found)
+    say(found["not_covered_by_the_guarantee"], style="yellow")
+    typer.echo(json.dumps(found, indent=1) if as_json else f"{_table(found)}\naudit: {folder}")
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    """The findings for a person."""
+    lines = []
+    for level in found["membership"]:
+        lines.append(f"{level['level']}s: {level['members']} members, {level['held_out']} {level['held_out_origin']}")
+        for attack in [*level["attacks"], {"score": "a model that saw neither", "auc": level["exchangeable"]}]:
+            auc = attack["auc"]
+            row = f"  {attack['score']:32}AUC {auc['estimate']:.3f} ({auc['lower']:.3f} to {auc['upper']:.3f})"
+            for at in attack.get("tpr", ()):
+                row += f"  TPR at {at['fpr']:g} FPR {at['estimate']:.3f} ({at['lower']:.3f} to {at['upper']:.3f})"
+            lines.append(row)
+        lines.append(f"  {level['conclusion']}")
+        if bound := level["bound"]:
+            lines.append(
+                f"  epsilon >= {bound['epsilon_lower']:.2f} (95 %), {bound['correct']} of {bound['guesses']} guesses "
+                f"right; at most {bound['ceiling']:.2f} could have been shown"
+            )
+    return "\n".join([*lines, found["verdict"], f"Not tried: {'; '.join(found['not_tried'])}."])

@@ -1,0 +1,87 @@
+"""The section of a report about an audit. It stands on a page of the auditor's own, never on the run's report."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from simulations.report import plots
+from simulations.report.figures import ReportFigure
+from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
+from simulations.report.svg import inline_svg
+
+
+def audit_section(audit: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template shows of the content of audit.json."""
+    return {
+        "warning": audit["not_covered_by_the_guarantee"],
+        "verdict": audit["verdict"],
+        "bounds": list(_bounds(audit)),
+        "levels": [_level(level) for level in audit["membership"]],
+        "figure": _figure(audit["membership"]),
+        "not_tried": audit["not_tried"],
+    }
+
+
+def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    upper = audit["upper_bound"]
+    text = "none" if upper is None else f"ε ≤ {epsilon_text(upper['epsilon'])} at δ = {delta_text(upper['delta'])}"
+    rows = [("upper bound, by the ledger", text)]
+    for level in audit["membership"]:
+        if bound := level["bound"]:
+            rows.append(
+                (
+                    f"lower bound by membership of a {level['level']}",
+                    f"ε ≥ {bound['epsilon_lower']:.2f} (95 %); {bound['correct']} of {bound['guesses']} guesses right "
+                    f"by {bound['score']}; it could have shown {bound['ceiling']:.2f} at most",
+                )
+            )
+    return rows
+
+
+def _level(level: Mapping[str, Any]) -> dict[str, Any]:
+    rates = [percent_text(entry["fpr"]) for entry in level["attacks"][0]["tpr"]]
+    counted = f"{number_text(level['members'])} members, {number_text(level['held_out'])} {level['held_out_origin']}"
+    rows = [
+        {"score": attack["score"], "cells": [_ranged(attack["auc"]), *map(_ranged, attack["tpr"])]}
+        for attack in level["attacks"]
+    ]
+    rows.append({"score": "a model that saw neither", "cells": [_ranged(level["exchangeable"])] + [""] * len(rates)})
+    text = f"{counted}. {level['conclusion']}"
+    return {"name": level["level"], "text": text, "rates": rates, "rows": rows}
+
+
+def _ranged(interval: Mapping[str, float]) -> str:
+    return f"{interval['estimate']:.3f} ({interval['lower']:.3f} to {interval['upper']:.3f})"
+
+
+def _figure(levels: Sequence[Mapping[str, Any]]) -> ReportFigure | None:
+    """ROC curves of the last level, which has the most units."""
+    if not levels:
+        return None
+    level = levels[-1]
+    title = f"Membership of one {level['level']}"
+    meaning = (
+        "Share of members found over share of held-out ones taken for members, both on logarithmic scales: what "
+        "matters is the left end. The dotted line is chance."
+    )
+    best = max(attack["auc"]["estimate"] for attack in level["attacks"])
+
+    def draw(axes: Axes, palette: plots.Palette) -> None:
+        roc(axes, level["attacks"], palette)
+
+    figure = plots.draw_figure([draw], plots.LIGHT, plots.SIZE)
+    description = f"Largest area under a curve: {best:.3f}."
+    return ReportFigure("roc", title, meaning, description, inline_svg(figure, "roc", f"{title}. {description}"))
+
+
+def roc(axes: Axes, attacks: Sequence[Mapping[str, Any]], palette: plots.Palette) -> None:
+    """True over false positive rates of attacks, logarithmic."""
+    looks = zip(attacks, (palette.first, palette.second, palette.third), ("-", "--", ":"), strict=False)
+    for attack, color, dash in looks:
+        points = [(x, y) for x, y in attack["curve"] if x > 0 and y > 0]
+        axes.plot([x for x, _ in points], [y for _, y in points], color=color, linestyle=dash, label=attack["score"])
+    axes.plot([1e-3, 1], [1e-3, 1], color=palette.muted, linestyle=":", linewidth=1.2)
+    axes.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.legend(loc="lower right", labelcolor="linecolor")
