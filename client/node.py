@@ -121,4 +121,4 @@ def own_worker(text: str, node: Node) -> Worker:
     if fingerprint(job.model) != job.fingerprint:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
     data = open_own(node.data, reading, job.model, cache)
-    return Worker(job.but(data=str(data.folder)), data)
+    return Worker(job.but(data=str(data.folder), canaries=0), data)

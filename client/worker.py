@@ -6,6 +6,7 @@ What it must know to train is constant over the run: sent as canonical JSON, rea
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,11 @@ from client.models.base import refuse_batch_dependent_positions, refuse_longer_t
 from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec
 from client.models.tasks import Metrics, make_task
-from client.settings import Table
+from client.settings import CountOrAuto, Table
 from client.votes import clip_votes
+from privacy.audit.in_run import CanaryUnits
 from privacy.clipping.units import Units
-from privacy.contribution import Contribution, contribute
+from privacy.contribution import Contribution, Plan, contribute
 from privacy.queries import BoundedMean, LossHistogram, OneHotVote
 from privacy.randomness.rng import simulation_generator
 from strategies.messages.client_update import EvaluateRequest, TrainRequest
@@ -47,6 +49,9 @@ class Job(Table):
         reading: how nodes read records of their own (deployment); None where `data` holds everybody's.
         fingerprint: of the server's base model, see :func:`client.models.files.fingerprint`, for nodes with a copy of
             their own; empty in a simulation.
+        canaries: how many of the last clients are canaries of an audit, in a simulation.
+        first_canary: the first of them.
+        canary_key: file with the secret of their coins.
     """
 
     model: str
@@ -62,6 +67,16 @@ class Job(Table):
     prefix_cache_mb: int = 0
     reading: ReadSettings | None = None
     fingerprint: str = ""
+    canaries: CountOrAuto = 0
+    first_canary: CountOrAuto = 0
+    canary_key: str = ""
+
+    def canary_units(self) -> CanaryUnits | None:
+        """The canaries; None where there are none."""
+        if not self.canaries:
+            return None
+        secret = bytes.fromhex(Path(self.canary_key).read_text(encoding="ascii"))
+        return CanaryUnits(self.first_canary, self.canaries, secret, self.seed)
 
 
 log = logging.getLogger(__name__)
@@ -78,6 +93,7 @@ class Worker:
         self.job = job
         self.data: PreparedData | OwnData = PreparedData.open(job.data) if own is None else own
         self.engine = make_engine(job)
+        self.canaries = job.canary_units()
 
     def contribution(self, request: TrainRequest) -> Contribution:
         """The bounded sum over the requested clients. Rows, norms, losses and votes end here.
@@ -88,6 +104,15 @@ class Worker:
         Raises:
             Exception: of the first client, if every client's work raises.
         """
+        if self.canaries is None:
+            return self._trained(request)
+        honest, canaries = self.canaries.split(request.clients)
+        made_up = canary_contribution(self.canaries, canaries, request.plan)
+        ranks = None if request.ranks is None else request.ranks[honest]
+        asked = replace(request, clients=request.clients[honest], ranks=ranks)
+        return self._trained(asked) + made_up if honest.any() else made_up
+
+    def _trained(self, request: TrainRequest) -> Contribution:
         self.engine.train_factors(request.part.factors)
         return together_or_alone(
             lambda: self._sum(request), lambda i: self._sum(request.only(i)), len(request.clients), "client"
@@ -132,6 +157,14 @@ class Worker:
         part = records.select(np.arange(request.start, request.stop))
         self.engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
+
+
+def canary_contribution(canaries: CanaryUnits, numbers: np.ndarray, plan: Plan) -> Contribution:
+    """What these canaries bring: each its own row, clipped as any; no vote, and no loss."""
+    if not len(numbers):
+        return Contribution.zero(plan)
+    votes, losses = torch.full((len(numbers),), -1), torch.zeros(len(numbers))
+    return contribute(Units(canaries.rows(numbers, plan.clip.params), losses, votes), plan)
 
 
 def together_or_alone(

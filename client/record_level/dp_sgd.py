@@ -24,7 +24,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.record_level.units import UnitGradients
-from client.worker import together_or_alone
+from client.worker import canary_contribution, together_or_alone
+from privacy.audit.in_run import CanaryUnits
 from privacy.clipping.units import Units
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.ledger.ledger import Ledger
@@ -59,6 +60,8 @@ class PrivateSgd(PrivateTraining):
     ) -> None:
         super().__init__(planner=planner, server=server, ledger=ledger, sampler=sampler, schedule=schedule)
         self.gradients = gradients
+        self.canaries: CanaryUnits | None = None
+        """Units that bring made-up rows for an audit."""
         self._tried = False
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
@@ -86,7 +89,13 @@ class PrivateSgd(PrivateTraining):
         units. A step that raised instead would tell, for nothing, what these records do.
         """
         batch = cohort.ids
+        if self.canaries is not None:
+            honest, canaries = self.canaries.split(batch)
+            made_up = canary_contribution(self.canaries, canaries, planned.plan)
+            return self._summed(batch[honest], planned) + made_up
+        return self._summed(batch, planned)
 
+    def _summed(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Contribution:
         def summed(units: Int64[np.ndarray, " units"]) -> Contribution:
             chunks = self.rows(units, planned)
             return sum((contribute(rows, planned.plan) for rows in chunks), Contribution.zero(planned.plan))

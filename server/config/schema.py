@@ -15,7 +15,7 @@ from client.engine.local_training import LocalTraining
 from client.record_level.settings import MethodSettings
 from client.settings import Count, CountOrAuto, Rate, Table
 from privacy.events import NoiseShares
-from server.config.tables import Engine, Evaluation, Model, Privacy, Public, Silo, Simulation
+from server.config.tables import Audit, Engine, Evaluation, Model, Privacy, Public, Silo, Simulation
 
 
 class RunConfig(Table):
@@ -46,6 +46,7 @@ class RunConfig(Table):
     engine: Engine = Engine()
     simulation: Simulation = Simulation()
     evaluation: Evaluation = Evaluation()
+    audit: Audit = Audit()
 
     @model_validator(mode="after")
     def _sensible(self) -> "RunConfig":
@@ -65,6 +66,7 @@ class RunConfig(Table):
                 "their records as they are; mask them before they are handed to the node"
             )
         wrong += self._wrong_of_columns()
+        wrong += self._wrong_of_canaries() if self.audit.canaries else []
         wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
         if self.expected_cohort < 1:
             wrong.append(
@@ -109,6 +111,24 @@ class RunConfig(Table):
             wrong.append(
                 "data.partition = 'repeated' needs privacy.non-private = true: clients share records, so a guarantee "
                 "for one client says nothing; it is there to measure speed"
+            )
+        return wrong
+
+    def _wrong_of_canaries(self) -> list[str]:
+        """Where nobody could plant canaries, or see what they did."""
+        count, wrong = self.audit.canaries, []
+        for where, why in (
+            (self.deployed, "data.held-by = 'nodes': every node brings its own update"),
+            (self.cross_silo, "several sites with ledgers of their own: audit one site's run (clients = 1)"),
+            (self.privacy.trust == "secagg", "privacy.trust = 'secagg': clients make the noise, and none is made up"),
+            (self.privacy.noise_correlation != "none", "correlated noise: its releases are not independent"),
+        ):
+            if where:
+                wrong.append(f"audit.canaries = {count} must be 0 with {why}")
+        if not self.alone and 2 * count > self.clients:
+            wrong.append(
+                f"audit.canaries = {count} must be at most half of clients = {self.clients}: canaries take the places "
+                "of clients; lower audit.canaries or raise clients"
             )
         return wrong
 

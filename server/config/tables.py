@@ -176,6 +176,17 @@ class Evaluation(Table):
     examples: CountOrAuto = 5
 
 
+class Audit(Table):
+    """What a run carries for an attack on it (``lacquer audit``), see docs/audit.md.
+
+    Attributes:
+        canaries: how many of the protected units, the last ones, are canaries: each of them that a secret coin takes in
+            brings a made-up update in place of its own. The guarantee stays; the model is not for use.
+    """
+
+    canaries: CountOrAuto = 0
+
+
 class Span(Table):
     """Public texts, written by the model, in the span of whose gradients a site's releases lie.
 

@@ -41,6 +41,7 @@ from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
 from server.evaluation.answers import refuse_without_rouge
 from server.network.grid import answers
+from server.run_folder.canaries import canaries_of, canary_key
 from server.run_folder.names import SAMPLING_SECRET
 from server.runs.commitment import commit, round_sampling
 from strategies.adapter.layout import AdapterLayout
@@ -225,6 +226,11 @@ def make_strategy(
 
     ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
     """
+    canaries = canaries_of(assembly.config, run_folder, assembly.config.clients, fresh=not ledger.events)
+    job = assembly.job
+    if canaries is not None:
+        key = str(canary_key(run_folder).resolve())
+        job = job.but(canaries=canaries.count, first_canary=canaries.first, canary_key=key)
     config, correlation = assembly.config, ledger.commitment.floor[0].correlation if ledger.commitment.floor else None
     return DpFedAvg(
         controller=assembly.methods.controller,
@@ -234,7 +240,7 @@ def make_strategy(
         layout=assembly.layout,
         ledger=ledger,
         sampler=make_sampler(config, run_folder),
-        job=assembly.job.to_json(),
+        job=job.to_json(),
         nodes=nodes,
         clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
         served_average=config.strategy.served_average,

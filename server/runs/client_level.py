@@ -47,6 +47,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
             evaluated=lambda round: round % config.evaluation.every == 0 or round == config.rounds,
             clock=run.clock,
             presence=lambda: presence(run, strategy),
+            watched=run.watching(config.clients),
         )
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
         run.telemetry.status("running", "evaluating on the test set")

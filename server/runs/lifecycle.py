@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,19 @@ from torch import Tensor
 
 from client.data.prepared import PreparedData
 from privacy import durable
+from privacy.audit.in_run import observe
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.network.grid import roster
+from server.run_folder.canaries import canaries_of, canary_note, note_seen
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.data_facts import write_facts
-from server.run_folder.names import LEDGER_FILE, ROSTER_FILE, SITES_FILE, SOURCE_FILE, write_config
+from server.run_folder.names import CANARIES_FILE, LEDGER_FILE, ROSTER_FILE, SITES_FILE, SOURCE_FILE, write_config
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import (
@@ -111,8 +114,22 @@ class Run:
             loop.begin(first)
         return loop.run()
 
+    def watching(self, population: int) -> Callable[[int, Release], None]:
+        """What notes how canaries show in every release; with none it does nothing."""
+
+        def noted(round: int, release: Release) -> None:
+            canaries = canaries_of(self.config, self.folder, population)
+            if canaries is not None and (seen := observe(canaries, release, round, population)) is not None:
+                note_seen(self.folder, seen)
+
+        return noted
+
     def finish(self, outcome: Outcome, statement: Mapping[str, Any], done: str) -> None:
         """Write what the run leaves behind, then say that it has ended; ``done`` says so in words."""
+        if note := canary_note(self.config):
+            outcome = replace(outcome, note=" ".join(filter(None, [outcome.note, note])))
+            statement = {**statement, "canaries": note}
+            durable.write(self.folder / CANARIES_FILE, note + "\n")
         write_artefacts(self.folder, self.config, outcome, statement)
         stopped = outcome.stopped
         self.telemetry.status("stopped-budget" if stopped else "completed", stopped or done)

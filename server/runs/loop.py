@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from client.models.tasks import Metrics
+from privacy.mechanism import Release
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
 from server.run_folder.round_record import Presence, RoundRecord, released_values, validated
@@ -42,6 +43,7 @@ class Loop:
         offset, planned: rounds of the run before this training, and of the whole run; for the records.
         charged_before: releases of the run's ledger that belong to earlier trainings.
         presence: who was there in the last round, as far as everybody may know it.
+        watched: told of every release, before its checkpoint; what it does changes nothing of the run.
     """
 
     training: PrivateTraining
@@ -60,6 +62,7 @@ class Loop:
     planned: int = 0
     charged_before: int = 0
     presence: Callable[[], Presence | None] = lambda: None
+    watched: Callable[[int, Release], None] = lambda round, release: None
     _told: int = field(default=-1, init=False)
     """The last round of which there is a record."""
 
@@ -132,7 +135,8 @@ class Loop:
             if self.recorded(number) or self.kept(number - 1):
                 text = f"{self.noun} {number} of {self.rounds}" if number else "histogram of thresholds"
                 self.telemetry.status("running", f"{self.where}{text}")
-            self.training.step()
+            release = self.training.step()
+            self.watched(self.state.round, release)
             if self.kept(self.state.round) or self.recorded(self.state.round):
                 self._save(time.monotonic() - start)
             self._after_release(start, None)

@@ -56,6 +56,8 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     _refuse_idle(given)
     if run.data.sensitive != "none":
         raise ConfigError("data.sensitive must be left out of a run in phases; every phase says what text it reads")
+    if run.audit.canaries:
+        raise ConfigError(f"audit.canaries = {run.audit.canaries} must be 0 in a run in phases")
     if run.data.least_words and any(phase.get("text") == "redacted" for phase in phases):
         raise ConfigError(
             f"data.least-words = {run.data.least_words} must be 0 in a run with redacted phases: it counts the "

@@ -6,6 +6,7 @@ from torch import Tensor
 from client.models.tasks import Metrics
 from client.record_level.public_subspace import in_public_span
 from client.record_level.training import private_training, record_level_engine
+from server.run_folder.canaries import canaries_of
 from server.runs import guarantee
 from server.runs.assembly import make_sampler
 from server.runs.lifecycle import Run, finished
@@ -40,6 +41,7 @@ def run_record_level(run: Run) -> None:
             assembly.setting.noise_multipliers,
             make_sampler(config, run.folder),
         )
+        training.canaries = canaries_of(config, run.folder, len(assembly.index), fresh=not ledger.events)
         loop = Loop(
             training if span is None else in_public_span(training, span),
             evaluate,
@@ -52,6 +54,7 @@ def run_record_level(run: Run) -> None:
             recorded=lambda step: evaluated(step) or step == 0,
             kept=lambda step: evaluated(step) or step % config.silo.checkpoint_every == 0,
             noun="step",
+            watched=run.watching(len(assembly.index)),
         )
         stopped = run.train(loop, lambda: public.warm_start(adapter), assembly.start)
         run.telemetry.status("running", "evaluating on the test set")

@@ -72,6 +72,16 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
     index = UnitIndex.of(
         data.train, grouped=config.privacy.unit == "group", most=silo.records_per_unit, seed=config.seed
     )
+    if config.audit.canaries and config.silo.span.method:
+        raise ConfigError(
+            f"audit.canaries = {config.audit.canaries} must be 0 with silo.span.method = {config.silo.span.method!r}: "
+            "releases lie in the span of few directions, where canaries are all alike"
+        )
+    if 2 * config.audit.canaries > len(index):
+        raise ConfigError(
+            f"audit.canaries = {config.audit.canaries} must be at most half of the {len(index)} units: canaries take "
+            "the places of units; lower audit.canaries"
+        )
     noise = commit_records(config, silo, len(index), folder)
     run = assembled(config, parts, data)
     info = info_of(silo, len(index), run.layout, noise.multipliers, noise.commitment.order)

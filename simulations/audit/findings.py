@@ -13,10 +13,12 @@ from typing import Any
 
 from client.data.prepare import prepare
 from client.data.prepared import PreparedData
+from client.record_level.units import UnitIndex
 from privacy import durable
 from server.evaluation.finished import FinishedRun
 from server.run_folder.names import AUDIT_FILE, AUDIT_FOLDER, SOURCE_FILE
 from server.runs.assembly import data_spec
+from simulations.audit.canaries import canary_findings, exposures
 from simulations.audit.membership import membership
 from simulations.report.page import write_report
 
@@ -28,9 +30,12 @@ WARNING = (
 NOT_TRIED = (
     "shadow runs (LiRA) on data with and without the unit",
     "extraction of training texts by greedy or sampled generation",
-    "an attacker who sees the adapters of all rounds",
-    "an attacker who chooses a unit's records or update",
+    "an attacker who chooses a unit's records",
 )
+NO_CANARIES = (
+    "an attacker who sees every release and chooses a unit's update (the run holds no canaries: audit.canaries)"
+)
+NO_SECRETS = "exposure of planted secrets (the run holds none that can be ranked: data.canaries, a language model)"
 
 
 def audited(run: FinishedRun, most: int) -> dict[str, Any]:
@@ -42,13 +47,21 @@ def audited(run: FinishedRun, most: int) -> dict[str, Any]:
     Raises:
         ValueError: the records are not here, or are not those that the run was trained on.
     """
-    data = _records(run)
+    data, canaries = _records(run), run.config.audit.canaries
+    population = len(_index(run, data)) if run.config.alone else run.config.clients
     found: dict[str, Any] = {
         "not_covered_by_the_guarantee": WARNING,
         "upper_bound": _upper(run),
-        "membership": membership(run, data, most),
+        "canaries": canary_findings(run, population),
+        "exposure": exposures(run),
+        "membership": membership(run, data, most, canaries),
     }
-    return {**found, "verdict": verdict(found), "not_tried": list(NOT_TRIED)}
+    not_tried = [*([] if canaries else [NO_CANARIES]), *([] if found["exposure"] else [NO_SECRETS]), *NOT_TRIED]
+    return {**found, "verdict": verdict(found), "not_tried": not_tried}
+
+
+def _index(run: FinishedRun, data: PreparedData) -> UnitIndex:
+    return UnitIndex.of(data.train, grouped=run.config.privacy.unit == "group")
 
 
 def _records(run: FinishedRun) -> PreparedData:
@@ -75,7 +88,9 @@ def _upper(run: FinishedRun) -> dict[str, Any] | None:
 
 def bounds(found: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """Name, value and ceiling of every lower bound on epsilon that holds for any mechanism."""
-    return [
+    canaries = found["canaries"]
+    own = [("the game with canaries", canaries["epsilon_lower"], canaries["ceiling"])] if canaries else []
+    return own + [
         (f"membership inference, {level['level']}s", level["bound"]["epsilon_lower"], level["bound"]["ceiling"])
         for level in found["membership"]
         if level["bound"]
@@ -87,17 +102,19 @@ def verdict(found: Mapping[str, Any]) -> str:
     upper, lower = found["upper_bound"], bounds(found)
     if upper is None:
         return "There is no guarantee to refute."
+    refuted = [f"{text} (level 99.9 %)" for text in (found["canaries"]["wrong"] if found["canaries"] else ())]
+    refuted += [
+        f"{name} shows epsilon of at least {value:.2f} where the ledger says {upper['epsilon']:.2f} (level 95 %)"
+        for name, value, _ in lower
+        if value > upper["epsilon"]
+    ]
+    if refuted:
+        return f"REFUTED: {'; '.join(refuted)}. Something does not do what the proof is about."
     if not lower:
         return "No bound: there are too few units, or members and held-out units are not exchangeable."
-    name, value, _ = max(lower, key=lambda entry: entry[1])
-    if value > upper["epsilon"]:
-        return (
-            f"REFUTED. {name} shows epsilon of at least {value:.2f} where the ledger says {upper['epsilon']:.2f}. At "
-            "level 95 % this does not happen by chance: something does not do what the proof is about."
-        )
     return (
-        f"Consistent with the ledger: lower bounds up to {value:.2f}, upper bound {upper['epsilon']:.2f}. That proves "
-        "nothing; it did not refute the guarantee."
+        f"Consistent with the ledger: lower bounds up to {max(value for _, value, _ in lower):.2f}, upper bound "
+        f"{upper['epsilon']:.2f}. That proves nothing; it did not refute the guarantee."
     )
 
 

@@ -25,17 +25,17 @@ STEPS = {"add_remove": 2, "zero_out": 2, "replace_one": 1}
 """Neighbours that lie between two data sets of which one has another unit in the place of one."""
 
 
-def membership(run: FinishedRun, data: PreparedData, most: int, canary_clients: int = 0) -> list[dict[str, Any]]:
+def membership(run: FinishedRun, data: PreparedData, most: int, canary_units: int = 0) -> list[dict[str, Any]]:
     """What the attacks find, for the protected units and for single records.
 
     Args:
         most: records of either side.
-        canary_clients: how many of the last clients brought no update of their own.
+        canary_units: how many of the last units brought nothing of their own.
 
     Raises:
         ValueError: there is nothing to attack.
     """
-    levels = audited_units(run.config, data, most, canary_clients)
+    levels = audited_units(run.config, data, most, canary_units)
     rows = [np.unique(np.concatenate([level.rows[side] for level in levels])) for side in (0, 1)]
     sets = [data.train.select(rows[0]), data.test.select(rows[1])]
 

@@ -50,27 +50,29 @@ class Units:
         return np.unique(np.concatenate(self.members)), np.unique(np.concatenate(self.others))
 
 
-def audited_units(config: RunConfig, data: PreparedData, most: int, canary_clients: int = 0) -> list[Units]:
+def audited_units(config: RunConfig, data: PreparedData, most: int, canary_units: int = 0) -> list[Units]:
     """The protected units and, where these hold several records, single records too.
 
     Args:
         most: records of either side.
-        canary_clients: how many of the last clients brought no update of their own.
+        canary_units: how many of the last units brought nothing of their own.
 
     Raises:
         ValueError: nobody's records can be attacked.
     """
     draws = simulation_generator(config.seed, "audited units")
     clean = _without_secrets(config, data)
+    index = None if config.unit == "client" else UnitIndex.of(data.train, grouped=config.privacy.unit == "group")
+    count = data.num_clients if index is None else len(index)
+    own = range(count - canary_units)
+    if index is None:
+        members = [np.arange(data.starts[client], data.stops[client]) for client in own]
+    else:
+        members = [index.order[index.starts[unit] : index.starts[unit + 1]] for unit in own]
+    clean = clean[np.isin(clean, np.concatenate(members))]
     records = _records(config, data, clean, most, draws)
     if config.unit == "record":
         return [records]
-    if config.unit == "client":
-        everyone = range(data.num_clients - canary_clients)
-        members = [np.arange(data.starts[client], data.stops[client]) for client in everyone]
-    else:
-        index = UnitIndex.of(data.train, grouped=True)
-        members = [index.order[index.starts[unit] : index.starts[unit + 1]] for unit in range(len(index))]
     members = [rows for at in draws.permutation(len(members)) if len(rows := clean[np.isin(clean, members[at])])]
     level, owners = config.unit.removeprefix("group:"), owners_of_test(config, data)
     if owners is None:

@@ -27,6 +27,20 @@ def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     upper = audit["upper_bound"]
     text = "none" if upper is None else f"ε ≤ {epsilon_text(upper['epsilon'])} at δ = {delta_text(upper['delta'])}"
     rows = [("upper bound, by the ledger", text)]
+    if canaries := audit["canaries"]:
+        noise, presence = canaries["noise"], canaries["presence"]
+        rows += [
+            (
+                f"lower bound by {canaries['canaries']} canaries",
+                f"ε ≥ {canaries['epsilon_lower']:.2f} (95 %); {canaries['correct']} of {canaries['guesses']} guesses "
+                f"right; it could have shown {canaries['ceiling']:.2f} at most; AUC {_ranged(canaries['auc'])}",
+            ),
+            ("noise in the releases, over what was charged", _ranged(noise)),
+            ("how far a unit moves the releases, over what was charged", _ranged(presence)),
+            ("correlation of the noise of successive releases", _ranged(canaries["repeated"])),
+        ]
+    if exposed := audit["exposure"]:
+        rows.append((f"exposure of {exposed['secrets']} planted secrets", _exposed(exposed)))
     for level in audit["membership"]:
         if bound := level["bound"]:
             rows.append(
@@ -37,6 +51,15 @@ def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
                 )
             )
     return rows
+
+
+def _exposed(exposed: Mapping[str, Any]) -> str:
+    """Mean bits under the adapter and the base model; a secret that was never seen has 1.44 in the mean."""
+    said = []
+    for name, who in (("adapter", "the adapter"), ("base", "the base model")):
+        bits = exposed[name]["bits"]
+        said.append(f"{sum(bits) / len(bits):.2f} bits under {who} (p = {exposed[name]['p_value']:.2g})")
+    return f"{', '.join(said)}, of at most {exposed['most_bits']:.1f}; never seen: 1.44; ranks {exposed['ranks']}"
 
 
 def _level(level: Mapping[str, Any]) -> dict[str, Any]:

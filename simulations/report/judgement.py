@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from server.config.schema import RunConfig
+from server.run_folder.canaries import canary_note
 from server.run_folder.data_facts import DataFacts
 from server.run_folder.round_record import RoundRecord
 from simulations.report.data_block import shares_cut
@@ -51,6 +52,8 @@ def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
 def judgements(run: Run) -> list[str]:
     """What is wrong with what a run has learnt, the worst first; empty where nothing is."""
     found = [*_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
+    planted = [note] if run.config is not None and (note := canary_note(run.config)) else []
+    found = [*planted, *_worthless(run), *_drowned(run), *_unsettled(run.rounds)]
     if run.config is not None:
         found += _skewed(run) + foreseen(run.config, run.facts)
     return found

@@ -58,6 +58,7 @@ _FILES = {
     names.COMMITMENT_FILE: "the noise that was calibrated for it; the ledger says what it is committed to",
     names.PHASES_FILE: "the resolved settings and phases; they repeat the run",
     names.STAMP_FILE: "what the run does not guarantee; keep it beside everything the run made",
+    names.CANARIES_FILE: "what was planted into the run for an audit; the model is not for use",
     names.LEDGER_FILE: "every privacy charge, hash-chained, written before its noise was drawn",
     names.PRIVACY_FILE: "the guarantee, for programs",
     names.METRICS_FILE: "one line per release",

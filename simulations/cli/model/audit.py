@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -36,6 +37,21 @@ def audit_command(
 def _table(found: Mapping[str, Any]) -> str:
     """The findings for a person."""
     lines = []
+    if canaries := found["canaries"]:
+        noise, presence, auc = canaries["noise"], canaries["presence"], canaries["auc"]["estimate"]
+        lines += [
+            f"canaries: {canaries['included']} of {canaries['canaries']} in",
+            f"  epsilon >= {canaries['epsilon_lower']:.2f} (95 %), {canaries['correct']} of {canaries['guesses']} "
+            f"guesses right; at most {canaries['ceiling']:.2f} could have been shown; AUC {auc:.3f}",
+            f"  noise {noise['estimate']:.3f} times what was charged, at most {noise['upper']:.3f} (99.9 %); a unit "
+            f"moves the releases {presence['estimate']:.2f} times as far as charged, at least {presence['lower']:.2f}",
+        ]
+    if exposed := found["exposure"]:
+        bits, p_value = {who: mean(exposed[who]["bits"]) for who in ("adapter", "base")}, exposed["adapter"]["p_value"]
+        lines.append(
+            f"secrets: {exposed['secrets']} in {exposed['copies']} copies, exposure {bits['adapter']:.2f} bits (base "
+            f"model {bits['base']:.2f}, never seen 1.44), ranks {exposed['ranks']}, p = {p_value:.2g}"
+        )
     for level in found["membership"]:
         lines.append(f"{level['level']}s: {level['members']} members, {level['held_out']} {level['held_out_origin']}")
         for attack in [*level["attacks"], {"score": "a model that saw neither", "auc": level["exchangeable"]}]:

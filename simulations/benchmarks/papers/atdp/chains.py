@@ -38,9 +38,9 @@ from server.runs.guarantee import guarantee_of
 from server.runs.phase_config import load_phases
 from server.runs.phase_plan import PhasesConfig, plan_noise
 from server.runs.phases import PhasesRun
+from simulations.audit import exposure
 from simulations.benchmarks.harness.markdown import Columns, Row, distinct, grouped, mean_text, table
 from simulations.benchmarks.harness.results import RESULTS, environment, say
-from simulations.benchmarks.privacy import exposure
 from simulations.presets.load import absolute_paths, parse_setting
 from simulations.report.notation import duration_text, epsilon_text, number_text
 

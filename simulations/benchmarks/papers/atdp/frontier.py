@@ -53,9 +53,9 @@ from server.runs.phase_config import load_phases
 from server.runs.phase_plan import DpPhase, PhasesConfig
 from server.runs.phases import PhasesRun
 from server.runs.public_data import trained_without_noise
+from simulations.audit import exposure
 from simulations.benchmarks.harness.results import RESULTS, environment, origin, say
 from simulations.benchmarks.papers.atdp.chains import HERE, drawn, placed
-from simulations.benchmarks.privacy import exposure
 from simulations.presets.load import absolute_paths, parse_setting
 from strategies.controllers.controller import PublicSignals
 from strategies.controllers.schedules import RiseReset

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from client.data.canaries import KINDS, secrets
 from client.models.base import load_base, load_tokenizer
-from simulations.benchmarks.privacy import exposure
+from simulations.audit import exposure
 
 
 @pytest.fixture(scope="module")
