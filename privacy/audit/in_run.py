@@ -260,5 +260,5 @@ def _repeated(observations: Sequence[Observation], coins: NDArray[np.bool_]) -> 
     before, after = outside[:-1], outside[1:]
     estimate = float((before * after).sum() / np.sqrt((before**2).sum() * (after**2).sum()))
     terms = sum(min(outside.shape[1], seen.dim) for seen in observations[1:])
-    half = float(norm.isf(CHECK_ALPHA)) / np.sqrt(terms)
+    half = float(norm.isf(CHECK_ALPHA) / np.sqrt(terms))
     return Limited(estimate, estimate - half, estimate + half)

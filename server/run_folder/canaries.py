@@ -49,14 +49,14 @@ def canaries_of(config: RunConfig, folder: Path, population: int, *, fresh: bool
 
 
 def note_seen(folder: Path, seen: Observation) -> None:
-    """Append what a release showed; a release that is held again has the last word."""
+    """Append what a release showed. A run that is killed right behind a checkpoint misses one: less power, no harm."""
     path = folder / AUDIT_FOLDER / SEEN_FILE
     with path.open("a", encoding="ascii") as file:
         file.write(json.dumps(asdict(seen)) + "\n")
 
 
 def read_seen(folder: Path) -> list[Observation]:
-    """What the releases showed, round by round.
+    """What the releases showed, round by round; the last word on one that was held again.
 
     Raises:
         CorruptRun: a line cannot be read.

@@ -44,6 +44,7 @@ class Loop:
         charged_before: releases of the run's ledger that belong to earlier trainings.
         presence: who was there in the last round, as far as everybody may know it.
         watched: told of every release, before its checkpoint; what it does changes nothing of the run.
+        watched: told of every release once it is checkpointed; what it does changes nothing of the run.
     """
 
     training: PrivateTraining
@@ -135,10 +136,11 @@ class Loop:
             if self.recorded(number) or self.kept(number - 1):
                 text = f"{self.noun} {number} of {self.rounds}" if number else "histogram of thresholds"
                 self.telemetry.status("running", f"{self.where}{text}")
-            release = self.training.step()
-            self.watched(self.state.round, release)
+            self.training.step()
             if self.kept(self.state.round) or self.recorded(self.state.round):
                 self._save(time.monotonic() - start)
+            assert self.training.release is not None
+            self.watched(self.state.round, self.training.release)
             self._after_release(start, None)
         if self.training.release is not None and self.state.round > max(
             self._told, 0

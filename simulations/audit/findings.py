@@ -8,6 +8,7 @@ and not the run's own report.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from server.runs.assembly import data_spec
 from simulations.audit.canaries import canary_findings, exposures
 from simulations.audit.membership import membership
 from simulations.report.page import write_report
+from simulations.report.read_run import read_run
 
 WARNING = (
     "Not covered by the guarantee. An audit reads the private records of a run without noise; its numbers may tell "
@@ -47,6 +49,7 @@ def audited(run: FinishedRun, most: int) -> dict[str, Any]:
     Raises:
         ValueError: the records are not here, or are not those that the run was trained on.
     """
+    run = replace(run, statement=read_run(run.folder).guarantee or run.statement)  # that of phases in one form
     data, canaries = _records(run), run.config.audit.canaries
     population = len(_index(run, data)) if run.config.alone else run.config.clients
     found: dict[str, Any] = {

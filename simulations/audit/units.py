@@ -69,11 +69,14 @@ def audited_units(config: RunConfig, data: PreparedData, most: int, canary_units
         members = [np.arange(data.starts[client], data.stops[client]) for client in own]
     else:
         members = [index.order[index.starts[unit] : index.starts[unit + 1]] for unit in own]
-    clean = clean[np.isin(clean, np.concatenate(members))]
+    usable = np.zeros(len(data.train), dtype=np.bool_)
+    usable[clean] = True
+    members = [rows[usable[rows]] for rows in members]
+    clean = np.sort(np.concatenate(members))
     records = _records(config, data, clean, most, draws)
     if config.unit == "record":
         return [records]
-    members = [rows for at in draws.permutation(len(members)) if len(rows := clean[np.isin(clean, members[at])])]
+    members = [rows for at in draws.permutation(len(members)) if len(rows := members[at])]
     level, owners = config.unit.removeprefix("group:"), owners_of_test(config, data)
     if owners is None:
         members, others = _matched(members, data, draws)

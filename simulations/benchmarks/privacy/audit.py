@@ -1,0 +1,181 @@
+"""What the attacks of `lacquer audit` find in whole runs: without privacy, and at epsilon 8, 4, 2 and 0.5.
+
+Run: `python -m simulations.benchmarks privacy.audit`. Ten minutes of one core; a cell that is there is not run again.
+
+Records of one site, generated notes, base model lacquer-small: 350 notes, in 80 more records ten secrets in 8 copies
+each; 175 of the 430 units are canaries. The same steps, threshold and data everywhere; only the noise differs.
+
+Writes results/audit.json, the table and the figure of docs/audit.md.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import torch
+import typer
+from matplotlib.axes import Axes
+
+from server.config.load import parse, unflatten
+from server.evaluation.finished import read_finished
+from server.runs.start import run_in_folder
+from simulations.audit.findings import audited
+from simulations.benchmarks.harness.markdown import Columns, mean_text, provenance, table
+from simulations.benchmarks.harness.results import RESULTS, ROOT, environment, say
+from simulations.report import plots
+from simulations.report.svg import write_themes
+
+FILE = RESULTS / "audit.json"
+
+EPSILONS = (None, 8.0, 4.0, 2.0, 0.5)
+"""None is no privacy: the same threshold, and no noise."""
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 50, "clients": 1, "sampling-rate": 1.0,
+    "privacy.unit": "record", "privacy.delta": 1e-5,
+    "strategy.controller": "fixed", "strategy.controller-options": {"clip-norm": 0.5},
+    "strategy.optimizer": "fedadam", "strategy.optimizer-options": {"learning-rate": 0.01},
+    "silo.batch-size": 100,
+    "model.name": "lacquer-small", "model.task": "causal-lm", "model.targets": "auto",
+    "model.rank": 16, "model.max-length": 48,
+    "data.source": "notes", "data.partition": "iid", "data.records-per-client": 350,
+    "data.validation-records": 50, "data.test-records": 200,
+    "data.canaries": 10, "data.canary-copies": 8, "data.canary-kind": "id-record",
+    "evaluation.every": 50, "evaluation.examples": 0, "evaluation.rouge-records": 0,
+    "engine.kind": "inprocess", "engine.workers": 1,
+    "audit.canaries": 175,
+}  # fmt: skip
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
+    stem: Annotated[Path, typer.Option(help="Where the figure is written.")] = ROOT / "docs" / "audit",
+) -> None:
+    """Run what is not there yet, print, write and draw."""
+    torch.set_num_threads(1)
+    document: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {"rows": []}
+    for seed in range(seeds):
+        for epsilon in EPSILONS:
+            cell = {"epsilon": epsilon, "seed": seed}
+            if any(cell.items() <= row.items() for row in document["rows"]):
+                continue
+            document["rows"].append({**cell, **attacked(epsilon, seed)})
+            say(document["rows"][-1])
+            document["environment"] = environment()
+            FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    say(attacks(document), *write_themes(lambda palette: figure(document["rows"], palette), stem))
+
+
+def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
+    """One run, and what its audit finds."""
+    private = {"privacy.epsilon": epsilon or 8.0}
+    if epsilon is None:
+        private |= {"privacy.non-private": True, "privacy.noise": "insecure-zero"}
+    config, start = parse(unflatten({**SETTINGS, **private, "seed": seed})), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        run_in_folder(config, Path(folder))
+        trained = time.process_time()
+        run = read_finished(Path(folder))
+        found = audited(run, 1000)
+        (level,), game, exposed = found["membership"], found["canaries"], found["exposure"]
+        return {
+            "ledger": None if found["upper_bound"] is None else found["upper_bound"]["epsilon"],
+            "verdict": found["verdict"].partition(":")[0],
+            "perplexity": run.results["test_perplexity"],
+            "exchangeable": level["exchangeable"]["holds"],
+            "membership": {attack["score"]: attack["auc"] for attack in level["attacks"]},
+            "tpr": {attack["score"]: attack["tpr"][0] for attack in level["attacks"]},
+            "membership_bound": level["bound"],
+            "canaries": {
+                key: game[key] for key in ("auc", "epsilon_lower", "ceiling", "noise", "presence", "repeated")
+            },
+            "exposure": {who: exposed[who] for who in ("adapter", "base")},
+            "most_bits": exposed["most_bits"],
+            "cpu_seconds": {"run": trained - start, "audit": time.process_time() - trained},
+        }
+
+
+def _name(epsilon: float | None) -> str:
+    return "no privacy" if epsilon is None else f"ε = {epsilon:g}"
+
+
+def _of(rows: Sequence[Mapping[str, Any]], epsilon: float | None) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["epsilon"] == epsilon]
+
+
+CURVES = {
+    "membership, loss": lambda row: row["membership"]["loss"]["estimate"],
+    "membership, against the start": lambda row: row["membership"]["loss against the public start"]["estimate"],
+    "canaries": lambda row: row["canaries"]["auc"]["estimate"],
+}
+"""AUC by attack."""
+
+
+def attacks(results: Mapping[str, Any]) -> str:
+    """The table of docs/audit.md: means over seeds, with the smallest and the largest."""
+    rows = [{"name": _name(epsilon), "runs": runs} for epsilon in EPSILONS if (runs := _of(results["rows"], epsilon))]
+
+    def spread(values: list[float], digits: int) -> str:
+        return f"{mean_text(values, digits)} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+    columns: Columns = {
+        "": lambda row: row["name"],
+        **{
+            f"AUC: {name}": lambda row, value=value: spread([value(run) for run in row["runs"]], 3)
+            for name, value in CURVES.items()
+        },
+        "ε ≥, canaries": lambda row: spread([run["canaries"]["epsilon_lower"] for run in row["runs"]], 2),
+        "exposure, bits": lambda row: spread([mean(run["exposure"]["adapter"]["bits"]) for run in row["runs"]], 2),
+        "noise over charged": lambda row: spread([run["canaries"]["noise"]["estimate"] for run in row["runs"]], 3),
+        "perplexity": lambda row: mean_text([run["perplexity"] for run in row["runs"]], 1),
+    }
+    count = len({row["seed"] for row in results["rows"]})
+    held = sum(row["exchangeable"] for row in results["rows"])
+    seconds = mean(sum(row["cpu_seconds"].values()) for row in results["rows"])
+    audit = mean(row["cpu_seconds"]["audit"] for row in results["rows"])
+    return (
+        f"{table(rows, columns, 'lrrrrrrr')}\n{count} seeds, mean (least to most); members and held-out notes were "
+        f"exchangeable in {held} of {len(results['rows'])} runs; a run with its audit took {seconds:.0f} s of one "
+        f"core, {audit:.0f} s of them the audit.\n"
+        f"{provenance(results)}"
+    )
+
+
+def figure(rows: Sequence[Mapping[str, Any]], palette: plots.Palette) -> Any:
+    """AUC of every attack, and the lower bound beside the ledger, by the guarantee."""
+    places = range(len(EPSILONS))
+
+    def aucs(axes: Axes, palette: plots.Palette) -> None:
+        looks = zip(CURVES.items(), (palette.first, palette.second, palette.third), ("-", "--", ":"), strict=True)
+        for (name, value), color, dash in looks:
+            means = [mean(value(run) for run in _of(rows, epsilon)) for epsilon in EPSILONS]
+            axes.plot(places, means, color=color, linestyle=dash, label=name)
+            for place, epsilon in zip(places, EPSILONS, strict=True):
+                values = [value(run) for run in _of(rows, epsilon)]
+                axes.plot([place] * len(values), values, marker="o", markersize=3.5, linestyle="none", color=color)
+        axes.axhline(0.5, color=palette.muted, linestyle=":", linewidth=1.2)
+        axes.set(ylabel="AUC", ylim=(0.4, 1.02))
+        axes.legend(loc="upper right", labelcolor="linecolor", fontsize=9)
+        axes.set_xticks(list(places), [_name(epsilon) for epsilon in EPSILONS])
+
+    def bounds(axes: Axes, palette: plots.Palette) -> None:
+        for place, epsilon in zip(places, EPSILONS, strict=True):
+            values = [run["canaries"]["epsilon_lower"] for run in _of(rows, epsilon)]
+            axes.plot([place] * len(values), values, marker="o", markersize=4, linestyle="none", color=palette.third)
+            if epsilon is not None:
+                axes.plot([place - 0.3, place + 0.3], [epsilon] * 2, color=palette.second)
+        axes.plot([], [], color=palette.second, label="upper bound, by the ledger")
+        axes.plot([], [], marker="o", linestyle="none", color=palette.third, label="lower bound, canaries (95 %)")
+        axes.set(ylabel="ε", ylim=(-0.3, 10))
+        axes.legend(loc="upper right", labelcolor="linecolor", fontsize=9)
+        axes.set_xticks(list(places), [_name(epsilon) for epsilon in EPSILONS])
+
+    return plots.draw_figure([aucs, bounds], palette, (11.0, 3.2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
