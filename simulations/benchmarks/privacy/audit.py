@@ -1,6 +1,6 @@
 """What the attacks of `lacquer audit` find in whole runs: without privacy, and at epsilon 8, 4, 2 and 0.5.
 
-Run: `python -m simulations.benchmarks privacy.audit`. Ten minutes of one core; a cell that is there is not run again.
+Run: `python -m simulations.benchmarks privacy.audit`. Eleven minutes of one core; a cell that is there is not run again.
 
 Records of one site, generated notes, base model lacquer-small: 350 notes, in 80 more records ten secrets in 8 copies
 each; 175 of the 430 units are canaries. The same steps, threshold and data everywhere; only the noise differs.
@@ -11,7 +11,7 @@ Writes results/audit.json, the table and the figure of docs/audit.md.
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from server.config.load import parse, unflatten
 from server.evaluation.finished import read_finished
 from server.runs.start import run_in_folder
 from simulations.audit.findings import audited
-from simulations.benchmarks.harness.markdown import Columns, mean_text, provenance, table
+from simulations.benchmarks.harness.markdown import Columns, Row, mean_text, provenance, table
 from simulations.benchmarks.harness.results import RESULTS, ROOT, environment, say
 from simulations.report import plots
 from simulations.report.svg import write_themes
@@ -72,7 +72,7 @@ def main(
 
 def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
     """One run, and what its audit finds."""
-    private = {"privacy.epsilon": epsilon or 8.0}
+    private: dict[str, Any] = {"privacy.epsilon": epsilon or 8.0}
     if epsilon is None:
         private |= {"privacy.non-private": True, "privacy.noise": "insecure-zero"}
     config, start = parse(unflatten({**SETTINGS, **private, "seed": seed})), time.process_time()
@@ -107,7 +107,7 @@ def _of(rows: Sequence[Mapping[str, Any]], epsilon: float | None) -> list[Mappin
     return [row for row in rows if row["epsilon"] == epsilon]
 
 
-CURVES = {
+CURVES: Mapping[str, Callable[[Row], float]] = {
     "membership, loss": lambda row: row["membership"]["loss"]["estimate"],
     "membership, against the start": lambda row: row["membership"]["loss against the public start"]["estimate"],
     "canaries": lambda row: row["canaries"]["auc"]["estimate"],
@@ -116,31 +116,29 @@ CURVES = {
 
 
 def attacks(results: Mapping[str, Any]) -> str:
-    """The table of docs/audit.md: means over seeds, with the smallest and the largest."""
+    """The table of docs/audit.md: means over seeds, with their standard deviation."""
     rows = [{"name": _name(epsilon), "runs": runs} for epsilon in EPSILONS if (runs := _of(results["rows"], epsilon))]
 
-    def spread(values: list[float], digits: int) -> str:
-        return f"{mean_text(values, digits)} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    def auc(value: Callable[[Row], float]) -> Callable[[Row], str]:
+        return lambda row: mean_text([value(run) for run in row["runs"]], 3)
 
     columns: Columns = {
         "": lambda row: row["name"],
-        **{
-            f"AUC: {name}": lambda row, value=value: spread([value(run) for run in row["runs"]], 3)
-            for name, value in CURVES.items()
-        },
-        "ε ≥, canaries": lambda row: spread([run["canaries"]["epsilon_lower"] for run in row["runs"]], 2),
-        "exposure, bits": lambda row: spread([mean(run["exposure"]["adapter"]["bits"]) for run in row["runs"]], 2),
-        "noise over charged": lambda row: spread([run["canaries"]["noise"]["estimate"] for run in row["runs"]], 3),
+        **{f"AUC: {name}": auc(value) for name, value in CURVES.items()},
+        "ε ≥, canaries": lambda row: mean_text([run["canaries"]["epsilon_lower"] for run in row["runs"]], 2),
+        "exposure, bits": lambda row: mean_text([mean(run["exposure"]["adapter"]["bits"]) for run in row["runs"]], 2),
+        "noise over charged": lambda row: mean_text([run["canaries"]["noise"]["estimate"] for run in row["runs"]], 3),
         "perplexity": lambda row: mean_text([run["perplexity"] for run in row["runs"]], 1),
     }
-    count = len({row["seed"] for row in results["rows"]})
+    counts = sorted({len(row["runs"]) for row in rows})
+    seeds = " or ".join(map(str, counts))
     held = sum(row["exchangeable"] for row in results["rows"])
     seconds = mean(sum(row["cpu_seconds"].values()) for row in results["rows"])
     audit = mean(row["cpu_seconds"]["audit"] for row in results["rows"])
     return (
-        f"{table(rows, columns, 'lrrrrrrr')}\n{count} seeds, mean (least to most); members and held-out notes were "
-        f"exchangeable in {held} of {len(results['rows'])} runs; a run with its audit took {seconds:.0f} s of one "
-        f"core, {audit:.0f} s of them the audit.\n"
+        f"{table(rows, columns, 'lrrrrrrr')}\n{seeds} seeds a row, mean and standard deviation; members and held-out "
+        f"notes were exchangeable in {held} of {len(results['rows'])} runs; a run with its audit took {seconds:.0f} s "
+        f"of one core, {audit:.0f} s of them the audit.\n"
         f"{provenance(results)}"
     )
 
@@ -152,7 +150,7 @@ def figure(rows: Sequence[Mapping[str, Any]], palette: plots.Palette) -> Any:
     def aucs(axes: Axes, palette: plots.Palette) -> None:
         looks = zip(CURVES.items(), (palette.first, palette.second, palette.third), ("-", "--", ":"), strict=True)
         for (name, value), color, dash in looks:
-            means = [mean(value(run) for run in _of(rows, epsilon)) for epsilon in EPSILONS]
+            means = [mean([value(run) for run in _of(rows, epsilon)]) for epsilon in EPSILONS]
             axes.plot(places, means, color=color, linestyle=dash, label=name)
             for place, epsilon in zip(places, EPSILONS, strict=True):
                 values = [value(run) for run in _of(rows, epsilon)]
