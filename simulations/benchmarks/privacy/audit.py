@@ -1,6 +1,6 @@
 """What the attacks of `lacquer audit` find in whole runs: without privacy, and at epsilon 8, 4, 2 and 0.5.
 
-Run: `python -m simulations.benchmarks privacy.audit`. Eleven minutes of one core; a cell that is there is not run again.
+Run: `python -m simulations.benchmarks privacy.audit`. Eleven minutes of one core; cells that are there are kept.
 
 Records of one site, generated notes, base model lacquer-small: 350 notes, in 80 more records ten secrets in 8 copies
 each; 175 of the 430 units are canaries. The same steps, threshold and data everywhere; only the noise differs.
