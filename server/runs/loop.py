@@ -43,7 +43,6 @@ class Loop:
         offset, planned: rounds of the run before this training, and of the whole run; for the records.
         charged_before: releases of the run's ledger that belong to earlier trainings.
         presence: who was there in the last round, as far as everybody may know it.
-        watched: told of every release, before its checkpoint; what it does changes nothing of the run.
         watched: told of every release once it is checkpointed; what it does changes nothing of the run.
     """
 
