@@ -107,12 +107,16 @@ done
 if index=$("${PIP[@]}" config get global.index-url 2>/dev/null); then
   echo "$index" >"$WORK/index"; BUILD_OPTIONS+=(--secret "id=index_url,src=$WORK/index")
 fi
-export LACQUER_IMAGE=$PROJECT:image
+export LACQUER_IMAGE=$PROJECT:image LACQUER_GATEWAY_IMAGE=$PROJECT:gateway
+docker build -q "${BUILD_OPTIONS[@]}" --build-arg DEBIAN_IMAGE=$BASE -f docker/gateway.Dockerfile -t "$LACQUER_GATEWAY_IMAGE" . \
+  >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the gateway's image is not built"; }
 docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" \
   -f docker/Dockerfile -t "$LACQUER_IMAGE" . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the image is not built"; }
 SIZE=$(docker image inspect -f '{{.Size}}' "$LACQUER_IMAGE")
-say "image built, $((SIZE / 1000000)) MB"
-[ "$(docker image inspect -f '{{.Config.User}}' "$LACQUER_IMAGE")" = 10001:10001 ] || die "the image runs as root"
+say "images built, $((SIZE / 1000000)) MB and $(($(docker image inspect -f '{{.Size}}' "$LACQUER_GATEWAY_IMAGE") / 1000000)) MB"
+for image in "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE"; do
+  [ "$(docker image inspect -f '{{.Config.User}}' "$image")" = 10001:10001 ] || die "an image runs as root"
+done
 
 # --- three clients with records of their own ------------------------------------------------------------------------------
 mkdir "$WORK/config" "$WORK/records"
@@ -156,8 +160,9 @@ def status(path):
         return urllib.request.urlopen(request, context=context, timeout=20).status
     except urllib.error.HTTPError as error:
         return error.code
-assert status("/v1/fleet/pull-messages") in (400, 401, 415, 422), status("/v1/fleet/pull-messages")
-for path in ("/v1/control/list-runs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/pull-messages"):
+assert status("/v1/fleet/pull-messages") == 401
+for path in ("/v1/control/list-runs", "/v1/control/register-node", "/v1/runtime/pull-messages", "/v1/fleet/%70ull-messages",
+             "/v1/fleet/../control/list-runs", "/v1/fleet//pull-messages", "/v1/fleet/pull-messages?x=1", "/health", "/docs"):
     assert status(path) == 404, path
 try:
     socket.create_connection(("superlink", 8000), 5)
@@ -165,12 +170,32 @@ try:
 except OSError:
     pass
 try:
-    urllib.request.urlopen("https://gateway:8443/health", timeout=20)
+    urllib.request.urlopen("https://gateway:8443/v1/fleet/get-run", timeout=20)
     raise SystemExit("a certificate of an unknown authority is taken")
 except urllib.error.URLError as error:
     assert "CERTIFICATE_VERIFY_FAILED" in str(error), error
 P
 say "clients reach the Fleet API and nothing else"
+
+# --- strangers at the gateway: each has an address of its own, and no key that was let in -------------------------------------
+peak() { inside superlink sh -c 'cat /proc/[0-9]*/status 2>/dev/null' | awk '/^VmHWM/ && $2 > most {most = $2} END {print int(most / 1024)}'; }
+restarts() { docker inspect -f '{{.RestartCount}}' "$(container superlink)" "$(container gateway)" | xargs; }
+attack() { docker run -i --rm --network "${PROJECT}_fleet" "$LACQUER_IMAGE" python - "$1" gateway:8443 <docker/attack.py 2>&1; }
+honest() { inside client-1 python - ask gateway:8443 <docker/attack.py >"$WORK/ask.log" 2>&1 || { cat "$WORK/ask.log"; die "the gateway answers nobody: $1"; }; }
+BEFORE=$(peak) STARTED=$(restarts)
+attack headers || die "300,000 headers"
+honest "after many headers"
+attack bodies || die "large bodies"
+honest "after large bodies"
+[ "$(peak)" -lt $((BEFORE + 1024)) ] || die "the SuperLink grew from $BEFORE to $(peak) MiB"
+attack slow >"$WORK/slow.log" &
+slow=$!
+for _ in 1 2 3 4; do sleep 3; honest "beside slow bodies"; done
+wait $slow || { cat "$WORK/slow.log"; die "slow bodies"; }
+cat "$WORK/slow.log"
+[ "$(restarts)" = "$STARTED" ] || die "a server was started again: $(restarts)"
+online 3 || die "not all clients are online after the attacks"
+say "strangers do no harm: the SuperLink's peak was $BEFORE MiB before and is $(peak) MiB"
 
 # --- the run --------------------------------------------------------------------------------------------------------------
 rounds() {

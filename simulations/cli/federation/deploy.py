@@ -1,8 +1,8 @@
 """``lacquer deploy``: a run over real nodes, started where their SuperLink runs.
 
-The run's folder is written by the ServerApp there, and the Control API must not be reachable from anywhere else: it
-asks nobody who they are. What is handed to Flower is a wrapper of a few lines around the installed packages; no code of
-this checkout travels to a node.
+The run's folder is written by the ServerApp there, and the Control API must not be reachable from anywhere else, see
+docker/gateway.conf: it asks nobody who they are. What is handed to Flower is a wrapper of a few lines around the
+installed packages; no code of this checkout travels to a node.
 """
 
 import json

@@ -1,0 +1,16 @@
+# The gateway: Debian's nginx with gateway.conf. DEBIAN_IMAGE is any Debian 12 or later, or one made from its packages.
+ARG DEBIAN_IMAGE=debian:bookworm-slim
+FROM ${DEBIAN_IMAGE}
+LABEL org.opencontainers.image.title="lacquer-gateway" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.description="The Fleet API of a SuperLink, and nothing else of it"
+# Security updates of Debian come with a new build; a version pinned here would keep them out.
+# hadolint ignore=DL3008
+RUN apt-get update -qq \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
+ && groupadd --gid 10001 lacquer && useradd --uid 10001 --gid 10001 --no-create-home lacquer
+COPY docker/gateway.conf /etc/lacquer/gateway.conf
+COPY --chmod=755 docker/gateway.sh /usr/local/bin/gateway
+USER 10001:10001
+CMD ["gateway"]
