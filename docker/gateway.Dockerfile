@@ -1,4 +1,7 @@
-# The gateway: Debian's nginx with gateway.conf. DEBIAN_IMAGE is any Debian 12 or later, or one made from its packages.
+# The gateway: Debian's nginx with gateway.conf.
+#
+# DEBIAN_IMAGE      any Debian 12 or later, or one made from its packages
+# REVISION          of this repository, for the image's label
 ARG DEBIAN_IMAGE=debian:bookworm-slim
 FROM ${DEBIAN_IMAGE}
 LABEL org.opencontainers.image.title="lacquer-gateway" \
@@ -11,6 +14,8 @@ RUN apt-get update -qq \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
  && groupadd --gid 10001 lacquer && useradd --uid 10001 --gid 10001 --no-create-home lacquer
 COPY docker/gateway.conf /etc/lacquer/gateway.conf
-COPY --chmod=755 docker/gateway.sh /usr/local/bin/gateway
+COPY docker/gateway.sh /usr/local/bin/gateway
 USER 10001:10001
 CMD ["gateway"]
+ARG REVISION=""
+LABEL org.opencontainers.image.revision="${REVISION}"
