@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the image, brings a federation of three clients up, and shows what docker/README.md says of it:
-# an unregistered client is refused; clients cannot reach the Control API; rounds train on three clients' own records; a
-# client killed in a round does not end the run; the server killed and started again resumes it; clients that do not
-# trust the server open sums together; clients protect their own patients; a key is renewed, a client joins from another
-# host, ledgers are backed up; no secret is in the image and no record of a client on the server.
+# Builds the images, brings a federation of three clients up, and shows what docker/README.md says of it:
+# an unregistered client is refused; clients cannot reach the Control API; strangers at the gateway do no harm; rounds train
+# on three clients' own records; a client killed in a round does not end the run; executor and SuperLink, killed, come back;
+# clients that do not trust the server open sums together; clients protect their own patients; a key is renewed, a client
+# joins from another host, ledgers are backed up; no secret is in the image and no record of a client on the server.
 #
 # usage: docker/container_test.sh      CONTAINERS=auto (skip, in words, where no engine can be had), require, off
 #        CONTAINER_CACHE=FOLDER keeps the base image made here for the next time.
@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 MODE=${CONTAINERS:-auto} WORK=$(mktemp -d) PROJECT=lacquer-test-$$ START=$(date +%s)
-PIDFILE=$WORK/engine.pid COMPOSED="" FILES=(-f docker/compose.yaml)
+PIDFILE=$WORK/engine.pid COMPOSED="" LIMITS="epsilon-limit=2.0 delta-limit=1e-6"
 read -ra BUILD_OPTIONS <<<"${CONTAINER_BUILD_OPTIONS:-}"
 say() { printf 'container tests: %4d s  %s\n' $(($(date +%s) - START)) "$*"; }
 skip() {
@@ -23,11 +23,8 @@ skip() {
   exit 0
 }
 die() { say "FAILED: $*"; exit 1; }
-compose() {
-  if docker compose version >/dev/null 2>&1; then docker compose -p "$PROJECT" "${FILES[@]}" "$@"
-  else docker-compose -p "$PROJECT" "${FILES[@]}" "$@"; fi
-}
-elsewhere() ( FILES=(-f docker/compose.client.yaml) PROJECT+=-elsewhere; compose "$@" )
+compose() ( cd docker && "${COMPOSE[@]}" -p "$PROJECT" --env-file "${SETTINGS:-env.server}" "$@" )
+elsewhere() ( SETTINGS=env.client PROJECT+=-elsewhere; export LACQUER_NODE_CONFIG="$LIMITS"; unset COMPOSE_FILE; compose "$@" )
 inside() { local service=$1; shift; compose exec -T "$service" "$@"; }
 container() { compose ps -q "$1"; }
 cleanup() {
@@ -72,6 +69,7 @@ if ! docker info >/dev/null 2>&1; then
   docker info >/dev/null 2>&1 || { tail -3 "$WORK/engine.log"; skip "the container engine does not start"; }
   BUILD_OPTIONS+=(--network host)
 fi
+COMPOSE=(docker-compose); if docker compose version >/dev/null 2>&1; then COMPOSE=(docker compose); fi
 say "engine $(docker info -f '{{.ServerVersion}} {{.Driver}}')"
 
 # --- a base image ------------------------------------------------------------------------------------------------------
@@ -107,15 +105,18 @@ done
 if index=$("${PIP[@]}" config get global.index-url 2>/dev/null); then
   echo "$index" >"$WORK/index"; BUILD_OPTIONS+=(--secret "id=index_url,src=$WORK/index")
 fi
+REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 export LACQUER_IMAGE=$PROJECT:image LACQUER_GATEWAY_IMAGE=$PROJECT:gateway
-docker build -q "${BUILD_OPTIONS[@]}" --build-arg DEBIAN_IMAGE=$BASE -f docker/gateway.Dockerfile -t "$LACQUER_GATEWAY_IMAGE" . \
+docker build -q "${BUILD_OPTIONS[@]}" --build-arg DEBIAN_IMAGE=$BASE --build-arg REVISION="$REVISION" \
+  -f docker/gateway.Dockerfile -t "$LACQUER_GATEWAY_IMAGE" . \
   >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the gateway's image is not built"; }
-docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" \
+docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" --build-arg REVISION="$REVISION" \
   -f docker/Dockerfile -t "$LACQUER_IMAGE" . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the image is not built"; }
 SIZE=$(docker image inspect -f '{{.Size}}' "$LACQUER_IMAGE")
 say "images built, $((SIZE / 1000000)) MB and $(($(docker image inspect -f '{{.Size}}' "$LACQUER_GATEWAY_IMAGE") / 1000000)) MB"
 for image in "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE"; do
   [ "$(docker image inspect -f '{{.Config.User}}' "$image")" = 10001:10001 ] || die "an image runs as root"
+  [ "$(docker image inspect -f '{{index .Config.Labels "org.opencontainers.image.revision"}}' "$image")" = "$REVISION" ] || die "no revision"
 done
 
 # --- three clients with records of their own ------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ for i in 1 2 3; do export CLIENT_${i}_DATA="$WORK/records/client-$i"; done
 COMPOSED=1
 compose config -q
 compose run --rm keys >"$WORK/keys.log" 2>&1 || { cat "$WORK/keys.log"; die "keys"; }
-compose up -d superlink gateway client-1 >"$WORK/up.log" 2>&1 || { cat "$WORK/up.log"; die "compose up"; }
+compose up -d superlink executor gateway client-1 >"$WORK/up.log" 2>&1 || { cat "$WORK/up.log"; die "compose up"; }
 
 logged() { compose logs --no-color "$1" 2>&1 | grep -cF -- "$2" || true; }
 await() { # SECONDS WHAT COMMAND...: until the command succeeds
@@ -215,14 +216,28 @@ await 120 "client-2 is in its third round" busy
 docker kill "$(container client-2)" >/dev/null
 await 300 "the third round ends without client-2" got 3
 say "client-2 was killed in round 3, and the round has ended"
+# The executor ends, and with it the ServerApp. No command starts it again, and the resumed run must find one.
+EXECUTOR=$(container executor)
+healed() { [ "$(docker inspect -f '{{.RestartCount}} {{.State.Running}}' "$EXECUTOR")" = "1 true" ]; }
+inside executor sh -c 'kill -9 $(grep -la flower-superexec /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n | sed -n 2p)' || true
+await 60 "the executor is started again by itself" healed
 docker kill "$(container superlink)" >/dev/null
 wait $deploying || true
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online again" online 3
-say "the server was killed and is back, with all clients"
+say "executor and server were killed and are back, with all clients"
 RUN=$(inside superlink sh -c 'ls -d /runs/*' | tr -d '\r')
-inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 || { tail -20 "$WORK/resume.log"; die "the run does not resume"; }
-say "the run has ended"
+inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 &
+deploying=$!
+await 300 "the run is resumed" got 4
+docker kill "$(container superlink)" >/dev/null
+wait $deploying || true
+compose up -d >>"$WORK/up.log" 2>&1
+ended() { inside superlink grep -Eq '"state": "(completed|stopped-budget)"' "$RUN/status.json"; }
+await 300 "the resumed run outlives the SuperLink" ended
+[ "$(docker inspect -f '{{.RestartCount}}' "$EXECUTOR")" = 1 ] || die "the executor was started again"
+await 120 "three clients are online for the third time" online 3
+say "the run was resumed, went on although the SuperLink was killed, and has ended"
 
 # --- what it left -----------------------------------------------------------------------------------------------------------
 inside superlink python - "$RUN" <<'P' || die "the run folder is not what it should be"
@@ -250,7 +265,7 @@ compose run --rm --user 10001:10001 keys sh -ec '
   lacquer federation /keys/superlink/federation.json "$@" --survivors 2 --epsilon 8 --delta 1e-2
   for i in 1 2 3; do cp /keys/superlink/federation.json /keys/client-$i/; done' >"$WORK/federation.log" 2>&1 ||
   { cat "$WORK/federation.log"; die "the list of the federation"; }
-FILES+=(-f docker/secagg.yaml)
+export LACQUER_NODE_CONFIG='identity="/keys/identity.key" federation="/keys/federation.json" secagg-state="/silo/secagg"'
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online with identities" online 3
 inside superlink lacquer deploy /config/test-secagg.toml >"$WORK/secagg.log" 2>&1 || { tail -20 "$WORK/secagg.log"; die "no secure sum"; }
@@ -263,6 +278,11 @@ docker create --network none --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null
 docker export "$PROJECT-scan" | python3 docker/scan_image.py || { docker rm "$PROJECT-scan" >/dev/null; die "the image holds secrets"; }
 docker rm "$PROJECT-scan" >/dev/null
 say "no secret is in the image"
+docker run --rm --network none "$LACQUER_IMAGE" python -c '
+import importlib.metadata, sys
+found = {one.metadata["Name"].lower() for one in importlib.metadata.distributions()} & {"pip", "uv", "hatchling"}
+sys.exit(f"in the image: {found}" if found else 0)' || die "the image brings what installs packages"
+say "nothing in the image installs packages"
 if [ -n "${CONTAINER_RESULT:-}" ]; then
   printf '{"image_bytes": %d, "base_bytes": %d, "seconds": %d}\n' "$SIZE" "$(docker image inspect -f '{{.Size}}' $BASE)" \
     $(($(date +%s) - START)) >"$CONTAINER_RESULT"

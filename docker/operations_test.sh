@@ -4,7 +4,7 @@
 # --- clients that protect their own patients --------------------------------------------------------------------------------
 inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 && die "clients with identities answered without secure sums"
 [ "$(logged client-1 'this node answers requests for secure sums only')" -gt 0 ] || { tail -20 "$WORK/silos.log"; die "refused for another reason"; }
-FILES=(-f docker/compose.yaml)
+unset LACQUER_NODE_CONFIG
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online without identities" online 3
 inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
@@ -29,10 +29,17 @@ say "client-2 has a new key, and the old one is out"
 
 # --- a client on another host ---------------------------------------------------------------------------------------------------
 # Another project has networks of its own; it reaches the gateway by the port that is published on this host.
-compose -f docker/public.yaml up -d superlink gateway >>"$WORK/up.log" 2>&1
+export COMPOSE_FILE=compose.yaml:public.yaml   # named once, as in .env: a plain `up -d` leaves the port open from then on
+inside superlink python -c "
+import sqlite3
+database = sqlite3.connect('/state/superlink.db', isolation_level=None, timeout=60)
+database.executescript('CREATE TABLE junk (b BLOB); INSERT INTO junk VALUES (zeroblob(50000000)); DROP TABLE junk')"
+state() { inside superlink sh -c 'cat /state/superlink.db* | wc -c'; }
+GROWN=$(state); [ "$GROWN" -gt 50000000 ] || die "the database did not grow: $GROWN"
+compose up -d superlink gateway >>"$WORK/up.log" 2>&1
 HOST=$(docker network inspect "${PROJECT}_public" -f '{{(index .IPAM.Config 0).Gateway}}')
 compose run --rm keys lacquer certificates /keys --owner 10001 --address "$HOST" --renew servers >>"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --address"; }
-compose -f docker/public.yaml restart superlink gateway >>"$WORK/up.log" 2>&1
+compose restart superlink executor gateway >>"$WORK/up.log" 2>&1
 mkdir "$WORK/trust"
 compose run --rm -T keys cat /keys/authority/ca.crt >"$WORK/trust/ca.crt" 2>/dev/null
 export LACQUER_TRUST=$WORK/trust/ca.crt CLIENT_DATA=$WORK/records/client-1 LACQUER_GATEWAY=$HOST:${LACQUER_PORT:-8443}
@@ -40,13 +47,16 @@ ELSEWHERE=1
 elsewhere run --rm -T keys >"$WORK/clinic.pub" 2>/dev/null
 elsewhere up -d >>"$WORK/up.log" 2>&1
 inside superlink sh -c 'cat > /tmp/clinic.pub && lacquer admit /tmp/clinic.pub' <"$WORK/clinic.pub" >>"$WORK/admit.log"
-await 180 "a client of another host is online" online 4
+compose up -d >>"$WORK/up.log" 2>&1
+await 180 "a client of another host is online, after a plain up" online 4
+docker inspect -f '{{.Args}}' "$(elsewhere ps -q client)" | grep -cF "$LIMITS]" >/dev/null || die "the client was not told its limits"
+[ "$(state)" -lt 10000000 ] || die "the database stays as large as it was: $(state)"
 elsewhere down -v -t 1 >>"$WORK/up.log" 2>&1
-say "a client joins from outside, with a key that was made there"
+say "a client joins from outside, with a key that was made there and limits of its own; the database is small again"
 
 # --- backups --------------------------------------------------------------------------------------------------------------------
 inside superlink tar -C /runs -cz . >"$WORK/runs.tar.gz"
-inside superlink sh -c 'python -c "import sqlite3 as s; s.connect(\"/state/superlink.db\").backup(s.connect(\"/tmp/state.db\"))" && cat /tmp/state.db' >"$WORK/state.db"
+inside superlink python -m simulations.tools.superlink_state copy /state/superlink.db >"$WORK/state.db"
 inside client-1 tar -C /silo -cz . >"$WORK/silo.tar.gz"
 tar -tzf "$WORK/runs.tar.gz" | grep -c ledger.jsonl >/dev/null || die "the backup holds no ledger"
 tar -tzf "$WORK/silo.tar.gz" | grep -c ledger.jsonl >/dev/null || die "the backup of client-1 holds no ledger"

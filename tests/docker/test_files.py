@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def test_containers_are_closed(path: Path) -> None:
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert "privileged" not in service
+        assert (service["pids_limit"], service["logging"]["options"]["max-file"]) == (512, "5")
+        assert "mem_limit" in service
         if name == "keys":  # gives files to their owner, and can talk to nobody
             assert service["network_mode"] == "none"
         else:
@@ -86,12 +89,32 @@ def test_containers_are_closed(path: Path) -> None:
 def test_clients_have_no_way_to_the_superlink_but_the_gateway() -> None:
     services = compose(DOCKER / "compose.yaml")
     assert "--enable-supernode-auth" in services["superlink"]["command"]
-    assert services["superlink"]["networks"] == ["control"]
+    assert services["superlink"]["networks"] == services["executor"]["networks"] == ["control"]
     assert services["gateway"]["networks"] == ["control", "fleet"]
     for name, service in services.items():
         assert "ports" not in service
         if name.startswith("client-"):
             assert service["networks"] == ["fleet"]
+
+
+@pytest.mark.parametrize("name", ["env.server", "env.client"])
+def test_settings_name_files_that_are_there_and_variables_that_are_read(name: str) -> None:
+    lines = [line.removeprefix("# ") for line in (DOCKER / name).read_text().splitlines()]
+    settings = dict(line.split("=", 1) for line in lines if re.match(r"[A-Z_0-9]+=", line))
+    files = [DOCKER / file for file in settings.pop("COMPOSE_FILE").split(":")]
+    read = "".join(path.read_text() for path in (*files, *DOCKER.glob("site*.yaml"), DOCKER / "public.yaml"))
+    assert settings.pop("COMPOSE_PROJECT_NAME").startswith("lacquer")
+    assert {"LACQUER_NODE_CONFIG", "LACQUER_MEMORY"} <= set(settings)
+    for variable in settings:
+        assert f"${{{variable}:-" in read, variable
+
+
+def test_records_keys_and_settings_are_not_seen_by_git() -> None:
+    paths = ["data/client-1/records.jsonl", "records/records.csv", "models/a", "runs/a", ".env", "ca.crt", "clinic.pub"]
+    paths += ["runs-2026-01-01.tar.gz", "state-2026-01-01.db"]
+    command = ["git", "check-ignore", *(f"docker/{path}" for path in paths)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == command[2:]
 
 
 def tar(**files: bytes) -> io.BytesIO:
