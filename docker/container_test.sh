@@ -198,6 +198,13 @@ cat "$WORK/slow.log"
 online 3 || die "not all clients are online after the attacks"
 say "strangers do no harm: the SuperLink's peak was $BEFORE MiB before and is $(peak) MiB"
 
+# --- a line that stands still: Flower gives up for good, and its container is started again --------------------------------------
+ends() { docker inspect -f '{{.RestartCount}}' "$(container client-1)" "$(container client-2)" "$(container client-3)" | awk '{n += $1} END {print n}'; }
+ENDED=$(ends)
+docker pause "$(container gateway)" >/dev/null; sleep 75; docker unpause "$(container gateway)" >/dev/null
+await 240 "three clients are online after the line stood still" online 3
+say "the line stood still for 75 s, clients were started again $(($(ends) - ENDED)) times, and three are online"
+
 # --- the run --------------------------------------------------------------------------------------------------------------
 rounds() {
   local count

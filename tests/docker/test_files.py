@@ -97,6 +97,20 @@ def test_clients_have_no_way_to_the_superlink_but_the_gateway() -> None:
             assert service["networks"] == ["fleet"]
 
 
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_clients_know_whom_they_follow_and_are_started_again_when_nobody_answers(path: Path) -> None:
+    clients = [service for name, service in compose(path).items() if name.startswith("client")]
+    assert clients
+    for service in clients:
+        certificate = next(c for c in service["command"] if c.startswith("--root-certificates=")).partition("=")[2]
+        node_config = next(c for c in service["command"] if c.startswith("--node-config="))
+        assert f'authority="{certificate}"' in node_config
+        assert 'cache="/cache"' in node_config  # where the node remembers what it has followed
+        assert any(volume.endswith(":/cache") for volume in service["volumes"])
+        assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "client.supernode", "--healthy"]
+        assert service["restart"] == "unless-stopped"
+
+
 @pytest.mark.parametrize("name", ["env.server", "env.client"])
 def test_settings_name_files_that_are_there_and_variables_that_are_read(name: str) -> None:
     lines = [line.removeprefix("# ") for line in (DOCKER / name).read_text().splitlines()]
