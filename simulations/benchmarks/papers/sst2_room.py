@@ -48,7 +48,7 @@ def room(results: Mapping[str, Any]) -> str:
         "against no noise": lambda row: (
             ""
             if row["is reference"] or row["difference"] is None
-            else marked(difference_text(row["difference"]), row["told apart"])
+            else marked(difference_text(row["difference"]), row["significant"])
         ),
         "smallest that would show": lambda row: "" if row["smallest"] is None else f"{100 * row['smallest']:.1f}",
         **VALIDATION,
