@@ -51,9 +51,8 @@ def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
 
 def judgements(run: Run) -> list[str]:
     """What is wrong with what a run has learnt, the worst first; empty where nothing is."""
-    found = [*_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
     planted = [note] if run.config is not None and (note := canary_note(run.config)) else []
-    found = [*planted, *_worthless(run), *_drowned(run), *_unsettled(run.rounds)]
+    found = [*planted, *_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
     if run.config is not None:
         found += _skewed(run) + foreseen(run.config, run.facts)
     return found

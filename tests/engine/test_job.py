@@ -49,6 +49,9 @@ JOB = Job(
         labels=("a", "b", "c"),
     ),
     fingerprint="0f",
+    canaries=2,
+    first_canary=5,
+    canary_key="audit/canaries.key",
 )
 
 

@@ -190,7 +190,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
 
 
 def rows(folder: Path) -> list[Any]:
-    """Records of the rounds but for their times; each of them one line.
+    """Records of the rounds but for their times and who was there, which no checkpoint keeps; each of them one line.
 
     Correlated noise starts anew in a process that resumes, and is louder or less for it: how loud it was is left out.
     """
@@ -198,7 +198,7 @@ def rows(folder: Path) -> list[Any]:
     assert len(records) == len((folder / METRICS_FILE).read_text().splitlines())
     if 'noise-correlation = "banded"' in (folder / CONFIG_FILE).read_text():
         records = [replace(record, noise_norm=None, signal_estimate=None) for record in records]
-    return [replace(record, seconds=0.0) for record in records]
+    return [replace(record, seconds=0.0, presence=None) for record in records]
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
