@@ -226,6 +226,7 @@ def test_a_run_is_instructed_by_its_server_alone_and_stopped_and_resumed_with_it
     assert (refused.returncode, "nothing to stop" in refused.stderr) == (2, True)
 
 
+@pytest.mark.nightly  # the container test stops the line for as long
 def test_clients_outlive_a_server_that_stands_still(deployment: Deployment) -> None:
     """Flower 1.41 gives up after a handshake that timed out, and stays as a process that does nothing."""
     group = deployment.processes["superlink"].pid
