@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -72,13 +73,15 @@ def test_a_killed_sweep_goes_on_with_the_same_candidates_and_releases_one(
             time.sleep(0.1)
         assert (folder / "draw.json").stat().st_mode & 0o777 == 0o600
         assert not (folder / "candidates/2/ledger.jsonl").exists()
+        started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        # the candidate's process watches for the end of the one that started it; held, it cannot end its run before
+        assert started and not psutil.wait_procs(started, timeout=60)[1]
     finally:
         if process.poll() is None:
             process.kill()
     (tmp_path / "hold").unlink()
-    time.sleep(2)  # the candidate's process watches for the end of the one that started it
     charged = (folder / "tuning.jsonl").read_text()
 
     # nothing may be drawn again, nor the sweep be changed under its charge
