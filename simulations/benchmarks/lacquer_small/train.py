@@ -12,6 +12,11 @@ for rare words, is one token.
 Training: hidden matrices with Muon (Jordan et al. 2024, torch.optim.Muon with AdamW's update size, arXiv 2502.16982),
 everything else with AdamW. The learning rate follows the wall clock: a linear warm-up over the first 2 % of the time
 and a cosine to zero at its end, so a run of any length on any machine anneals fully.
+
+``--ternary`` trains the finished ``lacquer-small`` on with the linear layers of BitNet b1.58 (Ma et al. 2024, arXiv
+2402.17764): every weight but the embeddings is -1, 0 or 1 times one scale a matrix, activations have 8 bits, and
+gradients pass both roundings straight. The folder loads as ``model.name = "FOLDER"``. The sweep
+``records-diabetes-why`` compares it with its full-precision start; it is not part of the package.
 """
 
 import json
@@ -31,9 +36,10 @@ import typer
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BitNetQuantConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from client.data.catalog import corpora
+from client.models.files import LACQUER_SMALL_FOLDER
 from privacy.randomness.rng import simulation_generator
 
 NOVELS = "eltec_eng/train.parquet"
@@ -131,6 +137,7 @@ class Recipe:
         articles: share of the sequences that come from the encyclopedia; the rest are novels.
         matrix_rate, other_rate: peak learning rates of Muon and of AdamW.
         seed: of the weights and of the windows.
+        ternary: from the finished model on, with three values a weight.
     """
 
     minutes: float
@@ -150,6 +157,7 @@ class Recipe:
     warm_up: float = 0.02
     optimizer: str = "muon"
     seed: int = 0
+    ternary: bool = False
 
 
 def new_model(recipe: Recipe, tokenizer: Any) -> LlamaForCausalLM:
@@ -170,6 +178,17 @@ def new_model(recipe: Recipe, tokenizer: Any) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         return LlamaForCausalLM(config)
+
+
+def ternary_model() -> LlamaForCausalLM:
+    """The finished ``lacquer-small`` in float32 with BitNet's linear layers, to be trained on."""
+    layers = BitNetQuantConfig(["lm_head"], linear_class="autobitlinear", quantization_mode="online")
+    config: Any = LlamaConfig.from_pretrained(LACQUER_SMALL_FOLDER)
+    config.quantization_config = layers.to_dict()
+    load: Any = LlamaForCausalLM.from_pretrained
+    model: LlamaForCausalLM = load(LACQUER_SMALL_FOLDER, config=config, dtype=torch.float32)
+    model.train().requires_grad_(True)
+    return model
 
 
 def train(
@@ -269,13 +288,21 @@ def main(
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
     steps: Annotated[int, typer.Option(help="Most steps; 0 leaves the end to the clock.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    ternary: Annotated[
+        bool, typer.Option("--ternary", help="Train the finished model on with three values a weight.")
+    ] = False,
 ) -> None:
     """Train on the CPU; the weights so far are saved every ten minutes."""
     torch.set_num_threads(threads)
-    recipe = Recipe(minutes=minutes, steps=steps, optimizer=optimizer, matrix_rate=rate, other_rate=rate)
+    recipe = Recipe(
+        minutes=minutes, steps=steps, optimizer=optimizer, matrix_rate=rate, other_rate=rate, ternary=ternary
+    )
     out.mkdir(parents=True, exist_ok=True)
     texts, passages = encyclopedia(data), novels(data)
-    tokenizer = train_tokenizer([*texts, *passages], recipe.vocabulary, recipe.context)
+    if ternary:
+        tokenizer = AutoTokenizer.from_pretrained(LACQUER_SMALL_FOLDER)
+    else:
+        tokenizer = train_tokenizer([*texts, *passages], recipe.vocabulary, recipe.context)
     tokenizer.save_pretrained(out)
     articles, prose = (Stream.of(part, tokenizer) for part in (texts, passages))
     held_out = corpora.articles(lines(data, EVALUATION))
@@ -292,7 +319,7 @@ def main(
         for path in (out / "new").iterdir():
             os.replace(path, out / path.name)
 
-    model = new_model(recipe, tokenizer)
+    model = ternary_model() if ternary else new_model(recipe, tokenizer)
     train(model, articles, prose, recipe, out / "training.jsonl", save, held)
     save(model)
 

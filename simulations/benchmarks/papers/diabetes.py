@@ -44,13 +44,23 @@ WHY_NAMES = {
 }
 """Of the sweep ``records-diabetes-why``, beside those of :data:`NAMES`."""
 
+RLDP_NAMES = {
+    "fixed": "fixed C, Adam",
+    "per-adapter": "RLDP's clipping per adapter, thresholds that stay",
+    "dynamic": "dynamic: C and noise decay, no agent",
+    "rl": "RLDP, sound form: the agent moves thresholds",
+    "rl-filter": "RLDP, sound form: thresholds and noise (filter mode)",
+    "rl-filter-learn": "RLDP, sound form: thresholds and noise, learning on",
+}
+"""Of the sweep ``rldp``, beside those of :data:`NAMES`."""
+
 BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "adaclip", "adaclip-blocks")
 REFERENCE = "dp-lora"
 
 
 def shown_name(variant: str) -> str:
     """A variant as readers know it."""
-    return {**NAMES, **WHY_NAMES}.get(variant, variant)
+    return {**NAMES, **WHY_NAMES, **RLDP_NAMES}.get(variant, variant)
 
 
 def noise_or_agent(results: Mapping[str, Any]) -> str:
@@ -63,13 +73,18 @@ def clip_rates(results: Mapping[str, Any]) -> str:
     return comparison({"cells": [row for row in results["cells"] if row["grid"] == "clip-rate"]})
 
 
-def comparison(results: Mapping[str, Any]) -> str:
-    """A table per grid and epsilon: perplexity on the test records, and its change against DP-LoRA seed by seed."""
+def fair_chance(results: Mapping[str, Any]) -> str:
+    """RL-2, the sweep ``rldp``: many adapters, thresholds that start far off, noise that may move."""
+    return comparison(results, "fixed")
+
+
+def comparison(results: Mapping[str, Any], reference: str = REFERENCE) -> str:
+    """A table per grid and epsilon: perplexity on the test records, and its change against `reference` seed by seed."""
     parts = []
     columns: Columns = {
         "method": lambda row: shown_name(row["name"]),
         "perplexity": lambda row: mean_text([cell["test_perplexity"] for cell in row["cells"]], 3),
-        f"against {NAMES[REFERENCE]}": lambda row: (
+        f"against {shown_name(reference)}": lambda row: (
             ""
             if row["is reference"] or row["difference"] is None
             else marked(change_text(row["difference"]), row["significant"])
@@ -83,7 +98,7 @@ def comparison(results: Mapping[str, Any]) -> str:
         private = [name for name in groups if groups[name][0]["epsilon_stated"] is not None]
         ranked = sorted(private, key=lambda name: statistics.mean(found[name].values()))
         ranked += sorted(groups.keys() - set(private))
-        shown = table(methods(ranked, groups, found, REFERENCE), columns)
+        shown = table(methods(ranked, groups, found, reference), columns)
         parts.append(f"{_caption(rows)}\n\n{shown}{provenance(rows)}")
     return "\n".join(parts) if parts else NOT_MEASURED
 
