@@ -37,6 +37,11 @@ HEALTHY = 90.0
 GONE = 75
 """Of ``sysexits.h``: a failure that may pass."""
 
+REFUSED = (
+    "the federation does not take this node's calls (401). Either its key was not let in (`lacquer admit` on the "
+    "server) or was expelled, or the clocks of this host and of the SuperLink differ by more than 5 s"
+)
+
 FLEET = "/v1/fleet/"
 POLL, BEAT = f"{FLEET}pull-messages", f"{FLEET}send-node-heartbeat"
 
@@ -56,7 +61,7 @@ class Watch(logging.Handler):
         super().__init__(logging.INFO)
         self._mark, self._limit, self._clock = mark, limit, clock
         self._polled = self._beat = clock()
-        self._working = False
+        self._working = self._refused = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """``HTTP Request: POST https://... "HTTP/1.1 200 OK"``, whose parts are the record's arguments."""
@@ -70,6 +75,9 @@ class Watch(logging.Handler):
             return
         if path != BEAT:
             self._working = path != POLL  # between two polls Flower fetches a message, waits for the work, and replies
+        if status == 401 and not self._refused:
+            self._refused = True
+            log.error(REFUSED)
         if status != 200:
             return
         if path == POLL:

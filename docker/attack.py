@@ -1,8 +1,9 @@
-"""What a stranger who reaches the gateway's port may try: attack.py {bodies,slow,headers} HOST:PORT.
+"""What a stranger who reaches the gateway's port may try: attack.py {bodies,slow,headers,ask} HOST:PORT KEY.
 
-Needs no certificate and no key that was let in; where headers of a SuperNode are needed, they are made up. Every kind
-ends with 0 if the gateway did what docker/gateway.conf says, and with 1 and the answers that it got if not. `ask` is an
-honest call meanwhile: it must reach the SuperLink, which refuses its made-up signature. For federations of your own.
+KEY is the public key of a client that was let in, as /admitted/*.key holds it: a stranger may have seen one. The
+stranger has no private key, so signatures are made up. Every kind ends with 0 if the gateway did what
+docker/gateway.conf says, and with 1 and the answers that it got if not. `ask` is an honest call meanwhile: it must
+reach the SuperLink, which refuses its signature. For federations of your own.
 """
 
 import base64
@@ -20,12 +21,16 @@ UPLOAD = "/v1/fleet/push-object"
 MEBI = 2**20
 
 
-def signed() -> str:
-    """Headers in the form of a SuperNode's, signed by nobody."""
-    key = b"-----BEGIN PUBLIC KEY-----\n" + base64.b64encode(bytes(120)) + b"\n-----END PUBLIC KEY-----\n"
+MADE_UP = base64.b64encode(
+    b"-----BEGIN PUBLIC KEY-----\n" + base64.b64encode(bytes(120)) + b"\n-----END PUBLIC KEY-----\n"
+).decode()
+
+
+def signed(key: str) -> str:
+    """Headers in the form of a SuperNode's with this public key, signed by nobody."""
     now = datetime.datetime.now(datetime.UTC).isoformat()
     return (
-        f"flwr-public-key: {base64.b64encode(key).decode()}\r\nflwr-timestamp: {now}\r\n"
+        f"flwr-public-key: {key}\r\nflwr-timestamp: {now}\r\n"
         f"flwr-signature: {base64.b64encode(bytes(103)).decode()}\r\n"
     )
 
@@ -58,10 +63,10 @@ def answer(secure: ssl.SSLSocket) -> str:
     return status + (" of the SuperLink" if b"Invalid SuperNode authentication" in got else "")
 
 
-def ask(address: str) -> str:
+def ask(address: str, key: str) -> str:
     """An honest small call."""
     with line(address, 15) as secure:
-        secure.sendall(head("/v1/fleet/pull-messages", signed(), "content-length: 0\r\nconnection: close\r\n"))
+        secure.sendall(head("/v1/fleet/pull-messages", signed(key), "content-length: 0\r\nconnection: close\r\n"))
         return answer(secure)
 
 
@@ -95,12 +100,12 @@ def drip(address: str, seconds: float, *lines: str) -> str:
         return "kept" if time.monotonic() >= end else "cut"
 
 
-def many_headers(address: str, count: int) -> str:
+def many_headers(address: str, key: str, count: int) -> str:
     """One request with so many headers."""
     with line(address, 60) as secure:
         with contextlib.suppress(OSError):
             distinct = (f"x-{number}: b\r\n" for number in range(count))
-            secure.sendall(head(UPLOAD, signed(), *distinct, "content-length: 0\r\n"))
+            secure.sendall(head(UPLOAD, signed(key), *distinct, "content-length: 0\r\n"))
         return answer(secure)
 
 
@@ -122,39 +127,42 @@ def together(count: int, what: Callable[[], str]) -> dict[str, int]:
     return dict(collections.Counter(outcomes))
 
 
-def bodies(address: str) -> bool:
-    """16 bodies of 250 MB without a key and with a made-up one, then 16 that are just allowed."""
+def bodies(address: str, key: str) -> bool:
+    """16 bodies of 250 MB without a key, with a made-up one and with a known one, then 16 that are just allowed."""
     without = together(16, lambda: upload(address, 250))
-    huge = together(16, lambda: upload(address, 250, signed()))
-    allowed = together(16, lambda: upload(address, 7, signed()))
-    say(f"250 MB without a key: {without}; with a made-up one: {huge}; 7 MB with a made-up one: {allowed}")
+    made_up = together(16, lambda: upload(address, 7, signed(MADE_UP)))
+    huge = together(16, lambda: upload(address, 250, signed(key)))
+    allowed = together(16, lambda: upload(address, 7, signed(key)))
+    say(f"250 MB without a key: {without}; 7 MB with a made-up one: {made_up}")
+    say(f"250 MB with a key that was let in: {huge}; 7 MB: {allowed}")
     return (
-        set(without) <= {"401", "cut", "503"}
+        set(without) | set(made_up) <= {"401", "cut", "503"}
         and set(huge) <= {"413", "cut", "503"}
         and set(allowed) == {"401 of the SuperLink"}
     )
 
 
-def slow(address: str) -> bool:
-    """100 bodies that do not end, without a key and with a made-up one."""
+def slow(address: str, key: str) -> bool:
+    """100 bodies that do not end, without a key, with a made-up one and with a known one."""
     without = together(100, lambda: drip(address, 12))
-    made_up = together(100, lambda: drip(address, 12, signed()))
-    say(f"100 slow bodies without a key: {without}; with a made-up one: {made_up}")
-    return set(without) <= {"answered", "cut"} and made_up.get("kept", 0) <= 16
+    made_up = together(100, lambda: drip(address, 12, signed(MADE_UP)))
+    known = together(100, lambda: drip(address, 12, signed(key)))
+    say(f"100 slow bodies without a key: {without}; with a made-up one: {made_up}; with one that was let in: {known}")
+    return set(without) | set(made_up) <= {"answered", "cut"} and known.get("kept", 0) <= 16
 
 
-def headers(address: str) -> bool:
+def headers(address: str, key: str) -> bool:
     """300,000 headers."""
-    got = many_headers(address, 300_000)
+    got = many_headers(address, key, 300_000)
     say(f"300,000 headers: {got}")
-    return got in {"400", "cut"} and ask(address) == "401 of the SuperLink"
+    return got in {"400", "cut"} and ask(address, key) == "401 of the SuperLink"
 
 
-def asked(address: str) -> bool:
-    """An honest call."""
-    got = ask(address)
-    say(f"an honest call: {got}")
-    return got == "401 of the SuperLink"
+def asked(address: str, key: str) -> bool:
+    """An honest call, and one with a key that was not let in."""
+    got, made_up = ask(address, key), ask(address, MADE_UP)
+    say(f"an honest call: {got}; with a made-up key: {made_up}")
+    return got == "401 of the SuperLink" and made_up == "401"
 
 
 def say(text: str) -> None:
@@ -163,5 +171,5 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    kind, where = sys.argv[1:]
-    sys.exit(not {"bodies": bodies, "slow": slow, "headers": headers, "ask": asked}[kind](where))
+    kind, where, known_key = sys.argv[1:]
+    sys.exit(not {"bodies": bodies, "slow": slow, "headers": headers, "ask": asked}[kind](where, known_key))

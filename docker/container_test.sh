@@ -143,7 +143,7 @@ await() { # SECONDS WHAT COMMAND...: until the command succeeds
     sleep 3
   done
 }
-refused() { [ "$(logged client-1 'code: 2004')" -gt 0 ]; }
+refused() { [ "$(logged client-1 'its key was not let in')" -gt 0 ]; }
 await 120 "an unregistered client is refused" refused
 say "an unregistered client is refused"
 inside superlink lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
@@ -178,11 +178,13 @@ except urllib.error.URLError as error:
 P
 say "clients reach the Fleet API and nothing else"
 
-# --- strangers at the gateway: each has an address of its own, and no key that was let in -------------------------------------
+# --- strangers at the gateway: each has an address of its own, and at most the public half of a key that was let in -------------------------------------
 peak() { inside superlink sh -c 'cat /proc/[0-9]*/status 2>/dev/null' | awk '/^VmHWM/ && $2 > most {most = $2} END {print int(most / 1024)}'; }
 restarts() { docker inspect -f '{{.RestartCount}}' "$(container superlink)" "$(container gateway)" | xargs; }
-attack() { docker run -i --rm --network "${PROJECT}_fleet" "$LACQUER_IMAGE" python - "$1" gateway:8443 <docker/attack.py 2>&1; }
-honest() { inside client-1 python - ask gateway:8443 <docker/attack.py >"$WORK/ask.log" 2>&1 || { cat "$WORK/ask.log"; die "the gateway answers nobody: $1"; }; }
+KEY=$(inside superlink sh -c 'cat /admitted/*.key | head -1' | tr -d '\r')
+[ "$(inside superlink sh -c 'cat /admitted/*.key' | grep -c .)" = 3 ] || die "the gateway was not told of three keys"
+attack() { docker run -i --rm --network "${PROJECT}_fleet" "$LACQUER_IMAGE" python - "$1" gateway:8443 "$KEY" <docker/attack.py 2>&1; }
+honest() { inside client-1 python - ask gateway:8443 "$KEY" <docker/attack.py >"$WORK/ask.log" 2>&1 || { cat "$WORK/ask.log"; die "the gateway answers nobody: $1"; }; }
 BEFORE=$(peak) STARTED=$(restarts)
 attack headers || die "300,000 headers"
 honest "after many headers"

@@ -12,7 +12,8 @@ LABEL org.opencontainers.image.title="lacquer-gateway" \
 RUN apt-get update -qq \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
- && groupadd --gid 10001 lacquer && useradd --uid 10001 --gid 10001 --no-create-home lacquer
+ && groupadd --gid 10001 lacquer && useradd --uid 10001 --gid 10001 --no-create-home lacquer \
+ && install -d -o lacquer -g lacquer -m 0700 /admitted
 COPY docker/gateway.conf /etc/lacquer/gateway.conf
 COPY docker/gateway.sh /usr/local/bin/gateway
 USER 10001:10001

@@ -163,6 +163,16 @@ def test_a_node_that_works_shows_heartbeats(watch: tuple[Watch, Clock, Path]) ->
     assert seen.overdue() == "no heartbeat was answered for 100 s"
 
 
+def test_a_key_that_is_not_taken_is_said_once(
+    watch: tuple[Watch, Clock, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, _, alive = watch
+    for _ in range(3):
+        seen.answered("/v1/fleet/activate-node", 401)
+    assert [record.message for record in caplog.records] == [supernode.REFUSED]
+    assert not alive.exists()
+
+
 def test_what_httpx_logs_is_what_is_read(superlink: SuperLink, watch: tuple[Watch, Clock, Path]) -> None:
     seen, clock, alive = watch
     calls = supernode.logging.getLogger("httpx")

@@ -77,7 +77,8 @@ def test_a_killed_sweep_goes_on_with_the_same_candidates_and_releases_one(
         process.send_signal(signal.SIGKILL)
         process.wait()
         # the candidate's process watches for the end of the one that started it; held, it cannot end its run before
-        assert started and not psutil.wait_procs(started, timeout=60)[1]
+        assert started
+        assert not psutil.wait_procs(started, timeout=60)[1]
     finally:
         if process.poll() is None:
             process.kill()

@@ -1,5 +1,6 @@
 """``lacquer admit``, ``lacquer expel``, ``lacquer clients``: who may take part in a federation, by their keys."""
 
+import base64
 import json
 import os
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +19,8 @@ from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust
 CLIENT_KEYS = os.environ.get("LACQUER_CLIENT_KEYS", "/keys/clients")
 CLIENT_NAMES = os.environ.get("LACQUER_CLIENT_NAMES", "/state/clients.json")
 """Where `admit` notes which node a key is: Flower keeps keys and numbers, and names none of them."""
+ADMITTED = os.environ.get("LACQUER_ADMITTED", "/admitted")
+"""Folder of the keys that were let in, a file ``NODE.key`` each, for the gateway (docker/gateway.conf)."""
 
 
 def admit_command(
@@ -35,6 +39,7 @@ def admit_command(
             node = superlink.register(key)
             if node:
                 _note(node, key.stem)
+            _open_gateway(node or _latest(key.stem), key)
             typer.echo(f"{key.stem}: " + ("was let in before" if node is None else f"let in as node {node}"))
 
 
@@ -44,11 +49,12 @@ def expel_command(
     ca: Trust = Path(TRUST),
 ) -> None:
     """Let a client in no longer; its key is worth nothing from then on."""
-    named = {name: number for number, name in names().items()}  # the latest node of a name
-    if node not in named and not node.isdecimal():
+    number = _latest(node)
+    if number is None and not node.isdecimal():
         fail(f"no client is called {node}; see `lacquer clients`", MISUSED)
     with control(address, ca) as superlink:
-        superlink.unregister(named.get(node, node))
+        superlink.unregister(number or node)
+    (Path(ADMITTED) / f"{number or node}.key").unlink(missing_ok=True)
 
 
 def clients_command(
@@ -79,6 +85,18 @@ def names() -> dict[str, str]:
     path = Path(CLIENT_NAMES)
     names: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return names
+
+
+def _latest(name: str) -> str | None:
+    return {known: number for number, known in names().items()}.get(name)
+
+
+def _open_gateway(node: str | None, key: Path) -> None:
+    """Put the key where the gateway looks for it, in the form that nodes send; without a gateway, do nothing."""
+    folder = Path(ADMITTED)
+    if node and folder.is_dir():
+        pem = load_ssh_public_key(key.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        durable.write(folder / f"{node}.key", base64.b64encode(pem).decode() + "\n")
 
 
 def _note(node: str, name: str) -> None:
