@@ -30,6 +30,7 @@ BENCHMARKS = {
     "privacy.price_of_tuning": "what choosing among private runs costs in noise",
     "papers.sst2": "preset sst2 over seeds",
     "papers.sst2_sentences": "write SST-2 with a second test set of 3,000 whole sentences",
+    "papers.balance": "write clinical notes of which a tenth are urgent",
     "papers.dp_lac_figure": "the figure of docs/dp-lac.md from the results of the sweep",
     "papers.atdp.chains": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.atdp.frontier": "exposure against perplexity of ways to forget, ATDP beside noise alone",

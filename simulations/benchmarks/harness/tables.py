@@ -51,6 +51,7 @@ TABLES = {
     "controllers.claims": "papers.dp_lac_claims:claims",
     "lora": "papers.dp_lac:lora",
     "methods": "papers.dp_lac:comparisons",
+    "balance": "papers.balance:balances",
     "sst2-room": "papers.sst2_room:room",
     "targets": "papers.dp_lac:comparisons",
     "bad-replies": "faults.tables:bad_replies",
