@@ -85,5 +85,15 @@ bench: install ## measure what the documentation claims; results go to simulatio
 flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from the schema
 	$(BIN)/python -m simulations.tools.flwr_defaults
 
+# What the image installs, with the SHA-256 of every file; torch, whose builds differ, is pinned by constraints.txt alone.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 -c constraints.txt --generate-hashes --no-annotate --no-header
+NEEDS = $(BIN)/python docker/requirements.py pyproject.toml offline,chat
+hashes: install ## rewrite docker/hashes.txt, after every change of constraints.txt
+	mkdir -p build
+	echo 'torch; sys_platform == "none"' > build/no-torch.txt
+	{ $(NEEDS) full; echo hatchling; echo uv; } | $(LOCK) --override build/no-torch.txt --no-emit-package torch - > build/hashes.txt
+	$(NEEDS) bare | $(LOCK) --no-deps - >> build/hashes.txt
+	mv build/hashes.txt docker/hashes.txt
+
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) build docs/methods .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
