@@ -176,22 +176,36 @@ def steps_shares(rows: Sequence[Row], name: str, reference: str) -> list[float |
     return shares
 
 
+FACTOR = math.log(3)
+"""Differences of log perplexities from which on a change is a factor and no longer percents."""
+
+
 def change_text(difference: Estimate) -> str:
-    """A difference of log perplexities as a change in percent, with its 95 % interval."""
+    """A difference of log perplexities as a change in percent, or a factor if it is large, with its 95 % interval."""
 
     def percent(value: float) -> str:
         text = f"{abs(100 * math.expm1(value)):.1f}"
         return f"{MINUS if value < 0 and text != '0.0' else '+'}{text}"
 
+    large = difference.mean >= FACTOR
+    text, unit = (factor_text, "") if large else (percent, " %")
     if difference.half is None:
-        return f"{percent(difference.mean)} % (one seed)"
-    low, high = (percent(difference.mean + sign * difference.half) for sign in (-1, 1))
-    return f"{percent(difference.mean)} % [{low}, {high}]"
+        return f"{text(difference.mean)}{unit} (one seed)"
+    low, high = (text(difference.mean + sign * difference.half) for sign in (-1, 1))
+    return f"{text(difference.mean)}{unit} [{low}, {high}]"
+
+
+def factor_text(value: float) -> str:
+    """A difference of log perplexities as the factor between them, two or three digits of it."""
+    factor = math.exp(value)
+    return f"×{factor:,.0f}" if factor >= 100 else f"×{factor:.2g}"
 
 
 def smallest_text(difference: float | None) -> str:
-    """A difference of log perplexities as a change in percent, without its sign; empty for None."""
-    return "" if difference is None else f"{100 * math.expm1(difference):.1f} %"
+    """A difference of log perplexities as a change in percent or a factor, without its sign; empty for None."""
+    if difference is None:
+        return ""
+    return factor_text(difference) if difference >= FACTOR else f"{100 * math.expm1(difference):.1f} %"
 
 
 def _reported(results: Mapping[str, Any]) -> dict[tuple[str, float], list[Row]]:
