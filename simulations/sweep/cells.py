@@ -152,7 +152,7 @@ def axis_text(key: str, value: Scalar) -> str:
 def digest(config: RunConfig, kind: Kind) -> str:
     """SHA-256, shortened, of what decides a cell's outcome in distribution.
 
-    Names and places are left out (of a data file its last two parts stay), so that it is the same on every machine;
+    Names and places are left out (of a data file its last two parts stay, of a model's folder the last), so that it is the same on every machine;
     so are settings at their default, so that it stays the same when a new setting joins the schema.
     """
     flat = flatten(config.to_table())
@@ -161,6 +161,8 @@ def digest(config: RunConfig, kind: Kind) -> str:
     for key in ("data.source", "data.test-source"):
         kind_of_file, colon, place = str(flat[key]).partition(":")
         flat[key] = kind_of_file + colon + "/".join(Path(place).parts[-2:])
+    model = Path(str(flat["model.name"]))
+    flat["model.name"] = model.name if model.is_absolute() else str(flat["model.name"])
     default = flatten(RunConfig().to_table())
     text = repr(sorted((key, value) for key, value in {**flat, "kind": kind}.items() if value != default.get(key)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
