@@ -152,8 +152,8 @@ def axis_text(key: str, value: Scalar) -> str:
 def digest(config: RunConfig, kind: Kind) -> str:
     """SHA-256, shortened, of what decides a cell's outcome in distribution.
 
-    Names and places are left out (of a data file its last two parts stay, of a model's folder the last), so that it is the same on every machine;
-    so are settings at their default, so that it stays the same when a new setting joins the schema.
+    Names and places are left out (of a data file its last two parts stay, of a model's folder the last), so that it is
+    the same on every machine; so are settings at their default, so that it stays the same when a new setting joins.
     """
     flat = flatten(config.to_table())
     for key in ("name", "output", "data.cache", "engine.workers", "engine.kind"):
