@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from rich.console import Console
 from simulations.report import plots
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.read_run import Run, read_run
-from simulations.report.svg import inline_svg, write_themes
+from simulations.report.svg import Reading, inline_svg, write_themes
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ def report_figures(run: Run) -> list[ReportFigure]:
     """The figures for which the run has values, in the order of a report."""
     figures: list[ReportFigure] = []
 
-    def add(name: str, title: str, meaning: str, description: str, figure: Figure) -> None:
-        svg = inline_svg(figure, name, f"{title}. {description}")
+    def add(
+        name: str, title: str, meaning: str, description: str, figure: Figure, readings: Sequence[Reading] = ()
+    ) -> None:
+        svg = inline_svg(figure, name, f"{title}. {description}", readings)
         figures.append(ReportFigure(name, title, meaning, description, svg))
 
     if ended := {phase.name: phase.ended["validation_loss"] for phase in run.phases if phase.ended}:
@@ -58,6 +60,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             f"From {number_text(perplexities[0])} to {number_text(perplexities[-1])}, lowest "
             f"{number_text(min(perplexities))}." + (f" Test: {number_text(tested)}." if tested is not None else ""),
             plots.over_rounds(plots.perplexity, run.metrics),
+            _readings(run, "validation_perplexity", number_text),
         )
     if not perplexities and (values := _known(run, "validation_accuracy")):
         add(
@@ -68,6 +71,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             f"From {percent_text(values[0])} to {percent_text(values[-1])}, best {percent_text(max(values))}."
             + (f" Test: {percent_text(test)}." if test is not None else ""),
             plots.over_rounds(plots.accuracy, run.metrics, test_accuracy=test, majority_accuracy=majority),
+            _readings(run, "validation_accuracy", percent_text),
         )
     if values := _known(run, "validation_loss"):
         add(
@@ -76,6 +80,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "Mean cross-entropy on the same records, in nats.",
             f"From {number_text(values[0])} to {number_text(values[-1])}, lowest {number_text(min(values))}.",
             plots.over_rounds(plots.loss, run.metrics),
+            _readings(run, "validation_loss", number_text),
         )
     if run.rounds and not run.not_private and math.isfinite(run.metrics[-1].epsilon_spent):
         last = run.metrics[-1]
@@ -83,17 +88,29 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "epsilon",
             "Privacy spent",
             "An upper bound after every release; the run stops before it would pass the budget.",
-            f"{epsilon_text(last.epsilon_spent)} of {number_text(last.epsilon_budget)} after round {last.round}.",
+            f"ε {epsilon_text(last.epsilon_spent)} of {number_text(last.epsilon_budget)} after round {last.round}.",
             plots.over_rounds(plots.epsilon_spent, run.metrics),
+            _readings(run, "epsilon_spent", epsilon_text),
         )
     if values := _known(run, "clip_bound"):
         add(
             "clip",
             "Clip threshold",
             "The largest L2 norm one client's update may have; longer ones are scaled down to it. The noise is "
-            "proportional to it.",
+            f"proportional to it. {_noise_text(run)}".rstrip(),
             f"From {number_text(values[0])} to {number_text(values[-1])}.",
             plots.over_rounds(plots.clip_threshold, run.metrics),
+            _readings(run, "clip_bound", number_text),
+        )
+    noises = _known(run, "noise_multiplier", start=False)
+    if not _noise_text(run) and noises:
+        add(
+            "noise",
+            "Noise multiplier",
+            "Standard deviation of the noise on the sum, over what one unit may change it by.",
+            f"From {number_text(noises[0])} to {number_text(noises[-1])}.",
+            plots.over_rounds(plots.noise_multiplier, run.metrics),
+            _readings(run, "noise_multiplier", number_text),
         )
     if values := _known(run, "update_norm"):
         add(
@@ -103,6 +120,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
             "below the noise, because the noise points elsewhere every round.",
             f"The released norm goes from {number_text(values[0])} to {number_text(values[-1])}.",
             plots.over_rounds(plots.update_norm, run.metrics),
+            _readings(run, "update_norm", number_text, noise_norm="noise", signal_estimate="signal"),
         )
     curve = _curve(run)
     if curve:
@@ -117,9 +135,28 @@ def report_figures(run: Run) -> list[ReportFigure]:
     return figures
 
 
-def _known(run: Run, name: str) -> list[float]:
-    """Of the start too, if that was measured."""
-    records = [*filter(None, [run.start]), *run.rounds] if run.rounds else []
+def _readings(run: Run, name: str, form: Callable[[float], str], **further: str) -> list[Reading]:
+    """A value of every round, and of the start if that was validated, with further values by what they are called."""
+    start = [run.start] if run.start and name.startswith("validation_") else []
+    readings = []
+    for record in (*start, *run.rounds):
+        value = getattr(record, name)
+        if value is not None and math.isfinite(value):
+            also = [f", {label} {form(other)}" for key, label in further.items() if (other := getattr(record, key))]
+            place = f"round {record.round}" if record.round else "start"
+            readings.append((float(record.round), value, f"{place}: {form(value)}{''.join(also)}"))
+    return readings
+
+
+def _noise_text(run: Run) -> str:
+    """The noise multiplier where every round has the same; else there is a figure of it."""
+    noises = set(map(number_text, _known(run, "noise_multiplier", start=False)))
+    return f"Its multiplier is {noises.pop()} in every round." if len(noises) == 1 else ""
+
+
+def _known(run: Run, name: str, *, start: bool = True) -> list[float]:
+    """Of the start too, if that was measured and is asked for."""
+    records = [*([run.start] if run.start and start else []), *run.rounds] if run.rounds else []
     values: Sequence[float | None] = [getattr(record, name) for record in records]
     return [value for value in values if value is not None and math.isfinite(value)]
 

@@ -84,17 +84,23 @@ def _absent(rounds: Sequence[RoundRecord]) -> Iterator[str]:
         )
 
 
-def _drowned(run: Run) -> Iterator[str]:
-    """The squared norms of the releases, less the noise in them, against their spread under noise alone."""
+def drowned(run: Run) -> bool:
+    """Whether the released updates cannot be told from noise: by their squared norms, less the noise in them, against
+    the spread of those under noise alone. False where that is not known."""
     values = [(r.update_norm, r.noise_norm) for r in run.rounds if r.update_norm is not None and r.noise_norm]
     dimension = run.result("dimension")
     if not values or not dimension or run.not_private:
-        return
+        return False
     signal = sum(update**2 - noise**2 for update, noise in values if update is not None and noise is not None)
     spread = math.sqrt(sum(2.0 * noise**4 / dimension for _, noise in values if noise is not None))
-    if signal < DEVIATIONS * spread:
+    return signal < DEVIATIONS * spread
+
+
+def _drowned(run: Run) -> Iterator[str]:
+    if drowned(run):
+        measured = sum(r.update_norm is not None and bool(r.noise_norm) for r in run.rounds)
         yield (
-            f"Over {len(values)} rounds the released updates cannot be told from their noise. Lower the clip "
+            f"Over {measured} rounds the released updates cannot be told from their noise. Lower the clip "
             "threshold, train fewer values (model.rank, model.layers), or raise clients or privacy.epsilon."
         )
 

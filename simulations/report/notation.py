@@ -1,6 +1,7 @@
 """How numbers are written for people. Epsilon is always rounded up: a guarantee must not shrink in print."""
 
 import math
+import re
 from decimal import ROUND_CEILING, Decimal
 
 from rich.console import Console
@@ -65,3 +66,11 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+_FOLDERS = re.compile(r"(?<![\w./…-])/(?:[^\s/'\"]+/)+")
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths in a text cut to their last part: where things lie on one machine is nobody else's concern."""
+    return _FOLDERS.sub("…/", text)

@@ -1,6 +1,7 @@
-"""What a run came to, in words: how it ended, what it guarantees, how long it took."""
+"""What a run came to, in words: how it ended, what it guarantees, how long it took, what it answers."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text, percent_text
 from simulations.report.read_run import Run
@@ -153,3 +154,24 @@ def training_time(run: Run) -> str | None:
     if seconds is None and run.metrics:
         seconds = sum(record.seconds for record in run.metrics)
     return None if seconds is None else duration_text(seconds)
+
+
+class Example(NamedTuple):
+    """One test record: what was asked, what it holds as the answer, and the answers without and with the adapter."""
+
+    prompt: str
+    reference: str
+    before: str
+    after: str
+
+
+def examples(run: Run) -> list[Example]:
+    """The examples in results.json; none where it has none, or is of an earlier version."""
+    rows = (run.results or {}).get("examples")
+    if not isinstance(rows, list):
+        return []
+    return [
+        Example(*(str(row[name]) for name in Example._fields))
+        for row in rows
+        if isinstance(row, dict) and row.keys() >= set(Example._fields)
+    ]

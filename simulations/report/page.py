@@ -7,20 +7,24 @@ its page too, which says how far it came and what it has spent.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.metadata import version
+from pathlib import Path, PurePath
+from statistics import median
 from typing import Any
 
+from client.data.sources import PATH_KINDS
 from privacy import durable
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
 from simulations.report.audit import audit_section
 from simulations.report.classes import classes
 from simulations.report.data_block import data_rows
-from simulations.report.examples import examples
 from simulations.report.figures import report_figures
 from simulations.report.judgement import judgements
+from simulations.report.next_steps import advice, commands, papers, software_entry
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.outcome import (
+    examples,
     guarantee_sentence,
     guaranteed,
     learnt,
@@ -31,7 +35,7 @@ from simulations.report.outcome import (
     training_time,
 )
 from simulations.report.read_run import Run, read_run
-from simulations.report.tables import environment_rows, facts_rows, ledger_table, phase_rows, settings_rows
+from simulations.report.tables import environment_rows, facts_rows, ledger_table, phase_rows, round_table, settings_rows
 from simulations.report.templating import rendered
 
 _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -41,7 +45,7 @@ def loading_code(run: Run) -> str | None:
     """Python that loads the adapter onto its base model; None if the run has left no adapter.
 
     It stands in the adapter's card, for whoever gets the adapter alone (:func:`server.evaluation.card.how_to_use`);
-    here the path is that from the current folder.
+    here the path is that from the folder in which the folder of runs lies.
     """
     folder = run.path / names.ADAPTER_FOLDER
     card = folder / "README.md"
@@ -50,7 +54,7 @@ def loading_code(run: Run) -> str | None:
     code = _CODE.search(card.read_text(encoding="utf-8"))
     if code is None:
         return None
-    return code[1].replace(f'"{names.ADAPTER_FOLDER}")', f'"{run.shown_path / names.ADAPTER_FOLDER}")')
+    return code[1].replace(f'"{names.ADAPTER_FOLDER}")', f'"{run.short_path / names.ADAPTER_FOLDER}")')
 
 
 _FILES = {
@@ -114,9 +118,11 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
     """The report of a run as HTML text, with the section of an audit where there is one."""
     guarantee = {} if run.not_private else run.guarantee or {}
     settings = settings_rows(run.config) if run.config else []
+    facts = [*facts_rows(guarantee), *phase_rows(run)]
     return rendered(
         names.REPORT_FILE,
         name=run.name,
+        what=_what(run),
         state=run.state,
         state_text=state_text(run),
         about=_about(run),
@@ -128,10 +134,17 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         warnings=judgements(run),
         tiles=_tiles(run),
         sentence=guarantee_sentence(run),
-        facts=[*facts_rows(guarantee), *phase_rows(run)],
+        terms=bool(facts or guarantee.get("covered") or guarantee.get("not_covered")),
+        facts=facts,
         covers=guarantee.get("covered", []),
         does_not_cover=guarantee.get("not_covered", []),
         figures=report_figures(run),
+        rounds=round_table(run),
+        advice=advice(run),
+        commands=commands(run),
+        audited=(run.path / names.AUDIT_FOLDER).is_dir(),
+        software=software_entry((run.environment or {}).get("packages", {}).get("lacquer") or version("lacquer-dp")),
+        papers=papers(run),
         audit=None if audit is None else audit_section(audit),
         data=data_rows(run.facts, run.config) if run.facts and run.config else [],
         data_note=run.facts.note if run.facts else "",
@@ -153,12 +166,31 @@ def _units(run: Run) -> str:
     return run.config.units_text if run.config else "clients"
 
 
+_TASKS = {
+    "classification": "Classification",
+    "causal-lm": "Language modelling",
+    "summarisation": "Summarisation",
+    "instruction": "Instruction tuning",
+}
+
+
+def _what(run: Run) -> str:
+    """Task, data set and model in a line: "Classification of notes with minilm"; "" if they are not known."""
+    if run.config is None:
+        return ""
+    data, model = run.config.data, PurePath(run.config.model.name)
+    kind, colon, path = data.source.partition(":")
+    source = PurePath(path).name if colon and ("/" in path or kind in PATH_KINDS) else data.source
+    records = "records of the nodes" if run.config.deployed else source
+    return f"{_TASKS[run.config.model.task]} on {records} with {model.name if model.is_absolute() else model}"
+
+
 def _about(run: Run) -> list[str]:
     if run.config is None:
         return []
     if run.phases:
-        return [run.config.model.name, "phases", _phase_names(run)]
-    return [run.config.model.name, run.config.strategy.controller, run.config.members_text]
+        return ["phases", _phase_names(run)]
+    return [run.config.strategy.controller, run.config.members_text]
 
 
 def _phase_names(run: Run) -> str:
@@ -187,9 +219,20 @@ def _tiles(run: Run) -> list[Tile]:
     time = training_time(run)
     if time is not None:
         dimension = run.result("dimension")
-        trained = f"{number_text(dimension)} values trained" if dimension is not None else ""
-        tiles.append(Tile("Time", time, trained))
+        trained = [f"{number_text(dimension)} values trained"] if dimension is not None else []
+        tiles.append(Tile("Time", time, "; ".join([*_speed(run), *trained])))
     return tiles
+
+
+def _speed(run: Run) -> list[str]:
+    """Of the median round; the clients are those that were expected."""
+    if not run.rounds:
+        return []
+    seconds = median(record.seconds for record in run.rounds)
+    text = f"{number_text(float(f'{seconds:.2g}'))} s a round"
+    if seconds > 0 and (cohort := run.rounds[-1].expected_cohort) > 0:
+        text += f", {number_text(float(f'{cohort / seconds:.2g}'))} {_units(run)} a second"
+    return [text]
 
 
 def _progress_tile(run: Run) -> Tile:
@@ -230,7 +273,7 @@ def _learnt_tile(run: Run) -> list[Tile]:
     who = found.who.capitalize()
     if found.name == "accuracy":
         return [Tile(f"{who} added", found.change, f"points: {before}", bad=not found.better)]
-    return [Tile(f"{who} changed it by", found.change, before, bad=not found.better)]
+    return [Tile(f"{who} changed perplexity by", found.change, before, bad=not found.better)]
 
 
 def _rouge_tile(run: Run) -> list[Tile]:

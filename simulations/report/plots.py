@@ -196,6 +196,14 @@ def clip_threshold(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette)
     _rounds_axis(axes, metrics)
 
 
+def noise_multiplier(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
+    """Noise standard deviation over the sensitivity, of each round."""
+    rounds, values = _series(metrics, "noise_multiplier")
+    axes.step([*rounds, rounds[-1] + 1], [*values, values[-1]], where="post", color=palette.first)
+    axes.set(ylabel="noise multiplier z", ylim=(0, 1.12 * max(values) if max(values) > 0 else None))
+    _rounds_axis(axes, metrics)
+
+
 def epsilon_spent(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
     """Epsilon spent after each round, and the budget."""
     spent = [record for record in metrics if math.isfinite(record.epsilon_spent)]

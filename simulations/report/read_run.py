@@ -128,6 +128,11 @@ class Run:
         return there.relative_to(here) if there.is_relative_to(here) else self.path
 
     @property
+    def short_path(self) -> Path:
+        """Its last two parts, as one would type it beside the folder of runs, on whichever machine."""
+        return Path(*self.path.resolve().parts[-2:])
+
+    @property
     def start(self) -> RoundRecord | None:
         """The model before the first release; None where it was not measured."""
         return next((record for record in self.metrics if record.phase == "start"), None)

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from server.evaluation.answers import SCORES
 from server.run_folder.names import ADAPTER_FOLDER, REPORT_FILE
-from simulations.report.examples import shortened
 from simulations.report.judgement import judgements
 from simulations.report.notation import number_text, percent_text
 from simulations.report.outcome import (
+    examples,
     guaranteed,
     learnt,
     privacy_text,
@@ -25,6 +25,9 @@ from simulations.report.outcome import (
     training_time,
 )
 from simulations.report.read_run import Run, read_run
+
+SHORT = 160
+"""Characters of a text."""
 
 _STYLES = {"completed": "bold green", "stopped-budget": "bold yellow"}
 
@@ -48,7 +51,7 @@ def summary_lines(run: Run) -> list[Text]:
         asides.append(Text(text))
     if run.state not in _STYLES and run.status:
         asides.append(Text(run.status.message, "red"))
-    asides += [Text.assemble((f"{label}: ", "dim"), said) for label, said in shortened(run)]
+    asides += [Text.assemble((f"{label}: ", "dim"), said) for label, said in _answers(run)]
     time = training_time(run)
     head = f"{run.name}: {state_text(run).lower()}" + (f" in {time}" if time else "")
     good = "; ".join(_quality(run))
@@ -92,6 +95,24 @@ def _privacy(run: Run) -> Iterator[str]:
     done, planned = run.rounds[-1].round if run.rounds else 0, run.rounds_planned
     if planned != 0:  # phases without noise have none
         yield f"{done} rounds" if planned is None else f"{done} of {planned} rounds"
+
+
+def _answers(run: Run) -> Iterator[tuple[str, str]]:
+    """The first example in three lines with their labels; of a prompt the end, where the question is."""
+    for example in examples(run)[:1]:
+        yield "asked", _end(example.prompt)
+        yield "before", _beginning(example.before)
+        yield "after", _beginning(example.after)
+
+
+def _beginning(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHORT else f"{text[: SHORT - 3].rstrip()}..."
+
+
+def _end(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHORT else f"...{text[3 - SHORT :].lstrip()}"
 
 
 def _next_steps(run: Run) -> Iterator[str]:

@@ -1,14 +1,14 @@
 """The tables of a report as text ready to be shown: terms of the guarantee, phases, ledger, settings, environment."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
 from privacy.ledger.ledger import Charge
 from server.config.load import flatten
 from server.config.schema import RunConfig
-from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text
+from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text, percent_text
 from simulations.report.read_run import Run
 
 _ADJACENCIES = {
@@ -81,6 +81,37 @@ def ledger_table(charges: tuple[Charge, ...]) -> dict[str, Any]:
 def _sampling_text(sampling: Mapping[str, Any]) -> str:
     population = f"{sampling['population']:,} {sampling['unit']}s"
     return f"all {population}" if sampling["rate"] == 1 else f"Poisson {sampling['rate']:g} of {population}"
+
+
+_MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("validation_loss", "Loss", number_text),
+    ("validation_perplexity", "Perplexity", number_text),
+    ("validation_accuracy", "Accuracy", percent_text),
+    ("clip_bound", "C", number_text),
+    ("noise_multiplier", "z", number_text),
+    ("epsilon_spent", "ε spent", epsilon_text),
+    ("update_norm", "Released norm", number_text),
+    ("noise_norm", "Noise norm", number_text),
+    ("seconds", "Seconds", number_text),
+)
+
+
+def round_table(run: Run) -> dict[str, Any] | None:
+    """The numbers of every round that any round has, the start first; None without rounds."""
+    records = [*([run.start] if run.start else []), *run.rounds]
+    if not run.rounds:
+        return None
+    measured = [column for column in _MEASURED if any(getattr(record, column[0]) is not None for record in run.rounds)]
+    rows = []
+    for record in records:
+        of_start = record.phase == "start"
+        values = [
+            None if of_start and not name.startswith("validation_") else getattr(record, name)
+            for name, _, _ in measured
+        ]
+        cells = ["" if value is None else form(value) for value, (_, _, form) in zip(values, measured, strict=True)]
+        rows.append(("start" if of_start else str(record.round), cells))
+    return {"heads": [label for _, label, _ in measured], "rows": rows}
 
 
 def settings_rows(config: RunConfig) -> list[dict[str, str]]:

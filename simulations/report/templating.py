@@ -4,10 +4,23 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from simulations.report.notation import without_folders
+
 
 def rendered(template: str, **values: Any) -> str:
-    """The HTML text of a template in `templates/`; a value that it lacks is an error."""
+    """The HTML text of a template in `templates/`; a value that it lacks is an error.
+
+    No page says where things lie on the machine: absolute paths are cut, but for those in what is already escaped.
+    """
     pages = Environment(
-        loader=PackageLoader("simulations.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("simulations.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_shown,
     )
     return pages.get_template(template).render(**values)
+
+
+def _shown(value: object) -> object:
+    return without_folders(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

@@ -4,7 +4,9 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from server.config.schema import RunConfig
 from server.run_folder.provenance import write_environment
 from server.run_folder.round_record import RoundRecord, released_values
 from server.run_folder.telemetry import State, Telemetry
+from simulations.report.read_run import Run
 
 
 def recorded_metrics(
@@ -113,6 +116,39 @@ def record_run(tmp_path: Path) -> Callable[..., Path]:
 def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that completed; tests read it and change nothing."""
     return record_run_in(tmp_path_factory.mktemp("complete"))
+
+
+GOOD = {
+    "test_accuracy": 0.8,
+    "majority_accuracy": 0.3,
+    "validation_accuracy": 0.6,
+    "dimension": 100,
+    "label_names": ["a", "b", "c"],
+}
+
+
+def finished(results: dict[str, Any] | None = None, **changes: object) -> Run:
+    """A run of 8 rounds that learnt, in memory."""
+    metrics = [recorded_start(8), *(settled(record) for record in recorded_metrics(8, 8, histogram=False))]
+    run = Run(
+        path=Path("run"),
+        config=parse({"clients": 1000, "sampling-rate": 0.05}),
+        phases=(),
+        status=None,
+        metrics=metrics,
+        guarantee=None,
+        results={**GOOD, **(results or {})},
+        environment=None,
+        account=None,
+        facts=None,
+        resumed=(),
+        problems=(),
+    )
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def settled(record: RoundRecord) -> RoundRecord:
+    return replace(record, clip_bound=0.5)
 
 
 def _write_ledger(path: Path, done: int, state: State, not_private: str | None) -> None:

@@ -83,10 +83,10 @@ def test_what_is_done_with_held_out_records_is_stated(cache, tmp_path):
 def test_the_lines_of_the_card_say_the_class_of_a_text(cache, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     run(config(cache), folder)
-    monkeypatch.chdir(tmp_path)
-    code = loading_code(read_run(Path("run")))
+    monkeypatch.chdir(tmp_path.parent)
+    code = loading_code(read_run(folder))
     assert code is not None
-    assert code.replace("run/adapter", "adapter") in (folder / "adapter" / "README.md").read_text()
+    assert code.replace(f"{tmp_path.name}/run/adapter", "adapter") in (folder / "adapter" / "README.md").read_text()
     long = code.replace('"a text"', repr("chest pain " * 100))  # cut, since the model has 64 positions
     assert long != code
     for lines in (code, long):

@@ -8,9 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import typer
+import yaml
 
 from server.run_folder.data_facts import SIMULATED, DataFacts
 from server.run_folder.resume import Resumed, note_resumed
+from simulations.cli.app import app
 from simulations.report.notation import epsilon_text
 from simulations.report.page import write_report
 from simulations.report.read_run import read_run
@@ -78,7 +81,7 @@ def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(page: Page, co
     assert "5 of 5" in page.text
     assert "2:05" in page.text
     assert 'load_base("minilm", "classification", num_labels=7)' in page.text
-    assert f'PeftModel.from_pretrained(base, "{complete_run / "adapter"}")' in page.text
+    assert f'PeftModel.from_pretrained(base, "{complete_run.parent.name}/small-1/adapter")' in page.text
     assert "'loan', 'mortgage', 'savings', 'something <else>']" in page.text
     assert "truncation=True, max_length=128" in page.text
     assert "Poisson 0.05 of 1,000 clients" in page.text
@@ -103,10 +106,49 @@ def test_the_page_asks_nobody_for_anything(html: str, page: Page) -> None:
             assert (attributes.get(name) or "#").startswith("#")
 
 
+def test_it_says_what_was_trained_on_what_and_shows_no_folder_of_this_machine(
+    record_run: Callable[..., Path],
+) -> None:
+    folder = record_run()
+    text = (folder / "config.toml").read_text()
+    text = text.replace('source = "notes"', f'source = "csv:{folder}/own.csv"')
+    text = text.replace('name = "minilm"', f'name = "{folder}/base"').replace('cache = ""', f'cache = "{folder}/cache"')
+    (folder / "config.toml").write_text(text)
+    html = write_report(folder).read_text(encoding="utf-8")
+    assert "<title>small: classification on own.csv with base | Lacquer run report</title>" in html
+    assert "csv:…/own.csv" in html
+    assert "…/cache" in html
+    assert str(folder.parent) not in html
+    assert "/home/" not in html
+
+
+def test_it_names_commands_that_there_are_and_what_to_cite(page: Page, complete_run: Path) -> None:
+    run = f"{complete_run.parent.name}/small-1"
+    typed = re.findall(r"lacquer [a-z]+ [^ ]+", page.text)
+    assert f"lacquer predict {run}" in typed
+    assert f"lacquer run {run}/config.toml" in typed
+    assert len(typed) > 5
+    assert {line.split()[1] for line in typed} <= typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
+    assert "FFA-LoRA" not in page.text
+    assert "Zhang et al. 2023 (arXiv 2305.05644)" in page.text  # of plain LoRA
+    cited = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
+    assert f"author = {{{{{cited['authors'][0]['name']}}}}}" in page.text
+    assert (
+        f"title = {{{cited['title']}: {cited['abstract'][0].lower()}{cited['abstract'][1:].rstrip('.')}}}" in page.text
+    )
+    assert f"version = {{{cited['version']}}}" in page.text
+
+
+def test_every_round_can_be_read_off(page: Page) -> None:
+    assert "round 3: 53.0 %" in page.text
+    assert "round 3: 2, noise 1.5, signal 1.323" in page.text
+    assert "3 0.3333 53.0 % 0.1667 1.5 0.61 2 1.5 2.5" in page.text  # the row of the table
+
+
 def test_ids_are_unique_and_references_lead_somewhere(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    wanted = {(attributes["href"] or "")[1:] for attributes in page.all("use")}
+    wanted = {(attributes["href"] or "")[1:] for tag in ("use", "a") for attributes in page.all(tag)}
     wanted |= {
         attributes["aria-labelledby"] or "" for _, attributes in page.elements if "aria-labelledby" in attributes
     }
@@ -118,7 +160,7 @@ def test_it_can_be_read_without_seeing_it(page: Page) -> None:
     assert len(page.all("h1")) == 1
     figures, pictures = page.all("figure"), page.all("svg")
     assert len(figures) == len(pictures) == len(page.all("figcaption")) == 6
-    assert all(picture["role"] == "img" and picture["aria-labelledby"] for picture in pictures)
+    assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     assert "From 50.0 % to 55.0 %, best 55.0 %. Test: 81.2 %." in page.text
     assert all(header.get("scope") in ("row", "col") for header in page.all("th"))
 

@@ -153,8 +153,8 @@ def test_card_report_and_summary_say_them(silo, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_the_lines_of_the_card_write_a_summary(silo, monkeypatch, capsys):
-    monkeypatch.chdir(silo.parent)
-    code = loading_code(read_run(Path("silo")))
+    monkeypatch.chdir(silo.parents[1])
+    code = loading_code(read_run(silo))
     assert code is not None
     exec(code.replace('"a text"', '"3: once more"'), {})
     assert capsys.readouterr().out.startswith("They will meet")

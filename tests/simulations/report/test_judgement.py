@@ -1,49 +1,15 @@
 """Warnings that judge: each is made where it should be, and not beside it."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from server.config.load import parse
 from server.run_folder.data_facts import SIMULATED, DataFacts
-from server.run_folder.round_record import RoundRecord
 from simulations.report.judgement import foreseen, judgements
-from simulations.report.read_run import Run
-from tests.cases.recorded_runs import recorded_metrics, recorded_start
+from tests.cases.recorded_runs import finished, recorded_metrics, recorded_start, settled
 
-GOOD = {
-    "test_accuracy": 0.8,
-    "majority_accuracy": 0.3,
-    "validation_accuracy": 0.6,
-    "dimension": 100,
-    "label_names": ["a", "b", "c"],
-}
 FACTS = DataFacts(SIMULATED, {"source": 30}, {}, {}, {}, {"train": 20}, {"train": 2})
-
-
-def finished(results: dict[str, Any] | None = None, **changes: object) -> Run:
-    metrics = [recorded_start(8), *(settled(record) for record in recorded_metrics(8, 8, histogram=False))]
-    run = Run(
-        path=Path("run"),
-        config=parse({"clients": 1000, "sampling-rate": 0.05}),
-        phases=(),
-        status=None,
-        metrics=metrics,
-        guarantee=None,
-        results={**GOOD, **(results or {})},
-        environment=None,
-        account=None,
-        facts=None,
-        resumed=(),
-        problems=(),
-    )
-    return replace(run, **changes)  # type: ignore[arg-type]
-
-
-def settled(record: RoundRecord) -> RoundRecord:
-    return replace(record, clip_bound=0.5)
 
 
 def test_a_run_that_learnt_is_not_warned_of() -> None:

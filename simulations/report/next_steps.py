@@ -1,0 +1,155 @@
+"""What a reader of a report does next: what to change, which command to type, what to cite.
+
+Advice rests on released values, public data and settings, like the warnings of :mod:`simulations.report.judgement`,
+which name what is wrong; this says what would be worth trying where nothing is.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from math import sqrt
+from pathlib import Path
+from typing import NamedTuple
+
+from server.run_folder import names
+from simulations.report.judgement import drowned
+from simulations.report.notation import epsilon_text, number_text
+from simulations.report.outcome import guaranteed
+from simulations.report.read_run import Run
+from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
+
+NOTABLE = 0.1
+"""A change of the loss worth a word, as a share of all that the run took off it."""
+
+NOT_SPENT = 0.95
+"""A budget was not used up where less than this share of it is spent."""
+
+_REFERENCE = re.compile(
+    r"(?:^|(?<=\. ))References?: (.*?)(?=\s+(?:Guarantee|Deviations)\b[^:\n]*:|\n\n|\Z)", re.MULTILINE | re.DOTALL
+)
+
+
+class Command(NamedTuple):
+    """A command and what it is for."""
+
+    purpose: str
+    line: str
+
+
+def advice(run: Run) -> list[str]:
+    """What to change in another run, each with its key; empty where the run has no rounds."""
+    if not run.rounds or run.phases:
+        return []
+    return [*_unspent(run), *_faint(run), *_course(run)]
+
+
+def _unspent(run: Run) -> Iterator[str]:
+    pair, spent = guaranteed(run), (run.guarantee or {}).get("epsilon_spent")
+    if pair and spent is not None and run.state == "completed" and spent < NOT_SPENT * pair[0]:
+        yield (
+            f"The releases cost ε {epsilon_text(spent)} of {epsilon_text(pair[0])}: raise rounds to use the rest, or "
+            "lower privacy.epsilon."
+        )
+
+
+def _faint(run: Run) -> Iterator[str]:
+    """The signal against the noise, where it can be told from it at all."""
+    squares = [
+        (record.signal_estimate**2, record.noise_norm**2)
+        for record in run.rounds
+        if record.signal_estimate is not None and record.noise_norm
+    ]
+    if not squares or run.not_private or drowned(run):
+        return
+    signal, noise = (sqrt(sum(column)) for column in zip(*squares, strict=True))
+    if signal < noise:
+        yield (
+            f"The signal in the released updates has {number_text(signal / noise)} times the norm of their noise. More "
+            "clients in a round (clients, sampling-rate) or fewer trained values (model.rank, model.layers) raise it."
+        )
+
+
+def _course(run: Run) -> Iterator[str]:
+    """Whether the loss still fell at the end, or was lower before."""
+    start = [run.start] if run.start else []
+    losses = [(r.round, r.validation_loss) for r in (*start, *run.rounds) if r.validation_loss is not None]
+    if len(losses) < 8:
+        return
+    best_round, best = min(losses, key=lambda pair: pair[1])
+    (_, first), (_, last), quarter = losses[0], losses[-1], max(1, len(losses) // 4)
+    gained, late = first - best, losses[-1 - quarter][1] - last
+    if gained > 0 and late > NOTABLE * gained:
+        yield (
+            f"Validation loss still fell over the last {quarter} evaluations, by {number_text(late)} of "
+            f"{number_text(first - last)} in all: raise rounds; lacquer plan says what that costs in noise."
+        )
+    elif gained > 0 and last - best > NOTABLE * gained:
+        smooth = "" if run.config and run.config.strategy.served_average else ", or set strategy.served-average = 0.9"
+        yield (
+            f"Validation loss was lowest after round {best_round}, {number_text(best)}, and ended at "
+            f"{number_text(last)}: lower the learning rate in strategy.optimizer-options{smooth}."
+        )
+
+
+def commands(run: Run) -> list[Command]:
+    """What can be done with the run, typed where the folder of runs lies."""
+    return list(_commands(run, run.short_path))
+
+
+def _commands(run: Run, folder: Path) -> Iterator[Command]:
+    if run.state == "failed" and (run.path / names.LEDGER_FILE).is_file():
+        yield Command("Go on with it", f"lacquer resume {folder}")
+    if (run.path / names.ADAPTER_FOLDER / "adapter_config.json").is_file():
+        if (run.results or {}).get("label_names"):
+            yield Command("Classify a text", f'lacquer predict {folder} "a text"')
+        else:
+            yield Command("Ask the model", f'lacquer generate {folder} --prompt "a text"')
+        yield Command("Measure it on other public records", f"lacquer evaluate {folder} --data records.jsonl")
+        yield Command("Hand it on", f"lacquer export {folder} exported")
+        if run.config and not run.config.deployed and not run.phases:
+            yield Command("Attack it, for a lower bound on ε", f"lacquer audit {folder}")
+    if run.config and not run.config.deployed and not run.phases:
+        file = folder / names.CONFIG_FILE
+        yield Command("Repeat it with another seed", f"lacquer run {file} --set seed={run.config.seed + 1}")
+    yield Command("Set it beside the other runs", f"lacquer compare {folder.parent}")
+    yield Command("Add up ε over runs on the same data", f"lacquer budget {folder.parent}")
+
+
+def software_entry(version: str) -> str:
+    """BibTeX for Lacquer itself; CITATION.cff says the same."""
+    fields = {
+        "author": "{The Lacquer developers}",
+        "title": "Lacquer: differentially private federated fine-tuning of language models",
+        "version": version,
+    }
+    return "@software{lacquer,\n" + "".join(f"  {key} = {{{value}}},\n" for key, value in fields.items()) + "}"
+
+
+def papers(run: Run) -> list[tuple[str, str]]:
+    """(method, reference) of the methods of the run that have one; a method of one's own is one's own to cite."""
+    if run.config is None or run.phases:
+        return []
+    chosen = run.config.strategy
+    methods = ((CONTROLLERS, chosen.controller), (AGGREGATIONS, chosen.aggregation), (OPTIMIZERS, chosen.optimizer))
+    found = [(name, _reference(name, known[name])) for known, name in methods if name in known]
+    return [(name, text) for name, text in found if text]
+
+
+def _reference(name: str, place: str) -> str:
+    """What the docstring of a method's module refers to; it is read, not imported."""
+    spec = find_spec(place.partition(":")[0])
+    if spec is None or spec.origin is None:
+        return ""
+    said = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    match = _REFERENCE.search(said)
+    parts = re.split(r"; |\. (?=[\w-]+: )", " ".join(match[1].rstrip(".").split())) if match else []
+    # Without remarks: what names no paper, and what comes behind its number.
+    papers = [re.sub(r"(arXiv [\w.]+\)).*", r"\1", part) for part in parts if re.search(r"arXiv|\b20\d\d\b", part)]
+    if any(re.match(r"[\w-]+: ", paper) for paper in papers):  # one for each of several methods
+        papers = [paper for paper in papers if _letters(paper).startswith(_letters(name))] or papers[:1]
+    return "; ".join(papers)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"\W", "", text).lower()
