@@ -96,9 +96,11 @@ def report_figures(run: Run) -> list[ReportFigure]:
         add(
             "clip",
             "Clip threshold",
-            "The largest L2 norm one client's update may have; longer ones are scaled down to it. The noise is "
+            f"The largest L2 norm one {_unit(run)}'s update may have; longer ones are scaled down to it. The noise is "
             f"proportional to it. {_noise_text(run)}".rstrip(),
-            f"From {number_text(values[0])} to {number_text(values[-1])}.",
+            f"C goes from {number_text(values[0])} to {number_text(values[-1])}."
+            if min(values) < max(values)
+            else f"C is {number_text(values[0])} in every round.",
             plots.over_rounds(plots.clip_threshold, run.metrics),
             _readings(run, "clip_bound", number_text),
         )
@@ -146,6 +148,13 @@ def _readings(run: Run, name: str, form: Callable[[float], str], **further: str)
             place = f"round {record.round}" if record.round else "start"
             readings.append((float(record.round), value, f"{place}: {form(value)}{''.join(also)}"))
     return readings
+
+
+def _unit(run: Run) -> str:
+    """Whose updates are clipped, in the singular; at several sites it is what each of them protects."""
+    if run.config is None:
+        return "client"
+    return run.config.unit.removeprefix("group:")
 
 
 def _noise_text(run: Run) -> str:

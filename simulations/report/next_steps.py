@@ -64,9 +64,12 @@ def _faint(run: Run) -> Iterator[str]:
         return
     signal, noise = (sqrt(sum(column)) for column in zip(*squares, strict=True))
     if signal < noise:
+        more = "More clients in a round (clients, sampling-rate)"
+        if run.config and run.config.alone:
+            more = "A larger silo.batch-size"
         yield (
-            f"The signal in the released updates has {number_text(signal / noise)} times the norm of their noise. More "
-            "clients in a round (clients, sampling-rate) or fewer trained values (model.rank, model.layers) raise it."
+            f"The signal in the released updates has {number_text(signal / noise)} times the norm of their noise. "
+            f"{more} or fewer trained values (model.rank, model.layers) raise it."
         )
 
 
