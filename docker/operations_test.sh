@@ -21,7 +21,7 @@ say "three sites have trained, each with a ledger of its own"
 # --- a new key ----------------------------------------------------------------------------------------------------------------
 OLD=$(inside superlink sh -c 'cat "/admitted/$(lacquer clients | grep client-2 | cut -d" " -f1).key"' | tr -d '\r')
 inside superlink lacquer expel client-2
-turned_away() { inside client-1 python - ask gateway:8443 "$OLD" <docker/attack.py 2>&1 | grep -c "an honest call: 401;" >/dev/null; }
+turned_away() { [[ $(inside client-1 python - ask gateway:8443 "$OLD" <docker/attack.py 2>&1) == *"an honest call: 401;"* ]]; }
 await 30 "the gateway turns an expelled key away by itself" turned_away
 compose run --rm keys lacquer certificates /keys --owner 10001 --client client-2 --renew client-2 >"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --renew"; }
 inside superlink lacquer admit >>"$WORK/admit.log"
