@@ -9,7 +9,14 @@ from client.node import Node, kept_here, refuse_unless_for
 from client.record_level import messages, participant
 from client.secure_sum import HANDLERS
 from client.worker import warm_worker
-from strategies.messages.client_update import EvaluateRequest, ShardMetrics, TrainRequest, contribution_records
+from strategies.messages.client_update import (
+    EvaluateRequest,
+    ShardMetrics,
+    TrainRequest,
+    code_fingerprint,
+    contribution_records,
+)
+from strategies.messages.own_clients import JOIN, JoinRequest, join_reply
 from strategies.messages.records import BadMessage
 
 app = ClientApp(mods=[instructed])
@@ -23,13 +30,25 @@ def train(message: Message, context: Context) -> Message:
     """Train the requested clients; reply with one bounded sum."""
     node = Node.of(context.node_config)
     with kept_here(node):
-        refuse_unless_for("sum", context.node_config)
         request = TrainRequest.from_records(message.content)
+        refuse_unless_for("sum" if request.draw is None else "drawn", context.node_config)
         if node is None:
             contribution = warm_worker(request.job).contribution(request)
         else:
             contribution = node.contribution(request)
         return Message(contribution_records(contribution, request.round), reply_to=message)
+
+
+@app.query(JOIN)
+def join(message: Message, context: Context) -> Message:
+    """Join a run as a node with many clients; reply with their public number."""
+    node = Node.of(context.node_config)
+    with kept_here(node):
+        if node is None:
+            raise BadMessage("a worker of a simulation has no clients of its own")
+        refuse_unless_for("drawn", context.node_config)
+        clients = node.join(JoinRequest.from_records(message.content))
+        return Message(join_reply(clients, code_fingerprint()), reply_to=message)
 
 
 @app.evaluate()

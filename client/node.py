@@ -1,4 +1,4 @@
-"""A deployed node: one client with records of its own. What it is, is its operator's to say and not the server's.
+"""A deployed node: one client with its own records, or many. What it is, is its operator's to say, not the server's.
 
 ``flower-supernode --node-config 'data="jsonl:/data/records.jsonl" authority="/keys/ca.crt" cache="/cache"'``:
 
@@ -7,26 +7,43 @@
 - ``cache``: folder for what is prepared from them; default ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
 - ``model``: folder of the base model, for a base that the package does not bring. The server's settings then only name
   the model, and no path of theirs is opened here.
+- ``clients`` and ``clients-state`` (a node with many clients): the public number of its clients, and a folder for what
+  it keeps of a run. Without them the node is one client.
 
-A node trains one client a round, itself: a request that names more would count its records more than once. What goes
+A node that is one client trains itself: a request that names more would count its records more than once. What goes
 wrong is told in full to the node's own log, and to the server as nothing but the exception's class: its text may quote
 records, and Flower would send it.
+
+A node with many clients (an organisation and its users) draws its part of every cohort itself, trains it as a worker of
+a simulation does, and hands in one bounded sum. The draw is Poisson sampling with a secret that never leaves the node,
+made when it joins the run (:class:`Joined`), so no one else, the server included, knows or chooses who is in it; the
+same release and attempt give the same cohort after any restart. How many were drawn is not told. The public number may
+be larger than that of clients with records: neighbours, with one client more or less, then do not differ in it. Nor do
+the others' rows: the seed of local randomness is the node's own, so to be another one in the order of clients is to be
+drawn, and shuffled, by the same law.
 """
 
 import functools
+import hashlib
+import json
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from client.data.local import open_own
+from client.data.local import OwnData, open_own
 from client.models.files import fingerprint
 from client.settings import cache_folder
 from client.worker import Job, Worker
+from privacy import durable
 from privacy.contribution import Contribution
+from privacy.errors import CorruptRun
+from privacy.randomness.sampling import CohortSampler
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.own_clients import Draw, JoinRequest
 from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
@@ -36,6 +53,8 @@ SECURE = ("identity", "federation")
 """Settings of a node that takes part in secure sums: it answers nothing else."""
 TERMS = ("epsilon-limit", "delta-limit", "privacy-unit")
 """Settings of a site that protects its own records (:mod:`client.record_level.participant`)."""
+MANY = ("clients", "clients-state")
+"""Settings of a node with many clients."""
 
 
 class NodeFailed(RuntimeError):
@@ -53,33 +72,142 @@ class Node:
     data: str
     cache: str = ""
     model: str = ""
+    clients: str = ""
+    clients_state: str = ""
 
     @staticmethod
     def of(node_config: Mapping[str, Any]) -> "Node | None":
         """From Flower's node configuration; None where the node has no records of its own."""
         if "data" not in node_config:
             return None
-        return Node(**{name: str(node_config.get(name, "")) for name in ("data", "cache", "model")})
+        names = ("data", "cache", "model", *MANY)
+        return Node(**{name.replace("-", "_"): str(node_config.get(name, "")) for name in names})
 
     def contribution(self, request: TrainRequest) -> Contribution:
-        """The clipped contribution of this one client.
+        """The clipped contribution of this one client, or of those that the node draws of its own.
 
         Raises:
-            BadMessage: more or fewer than one client is asked for.
+            BadMessage: another number of clients is asked for than there is.
         """
+        if request.draw is not None:
+            return self._drawn(request, request.draw)
         if len(request.clients) != 1:
             raise BadMessage("a node with records of its own is one client")
         return own_worker(request.job, self).contribution(request)
+
+    def join(self, request: JoinRequest) -> int:
+        """Join a run with the clients there are now, and say their public number. Joining twice is joining once.
+
+        Raises:
+            BadMessage: there are more than the node's operator says, or other records than when the node joined.
+        """
+        clients = self._number()
+        data = _clients_of(own_worker(request.job, self))
+        if data.clients > clients:
+            raise BadMessage(
+                f"clients = {clients} in this node's settings, but its records are of {data.clients}: raise the "
+                "number, which is public"
+            )
+        folder = self._folder(request.run)
+        durable.new_folder(folder.parent)
+        durable.make_folder(folder, lambda draft: Joined.begin(draft, clients, data.digest))
+        durable.sync(folder.parent)
+        Joined.load(folder).refuse_others(clients, data)
+        return clients
+
+    def _drawn(self, request: TrainRequest, draw: Draw) -> Contribution:
+        folder = self._folder(draw.run)
+        if not folder.is_dir():
+            raise BadMessage(
+                f"this node has not joined the run, or {folder} is gone, with the secret that draws its cohorts: "
+                "restore it, or start a new run"
+            )
+        joined = Joined.load(folder)
+        worker = own_worker(Job.from_json(request.job).but(seed=joined.seed).to_json(), self)
+        data = _clients_of(worker)
+        joined.refuse_others(self._number(), data)
+        if draw.clients != joined.clients:
+            raise BadMessage("the roster of the run has another number of clients for this node than it has said")
+        own = replace(draw.sampling, population=joined.clients)
+        drawn = joined.sampler.draw(own, request.round, draw.attempt, label=draw.label).ids
+        present = drawn[drawn < data.clients]  # beyond them are places without a client
+        if not len(present):
+            return Contribution.zero(request.plan)
+        return worker.contribution(replace(request, clients=present))
+
+    def _number(self) -> int:
+        if not self.clients.isdecimal() or int(self.clients) < 1:
+            raise BadMessage(f"clients must be a number >= 1 in the settings of a node with many, got {self.clients!r}")
+        return int(self.clients)
+
+    def _folder(self, run: str) -> Path:
+        """What is kept of a run; its name comes from the server and makes no path."""
+        if not self.clients_state:
+            raise BadMessage(
+                "a node with many clients needs a folder for the secrets that draw its cohorts; name one in its "
+                "settings (clients-state)"
+            )
+        return Path(self.clients_state).expanduser() / hashlib.sha256(run.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, repr=False)
+class Joined:
+    """What a node with many clients keeps of a run, in a folder that outlives messages, resumes and restarts.
+
+        sampling.key    the secret that draws its cohorts
+        joined.json     the number of its clients, the digest of their records, the seed of local randomness
+
+    Attributes:
+        clients: the public number.
+        records: digest; the records of a run stay the same.
+        seed: of the clients' local randomness; known to the node alone.
+    """
+
+    clients: int
+    records: str
+    seed: int
+    sampler: CohortSampler
+
+    @staticmethod
+    def begin(folder: Path, clients: int, records: str) -> None:
+        """Make the folder."""
+        durable.new_folder(folder)
+        CohortSampler.fresh().save(folder / "sampling.key")
+        said = {"clients": clients, "records": records, "seed": secrets.randbits(62)}
+        durable.write(folder / "joined.json", json.dumps(said) + "\n", mode=0o600)
+
+    @staticmethod
+    def load(folder: Path) -> "Joined":
+        """CorruptRun if what was kept is not whole."""
+        try:
+            said = json.loads((folder / "joined.json").read_text(encoding="utf-8"))
+            clients, records, seed = int(said["clients"]), str(said["records"]), int(said["seed"])
+            return Joined(clients, records, seed, CohortSampler.load(folder / "sampling.key"))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise CorruptRun(f"{folder} is not what this node kept of the run: {error}; restore it") from error
+
+    def refuse_others(self, clients: int, data: OwnData) -> None:
+        """BadMessage unless the clients, their number and their records are those with which the node joined."""
+        if (clients, data.digest) != (self.clients, self.records):
+            raise BadMessage(
+                "this node joined the run with other clients or records: put its file and its number of clients back; "
+                "clients leave and join between runs"
+            )
 
 
 def refuse_unless_for(request: str, node_config: Mapping[str, Any]) -> None:
     """BadMessage where the node's operator set it up for requests that trust the server less.
 
     Args:
-        request: ``"sum"`` of clipped contributions without noise, ``"secure"`` sum, ``"silo"`` with noise of its own.
+        request: ``"sum"`` of clipped contributions without noise, ``"drawn"`` where the node draws whose, ``"secure"``
+            sum, ``"silo"`` with noise of its own.
         node_config: Flower's.
     """
-    for settings, kind, what in ((SECURE, "secure", "secure sums"), (TERMS, "silo", "what it protects by itself")):
+    for settings, kind, what in (
+        (SECURE, "secure", "secure sums"),
+        (TERMS, "silo", "what it protects by itself"),
+        (MANY, "drawn", "sums over clients that it draws itself"),
+    ):
         said = [name for name in settings if name in node_config]
         if said and request != kind:
             raise BadMessage(f"this node answers requests for {what} only: {', '.join(said)} in its settings")
@@ -122,3 +250,11 @@ def own_worker(text: str, node: Node) -> Worker:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
     data = open_own(node.data, reading, job.model, cache)
     return Worker(job.but(data=str(data.folder), canaries=0), data)
+
+
+def _clients_of(worker: Worker) -> OwnData:
+    """The records of a node with many clients; BadMessage where the server does not say whose a record is."""
+    data = worker.data
+    if not isinstance(data, OwnData) or data.stops is None:
+        raise BadMessage("the server's job does not name the column that says whose a record is (data.client-column)")
+    return data

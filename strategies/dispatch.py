@@ -179,7 +179,7 @@ def summed(
     Sums are integers: the order of arrival does not matter.
 
     Args:
-        sent: metadata of every message that went out, and the number of clients it named.
+        sent: metadata of every message that went out, and how many clients its reply can be a sum over.
         replies: what came back; each is read and let go before the next is taken.
     """
     total, answered = Contribution.zero(plan), set[int]()

@@ -12,7 +12,7 @@ stop when a budget is spent, nor begin with an initial release).
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from jaxtyping import Int64
 
-from privacy.contribution import Contribution
+from privacy.contribution import MAX_UNITS, Contribution
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.randomness.noise import Noise
-from privacy.randomness.sampling import Cohort, CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
 from strategies.dispatch import PATIENCE, RoundFailed, Tell, apart, asked, shares, summed
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.own_clients import Draw
 from strategies.optimizers.optimizer import Optimizer
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
 from strategies.secure_aggregation import SecureAggregation
@@ -48,10 +49,11 @@ class DpFedAvg(PrivateTraining, Strategy):
         info: what the run tells the controller.
         layout: where each adapter value lies.
         ledger: pays for every release.
-        sampler: draws the cohorts.
+        sampler: draws the cohorts; a RemoteSampler where every node draws among clients of its own, in the order of
+            ``nodes``.
         job: canonical JSON every node needs, see :class:`strategies.messages.client_update.TrainRequest`.
-        nodes: how many must be connected before a round starts; or the node of every client, by the clients' ids, in a
-            deployment, where one that is away contributes zero.
+        nodes: how many must be connected before a round starts; or, in a deployment, where one that is away contributes
+            zero, the node of every client, by the clients' ids, or all nodes if each has many clients.
         clients_per_node: None splits the cohort over the nodes; 1 sends every client's work as a message of its own.
         served_average: factor of the exponential moving average of the served adapter, in [0, 1).
         work: expected work of each client, for balancing; None counts all alike.
@@ -76,7 +78,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         info: RunInfo,
         layout: AdapterLayout,
         ledger: Ledger,
-        sampler: CohortSampler,
+        sampler: CohortSampler | RemoteSampler,
         job: str,
         nodes: int | tuple[int, ...],
         clients_per_node: int | None = None,
@@ -161,23 +163,38 @@ class DpFedAvg(PrivateTraining, Strategy):
         self.away = away
         self._cohort = cohort = self.cohort(planned)
         self._away, there = 0, []
-        for node, clients in shares(cohort.ids, nodes, self.work, self.clients_per_node):
+        for node, request, most in self._requests(planned, cohort, nodes):
             if node in away:
                 log.warning("round %d: node %d is not connected", planned.round, node)
                 self._away += 1
                 continue
-            there.append((node, clients))
-        self._asked = [(node, self._request(planned, clients)) for node, clients in there]
+            there.append((node, request, most))
+        self._asked = [(node, request) for node, request, _ in there]
         if self.secure is not None:
             return self.secure.begin(planned, cohort, self._asked, self.ledger)
         messages = [_message(node, request) for node, request in self._asked]
-        self._sent = _sent(messages, there)
+        self._sent = [(message.metadata, most) for message, (_, _, most) in zip(messages, there, strict=True)]
         return messages
 
-    def _request(self, planned: PlannedRelease, clients: Int64[np.ndarray, " k"]) -> TrainRequest:
-        ranks = self.planner.aggregation.client_ranks(self.planner.adapters, clients)
+    def _requests(
+        self, planned: PlannedRelease, cohort: Cohort, nodes: Sequence[int]
+    ) -> Iterator[tuple[int, TrainRequest, int]]:
+        """Node, request and the most clients its sum can be over, of every message."""
+        if not isinstance(self.sampler, RemoteSampler):
+            for node, clients in shares(cohort.ids, nodes, self.work, self.clients_per_node):
+                yield node, self._request(planned, clients), len(clients)
+            return
+        run, label, attempt = self.ledger.run_id, cohort.label, cohort.attempt
+        for node, number, most in zip(nodes, self.sampler.units, cohort.held, strict=True):
+            draw = Draw(run, label, attempt, cohort.sampling, number)
+            yield node, self._request(planned, cohort.ids, draw), min(most, MAX_UNITS)
+
+    def _request(
+        self, planned: PlannedRelease, clients: Int64[np.ndarray, " k"], draw: Draw | None = None
+    ) -> TrainRequest:
+        ranks = None if draw else self.planner.aggregation.client_ranks(self.planner.adapters, clients)
         adapter = self.state.adapter.numpy()
-        return TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks)
+        return TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks, draw)
 
     def _opened(self, planned: PlannedRelease, replies: Iterable[Message]) -> Release:
         cohort, self._cohort = self._cohort, None
@@ -209,7 +226,8 @@ class DpFedAvg(PrivateTraining, Strategy):
         for wave in apart([self._asked[i][1].clients for i in lost], nodes):
             messages = [_message(node, self._request(planned, clients)) for node, clients in wave]
             replies = self.exchange(messages)
-            found, positions = summed(_sent(messages, wave), replies, planned.plan, planned.round)
+            sent = [(message.metadata, len(clients)) for message, (_, clients) in zip(messages, wave, strict=True)]
+            found, positions = summed(sent, replies, planned.plan, planned.round)
             total = total + found
             back |= {shard[int(wave[position][1][0])] for position in positions}
         return total, sound + len(back)
@@ -223,7 +241,3 @@ class DpFedAvg(PrivateTraining, Strategy):
 
 def _message(node: int, request: TrainRequest) -> Message:
     return Message(content=request.to_records(), message_type=MessageType.TRAIN, dst_node_id=node)
-
-
-def _sent(messages: Sequence[Message], to: Sequence[tuple[int, np.ndarray]]) -> list[tuple[Metadata, int]]:
-    return [(message.metadata, len(clients)) for message, (_, clients) in zip(messages, to, strict=True)]

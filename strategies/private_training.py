@@ -24,7 +24,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.randomness.correlated import BandedNoise
 from privacy.randomness.noise import InsecureZeroNoise, Noise
-from privacy.randomness.sampling import Cohort, CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation
@@ -89,7 +89,7 @@ class PlannedRelease:
         Raises:
             ValueError: ``total`` cannot be a sum over no more units than were drawn; nothing was charged.
         """
-        validate(total, self.plan, min(len(cohort), MAX_UNITS))
+        validate(total, self.plan, min(cohort.most, MAX_UNITS))
         return charged_release(total, self.plan, cohort, ledger=ledger, noise=noise)
 
     def reopened(self, update: Tensor, answers: tuple[Tensor, ...], ledger: Ledger) -> Release:
@@ -291,7 +291,7 @@ class PrivateTraining(ABC):
         planner: plans every release with the run's controller.
         server: optimizer, aggregation and moving average.
         ledger: pays for every release.
-        sampler: draws the cohorts.
+        sampler: draws the cohorts, or stands for those who do.
         schedule: public factor on the server's step of every t = 1, 2, ...
 
     Attributes:
@@ -307,7 +307,7 @@ class PrivateTraining(ABC):
         planner: Planner,
         server: ServerUpdate,
         ledger: Ledger,
-        sampler: CohortSampler,
+        sampler: CohortSampler | RemoteSampler,
         schedule: Callable[[int], float] = lambda round: 1.0,
     ) -> None:
         self.planner = planner

@@ -10,13 +10,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
 from client.data.labels import matched
+from client.data.prepared import sha256
 from client.data.records import Records
 from client.data.spec import MaxLength, Reading, Task
 from client.models.files import fingerprint
@@ -25,18 +26,18 @@ from strategies.messages.client_update import code_fingerprint
 
 FORMAT = 1
 KINDS = ("parquet", "csv", "jsonl")
+DIGEST_FILE = "source.sha256"
 
 
 class ReadSettings(Reading):
     """How every node reads its own records; the same for all, and public.
 
     Attributes:
-        client_column: none, for a node is one client.
+        client_column: says whose a record is, on nodes with many clients; empty: a node is one client.
         task, max_length, chat_template: see :class:`client.data.spec.DataSpec`.
         labels: names of the classes in the order of their ids; empty for a language model.
     """
 
-    client_column: Literal[""] = ""
     task: Task
     max_length: MaxLength
     chat_template: str = ""
@@ -51,14 +52,29 @@ class ReadSettings(Reading):
 
 @dataclass(frozen=True)
 class OwnData:
-    """The one client that a node is."""
+    """The records of a node: of the one client that it is, or of many, in the order of their names.
+
+    Attributes:
+        stops: int64 ``[clients]``, the end of every client's records, which begin where the last one's end; None where
+            the node is one client.
+        digest: SHA-256 of the file they were read from; empty where the node is one client.
+    """
 
     folder: Path
     records: Records
+    stops: NDArray[np.int64] | None = None
+    digest: str = ""
+
+    @property
+    def clients(self) -> int:
+        """How many clients have records here."""
+        return 1 if self.stops is None else len(self.stops)
 
     def client(self, index: int) -> Records:
-        """The node's records, whichever number the server gave it."""
-        return self.records
+        """The records of one client; of a node that is one, whichever number the server gave it."""
+        if self.stops is None:
+            return self.records
+        return self.records.span(int(self.stops[index - 1]) if index else 0, int(self.stops[index]))
 
 
 def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) -> OwnData:
@@ -80,11 +96,12 @@ def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) ->
     folder = cache / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     durable.make_folder(folder, lambda draft: _write(draft, source, reading, tokenizer))
     arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")}
-    return OwnData(folder, Records(**arrays))
+    stops, digest = arrays.pop("stops", None), folder / DIGEST_FILE
+    return OwnData(folder, Records(**arrays), stops, digest.read_text() if digest.is_file() else "")
 
 
 def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> None:
-    from client.data.sources import read
+    from client.data.sources import existing_file, read
     from client.data.tokenise import tokenise
     from client.models.base import load_tokenizer
 
@@ -93,17 +110,27 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
     model = load_tokenizer(tokenizer)
     made = tokenise(texts, ids, model, reading.task, reading.max_length, chat_template=reading.chat_template)
     records, texts = made.records, made.of(texts)
+    stops = digest = None
+    if texts.clients is not None:
+        from client.data.partition import natural
+
+        owners = natural(texts.clients)
+        records, texts, stops = records.select(owners.order), texts.select(owners.order), owners.stops
+        digest = sha256(existing_file(source, "data"))
     arrays: dict[str, NDArray[Any] | None] = {
         "tokens": records.tokens,
         "offsets": records.offsets,
         "labels": records.labels,
         "token_weights": records.token_weights,
         "units": texts.unit_numbers(),
+        "stops": stops,
     }
     folder.mkdir()
     for name, array in arrays.items():
         if array is not None:
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    if digest is not None:
+        (folder / DIGEST_FILE).write_text(digest)
 
 
 def label_ids(labels: list[Any], names: tuple[str, ...]) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,7 @@ class PreparedData:
         """The records of one client, not copied."""
         if not 0 <= index < self.num_clients:
             raise ValueError(f"client must be in [0, {self.num_clients}), got {index}")
-        first, last = int(self.starts[index]), int(self.stops[index])
-        labels, units = (None if of is None else of[first:last] for of in (self.train.labels, self.train.units))
-        return replace(self.train, offsets=self.train.offsets[first : last + 1], labels=labels, units=units)
+        return self.train.span(int(self.starts[index]), int(self.stops[index]))
 
 
 def sha256(path: Path) -> str:

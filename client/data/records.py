@@ -1,7 +1,7 @@
 """Tokenised records of ragged length, stored flat: one array of tokens and the offset of every record in it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,11 @@ class Records:
     def lengths(self) -> np.ndarray:
         """Tokens per record, int64 `[n]`."""
         return np.diff(self.offsets)
+
+    def span(self, first: int, last: int) -> "Records":
+        """The records ``first`` to ``last`` (exclusive), not copied."""
+        labels, units = (None if of is None else of[first:last] for of in (self.labels, self.units))
+        return replace(self, offsets=self.offsets[first : last + 1], labels=labels, units=units)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Records":
         """The records at `indices` (any order, repeats allowed), copied into memory."""

@@ -71,6 +71,8 @@ class DataSettings(Reading):
         held_by: who has the clients' records; with ``nodes``, a deployment, every node is one client and reads records
             of its own, in columns of these names. ``source`` and ``test_source`` then hold public records only, the
             validation and the test set.
+        nodes: how many nodes hold the clients' records, each those of many clients, whom ``client_column`` names there;
+            with 0 every node is one client.
         source: where records are: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id.
         test_source: where the test set is, same syntax; empty carves it out of `source`.
         partition: how records become clients, see docs/data.md. ``repeated`` is for speed tests, any number of clients
@@ -94,6 +96,7 @@ class DataSettings(Reading):
     """
 
     held_by: Literal["server", "nodes"] = "server"
+    nodes: CountOrAuto = 0
     source: Annotated[str, Field(min_length=1)] = NOTES
     test_source: str = ""
     partition: Literal["dirichlet", "iid", "natural", "pathological", "shard", "repeated"] = "dirichlet"
@@ -142,7 +145,9 @@ class DataSpec(DataSettings):
         if self.held_by != "nodes":
             return self
         least = 0 if self.source == NOTES else self.least_words
-        return self.but(clients=1, unit_column="", partition="iid", partition_options={}, least_words=least)
+        whose = "" if self.nodes else self.client_column
+        common = {"clients": 1, "client_column": whose, "unit_column": "", "partition_options": {}}
+        return self.but(**common, partition="iid", least_words=least)
 
     @property
     def cache_folder(self) -> Path:
@@ -152,7 +157,7 @@ class DataSpec(DataSettings):
     def identity(self) -> dict[str, Any]:
         """The settings that decide the content, without where it is kept and who else has records."""
         counted = self.partition == "natural" and self.source != NOTES  # by the source, not by the settings
-        return self.model_dump(exclude={"cache", "held_by"} | ({"clients"} if counted else set()))
+        return self.model_dump(exclude={"cache", "held_by", "nodes"} | ({"clients"} if counted else set()))
 
     @property
     def chat(self) -> bool:

@@ -43,6 +43,18 @@ DISTRIBUTED = (
     "claimed, for the server knows who takes part. Every client counts what it hands in, over all runs, in a ledger of "
     "its own, and refuses beyond what its copy of the federation's list commits to"
 )
+HELD_BY_NODES = (
+    ". Every node is trusted with its own clients alone: it holds their records, draws its part of every cohort with a "
+    "secret that it tells nobody, clips what each client brings, and hands in one sum"
+)
+ONE_NODE = (
+    "a node that does not do its part: it can leave its own clients without this guarantee (draw some of them every "
+    "time, not clip, tell what it holds), and hand in any vector no longer than the clipped contributions of the most "
+    "clients that it can draw, which moves a mean by up to {share:.2f} clipping bounds; it takes nothing from the "
+    "guarantee of other nodes' clients",
+    "a client whose data end its node's work in a round, or hold it up beyond the time of a round: the sum of all "
+    "clients of that node is then missing from the release, more than that client's own row",
+)
 NOT_COVERED = (
     "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
     "every such run spends an epsilon of its own, and they add up",
@@ -86,6 +98,7 @@ def privacy_statement(
     not_covered: Sequence[str] | None = None,
     further: Sequence[str] = (),
     cross_checks: Sequence[str] = ("rdp",),
+    nodes: Json | None = None,
 ) -> Json:
     """The content of ``privacy.json``: plain JSON values only.
 
@@ -96,6 +109,8 @@ def privacy_statement(
         further: the same, of this run.
         cross_checks: further accountants whose epsilon of the committed floor is stated beside the guarantee, of
             ``"pld"``, ``"rdp"``, ``"prv"``; unused in filter mode.
+        nodes: where every node has many units and draws among them itself: ``clients``, how many each has, and
+            ``one_node_moves_a_mean_by``, the most a single one can, in clipping bounds.
 
     Raises:
         ValueError: a cross-check that is no upper bound (``gdp-approx``), or an unknown one.
@@ -113,6 +128,10 @@ def privacy_statement(
             not_covered = (*(text for text in NOT_COVERED if text != SEEN_BY_THE_SERVER), *SEEN_WITH_SHARES)
     if commitment.tuning is not None:
         not_covered = (*TUNED, *(text for text in not_covered if not text.startswith(_OTHER_RUNS)))
+    if nodes is not None:
+        trust_model += HELD_BY_NODES
+        share = nodes["one_node_moves_a_mean_by"]
+        not_covered = (*not_covered, *(text.format(share=share) for text in ONE_NODE))
     released = sum(charge.released_at is not None for charge in ledger.charges)
     committed = {"committed": sum(step.count for step in commitment.floor)} if commitment.floor else {}
     statement: Json = {
@@ -130,6 +149,7 @@ def privacy_statement(
         "noise_multipliers": [charge.noise_multiplier for charge in ledger.charges],
         "releases": _releases(ledger),
         "trust_model": trust_model,
+        **({} if nodes is None else {"nodes": nodes}),
         **({} if shares is None else {"noise_shares": shares.to_json()}),
         **({} if (correlation := _correlation(commitment)) is None else {"correlation": correlation.to_json()}),
         **({} if commitment.tuning is None else {"tuning": _tuning(commitment, commitment.tuning)}),
@@ -153,6 +173,8 @@ def sentence(statement: Json) -> str:
         "zero_out": f"replacing all that one {unit} contributes by zero",
     }[str(statement["adjacency"])]
     trusted = " but the trusted server" if str(statement["trust_model"]).startswith("trusted aggregator") else ""
+    if statement.get("nodes"):
+        trusted += f" and the node that holds the {unit}'s records"
     if shares := statement.get("noise_shares"):
         trusted = f", the server included as long as at most {shares['colluding']} clients collude with it"
     tuned = ", and that it was chosen among the candidates of its sweep," if statement.get("tuning") else ""

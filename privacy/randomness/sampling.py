@@ -13,14 +13,19 @@ a million words take milliseconds.
 Cyclic sampling first leaves the group whose turn it is. A unit's group is its own 64-bit word modulo the number of
 groups, under a key that knows neither round nor attempt: it is the same for the whole run, resumed or not. (Which group
 somebody is in may be known to everyone: no guarantee leans on its secrecy, nor on groups of equal chance.)
+
+Where units lie with several holders (nodes with many clients each), every holder draws its own with a secret of its
+own. All inclusions are still independent and of probability ``rate``, so the cohort is that of :class:`Poisson` over
+all of them; only its ids are in nobody's hands (:class:`RemoteSampler`).
 """
 
 import contextlib
 import hashlib
 import hmac
+import math
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import NoReturn, final
@@ -37,6 +42,8 @@ from privacy.events import CyclicPoisson, Poisson
 _SECRET_BYTES = 32
 _WORDS_AT_ONCE = 1 << 17
 _HEADER = "lacquer cohort secret 1"
+_RARE = 100 * math.log(2.0)
+"""How unlikely it is that more are drawn than :func:`most_drawn`, as minus a logarithm."""
 
 SEAL = object()
 """What only this module may hand to a :class:`Cohort`."""
@@ -48,10 +55,12 @@ class Cohort:
     """Who was drawn, and how: what is asked of these ids is charged as this sampling. A sampler makes it, nothing else.
 
     Attributes:
-        ids: sorted, in [0, population); private, and read-only: nobody joins a cohort that was drawn.
+        ids: sorted, in [0, population); private, and read-only: nobody joins a cohort that was drawn. Empty where
+            holders draw their own units, and nobody has the ids of all.
         sampling: how they were drawn.
         label, round, attempt: of the release they were drawn for, and how often it was charged before.
         insecure: whether anyone with a seed can draw them again.
+        held: most units that each holder can have drawn of its own; empty where the ids are here.
     """
 
     ids: Int64[np.ndarray, " cohort"]
@@ -61,11 +70,17 @@ class Cohort:
     attempt: int
     insecure: bool
     seal: InitVar[object]
+    held: tuple[int, ...] = ()
 
     def __post_init__(self, seal: object) -> None:
         if seal is not SEAL:
             raise TypeError("a Cohort is made by CohortSampler.draw only; its ids are charged as they were drawn")
         self.ids.setflags(write=False)
+
+    @property
+    def most(self) -> int:
+        """Most units that its sum can be over."""
+        return sum(self.held) if self.held else len(self.ids)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -175,3 +190,59 @@ class CohortSampler:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("CohortSampler cannot be pickled or copied, it holds the cohort secret; save() it")
+
+
+class RemoteSampler:
+    """Stands for the samplers of several holders, each of which draws among units of its own: nobody here has the ids.
+
+    Args:
+        units: public number of every holder's units.
+
+    Attributes:
+        insecure: False: the holders' secrets are not made from a seed.
+    """
+
+    insecure = False
+
+    def __init__(self, units: Sequence[int]) -> None:
+        checks.not_empty(units=units)
+        checks.integer_at_least(1, least_units=min(units))
+        self.units = tuple(units)
+
+    def draw(self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round") -> Cohort:
+        """What stands for the cohort that the holders draw when they are asked for this release.
+
+        Raises:
+            ValueError: the population is not all of their units.
+        """
+        if sampling.population != sum(self.units):
+            raise ValueError(
+                f"population must be {sum(self.units)}, the units of all holders, got {sampling.population}"
+            )
+        held, nobody = tuple(most_drawn(units, sampling.rate) for units in self.units), np.empty(0, dtype=np.int64)
+        return Cohort(nobody, sampling, label, int(round), int(attempt), self.insecure, SEAL, held)
+
+
+def most_drawn(units: int, rate: float) -> int:
+    """How many of ``units`` a Poisson sample holds at most, but with probability 2^-100.
+
+    Chernoff's bound, P(X >= k) <= exp(-n KL(k/n || rate)) for k >= n rate, at the least k for which it says so.
+    """
+    checks.integer_at_least(1, units=units)
+    checks.probability(rate=rate)
+    low, high = math.ceil(units * rate), units + 1  # more than `high` - 1 is impossible, whatever the bound says
+    while low < high:
+        middle = (low + high) // 2
+        if units * _divergence(min(middle / units, 1.0), rate) >= _RARE:
+            high = middle
+        else:
+            low = middle + 1
+    return max(1, low - 1)
+
+
+def _divergence(p: float, q: float) -> float:
+    """KL(p || q) of two coins, in nats; 0 where p <= q."""
+    if p <= q:
+        return 0.0
+    tail = 0.0 if p == 1.0 else (1.0 - p) * math.log((1.0 - p) / (1.0 - q))
+    return p * math.log(p / q) + tail

@@ -66,6 +66,7 @@ class RunConfig(Table):
                 "their records as they are; mask them before they are handed to the node"
             )
         wrong += self._wrong_of_columns()
+        wrong += self._wrong_of_nodes() if self.data.nodes else []
         wrong += self._wrong_of_canaries() if self.audit.canaries else []
         wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
         if self.expected_cohort < 1:
@@ -112,6 +113,24 @@ class RunConfig(Table):
                 "data.partition = 'repeated' needs privacy.non-private = true: clients share records, so a guarantee "
                 "for one client says nothing; it is there to measure speed"
             )
+        return wrong
+
+    def _wrong_of_nodes(self) -> list[str]:
+        """What nodes with many clients each cannot do."""
+        data, wrong = self.data, []
+        for fits, why in (
+            (self.deployed, f"data.held-by = 'nodes', got {data.held_by!r}"),
+            (bool(data.client_column), "data.client-column: the column of the nodes' records that says whose one is"),
+            (self.privacy.unit == "client", "privacy.unit = 'client': a site that protects its records is one client"),
+            (
+                self.privacy.trust == "server",
+                "privacy.trust = 'server': in a secure sum every party is one client with a share of the noise for one",
+            ),
+            (not self.privacy.seeded_cohorts, "privacy.seeded-cohorts = false: nodes draw with secrets of their own"),
+            (data.nodes <= self.clients, f"at least one client on every node, got clients = {self.clients}"),
+        ):
+            if not fits:
+                wrong.append(f"data.nodes = {data.nodes} needs {why}")
         return wrong
 
     def _wrong_of_canaries(self) -> list[str]:
@@ -208,6 +227,11 @@ class RunConfig(Table):
                 f"it may be at most {most}"
             )
         return NoiseShares(count, survivors, asked.colluding, asked.modulus_bits)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes a deployment has."""
+        return self.data.nodes or self.clients
 
     @property
     def deployed(self) -> bool:

@@ -71,11 +71,19 @@ def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Messag
 
 
 def roster(
-    file: Path, grid: Grid, clients: int, *, patience: float = PATIENCE, tell: Tell = lambda text: None
+    file: Path,
+    grid: Grid,
+    clients: int,
+    *,
+    of_many: bool = False,
+    patience: float = PATIENCE,
+    tell: Tell = lambda text: None,
 ) -> tuple[int, ...]:
     """The node of every client, in the order of the clients' ids; kept in a file from the first time on.
 
     Args:
+        clients: as many as there are nodes.
+        of_many: nodes have many clients each, and ``clients`` is ``data.nodes``.
         patience: seconds to wait for them; then their number must stay the same for some more (``settle`` of the grid).
         tell: is told what is waited for.
 
@@ -94,8 +102,9 @@ def roster(
         return kept
     nodes = connected(grid, clients, patience, settle=float(getattr(grid, "settle", 5.0)))
     if len(nodes) > clients:
+        key = "data.nodes" if of_many else "clients"
         raise ConfigError(
-            f"clients = {clients}, but {len(nodes)} nodes are connected; set clients = {len(nodes)}, the size of "
+            f"{key} = {clients}, but {len(nodes)} nodes are connected; set {key} = {len(nodes)}, the size of "
             "the federation, or stop the nodes that are not part of it"
         )
     durable.write(file, json.dumps({"nodes": nodes}) + "\n")

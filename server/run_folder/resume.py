@@ -211,9 +211,10 @@ def check_silos(run_folder: Path) -> None:
 
 
 def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
-    """Refuse to draw cohorts anew for a run that has drawn some; CorruptRun."""
+    """Refuse to draw cohorts anew for a run that has drawn some; CorruptRun. Nodes with many clients keep their own."""
     secret = run_folder / SAMPLING_SECRET
-    if ledger.charges and not config.privacy.seeded_cohorts and not secret.is_file():
+    here = not config.privacy.seeded_cohorts and not config.data.nodes
+    if ledger.charges and here and not secret.is_file():
         raise CorruptRun(f"{secret} is gone: without it other cohorts would be drawn than were; restore it")
 
 

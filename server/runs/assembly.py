@@ -33,7 +33,7 @@ from privacy.commitment import Commitment
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.correlated import BandedNoise
-from privacy.randomness.sampling import CohortSampler
+from privacy.randomness.sampling import CohortSampler, RemoteSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, load_identity, save_identity
 from server.config.load import ConfigError
@@ -71,9 +71,10 @@ def reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
     """How nodes read records of their own; None where the server's host holds everybody's."""
     if not config.deployed:
         return None
+    whose = config.data.client_column if config.data.nodes else ""
     if config.model.task == "classification":
-        return ReadSettings.of(config.data, config.model, client_column="", labels=tuple(labels))
-    return ReadSettings.of(config.data, config.model, client_column="", label_column="")
+        return ReadSettings.of(config.data, config.model, client_column=whose, labels=tuple(labels))
+    return ReadSettings.of(config.data, config.model, client_column=whose, label_column="")
 
 
 HEADS = {"classification": ("classifier",)}
@@ -180,6 +181,11 @@ def _trained(config: RunConfig, parts: Methods) -> list[TrainedSubset]:
     """What every round trains."""
     chosen, aggregation = config.strategy.aggregation, parts.aggregation
     adapters = Adapters(config.model.rank, config.clients, config.seed)
+    if config.data.nodes and aggregation.client_ranks(adapters, np.arange(1)) is not None:
+        raise ConfigError(
+            f"strategy.aggregation = {chosen!r} gives clients ranks by their ids, which nodes with many clients do not "
+            "tell; take another one, or data.nodes = 0"
+        )
     try:
         return [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
     except ValueError as error:
@@ -221,10 +227,12 @@ def make_strategy(
     run_folder: Path,
     nodes: int | tuple[int, ...],
     ledger: Ledger,
+    held: Sequence[int] = (),
 ) -> DpFedAvg:
     """The strategy of a run, with its sampling secret in the run folder (readable by its owner only).
 
     ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
+    ``held`` is how many clients every node has, where nodes have many and draw among them.
     """
     canaries = canaries_of(assembly.config, run_folder, assembly.config.clients, fresh=not ledger.events)
     job = assembly.job
@@ -239,7 +247,7 @@ def make_strategy(
         info=assembly.setting,
         layout=assembly.layout,
         ledger=ledger,
-        sampler=make_sampler(config, run_folder),
+        sampler=RemoteSampler(held) if held else make_sampler(config, run_folder),
         job=job.to_json(),
         nodes=nodes,
         clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,

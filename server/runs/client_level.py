@@ -3,7 +3,8 @@
 from flwr.serverapp import Grid
 
 from server.network.grid import answers, names
-from server.run_folder.names import CLIENTS_FILE
+from server.network.joining import joined
+from server.run_folder.names import CLIENTS_FILE, ROSTER_FILE
 from server.run_folder.round_record import Presence
 from server.runs import guarantee
 from server.runs.assembly import assemble, make_strategy, secure_aggregation
@@ -11,6 +12,7 @@ from server.runs.lifecycle import Run, connected, finished
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
 from strategies.dp_fedavg import DpFedAvg
+from strategies.messages.own_clients import JoinRequest
 
 
 def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
@@ -24,6 +26,16 @@ def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
     return Presence(len(nodes), len(nodes) - len(away), handed_in, missing)
 
 
+def clients_of_nodes(run: Run, grid: Grid, nodes: int | tuple[int, ...], request: JoinRequest) -> tuple[int, ...]:
+    """How many clients each node of a deployment has; empty where every node is one client, and in a simulation."""
+    config = run.config
+    if isinstance(nodes, int) or not config.data.nodes:
+        return ()
+    run.status("nodes join with their clients")
+    timeout = config.engine.round_timeout
+    return joined(run.folder / ROSTER_FILE, grid, nodes, request, clients=config.clients, timeout=timeout)
+
+
 def run_client_level(run: Run, grid: Grid) -> None:
     """One run from configuration to artefacts."""
     run.status("preparing data, model and noise")
@@ -32,7 +44,8 @@ def run_client_level(run: Run, grid: Grid) -> None:
     run.note_start(assembly.data, assembly.commitment)
     with run.paying(assembly.commitment) as ledger:
         nodes, evaluate = connected(run, assembly, grid, public.used)
-        strategy = make_strategy(assembly, run.folder, nodes, ledger)
+        held = clients_of_nodes(run, grid, nodes, JoinRequest(ledger.run_id, assembly.job.to_json()))
+        strategy = make_strategy(assembly, run.folder, nodes, ledger, held)
         strategy.secure = secure_aggregation(config, run.folder, grid, ledger)
         strategy.grid = grid
         strategy.tell = lambda text: run.telemetry.status("running", text)
@@ -53,4 +66,4 @@ def run_client_level(run: Run, grid: Grid) -> None:
         run.telemetry.status("running", "evaluating on the test set")
         outcome = finished(run, assembly, loop, stopped)
         listed = strategy.secure.federation.commitment if strategy.secure else None
-        run.finish(outcome, guarantee.client_level(config, ledger, listed), f"{config.rounds} rounds done")
+        run.finish(outcome, guarantee.client_level(config, ledger, listed, held), f"{config.rounds} rounds done")

@@ -12,7 +12,7 @@
 Who trusts whom with what at a site, and what its guarantee does not cover: the words of its privacy.json.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from privacy.accountants import composition
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement, rounded_up
+from privacy.randomness.sampling import most_drawn
 from server.config.schema import RunConfig
 from server.run_folder.progress import SiteGuarantee
 from server.runs.phase_plan import Phase, PhasesConfig, PlannedNoise
@@ -129,8 +130,15 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def client_level(config: RunConfig, ledger: Ledger, listed: Commitment | None = None) -> dict[str, Any]:
-    """privacy.json of a run over clients; ``listed`` is what those of secure sums let all runs together cost."""
+def client_level(
+    config: RunConfig, ledger: Ledger, listed: Commitment | None = None, held: Sequence[int] = ()
+) -> dict[str, Any]:
+    """privacy.json of a run over clients.
+
+    Args:
+        listed: what those of secure sums let all runs together cost.
+        held: how many clients each node has, where nodes have many.
+    """
     further = batch_invariance_note(config.engine.precision)
     if listed is not None and ledger.not_private is None:
         further = (
@@ -138,7 +146,15 @@ def client_level(config: RunConfig, ledger: Ledger, listed: Commitment | None = 
             f"a server that asks for more than it says: the clients refuse beyond epsilon "
             f"{rounded_up(listed.epsilon, 2):.2f} at delta {listed.delta:g} over all runs on their list",
         )
-    return privacy_statement(ledger, further=further)
+    nodes = {"clients": list(held), "one_node_moves_a_mean_by": moved_by_one(ledger, held)} if held else None
+    return privacy_statement(ledger, further=further, nodes=nodes)
+
+
+def moved_by_one(ledger: Ledger, held: Sequence[int]) -> float:
+    """How far one node can move the mean of a release, whatever it sends: in clipping bounds, rounded up."""
+    samplings = [step.sampling for step in ledger.commitment.floor] + [event.sampling for event in ledger.events]
+    most = (max(most_drawn(units, by.rate) for units in held) / by.expected_units for by in set(samplings))
+    return rounded_up(max(most, default=0.0), 2)
 
 
 def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
     if config.deployed:
         run.status("waiting for nodes")
-        nodes = roster(run.folder / ROSTER_FILE, grid, config.clients, tell=run.status)
+        nodes = roster(run.folder / ROSTER_FILE, grid, config.nodes, of_many=bool(config.data.nodes), tell=run.status)
         return nodes, on_server(assembly.job, data, splits)
     run.status("waiting for workers")
     workers = connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)

@@ -1,6 +1,7 @@
 """Typed messages between server and clients, and the only place that knows their form as Flower records.
 
-Down: the global adapter once, the plan, and the ids of the logical clients the node is to train. Up: one bounded
+Down: the global adapter once, the plan, and the ids of the logical clients the node is to train (or how it draws them,
+:mod:`strategies.messages.own_clients`). Up: one bounded
 integer sum per node, never a number of a single client beyond that. Whatever arrives is checked before it is used;
 what is wrong is named by :class:`BadMessage`, in words that repeat nothing of the sender's data.
 """
@@ -20,6 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from privacy.contribution import Contribution, Plan, validate
 from strategies.adapter.trainable import TrainedSubset
+from strategies.messages.own_clients import Draw
 from strategies.messages.records import (
     BadMessage,
     arrays_of,
@@ -46,6 +48,7 @@ class TrainRequest:
         clients: int64 ids of logical clients.
         ranks: int64, for every client how many ranks it can train (what it sends is zero beyond them), or None: all.
         job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
+        draw: how a node with many clients draws those of the cohort; ``clients`` is empty then. None: they are named.
     """
 
     round: int
@@ -55,6 +58,7 @@ class TrainRequest:
     clients: np.ndarray
     job: str
     ranks: np.ndarray | None = None
+    draw: Draw | None = None
 
     def only(self, position: int) -> "TrainRequest":
         """The same for one of its clients."""
@@ -75,6 +79,7 @@ class TrainRequest:
                         "part": json.dumps(self.part.to_json()),
                         "plan": json.dumps(self.plan.to_json()),
                         "job": self.job,
+                        **({} if self.draw is None else {"draw": self.draw.to_json()}),
                     }
                 ),
             }
@@ -89,6 +94,9 @@ class TrainRequest:
         ranks = vector(records, "ranks", "int64", (len(clients),)) if "ranks" in arrays_of(records) else None
         if ranks is not None and not bool(np.all(ranks >= 1)):
             raise BadMessage("ranks must be >= 1")
+        draw = Draw.from_json(typed(config, "draw", str)) if "draw" in config else None
+        if draw is not None and (len(clients) or ranks is not None):
+            raise BadMessage("a request that says how clients are drawn must not name any")
         return TrainRequest(
             round=typed(config, "round", int),
             adapter=vector(records, "adapter", "float32"),
@@ -97,6 +105,7 @@ class TrainRequest:
             clients=clients,
             job=typed(config, "job", str),
             ranks=ranks,
+            draw=draw,
         )
 
 

@@ -150,3 +150,15 @@ def test_delta_must_protect() -> None:
         check_delta(1e-5, 0)
     with pytest.warns(UserWarning, match="smaller is the custom"):
         check_delta(9e-4, 1000)
+
+
+def test_nodes_with_many_clients_are_trusted_with_their_own(floor_ledger: Ledger) -> None:
+    nodes = {"clients": [300, 700], "one_node_moves_a_mean_by": 2.31}
+    found = privacy_statement(floor_ledger, nodes=nodes)
+    assert found["nodes"] == nodes
+    assert "but the trusted server and the node that holds the client's records;" in found["sentence"]
+    assert "draws its part of every cohort with a secret that it tells nobody" in found["trust_model"]
+    (one, _) = [text for text in found["not_covered"] if text not in NOT_COVERED]
+    assert "moves a mean by up to 2.31 clipping bounds" in one
+    assert "takes nothing from the guarantee of other nodes' clients" in one
+    assert found["epsilon"] == privacy_statement(floor_ledger)["epsilon"]

@@ -16,7 +16,7 @@ from scipy import stats
 
 from privacy.errors import CorruptRun
 from privacy.events import Poisson
-from privacy.randomness.sampling import Cohort, CohortSampler
+from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler, most_drawn
 
 
 def test_cohort_sizes_are_binomial():
@@ -229,3 +229,28 @@ def test_a_cohort_is_made_by_a_sampler_and_nobody_joins_it():
         drawn.ids = np.arange(40)
     assert not any(str(one) in repr(drawn).replace("0.2", "").replace("40", "") for one in drawn.ids if one > 9)
     assert "withheld" in repr(drawn)
+
+
+def test_a_cohort_of_several_holders_has_no_ids_and_bounds_for_each():
+    sampling = Poisson(0.1, 330)
+    drawn = RemoteSampler((300, 30)).draw(sampling, 2, 1, label="histogram")
+    assert (drawn.sampling, drawn.round, drawn.attempt, drawn.label) == (sampling, 2, 1, "histogram")
+    assert not drawn.insecure
+    assert len(drawn) == 0
+    assert drawn.held == (most_drawn(300, 0.1), 30)
+    assert drawn.most == sum(drawn.held)
+    assert CohortSampler.fresh().draw(Poisson(1.0, 7), 0).most == 7
+    with pytest.raises(ValueError, match="population must be 330, the units of all holders, got 329"):
+        RemoteSampler((300, 30)).draw(Poisson(0.1, 329), 0)
+    for units in ((), (3, 0)):
+        with pytest.raises(ValueError, match="units must"):
+            RemoteSampler(units)
+
+
+@pytest.mark.parametrize(("units", "rate"), [(1, 0.5), (50, 0.02), (300, 0.1), (3000, 0.05), (10**6, 0.001), (40, 1.0)])
+def test_what_a_sample_holds_at_most_is_next_to_never_exceeded(units, rate):
+    most = most_drawn(units, rate)
+    assert units * rate <= most <= units
+    assert stats.binom.sf(most, units, rate) <= 2.0**-100
+    if most < units:  # and it is no looser than Chernoff's bound must be
+        assert stats.binom.sf(most, units, rate) > 2.0**-125

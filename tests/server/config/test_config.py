@@ -36,7 +36,7 @@ def another(kind: Any, default: Any) -> Any:
 # Other values of these rule out other values of others; what they rule out is under test where it is done.
 KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "server", "engine.ray-address": ""}
 KEPT |= {"data.separator": "", "data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
-KEPT |= {"engine.attention": "sdpa", "privacy.noise-correlation": "none", "privacy.bands": 0}
+KEPT |= {"engine.attention": "sdpa", "privacy.noise-correlation": "none", "privacy.bands": 0, "data.nodes": 0}
 
 
 def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
@@ -272,3 +272,37 @@ def test_files_of_an_earlier_version_that_used_none_of_it_are_read(tmp_path: Pat
     assert parse(old) == parse({"rounds": 3})
     assert parse({"rounds": 3, "public": {}}) == parse({"rounds": 3})
     assert "subspace" not in parse(old).to_toml()
+
+
+NODES: dict[str, Any] = {"held-by": "nodes", "nodes": 3, "client-column": "user"}
+
+
+def test_nodes_may_have_many_clients_each() -> None:
+    config = parse({"clients": 9000, "privacy": {"delta": 1e-5}, "data": NODES})
+    assert (config.deployed, config.nodes, config.expected_cohort) == (True, 3, 450.0)
+    assert parse({"data": {"held-by": "nodes"}}).nodes == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": {**NODES, "held-by": "server"}}, "data.nodes = 3 needs data.held-by = 'nodes', got 'server'"),
+        ({"data": {**NODES, "client-column": ""}}, "data.nodes = 3 needs data.client-column: the column of"),
+        ({"data": NODES, "privacy": {"unit": "record"}}, "data.nodes = 3 needs privacy.unit = 'client'"),
+        (
+            {
+                "data": NODES,
+                "sampling-rate": 1.0,
+                "privacy": {"trust": "secagg", "mode": "filter", "noise": "discrete"},
+            },
+            "data.nodes = 3 needs privacy.trust = 'server': in a secure sum every party is one client",
+        ),
+        (
+            {"data": NODES, "privacy": {"seeded-cohorts": True, "non-private": True}},
+            "data.nodes = 3 needs privacy.seeded-cohorts = false",
+        ),
+        ({"data": NODES, "clients": 2, "sampling-rate": 1.0}, "data.nodes = 3 needs at least one client on every node"),
+    ],
+)
+def test_what_nodes_with_many_clients_cannot_do_is_refused(change: dict[str, Any], words: str) -> None:
+    assert words in refusal(change)

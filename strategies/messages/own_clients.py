@@ -1,0 +1,85 @@
+"""Typed messages to a node that holds the records of many clients and draws its cohorts among them itself.
+
+When a run starts every node joins it and says how many clients it has, a public number that its operator has set. In a
+round it is told how cohorts are drawn and draws its own: the server neither sends ids nor gets any, nor the number
+drawn. What comes back is the same bounded sum as of any node.
+"""
+
+import json
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, RecordDict
+
+from privacy.events import Poisson
+from strategies.messages.records import BadMessage, config_of, exactly, typed
+
+JOIN = "clients"
+"""Of Flower's query messages: the one by which a node joins a run."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a node draws its part of a cohort. Equal values name equal draws: the node's secret does the rest.
+
+    Attributes:
+        run: of the server's ledger; the same when the run is resumed.
+        label, attempt: of the release, and how often it was charged before.
+        sampling: of all clients of the run; the node's own population is ``clients``.
+        clients: how many the roster says the node has.
+    """
+
+    run: str
+    label: str
+    attempt: int
+    sampling: Poisson
+    clients: int
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self) | {"sampling": self.sampling.to_json()}, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> "Draw":
+        """BadMessage for what is no draw."""
+        try:
+            said = json.loads(text)
+            run, label, attempt, clients = (said.pop(name) for name in ("run", "label", "attempt", "clients"))
+            sampling = Poisson.from_json(said.pop("sampling"))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadMessage(f"draw cannot be read: {type(error).__name__}") from None
+        whole = type(attempt) is int and type(clients) is int and attempt >= 0 and clients >= 1
+        if said or type(run) is not str or type(label) is not str or not whole:
+            raise BadMessage("draw must hold run, label, attempt, sampling and clients and no others")
+        return Draw(run, label, attempt, sampling, clients)
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """Server to node: join this run, and say how many clients are yours. ``job``: as in a request to train."""
+
+    run: str
+    job: str
+
+    def to_records(self) -> RecordDict:
+        return RecordDict({"config": ConfigRecord({"run": self.run, "job": self.job})})
+
+    @staticmethod
+    def from_records(records: RecordDict) -> "JoinRequest":
+        config = config_of(records)
+        return JoinRequest(typed(config, "run", str), typed(config, "job", str))
+
+
+def join_reply(clients: int, code: str) -> RecordDict:
+    """Node to server: the public number of its clients, and the code it runs."""
+    return RecordDict({"config": ConfigRecord({"clients": clients, "code": code})})
+
+
+def read_join_reply(records: RecordDict, code: str) -> int:
+    """The number of clients that a node says it has; BadMessage for anything but one, or from other code."""
+    config = config_of(records)
+    exactly(records, "config")
+    if typed(config, "code", str) != code:
+        raise BadMessage(f"client runs other code than the server ({code[:12]})")
+    clients = int(typed(config, "clients", int))
+    if clients < 1 or len(config) != 2:
+        raise BadMessage("a node with clients of its own must have at least one")
+    return clients
