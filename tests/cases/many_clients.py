@@ -1,6 +1,7 @@
 """Nodes with many clients each, and the simulation of the same clients with the same cohorts. Not a test."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.cases.instructions import server as signer
 Rows = list[dict[str, Any]]
 
 SETTINGS = """
-rounds = 2
+rounds = {rounds}
 sampling-rate = {rate}
 output = "runs"
 [privacy]
@@ -39,23 +40,31 @@ delta = 1e-3
 controller = "fixed"
 controller-options = {{ clip-norm = 0.05 }}
 [model]
-name = "random:bert"
 rank = 2
-max-length = 16
+{model}
 [local]
 batch-size = 2
 """
+NOTES = 'name = "random:bert"\nmax-length = 16'
+CHAT = 'name = "random:llama"\ntask = "instruction"\ntargets = "q_proj,v_proj"\nmax-length = 128'
 WITHOUT_NOISE = 'noise = "insecure-zero"\nnon-private = true'
 
 
-def of_clients(node: object, clients: int, largest: int = 3) -> Rows:
+def record(text: str, number: int, user: str, chat: bool = False) -> dict[str, Any]:
+    """One record of a client: a note with its label, or a conversation."""
+    label = ("calm", "urgent")[number % 2]
+    if not chat:
+        return {"text": text, "label": label, "user": user}
+    said = [{"role": "user", "content": text}, {"role": "assistant", "content": f"that is {label}"}]
+    return {"messages": said, "user": user}
+
+
+def of_clients(node: object, clients: int, largest: int = 3, *, chat: bool = False) -> Rows:
     """Records of a node's clients, of 1 to ``largest`` records each, no two texts alike."""
     return [
-        {
-            "text": f"note {number} of user {user} at {node}: pain since {(user + number) % 7} days",
-            "label": ("calm", "urgent")[(user + number) % 2],
-            "user": f"{node}-{user:05d}",
-        }
+        record(
+            f"note {number} of user {user} at {node}: since {user % 7} days", user + number, f"{node}-{user:05d}", chat
+        )
         for user in range(clients)
         for number in range(1 + user % largest)
     ]
@@ -67,24 +76,30 @@ def write(path: Path, rows: Rows) -> str:
     return f"jsonl:{path}"
 
 
-def public(folder: Path) -> str:
-    """The server's own records."""
-    return write(folder / "public.jsonl", [{**row, "text": f"public {row['text']}"} for row in of_clients(0, 40)])
-
-
-def deployed(folder: Path, numbers: list[int], rate: float = 0.5, privacy: str = WITHOUT_NOISE) -> str:
+def deployed(
+    folder: Path,
+    numbers: list[int],
+    rate: float = 0.5,
+    privacy: str = WITHOUT_NOISE,
+    *,
+    chat: bool = False,
+    rounds: int = 2,
+) -> str:
     """The configuration of a run over nodes with so many clients each."""
+    public = write(folder / "public.jsonl", of_clients("the server", 40, chat=chat))
     data = f'''
     [data]
     held-by = "nodes"
     nodes = {len(numbers)}
     client-column = "user"
-    source = "{public(folder)}"
+    source = "{public}"
+    {'text-column = "messages"' if chat else ""}
     validation-records = 10
     test-records = 10
     cache = "{folder}/cache"
     '''
-    return f"clients = {sum(numbers)}\n" + SETTINGS.format(rate=rate, privacy=privacy) + data
+    settings = SETTINGS.format(rate=rate, privacy=privacy, rounds=rounds, model=CHAT if chat else NOTES)
+    return f"clients = {sum(numbers)}\n{settings}{data}"
 
 
 class Federation(InProcessGrid):
@@ -113,14 +128,14 @@ class Federation(InProcessGrid):
             server.app.app(grid=self, context=Context(1, 0, {}, RecordDict(), keys))
 
 
-def state(folder: Path, node: int) -> Path:
+def state(folder: Path, node: object) -> Path:
     """What a node keeps of its runs."""
     return folder / f"own-{node}" / "state"
 
 
-def kept(folder: Path, nodes: int) -> list[Joined]:
+def kept(folder: Path, nodes: Iterable[object]) -> list[Joined]:
     """What every node keeps of the one run there was."""
-    return [Joined.load(next(state(folder, node).iterdir())) for node in range(1, nodes + 1)]
+    return [Joined.load(next(state(folder, node).iterdir())) for node in nodes]
 
 
 def drawn(nodes: list[Joined], round: int, rate: float, attempt: int = 0) -> np.ndarray:
@@ -145,10 +160,12 @@ def simulated(
     held_out = int(np.argmin(simulation_generator(config.seed, "held-out").permutation(len(everybody) + 1)))
     place = {name: f"{i + (i >= held_out):06d}" for i, name in enumerate(everybody)}
     rows = [{**row, "user": place[row["user"]]} for of_node in nodes for row in of_node]
-    rows += [{"text": "one held out", "label": "calm", "user": f"{held_out:06d}"}]
-    test = write(folder / "test.jsonl", [{**row, "text": f"tested {row['text']}"} for row in of_clients(0, 5)])
+    chat = config.model.task == "instruction"
+    rows += [record("one held out", 0, f"{held_out:06d}", chat)]
+    test = write(folder / "test.jsonl", of_clients("the test", 5, chat=chat))
     data = {"source": write(folder / "everybody.jsonl", rows), "test-source": test, "validation-records": 1}
     data |= {"client-column": "user", "partition": "natural", "cache": str(folder / "cache")}
+    data |= {"text-column": config.data.text_column}
     table = config.to_table()
     same = parse({**table, "data": data, "engine": {"kind": "inprocess", "workers": 2}})
     patch.setattr(CohortSampler, "draw", _of(joined, config.sampling_rate))

@@ -3,11 +3,8 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +15,15 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from client.supernode import GONE
-from privacy.ledger.ledger import Ledger
 from server.run_folder.names import FLOWER_RUN_FILE
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import identity
 from simulations.tools.sample_records import write_records
+from tests.end_to_end.deployment import BIN, Deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
-PATIENCE = 600.0
 SETTINGS = """
 rounds = 4
 clients = 2
@@ -50,125 +45,12 @@ cache = "cache"
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Deployment:
-    """A SuperLink, clients `a` and `b` with records of their own, and `insider`, who has been let in too."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.keys, self.port = folder, folder / "keys", free_port()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-            "NO_COLOR": "1",
-            "NO_PROXY": "*",
-            "no_proxy": "*",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "LACQUER_SUPERLINK": f"127.0.0.1:{self.port}",
-            "LACQUER_CA": str(self.keys / "superlink" / "ca.crt"),
-            "LACQUER_SIGNING_KEY": str(self.keys / "superlink" / "signing.key"),
-            "LACQUER_CLIENT_KEYS": str(self.keys / "superlink" / "clients"),
-            "LACQUER_CLIENT_NAMES": str(folder / "clients.json"),
-        }
-        (folder / "run.toml").write_text(SETTINGS)
-        names = [option for name in ("a", "b", "insider") for option in ("--client", name)]
-        assert self.lacquer("certificates", str(self.keys), *names).returncode == 0
-        self.records = dict(zip("ab", write_records(folder / "data", 2, 16), strict=True))
-
-    def start(self, name: str, *command: str) -> None:
-        self.processes[name] = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**self.environment, "FLWR_HOME": str(self.folder / f"home-{name}")},
-            stdin=subprocess.DEVNULL,
-            stdout=(self.folder / f"{name}.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def superlink(self) -> None:
-        keys = self.keys / "superlink"
-        self.start(
-            "superlink",
-            *("flower-superlink", f"--ssl-ca-certfile={keys}/ca.crt", f"--ssl-certfile={keys}/server.crt"),
-            *(f"--ssl-keyfile={keys}/server.key", "--enable-supernode-auth", "--host=127.0.0.1"),
-            *(f"--port={self.port}", f"--database={self.folder}/state.db"),
-        )
-
-        def answers() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-        self.until(answers)
-
-    def node(self, name: str) -> None:
-        keys, own = self.keys / name, self.folder / f"own-{name}"
-        settings = f'data="jsonl:{self.records[name]}" cache="{own}" authority="{keys}/ca.crt"'
-        self.start(
-            name,
-            *(sys.executable, "-m", "client.fork_server", "flower-supernode", f"--superlink=127.0.0.1:{self.port}"),
-            *(f"--root-certificates={keys}/ca.crt", f"--auth-supernode-private-key={keys}/key"),
-            *(f"--port={free_port()}", f"--node-config={settings}"),
-        )
-
-    def lacquer(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [BIN / "lacquer", *arguments],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def clients(self) -> dict[str, dict[str, str]]:
-        return {one["name"]: one for one in json.loads(self.lacquer("clients", "--json").stdout or "[]")}
-
-    def online(self, *names: str) -> bool:
-        return {name for name, one in self.clients().items() if one["status"] == "online"} == set(names)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not reached():
-            assert time.monotonic() < deadline
-            time.sleep(1.0)
-
-    @property
-    def run(self) -> Path:
-        (folder,) = (self.folder / "runs").iterdir()
-        return folder
-
-    def charges(self) -> int:
-        with Ledger.open(self.run / "ledger.jsonl", read_only=True) as ledger:
-            return len(ledger.charges)
-
-    def end(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.processes.values():
-                try:
-                    os.killpg(process.pid, number)
-                except ProcessLookupError:
-                    continue
-            time.sleep(3.0)
-
-
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path)
+    records = dict(zip("ab", write_records(tmp_path / "data", 2, 16), strict=True))
+    made = Deployment(tmp_path, SETTINGS, records)
     try:
-        made.superlink()
-        assert made.lacquer("admit").returncode == 0
-        made.node("a")
-        made.node("b")
-        made.until(lambda: made.online("a", "b"))
+        made.begin()
         yield made
     finally:
         made.end()

@@ -29,13 +29,15 @@ class Killed(BaseException):
     """The server's process ends here."""
 
 
+@pytest.mark.parametrize("chat", [False, True], ids=["notes", "conversations"])
 def test_three_nodes_make_the_adapter_that_the_simulation_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes, run = [of_clients(node, number) for node, number in zip("abc", NUMBERS, strict=True)], tmp_path / "run"
-    Federation(tmp_path, nodes, NUMBERS).go(run, deployed(tmp_path, NUMBERS))
+    nodes = [of_clients(node, number, chat=chat) for node, number in zip("abc", NUMBERS, strict=True)]
+    run = tmp_path / "run"
+    Federation(tmp_path, nodes, NUMBERS).go(run, deployed(tmp_path, NUMBERS, chat=chat))
     assert roster_of(run) == {"nodes": [1, 2, 3], "clients": NUMBERS}
-    joined, config = kept(tmp_path, 3), load(run / "config.toml")
+    joined, config = kept(tmp_path, (1, 2, 3)), load(run / "config.toml")
     same = many_clients.simulated(tmp_path, config, nodes, joined, monkeypatch)
     with Ledger.open(run / "ledger.jsonl", read_only=True) as ledger, Ledger.open(same / "ledger.jsonl") as other:
         assert [charge.event for charge in ledger.charges] == [charge.event for charge in other.charges]
@@ -75,13 +77,13 @@ def test_a_run_that_is_resumed_draws_the_same_clients_and_says_what_one_node_can
             with pytest.raises(Killed):
                 grid.go(run, "" if run.exists() else deployed(tmp_path, NUMBERS, privacy=""))
     assert charges(run) == 1
-    joined = kept(tmp_path, 3)
+    joined = kept(tmp_path, (1, 2, 3))
     grid.go(run)
     first, again, third = trained[:3], trained[3:6], trained[6:9]
     assert first == again == each_drawn(joined, 0)
     assert third == each_drawn(joined, 1) != first
     assert charges(run) == 2
-    assert kept(tmp_path, 3)[0].seed == joined[0].seed
+    assert kept(tmp_path, (1, 2, 3))[0].seed == joined[0].seed
     presences = [record.presence for record in read_metrics(run) if record.phase == "round"]
     assert presences == [Presence(3, 3)]
     statement = json.loads((run / "privacy.json").read_text())
