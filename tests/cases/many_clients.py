@@ -154,12 +154,14 @@ def simulated(
 
     Its validation set is one client more, who lies where the held-out client is.
     """
-    names = [sorted({row["user"] for row in rows}) for rows in nodes]
+    whose = config.data.client_column
+    names = [sorted({str(row[whose]) for row in rows}) for rows in nodes]
     everybody = [name for of_node in names for name in of_node]
     assert [len(of_node) for of_node in names] == [one.clients for one in joined], "no place may be without a client"
     held_out = int(np.argmin(simulation_generator(config.seed, "held-out").permutation(len(everybody) + 1)))
     place = {name: f"{i + (i >= held_out):06d}" for i, name in enumerate(everybody)}
-    rows = [{**row, "user": place[row["user"]]} for of_node in nodes for row in of_node]
+    assert len(place) == len(everybody), "nobody may be a client of two nodes"
+    rows = [{**row, "user": place[str(row[whose])]} for of_node in nodes for row in of_node]
     chat = config.model.task == "instruction"
     rows += [record("one held out", 0, f"{held_out:06d}", chat)]
     test = write(folder / "test.jsonl", of_clients("the test", 5, chat=chat))
@@ -168,7 +170,7 @@ def simulated(
     data |= {"text-column": config.data.text_column}
     table = config.to_table()
     same = parse({**table, "data": data, "engine": {"kind": "inprocess", "workers": 2}})
-    patch.setattr(CohortSampler, "draw", _of(joined, config.sampling_rate))
+    patch.setattr(CohortSampler, "draw", _of(joined, config.sampling_rate, config.rounds))
     patch.setattr(client.worker, "local_seed", _seeds(joined))
     run = folder / "simulated"
     run.mkdir()
@@ -191,8 +193,8 @@ def charges(run: Path) -> int:
         return len(ledger.charges)
 
 
-def _of(joined: list[Joined], rate: float) -> Any:
-    cohorts = {round: drawn(joined, round, rate) for round in range(1, 10)}
+def _of(joined: list[Joined], rate: float, rounds: int) -> Any:
+    cohorts = {round: drawn(joined, round, rate) for round in range(1, rounds + 1)}
 
     def draw(self: Any, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round") -> Cohort:
         cohort: Cohort = always(*cohorts[round])(self, sampling, round, attempt, label=label)

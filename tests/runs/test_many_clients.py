@@ -29,26 +29,33 @@ class Killed(BaseException):
     """The server's process ends here."""
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["notes", "conversations"])
+@pytest.mark.parametrize(
+    ("numbers", "rate", "chat"),
+    [
+        pytest.param(NUMBERS, 0.5, False, id="notes"),
+        pytest.param(NUMBERS, 0.5, True, id="conversations"),
+        pytest.param([3000, 3000, 3000], 0.02, False, id="thousands", marks=pytest.mark.nightly),
+    ],
+)
 def test_three_nodes_make_the_adapter_that_the_simulation_makes(
-    chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    numbers: list[int], rate: float, chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = [of_clients(node, number, chat=chat) for node, number in zip("abc", NUMBERS, strict=True)]
-    run = tmp_path / "run"
-    Federation(tmp_path, nodes, NUMBERS).go(run, deployed(tmp_path, NUMBERS, chat=chat))
-    assert roster_of(run) == {"nodes": [1, 2, 3], "clients": NUMBERS}
+    nodes = [of_clients(node, number, chat=chat) for node, number in zip("abc", numbers, strict=True)]
+    run, text = tmp_path / "run", deployed(tmp_path, numbers, rate, chat=chat).replace("delta = 1e-3", "delta = 1e-5")
+    Federation(tmp_path, nodes, numbers).go(run, text)
+    assert roster_of(run) == {"nodes": [1, 2, 3], "clients": numbers}
     joined, config = kept(tmp_path, (1, 2, 3)), load(run / "config.toml")
     same = many_clients.simulated(tmp_path, config, nodes, joined, monkeypatch)
     with Ledger.open(run / "ledger.jsonl", read_only=True) as ledger, Ledger.open(same / "ledger.jsonl") as other:
         assert [charge.event for charge in ledger.charges] == [charge.event for charge in other.charges]
         assert ledger.commitment == other.commitment
-        assert ledger.commitment.population == sum(NUMBERS)
+        assert ledger.commitment.population == sum(numbers)
     ours, theirs = adapter(run), adapter(same)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert any(float(values.abs().max()) > 0 for name, values in ours.items() if "lora_B" in name)
     statement = json.loads((run / "privacy.json").read_text())
-    assert statement["nodes"]["clients"] == NUMBERS
+    assert statement["nodes"]["clients"] == numbers
 
 
 def test_a_run_that_is_resumed_draws_the_same_clients_and_says_what_one_node_can_do(
