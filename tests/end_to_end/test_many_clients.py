@@ -12,7 +12,7 @@ from server.run_folder.telemetry import read_metrics
 from tests.cases.many_clients import adapter, deployed, kept, of_clients, simulated, state, write
 from tests.end_to_end.deployment import BIN, Deployment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 NUMBERS = {"a": 6, "b": 9}
 
