@@ -9,7 +9,8 @@ With rows x_i of the units in the cohort, a plan (clip map e, noise multiplier z
     release = decode( sum_i e(x_i) + z N(0, I) ),  and for every query  sum_i f_j(x_i) + s_j N(0, I)
 
 Guarantee: one Gaussian mechanism of noise multiplier z_eff = (z^-2 + sum_j (S_j/s_j)^2)^(-1/2) on the sampled cohort,
-add or remove one unit (McMahan et al. 2018, arXiv 1710.06963v3, with several statistics in one joint Gaussian).
+add or remove one unit (McMahan et al. 2018, arXiv 1710.06963v3, with several statistics in one joint Gaussian). Where
+records are sampled, each brings a row x_i, and a unit K of them: see ``privacy.accountants.mixture``.
 The divisor is the expected number of units, so a cohort that is small, partly failed or empty changes neither scale
 nor noise, and is charged like any other. With :class:`~privacy.randomness.correlated.BandedNoise` the N(0, I) of
 successive releases hang together as the charged event says (``privacy.events.Banded``, which has the guarantee).
@@ -126,7 +127,7 @@ def charged_release(
     """
     noise = GaussianNoise() if noise is None else noise
     sampling = cohort.sampling
-    validate(total, plan, min(sampling.population, MAX_UNITS))
+    validate(total, plan, min(sampling.rows, MAX_UNITS))
     correlation = noise.correlation(sampling, ledger) if isinstance(noise, BandedNoise) else None
     event = _event_of(cohort, plan, None, ledger, correlation)
     if noise.insecure and ledger.not_private is None:

@@ -6,7 +6,7 @@ The charge comes before any client is asked to make noise. What fails before it 
 paid for and releases nothing. A client that does not answer a step, or wrongly, has dropped out; the sum is that of the
 clients whose masked vectors came, and there must be as many of them as were agreed on.
 
-Guarantee: see ``privacy/events.py`` (what is released) and ``privacy/secagg`` (that nothing else is seen).
+Guarantee: see ``privacy/events/noise.py`` (what is released) and ``privacy/secagg`` (that nothing else is seen).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

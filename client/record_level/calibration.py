@@ -20,16 +20,25 @@ def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
     return controller
 
 
-def commit(silo: RecordLevelSettings, population: int, extra: Sequence[FloorStep] = ()) -> Calibrated:
+def commit(
+    silo: RecordLevelSettings, population: int, extra: Sequence[FloorStep] = (), *, records: int = 0
+) -> Calibrated:
     """Calibrate for so many units, with what else the target must pay for.
 
+    Args:
+        records: as of :meth:`RecordLevelSettings.sampling`.
+
     Raises:
-        ValueError: no noise keeps the target, or there are fewer units than a batch expects.
+        ValueError: no noise keeps the target, or there are fewer units (records) than a batch expects.
     """
     controller = controller_of(silo)
+    if isinstance(controller, RawRule) and silo.sampling_level == "example":
+        raise ValueError(
+            f"strategy.controller = {silo.controller!r} is shown the rows of units; set silo.sampling-level = 'user'"
+        )
     found = calibrate(
         controller,
-        silo.sampling(population),
+        silo.sampling(population, records),
         silo.steps,
         epsilon=silo.epsilon,
         delta=silo.delta,

@@ -97,6 +97,8 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
     if not len(records):
         return _refusal(request, "this site has no records")
     index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
+    if silo.sampling_level != "user":
+        return _refusal(request, "this site draws whole units; ask with silo.sampling-level = 'user'")
     if silo.batch_size > len(index):
         return _refusal(request, f"this site has fewer than {silo.batch_size} units")
     engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from client.settings import Count, CountOrAuto, Fraction, Options, Positive, Table
 from privacy import checks
-from privacy.events import Poisson
+from privacy.events import ExampleLevelPoisson, Poisson
 
 SHAPES = ("constant", "linear", "cosine")
 
@@ -91,13 +91,17 @@ class StepSettings(Table):
     """What a private step takes and how far it goes; of the ``[silo]`` table.
 
     Attributes:
-        batch_size: units (records, patients) expected in a batch.
-        records_per_unit: most records of a unit in one step, which bounds the work on a large group; 0 takes all.
+        sampling_level: what a batch draws by itself where groups are protected: ``user`` draws whole units, each of
+            which brings one clipped row; ``example`` draws records, each of which brings one.
+        batch_size: units (records, patients) expected in a batch; records with ``sampling-level = "example"``.
+        records_per_unit: most records of a unit in one step, which bounds the work on a large group; 0 takes all. With
+            ``sampling-level = "example"`` most records of a unit in the whole run, which its noise is for.
         combine: how the gradients of the records of a unit become one.
         schedule: of the learning rate over the steps.
         warm_up: steps in which the learning rate rises.
     """
 
+    sampling_level: Literal["user", "example"] = "user"
     batch_size: Count = 64
     records_per_unit: CountOrAuto = 0
     combine: Literal["mean", "sum"] = "mean"
@@ -129,6 +133,12 @@ class RecordLevelSettings(PrivacyTarget, MethodSettings, StepSettings):
             raise ValueError(
                 "not_private must say why: without noise, or with batches that can be foretold, it is none"
             )
+        if self.sampling_level == "example" and not (self.unit.startswith("group:") and self.records_per_unit):
+            raise ValueError(
+                "sampling_level = 'example' needs groups as units and records_per_unit >= 1, got unit = "
+                f"{self.unit!r}, records_per_unit = {self.records_per_unit}: the cap is what a unit's noise is for; a "
+                "record that is a unit is drawn by itself as it is"
+            )
         return self
 
     @property
@@ -136,8 +146,21 @@ class RecordLevelSettings(PrivacyTarget, MethodSettings, StepSettings):
         """The factor on the learning rate of every step."""
         return StepSchedule(self.steps, self.schedule, self.warm_up)
 
-    def sampling(self, population: int) -> Poisson:
-        """How a batch is drawn from so many units; ValueError if they are too few."""
+    def sampling(self, population: int, records: int = 0) -> Poisson:
+        """How a batch is drawn from so many units; ValueError if they are too few.
+
+        Args:
+            records: of all units under the cap, see :attr:`client.record_level.units.UnitIndex.kept`; used with
+                ``sampling_level = "example"`` only.
+        """
+        if self.sampling_level == "example":
+            if self.batch_size > records:
+                raise ValueError(
+                    f"batch_size must be <= the number of records under the cap ({records}), got {self.batch_size}; "
+                    "it is the EXPECTED number of records in a batch"
+                )
+            most = self.records_per_unit
+            return ExampleLevelPoisson(self.batch_size / records, population, self.unit, most, records)
         if self.batch_size > population:
             raise ValueError(
                 f"batch_size must be <= the number of units ({population}), got {self.batch_size}; "

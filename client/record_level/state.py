@@ -114,6 +114,7 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
                 f"{folder} has a ledger but not what belongs to it: {error}; restore the folder"
             ) from error
         kept = {name: document[name] for name in mine}
+        kept["silo"] = {"sampling_level": "user", **kept["silo"]}  # version 0.1 knew no other
         if kept != mine:
             changed = [name for name in kept["silo"] if kept["silo"][name] != mine["silo"].get(name)]
             changed += ["number of units"] if kept["population"] != mine["population"] else []

@@ -34,11 +34,17 @@ class UnsoundSgd(ShownRaw, PrivateSgd):
 
 
 def info_of(
-    silo: RecordLevelSettings, population: int, layout: AdapterLayout, multipliers: tuple[float, ...], order: int | None
+    silo: RecordLevelSettings,
+    population: int,
+    layout: AdapterLayout,
+    multipliers: tuple[float, ...],
+    order: int | None,
+    *,
+    records: int = 0,
 ) -> RunInfo:
-    """What the controller is told; public."""
-    adapters = Adapters(layout.rank, population, silo.seed)
-    return run_info(_aggregation(silo), adapters, layout, silo.steps, silo.sampling(population), multipliers, order)
+    """What the controller is told; public. ``records`` as of :meth:`RecordLevelSettings.sampling`."""
+    adapters, sampling = Adapters(layout.rank, population, silo.seed), silo.sampling(population, records)
+    return run_info(_aggregation(silo), adapters, layout, silo.steps, sampling, multipliers, order)
 
 
 def private_training(
@@ -57,12 +63,13 @@ def private_training(
     """
     controller, aggregation = controller_of(silo), _aggregation(silo)
     layout, population = engine.layout, len(index)
-    info = info_of(silo, population, layout, multipliers, ledger.commitment.order)
+    info = info_of(silo, population, layout, multipliers, ledger.commitment.order, records=index.kept)
+    rows = index.capped() if silo.sampling_level == "example" else index
     optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
     noise = noise_of(silo)
     kind = UnsoundSgd if isinstance(controller, RawRule) else PrivateSgd
     return kind(
-        gradients=UnitGradients(engine, index, silo.combine),
+        gradients=UnitGradients(engine, rows, silo.combine),
         planner=Planner(controller, info, aggregation, Adapters(layout.rank, population, silo.seed)),
         server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),
         ledger=ledger,

@@ -11,6 +11,9 @@ A bound on the records per unit bounds only the work: a larger unit is represent
 sample may depend on the unit's own records, the step and the public seed, and on nothing else: if adding another unit
 changed which records of this one are used, two rows of the sum would move instead of one. So it is drawn from a stream
 named by the content of the unit's records, in an order that is theirs too.
+
+With example-level sampling the records themselves are the rows (:meth:`UnitIndex.capped`): a unit brings one for each
+of its records that was drawn, and the account is that of :mod:`privacy.accountants.mixture`.
 """
 
 import hashlib
@@ -30,6 +33,8 @@ from privacy.clipping.units import Units
 from privacy.randomness.rng import simulation_generator
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
+
+_ONCE = 0  # in place of a step, which counts from 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,23 @@ class UnitIndex:
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    @property
+    def kept(self) -> int:
+        """How many records all units have together, each at most ``most``."""
+        sizes = np.diff(self.starts)
+        return int((np.minimum(sizes, self.most) if self.most else sizes).sum())
+
+    def capped(self) -> "UnitIndex":
+        """Every record a row of its own, at most ``most`` of each unit: what example-level sampling draws from.
+
+        Which records of a larger unit are kept is settled once for the run, as :meth:`used` settles it for a step: by
+        the content of that unit's records and the public seed. A neighbouring data set so differs in at most ``most``
+        rows, and those of every other unit stay what they are.
+        """
+        checks.integer_at_least(1, records_per_unit=self.most, remedy="without a cap a unit moves a sum without limit")
+        kept = np.concatenate([self.used(unit, _ONCE) for unit in range(len(self))])
+        return UnitIndex(self.records, kept, np.arange(len(kept) + 1), 1, self.seed)
 
     def used(self, unit: int, step: int) -> Int64[np.ndarray, " used"]:
         """The records of one unit that a step uses."""

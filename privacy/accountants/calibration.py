@@ -22,6 +22,7 @@ from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
 from privacy.events import (
     Banded,
     CyclicPoisson,
+    ExampleLevelPoisson,
     NoiseShares,
     Poisson,
     ReleaseEvent,
@@ -278,7 +279,8 @@ class NoiseSearch:
     def guess(self) -> float:
         """Slightly too much noise, by integer-order Rényi divergences of the rounds under Poisson sampling."""
         squeezed = math.sqrt(len(self.profile) / sum(share**-2 for share in self.profile))
-        rate = max(one.expected_units / one.population for one in self.samplings)
+        rate, rows = max((_as_one_row(one) for one in self.samplings), key=math.prod)
+        squeezed /= rows
 
         def excess(log_z: float) -> float:
             rho = [len(self.samplings) * renyi.subsampled_gaussian_rdp(rate, math.exp(log_z), a) for a in _GUESS_ORDERS]
@@ -291,6 +293,14 @@ class NoiseSearch:
         if excess(highest) >= 0.0:
             return 1.0 / squeezed
         return math.exp(float(brentq(excess, lowest, highest, xtol=1e-3))) / squeezed
+
+
+def _as_one_row(sampling: Poisson) -> tuple[float, float]:
+    """How often a unit joins, and with how many rows on average when it does: where the search begins."""
+    if not isinstance(sampling, ExampleLevelPoisson):
+        return sampling.expected_units / sampling.population, 1.0
+    rate = -math.expm1(sampling.records_per_unit * math.log1p(-sampling.rate)) if sampling.rate < 1.0 else 1.0
+    return rate, sampling.records_per_unit * sampling.rate / rate
 
 
 def _effective(z: float, queries: Queries) -> float:

@@ -13,6 +13,7 @@ What takes Poisson sampling under which adjacency; the rest is refused by :class
 |---|---|---|
 | 1 (everyone) | pld rdp prv gdp-approx | pld; rdp at half the noise multiplier (a sum moves by twice the bound) |
 | < 1 | pld rdp prv gdp-approx | pld |
+| of records, units protected | pld (``mixture.py``) | |
 
 dp_accounting's PLD doubles the sensitivity under replace-one by itself; its RDP accountant does not (measured: 2.166
 for both adjacencies), so the half is taken here.
@@ -37,7 +38,7 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import CyclicPoisson, Poisson, ReleaseEvent, Step
+from privacy.events import CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent, Step
 
 COMPOSED = ("add_remove", "replace_one")
 """Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
@@ -74,6 +75,11 @@ def epsilon(
         return 0.0
     if any(multiplier == 0.0 for _, multiplier, _ in steps):
         return math.inf
+    if accountant != "pld" and any(isinstance(sampling, ExampleLevelPoisson) for sampling, _, _ in steps):
+        raise UnsupportedEvent(
+            f"the {accountant} accountant cannot account sampling of records where units are protected; use 'pld', "
+            f"which needs a delta of at least {pld.SMALLEST_DELTA:g}"
+        )
     match accountant:
         case "pld":
             return pld.epsilon(steps, delta, adjacency, interval)

@@ -31,7 +31,7 @@ from scipy.special import logsumexp
 from privacy import checks
 from privacy.commitment import ADJACENCIES, ROUNDING
 from privacy.errors import UnsupportedEvent
-from privacy.events import Poisson, Step
+from privacy.events import ExampleLevelPoisson, Poisson, Step
 
 _CLOSED_FORM = 1e-12  # relative rounding of the closed form
 _SUM_ROUNDING = 1e-10  # relative rounding of dp_accounting's divergences (sums of up to a thousand terms)
@@ -88,6 +88,7 @@ def rho_of(sampling: Poisson, noise_multiplier: float, order: int, adjacency: st
         UnsupportedEvent: no bound is known for this sampling under this adjacency.
     """
     checks.one_of(ADJACENCIES, adjacency=adjacency)
+    _refuse_records(sampling)
     if noise_multiplier == 0.0:
         return math.inf
     multiplier = noise_multiplier * (1.0 - ROUNDING)
@@ -124,6 +125,7 @@ def _divergences(
     sampling: Poisson, multiplier: float, adjacency: str, orders: tuple[float, ...]
 ) -> Float64[np.ndarray, " orders"]:
     """Rényi divergences of one release at all orders; infinite where dp_accounting's series does not converge."""
+    _refuse_records(sampling)
     replace = adjacency == "replace_one"
     relation = dp_accounting.NeighboringRelation
     accountant = RdpAccountant(orders, relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE)
@@ -134,6 +136,16 @@ def _divergences(
     divergences: Float64[np.ndarray, " orders"] = np.maximum(accountant.rdp, 0.0) * (1.0 + _SUM_ROUNDING) + slack
     divergences.flags.writeable = False
     return divergences
+
+
+def _refuse_records(sampling: Poisson) -> None:
+    """A unit that may bring several rows is a mixture, of which no Rényi bound is computed here."""
+    if isinstance(sampling, ExampleLevelPoisson):
+        raise UnsupportedEvent(
+            "sampling of records where units are protected is accounted by privacy loss distributions alone: take "
+            "accountant 'pld', a floor instead of a filter, no tuning by repeat-and-select, and a delta of at least "
+            f"1e-12; or sample units. Got {sampling}"
+        )
 
 
 def _rdp_event(sampling: Poisson, multiplier: float, replace: bool) -> dp_accounting.DpEvent:

@@ -18,7 +18,7 @@ from privacy import checks
 from privacy.accountants import composition, renyi, selection
 from privacy.commitment import Commitment, Tuning
 from privacy.errors import UnsupportedEvent
-from privacy.events import Banded, CyclicPoisson, Json, Poisson
+from privacy.events import Banded, CyclicPoisson, ExampleLevelPoisson, Json, Poisson
 from privacy.ledger.ledger import Ledger
 
 TRUSTED_AGGREGATOR = (
@@ -30,6 +30,11 @@ CORRELATED = (
     "Gaussian noise on sums of clipped contributions, correlated over the rounds (banded matrix factorisation, {bands} "
     "bands); clients lie in {groups} groups that take turns, drawn once and independently of all data, so that one "
     "client takes part at most once in {groups} releases; all statistics of one cohort are one release"
+)
+EXAMPLE_LEVEL = (
+    "Gaussian noise on sums of clipped gradients of single records; every record is drawn by itself, and of one "
+    "{unit} at most {most}, chosen once by what it holds alone, so that its presence moves a sum by as many clipped "
+    "rows as were drawn of these; accounted as that mixture of Gaussians; all statistics of one draw are one release"
 )
 SHARED = (
     "sums of clipped contributions to each of which its client added discrete Gaussian noise, opened by secure "
@@ -79,6 +84,10 @@ SEEN_WITH_SHARES = (
     "rounds and runs that the server does not enter in this ledger: the clients' own ledgers end them where the "
     "epsilon of the federation's list is spent, by all runs on it together; it may be larger than that of this run",
     "the host of a simulation: it holds the secrets of all clients, so protection against it is rehearsed, not had",
+)
+RECORDS_COUNTED = (
+    "the number of records that are sampled, at most {most} of one {unit}: like the number of protected units it is "
+    "taken as public"
 )
 _OTHER_RUNS = "choices made by looking at other runs"
 TUNED = (
@@ -132,6 +141,8 @@ def privacy_statement(
         trust_model += HELD_BY_NODES
         share = nodes["one_node_moves_a_mean_by"]
         not_covered = (*not_covered, *(text.format(share=share) for text in ONE_NODE))
+    if (sampled := _example_level(commitment)) is not None:
+        not_covered = (*not_covered, RECORDS_COUNTED.format(**_named(sampled)))
     released = sum(charge.released_at is not None for charge in ledger.charges)
     committed = {"committed": sum(step.count for step in commitment.floor)} if commitment.floor else {}
     statement: Json = {
@@ -286,11 +297,22 @@ def _releases(ledger: Ledger) -> list[Json]:
 def _mechanism(commitment: Commitment) -> str:
     if commitment.noise_shares is not None:
         return SHARED
+    if (sampled := _example_level(commitment)) is not None:
+        return EXAMPLE_LEVEL.format(**_named(sampled))
     if (correlation := _correlation(commitment)) is None:
         return CENTRAL
     sampling = commitment.floor[0].sampling
     assert isinstance(sampling, CyclicPoisson)
     return CORRELATED.format(bands=correlation.bands, groups=sampling.groups)
+
+
+def _example_level(commitment: Commitment) -> ExampleLevelPoisson | None:
+    """How records are sampled where units are protected; None where units are."""
+    return next((one.sampling for one in commitment.floor if isinstance(one.sampling, ExampleLevelPoisson)), None)
+
+
+def _named(sampling: ExampleLevelPoisson) -> Json:
+    return {"unit": _unit_text(sampling.unit), "most": sampling.records_per_unit}
 
 
 def _correlation(commitment: Commitment) -> Banded | None:
@@ -316,6 +338,9 @@ def _covered(ledger: Ledger) -> list[str]:
 
 def _sampling_text(sampling: Poisson) -> str:
     units = f"{sampling.population:,} {_unit_text(sampling.unit)}s"
+    if isinstance(sampling, ExampleLevelPoisson):
+        records = f"{sampling.records:,} records of {units}, at most {sampling.records_per_unit} of each"
+        return f"all {records}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {records}"
     if isinstance(sampling, CyclicPoisson):
         return f"Poisson with rate {sampling.rate:g} from one of {sampling.groups} groups of {units} in turn"
     return f"all {units}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {units}"

@@ -55,8 +55,9 @@ class Cohort:
     """Who was drawn, and how: what is asked of these ids is charged as this sampling. A sampler makes it, nothing else.
 
     Attributes:
-        ids: sorted, in [0, population); private, and read-only: nobody joins a cohort that was drawn. Empty where
-            holders draw their own units, and nobody has the ids of all.
+        ids: sorted, of units in [0, population), or of records in [0, records) where these are sampled; private, and
+            read-only: nobody joins a cohort that was drawn. Empty where holders draw their own units, and nobody has
+            the ids of all.
         sampling: how they were drawn.
         label, round, attempt: of the release they were drawn for, and how often it was charged before.
         insecure: whether anyone with a seed can draw them again.
@@ -148,7 +149,7 @@ class CohortSampler:
 
     def draw(self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round") -> Cohort:
         """One cohort drawn as ``sampling`` says; ValueError for cyclic sampling without a turn."""
-        ids = self.poisson(sampling.population, sampling.rate, round, attempt, label=label)
+        ids = self.poisson(sampling.rows, sampling.rate, round, attempt, label=label)
         if isinstance(sampling, CyclicPoisson):
             if sampling.turn is None:
                 raise ValueError(f"turn must be a number to draw a cohort, got None in {sampling}")

@@ -14,7 +14,7 @@ from client.data.spec import DataSettings
 from client.engine.local_training import LocalTraining
 from client.record_level.settings import MethodSettings
 from client.settings import Count, CountOrAuto, Rate, Table
-from privacy.events import NoiseShares
+from privacy.events import MOST_RECORDS_PER_UNIT, NoiseShares
 from server.config.tables import Audit, Engine, Evaluation, Model, Privacy, Public, Silo, Simulation
 
 
@@ -69,6 +69,7 @@ class RunConfig(Table):
         wrong += self._wrong_of_nodes() if self.data.nodes else []
         wrong += self._wrong_of_canaries() if self.audit.canaries else []
         wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
+        wrong += self._wrong_of_examples() if self.silo.sampling_level == "example" else []
         if self.expected_cohort < 1:
             wrong.append(
                 f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
@@ -258,6 +259,25 @@ class RunConfig(Table):
             )
         return wrong
 
+    def _wrong_of_examples(self) -> list[str]:
+        """Where a batch cannot draw records by themselves while their groups are protected."""
+        wrong = []
+        for key, value, right, why in (
+            ("privacy.unit", self.privacy.unit, self.privacy.unit == "group", "'group': records are drawn of groups"),
+            ("clients", self.clients, self.clients == 1, "1: sites of a cross-silo run draw whole units"),
+            ("privacy.mode", self.privacy.mode, self.privacy.mode == "floor", "'floor': no filter accounts it"),
+            (
+                "silo.records-per-unit",
+                self.silo.records_per_unit,
+                1 <= self.silo.records_per_unit <= MOST_RECORDS_PER_UNIT,
+                f"in 1..{MOST_RECORDS_PER_UNIT}: it is what the noise of a unit is for",
+            ),
+            ("audit.canaries", self.audit.canaries, not self.audit.canaries, "0: canaries take the places of units"),
+        ):
+            if not right:
+                wrong.append(f"{key} = {value!r} with silo.sampling-level = 'example' must be {why}")
+        return wrong
+
     @property
     def alone(self) -> bool:
         """Whether this is one site that trains by itself, at record level."""
@@ -278,9 +298,11 @@ class RunConfig(Table):
 
     @property
     def units_text(self) -> str:
-        """What a cohort is made of, in the plural: clients, sites, or the records or patients of one site."""
+        """What a cohort is made of, in the plural: clients, sites, or what a batch of one site draws."""
         if self.privacy.unit == "client":
             return "clients"
+        if self.alone and self.silo.sampling_level == "example":
+            return "records"
         return f"{self.unit.removeprefix('group:')}s" if self.alone else "sites"
 
     @property

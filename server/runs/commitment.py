@@ -139,11 +139,12 @@ def _too_few(config: RunConfig, what: str, error: NoBudgetLeft) -> str:
 
 
 def commit_records(
-    config: RunConfig, silo: RecordLevelSettings, population: int, folder: Path | None = None
+    config: RunConfig, silo: RecordLevelSettings, population: int, folder: Path | None = None, *, records: int = 0
 ) -> Calibrated:
-    """The same for a run over the records of one site, which has so many units."""
-    with priced(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {population} units"):
-        return _once(config, population, lambda: calibration.commit(silo, population), folder)
+    """The same for a run over the records of one site, which has so many units, and ``records`` under their cap."""
+    drawn = f"{population} units" if silo.sampling_level == "user" else f"{records} records of {population} units"
+    with priced(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {drawn}"):
+        return _once(config, population, lambda: calibration.commit(silo, population, records=records), folder)
 
 
 def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], folder: Path | None) -> Calibrated:

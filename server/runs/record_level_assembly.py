@@ -82,9 +82,10 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
             f"audit.canaries = {config.audit.canaries} must be at most half of the {len(index)} units: canaries take "
             "the places of units; lower audit.canaries"
         )
-    noise = commit_records(config, silo, len(index), folder)
+    noise = commit_records(config, silo, len(index), folder, records=index.kept)
     run = assembled(config, parts, data)
-    info = info_of(silo, len(index), run.layout, noise.multipliers, noise.commitment.order)
+    order = noise.commitment.order
+    info = info_of(silo, len(index), run.layout, noise.multipliers, order, records=index.kept)
     what = f"strategy.controller = {config.strategy.controller!r}"
     refuse_unplannable(parts.controller, info, what, refuse_votes)
     return RecordLevelAssembly(**vars(run), commitment=noise.commitment, setting=info, silo=silo, index=index)

@@ -23,6 +23,17 @@ _LEGEND = (
     "S = sqrt(T) a m / (z sqrt(d)): how long the signal of the whole run is beside its noise. It says nothing of the "
     "clip threshold, of the learning rate, or whether so many rounds are enough."
 )
+_LEVELS_LEGEND = (
+    "Noise is the standard deviation of a value of the mean of one step, in clip thresholds C, G the most records of a "
+    "unit (silo.records-per-unit). Both levels take as many gradients. C is the same for both; at user level a row is "
+    "a mean of up to G gradients, and where these have little in common a threshold up to sqrt(G) times smaller does. "
+    "A smaller G has less noise and uses fewer records."
+)
+_FOR_THE_OPERATOR = (
+    "This shows how many records the site's units have. It was computed here, no number of it is kept or sent, "
+    "and no budget pays for it: it is for the site's operator. A run takes the number of units as public, and with "
+    "silo.sampling-level = 'example' the number of records under the cap as well."
+)
 
 
 def plan_command(
@@ -54,6 +65,13 @@ def plan_command(
     data: Annotated[
         Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
     ] = None,
+    levels: Annotated[
+        bool,
+        typer.Option(
+            "--sampling-levels",
+            help="Compare drawing units with drawing records, by this site's private counts: for its operator only.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Choose rounds, sampling rate and what is trained, before anything is spent; refuse what is hopeless.
@@ -78,9 +96,23 @@ def plan_command(
                 f"privacy.noise-correlation = {noise!r}: S adds up noise that is independent from round to round; plan "
                 "with --set privacy.noise-correlation=none, and correlate it afterwards"
             )
+        console = Console()
+        if levels:
+            given = (clients, records, labels, cost, agreement, like)
+            if asked.run.privacy.unit != "group" or any(option is not None for option in given):
+                raise ValueError(
+                    "--sampling-levels reads the groups of a site's own records (privacy.unit = 'group') and takes "
+                    f"nothing but settings and --data, got privacy.unit = {asked.run.privacy.unit!r}"
+                )
+            _say_levels(asked.run, console, as_json=as_json)
+            return
+        if asked.run.silo.sampling_level != "user":
+            raise ValueError(
+                "silo.sampling-level = 'example': S is of units that are drawn whole; compare both by "
+                "--sampling-levels, or plan with --set silo.sampling-level=user"
+            )
         from simulations.planning.choices import advise
 
-        console = Console()
         with console.status("Calibrating"):
             situation = _situation(asked.run, clients, records, labels, cost, agreement, like)
             advice = advise(situation)
@@ -134,6 +166,67 @@ def _situation(
         chosen = default_agreement(config.model.task, size)
     now = config.silo.batch_size * config.rounds if config.alone else config.expected_cohort * config.rounds
     return Situation(config, population, labels or 2, chosen, cost or round(4 * now))
+
+
+def _say_levels(config: "RunConfig", console: Console, *, as_json: bool) -> None:
+    """Which way to draw a batch is less noisy at the site's own counts, in the terminal only."""
+    import numpy as np
+
+    from client.data.prepare import prepare
+    from client.record_level.units import UnitIndex
+    from server.runs.assembly import data_spec
+    from simulations.planning.sampling_levels import compare
+
+    silo, privacy = config.silo, config.privacy
+    with console.status("Calibrating"):
+        index = UnitIndex.of(prepare(data_spec(config)).train, grouped=True, most=silo.records_per_unit)
+        expected = silo.batch_size * (index.kept / len(index) if silo.sampling_level == "user" else 1.0)
+        found = compare(
+            np.diff(index.starts),
+            config.unit,
+            gradients=max(1, round(expected)),
+            steps=config.rounds,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+        )
+    if as_json:
+        typer.echo(json.dumps([{**vars(one), "better": one.better} for one in found], indent=2))
+        return
+    table = plain_table()
+    for name in ("Cap G", "records", "rate q", "z user", "z example", "noise user", "noise example"):
+        table.add_column(name, justify="right")
+    table.add_column("less noise")
+    for one in found:
+        table.add_row(
+            f"{one.cap}",
+            f"{one.records:,}",
+            f"{one.rate:.4g}",
+            f"{one.user_multiplier:.4g}",
+            f"{one.example_multiplier:.4g}",
+            f"{one.user_noise:.3g}",
+            f"{one.example_noise:.3g}",
+            one.better or "alike",
+            style="bold" if one.cap == silo.records_per_unit else "",
+        )
+    units = config.unit.removeprefix("group:") + "s"
+    headline = (
+        f"Epsilon {number_text(privacy.epsilon)} at delta {delta_text(privacy.delta)} for {len(index):,} {units}: "
+        f"{round(expected):,} gradients expected in each of {config.rounds:,} steps"
+    )
+    verdicts = [
+        f"{level} level (silo.sampling-level = '{level}') for G = {', '.join(str(one.cap) for one in caps)}"
+        for level in ("user", "example")
+        if (caps := [one for one in found if one.better == level])
+    ]
+    console.print(
+        Group(
+            Text(headline, style="bold"),
+            Padding(table, (1, 0, 1, 2)),
+            Padding(Text(_LEVELS_LEGEND, style="dim"), (0, 0, 1, 2)),
+            Text(f"Less noise: {'; '.join(verdicts) or 'neither'}.", style="bold"),
+            Text(_FOR_THE_OPERATOR),
+        )
+    )
 
 
 def _plain(situation: "Situation", advice: "Advice") -> dict[str, Any]:

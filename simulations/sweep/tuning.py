@@ -85,6 +85,11 @@ def refuse_unlike(cells: Sequence[Cell]) -> None:
                 f"{cell.key}: privacy.mode = {config.privacy.mode!r} must be 'floor' in a private sweep: a filter "
                 "bounds the divergence at one order, and the price of choosing needs several"
             )
+        if config.silo.sampling_level != "user":
+            raise ConfigError(
+                f"{cell.key}: silo.sampling-level = {config.silo.sampling_level!r} must be 'user' in a private sweep: "
+                "the price of choosing needs Rényi divergences, and sampling of records is accounted by PLD alone"
+            )
     first, *others = cells
     for cell in others:
         ours, theirs = flatten(first.config.to_table()), flatten(cell.config.to_table())

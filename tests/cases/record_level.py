@@ -68,7 +68,7 @@ def silo_training(
     """A silo that has begun, with its ledger in `folder`."""
     silo = RecordLevelSettings(**settings)
     index = UnitIndex.of(data, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
-    commitment, multipliers = _commit(silo.to_json(), len(index))
+    commitment, multipliers = _commit(silo.to_json(), len(index), index.kept)
     ledger = Ledger.create(folder / "ledger.jsonl", commitment)
     training = private_training(silo, made or engine(name), index, ledger, multipliers, CohortSampler.fresh())
     training.begin(vector(name) if adapter is None else adapter, PublicSignals(0, 1.0))
@@ -76,9 +76,9 @@ def silo_training(
 
 
 @functools.cache
-def _commit(silo: str, population: int) -> tuple[Commitment, tuple[float, ...]]:
+def _commit(silo: str, population: int, kept: int) -> tuple[Commitment, tuple[float, ...]]:
     """Calibrating takes longer than training."""
-    return commit(RecordLevelSettings.from_json(silo), population)
+    return commit(RecordLevelSettings.from_json(silo), population, records=kept)
 
 
 def run(training: PrivateSgd, steps: int) -> Tensor:

@@ -6,9 +6,11 @@ import torch
 
 from client.engine.cohort import CohortEngine
 from client.record_level.units import UnitGradients, UnitIndex
+from privacy.accountants.composition import epsilon
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import GRID, Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
+from privacy.events import ExampleLevelPoisson, Poisson
 from tests.cases.cohorts import build, distance, fresh
 from tests.cases.drawn import always
 from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
@@ -67,6 +69,114 @@ def test_the_sample_of_a_large_unit_is_its_own_affair():
     alone = UnitIndex.of(data.select(mixed), grouped=True, most=2, seed=3)
     for step in range(20):
         assert {int(mixed[record]) for record in alone.used(0, step)} == set(index.used(1, step).tolist())
+
+
+EXAMPLES = PRIVATE | {"unit": "group:patient", "sampling_level": "example", "records_per_unit": 3, "combine": "sum"}
+VISITS = [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3]
+"""The patient of every record; under a cap of 3 nine of them are left."""
+
+
+def test_where_records_are_sampled_a_unit_has_at_most_so_many():
+    data = records(units=VISITS)
+    index = UnitIndex.of(data, grouped=True, most=3, seed=3)
+    rows = index.capped()
+    assert (len(index), len(rows), index.kept) == (4, 9, 9)
+    used = [[rows.used(row, step).tolist() for row in range(9)] for step in (1, 2)]
+    assert used[0] == used[1]  # once for the run
+    assert len({record for (record,) in used[0]}) == 9
+    assert np.bincount([VISITS[record] for (record,) in used[0]]).tolist() == [3, 3, 2, 1]
+    with pytest.raises(ValueError, match="records_per_unit must be an integer >= 1, got 0"):
+        UnitIndex.of(data, grouped=True).capped()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_which_records_of_a_unit_are_kept_is_its_own_affair(seed):
+    """Whoever else is there, in whatever order and under whatever number: the others' rows stay what they are."""
+    units = [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
+    data = records(units=units, seed=seed)
+
+    def kept(data, seed=3):
+        rows = UnitIndex.of(data, grouped=True, most=2, seed=seed).capped()
+        return [data.select(rows.used(row, 1)).tokens.tolist() for row in range(len(rows))]
+
+    whole = kept(data)
+    mixed = np.random.default_rng(seed).permutation(12)
+    for absent in (0, 1, 2):
+        rest = kept(data.select(np.array([record for record in mixed if units[record] != absent])))
+        assert len(whole) - len(rest) == 2
+        assert all(row in whole for row in rest)
+    assert sorted(kept(data, seed=4)) != sorted(whole)
+
+
+def test_the_rows_of_sampled_records_are_their_gradients(tmp_path):
+    data = records(units=VISITS)
+    training = silo_training(tmp_path, data, **EXAMPLES)
+    part = training.next_release().part
+    rows = torch.cat([chunk.rows for chunk in training.gradients.of(vector(), np.arange(9), part, step=1)])
+    single, index = gradient(vector(), data), training.gradients.index
+    expected = torch.stack([-single[int(index.used(row, 1)[0])] for row in range(9)])
+    assert distance(rows[rows.norm(dim=1).argsort()], expected[expected.norm(dim=1).argsort()]) < 1e-10
+
+
+def test_a_unit_of_sampled_records_moves_the_sum_by_the_rows_that_were_drawn(tmp_path):
+    """At most one clipped row for each of its records that joined, and by more than one where three did."""
+    training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES)
+    planned, index = training.next_release(), training.gradients.index
+    owners = np.array([VISITS[int(index.used(row, 1)[0])] for row in range(9)])
+
+    def total(rows):
+        chunks = training.gradients.of(vector() * 50, rows, planned.part, 1)
+        whole = sum((contribute(chunk, planned.plan) for chunk in chunks), _zero(planned))
+        return whole.encoded.double() / GRID
+
+    for unit, most in enumerate((3, 3, 2, 1)):
+        moved = float((total(np.arange(9)) - total(np.flatnonzero(owners != unit))).norm())
+        assert moved <= most
+        assert moved > 1.0 or most == 1
+
+
+def test_steps_of_sampled_records_are_drawn_and_charged_as_such(tmp_path):
+    training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES)
+    sampling = ExampleLevelPoisson(4 / 9, 4, "group:patient", 3, 9)
+    assert training.ledger.commitment.floor[0].sampling == sampling
+    assert training.cohort(training.next_release()).sampling == sampling
+    run(training, 4)
+    assert {charge.event.sampling for charge in training.ledger.charges} == {sampling}
+    assert training.release.expected_units == 4
+    single = [(Poisson(4 / 9, 4, "group:patient"), training.release.plan.noise_multiplier, 4)]
+    assert epsilon(single, 1e-3) < 0.6 * training.ledger.spent()
+    assert 0.99 * 4.0 < training.ledger.spent() <= 4.0
+
+
+@pytest.mark.parametrize("controller", ["percentile", "dc-sgd-e", "geoclip", "quantile", "adaclip"])
+def test_controllers_plan_steps_of_sampled_records(tmp_path, controller):
+    """Whatever else they ask is of a record too, and within the one joint release."""
+    noise = {"percentile": "query-noise", "dc-sgd-e": "histogram-noise", "quantile": "bit-noise"}.get(controller)
+    settings = {"controller": controller, "controller_options": {noise: 8.0} if noise else {}, "batch_size": 8}
+    training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES | settings)
+    run(training, 2 + (training.state.round < 0))
+    assert bool(training.state.adapter.isfinite().all())
+    assert all(isinstance(event.sampling, ExampleLevelPoisson) for event in training.ledger.events)
+
+
+PUBLISHED = {"controller": "strategies.published.rldp:PublishedRldp", "not_private": "published"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"unit": "record"}, "needs groups as units and records_per_unit >= 1"),
+        ({"records_per_unit": 0}, "needs groups as units and records_per_unit >= 1"),
+        ({"mode": "filter"}, "a floor instead of a filter"),
+        ({"batch_size": 10}, r"number of records under the cap \(9\), got 10"),
+        ({"records_per_unit": 300}, r"records_per_unit must be in \[1, 256\], got 300"),
+        (PUBLISHED, "silo.sampling-level = 'user'"),
+    ],
+)
+def test_what_sampling_of_records_does_not_go_with_is_refused(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        silo_training(tmp_path, records(units=VISITS), **EXAMPLES | {"controller_options": {}} | settings)
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_how_the_work_is_cut_changes_no_bit_of_a_sum(tmp_path):

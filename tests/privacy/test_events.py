@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.events import Component, Poisson, ReleaseEvent
+from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent
 
 POISSON = Poisson(0.05, 1000)
 
@@ -33,7 +33,15 @@ def test_a_component_without_noise_makes_the_event_worthless() -> None:
     assert event(Component("update", 1.0, 5.0, 10), Component("count", 1.0, 0.0, 1)).effective_noise_multiplier == 0.0
 
 
-@pytest.mark.parametrize("sampling", [POISSON, Poisson(1.0, 7, "record"), Poisson(0.1, 1000, "group:family")])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        POISSON,
+        Poisson(1.0, 7, "record"),
+        Poisson(0.1, 1000, "group:family"),
+        ExampleLevelPoisson(0.1, 1000, "group:x", 4, 2500),
+    ],
+)
 def test_json_brings_back_the_same_event(sampling: Poisson) -> None:
     before = event(Component("update", 1.0, 1.1, 100), Component("bit", 0.5, 5.0, 1), sampling=sampling)
     after = ReleaseEvent.from_json(json.loads(json.dumps(before.to_json())))
@@ -50,6 +58,26 @@ def test_numpy_numbers_become_plain_json() -> None:
 
 def test_the_divisor_is_the_expected_cohort() -> None:
     assert POISSON.expected_units == 50.0
+
+
+def test_where_records_are_sampled_the_divisor_counts_records() -> None:
+    sampling = ExampleLevelPoisson(0.1, 1000, "group:patient", 4, 2500)
+    assert sampling.expected_units == 250.0
+    assert (sampling.population, sampling.rows, POISSON.rows) == (1000, 2500, 1000)
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "message"),
+    [
+        (0, 1000, "records_per_unit must be an integer >= 1"),
+        (257, 1000, r"records_per_unit must be in \[1, 256\]"),
+        (4, 999, r"records must be in \[1000, 4000\]"),  # a unit has a record, or is none
+        (4, 4001, r"records must be in \[1000, 4000\]"),
+    ],
+)
+def test_no_unit_has_more_records_than_the_cap(most: int, count: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExampleLevelPoisson(0.1, 1000, "group:patient", most, count)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +98,7 @@ def test_the_divisor_is_the_expected_cohort() -> None:
         (lambda: ReleaseEvent("round", 0, POISSON, ()), "at least one Component"),
         (
             lambda: Poisson.from_json({"kind": "fixed-size", "size": 3}),
-            "must be 'poisson' or 'cyclic-poisson', got 'fixed-size'",
+            "'example-level-poisson', got 'fixed-size'",
         ),
     ],
 )

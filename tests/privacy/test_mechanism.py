@@ -17,7 +17,7 @@ from privacy.clipping.units import Units
 from privacy.commitment import Commitment, FloorStep
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.errors import BudgetExceeded
-from privacy.events import Poisson
+from privacy.events import ExampleLevelPoisson, Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release
 from privacy.queries import BoundedMean, NormBit, NormHistogram
@@ -135,6 +135,17 @@ class TestT4Scale:
         total = contribute(Units(torch.zeros(units, 20_000)), plan)
         update = release(total, plan, ledger).update
         assert abs(float(update.std()) / 0.01 - 1) < 5.5 / math.sqrt(40_000)
+
+
+def test_where_records_are_sampled_rows_are_counted_not_units(ledger):
+    """More rows than there are units, and the mean is over the expected number of records."""
+    plan, sampling = Plan(FlatClip(1.0, 5), 1.0), ExampleLevelPoisson(0.5, 10, "group:patient", 4, 40)
+    total = contribute(Units(torch.tensor([[0.6, 0.8, 0.0, 0.0, 0.0]]).expand(25, 5)), plan)
+    released = release(total, plan, ledger, sampling=sampling, noise=InsecureZeroNoise())
+    assert float(released.update.norm()) == pytest.approx(25 / 20, rel=1e-6)
+    assert ledger.events[0].sampling == sampling
+    with pytest.raises(ValueError, match="at most one sensitivity"):
+        release(total, plan, ledger, round=1, sampling=Poisson(0.5, 10))
 
 
 def test_t5_an_empty_cohort_is_charged_and_noised(ledger):

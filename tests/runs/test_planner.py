@@ -145,3 +145,31 @@ def test_several_sites_are_planned_one_by_one() -> None:
     done = plan("silos")
     assert done.exit_code == 2
     assert "plan each by itself" in done.stderr
+
+
+LEVELS = ["silo-quickstart", "--set", "model.name=random:bert", "--set", "rounds=2", "--sampling-levels"]
+
+
+def test_sampling_levels_are_compared_at_the_counts_of_the_site() -> None:
+    few = ["--set", "data.records-per-client=80", "--set", "silo.batch-size=10", "--set", "privacy.delta=1e-3"]
+    found = planned(*LEVELS, *few)
+    assert [one["cap"] for one in found] == [1, 2, 3]
+    assert found[2]["records"] == 80
+    assert found[0]["user_noise"] == pytest.approx(found[0]["example_noise"], rel=1e-3)
+    said = plan(*LEVELS, *few).output
+    assert "it is for the site's operator" in " ".join(said.split())
+    assert re.search(r"Less noise: .*for G = ", " ".join(said.split()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["compare-sst2", "--sampling-levels"], "got privacy.unit = 'client'"),
+        ([*LEVELS, "--clients", "100"], "takes nothing but settings"),
+        (["silo-quickstart", "--set", "silo.sampling-level=example", "--clients", "9000"], "compare both by"),
+    ],
+)
+def test_what_sampling_levels_are_not_for_is_refused(arguments: list[str], reason: str) -> None:
+    done = plan(*arguments)
+    assert done.exit_code == 2
+    assert reason in " ".join(done.output.split())

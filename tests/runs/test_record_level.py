@@ -9,12 +9,15 @@ from peft import PeftModel
 
 from client.models.base import load_base
 from client.record_level.settings import RecordLevelSettings
+from privacy.accountants.composition import epsilon
+from privacy.events import ExampleLevelPoisson, Poisson
+from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.record_level_assembly import assemble_record_level
 from server.runs.start import run_in_folder
-from simulations.report.page import loading_code
+from simulations.report.page import loading_code, render
 from simulations.report.read_run import read_run
 
 STEPS = 6
@@ -71,6 +74,38 @@ def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
     assert results["label_names"] == ["routine", "urgent"]
 
 
+EXAMPLES = {"silo.sampling-level": "example", "silo.records-per-unit": 2}
+
+
+def test_a_run_that_samples_records_says_so_and_is_charged_as_that(cache, tmp_path):
+    folder = tmp_path / "run"
+    run(config(cache, **EXAMPLES), folder)
+    statement = json.loads((folder / "privacy.json").read_text())
+    with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
+        (sampling,) = {event.sampling for event in ledger.events}
+        multiplier = ledger.charges[0].noise_multiplier
+    assert isinstance(sampling, ExampleLevelPoisson)
+    assert (sampling.unit, sampling.records_per_unit) == ("group:patient", 2)
+    assert sampling.population < sampling.records <= 2 * sampling.population
+    assert sampling.expected_units == 8
+    assert statement["population"] == sampling.population
+    assert "adding or removing one patient" in statement["sentence"]
+    assert (
+        f"from {sampling.records:,} records of {sampling.population:,} patients, at most 2"
+        in statement["sampling"]["round"]
+    )
+    assert any(
+        "number of records that are sampled, at most 2 of one patient" in line for line in statement["not_covered"]
+    )
+    assert statement["epsilon"] <= 4.0
+    units = Poisson(sampling.rate, sampling.population, sampling.unit)
+    assert epsilon([(units, multiplier, STEPS)], 1e-3) < 0.9 * statement["epsilon"]
+    assert read_status(folder).state == "completed"
+    page = render(read_run(folder))
+    assert f"{sampling.records:,} records, at most 2 of each of {sampling.population:,} group:patients" in page
+    assert read_run(folder).config.units_text == "records"
+
+
 def test_what_is_done_with_held_out_records_is_stated(cache, tmp_path):
     folder = tmp_path / "run"
     public = {"public.warm-start-epochs": 1, "public.training-fraction": 0.3, "strategy.controller": "rl"}
@@ -119,6 +154,7 @@ def test_without_a_statement_the_guarantee_is_that_of_the_ledger(cache, tmp_path
         ({"strategy.aggregation": "flora"}, "this is one"),
         ({"clients": 2, "sampling-rate": 1.0}, "clients = 2: .* grid"),
         ({"silo.warm-up": 6}, "warm_up must be < steps"),
+        ({**EXAMPLES, "silo.batch-size": 500}, "batch_size must be <= the number of records under the cap"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(cache, tmp_path, settings, reason):
@@ -134,6 +170,11 @@ def test_bad_input_is_refused_before_anything_is_spent(cache, tmp_path, settings
         ({"public.subspace": 4}, "public.subspace"),
         ({"silo.steps": 2}, "silo.steps"),
         ({"data.source": "jsonl:x.jsonl"}, "unit-column"),
+        ({**EXAMPLES, "privacy.mode": "filter"}, "privacy.mode = 'filter' with .*'example' must be 'floor'"),
+        ({**EXAMPLES, "privacy.unit": "record"}, "privacy.unit = 'record' with .*'example' must be 'group'"),
+        ({**EXAMPLES, "silo.records-per-unit": 0}, "silo.records-per-unit = 0 with .* must be in 1..256"),
+        ({**EXAMPLES, "audit.canaries": 2}, "audit.canaries = 2 with"),
+        ({**EXAMPLES, "clients": 3}, "clients = 3 with .* draw whole units"),
     ],
 )
 def test_settings_that_no_silo_can_have(cache, settings, reason):

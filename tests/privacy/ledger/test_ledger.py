@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from privacy.accountants import renyi
 from privacy.accountants.calibration import filter_commitment
 from privacy.accountants.composition import epsilon
 from privacy.commitment import Commitment, FloorStep
-from privacy.errors import BudgetExceeded, CorruptRun
-from privacy.events import Component, Poisson, ReleaseEvent
+from privacy.errors import BudgetExceeded, CorruptRun, UnsupportedEvent
+from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent
 from privacy.ledger.budget import FilterBudget, FloorBudget, budget_of
 from privacy.ledger.journal import canonical
 from privacy.ledger.ledger import Ledger, Receipt
@@ -91,6 +92,46 @@ def test_more_noise_and_smaller_rates_are_dominated(path: Path) -> None:
     spend(ledger, event(7.0, sampling=Poisson(0.02, N)), event(2.0 * (1 - 1e-10)))
     assert ledger.steps_left("round") == 3
     assert ledger.spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 2)], DELTA), rel=2e-3), "noise is not re-spent"
+
+
+RECORDS = ExampleLevelPoisson(0.02, N, "client", 4, 2500)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "z", "reason"),
+    [
+        (Poisson(0.02, N), 2.5, "not ExampleLevelPoisson"),
+        (replace(RECORDS, records_per_unit=5), 2.5, "as committed"),
+        (replace(RECORDS, records=2400), 2.5, "as committed"),
+        (replace(RECORDS, rate=0.021), 2.5, "more than the committed"),
+        (RECORDS, 2.4, "below the committed floor"),
+    ],
+)
+def test_a_floor_of_sampled_records_pays_for_nothing_else(path: Path, sampling: Poisson, z: float, reason: str) -> None:
+    ledger = Ledger.create(path, floor(FloorStep("round", RECORDS, 2.5, 5)))
+    with pytest.raises(BudgetExceeded, match=reason):
+        ledger.charge(event(z, sampling=sampling))
+    for t in range(5):
+        spend(ledger, event(2.5, round=t, sampling=RECORDS))
+    assert ledger.spent() == pytest.approx(epsilon([(RECORDS, 2.5, 5)], DELTA), rel=1e-9)
+    assert epsilon([(Poisson(0.02, N), 2.5, 5)], DELTA) < 0.5 * ledger.spent()
+    ledger.close()
+    with Ledger.open(path, read_only=True) as again:
+        assert again.events[0].sampling == RECORDS
+        assert again.spent() == ledger.spent()
+
+
+def test_a_floor_of_units_does_not_pay_for_sampled_records(path: Path) -> None:
+    ledger = Ledger.create(path, floor(FloorStep("round", Poisson(0.02, N), 2.5, 5)))
+    with pytest.raises(BudgetExceeded, match="as committed"):
+        ledger.charge(event(2.5, sampling=RECORDS))
+
+
+def test_a_filter_accounts_no_sampled_records(path: Path) -> None:
+    commitment, z = filter_commitment(4.0, DELTA, SAMPLING, 5)
+    with Ledger.create(path, commitment) as ledger, pytest.raises(UnsupportedEvent, match="floor instead of a filter"):
+        ledger.charge(event(z, sampling=RECORDS))
+    assert not ledger.charges
 
 
 def test_joint_components_count_together(path: Path) -> None:

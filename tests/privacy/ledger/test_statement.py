@@ -10,7 +10,7 @@ import pytest
 from privacy.accountants.calibration import filter_commitment, floor_commitment
 from privacy.accountants.composition import epsilon
 from privacy.commitment import Commitment, FloorStep, check_delta
-from privacy.events import Component, Poisson, ReleaseEvent
+from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import NOT_COVERED, privacy_statement, rounded_up, sentence
 
@@ -162,3 +162,27 @@ def test_nodes_with_many_clients_are_trusted_with_their_own(floor_ledger: Ledger
     assert "moves a mean by up to 2.31 clipping bounds" in one
     assert "takes nothing from the guarantee of other nodes' clients" in one
     assert found["epsilon"] == privacy_statement(floor_ledger)["epsilon"]
+
+
+def test_sampled_records_are_said_wherever_the_unit_is(tmp_path: Path) -> None:
+    sampling = ExampleLevelPoisson(0.02, N, "group:patient", 4, 2500)
+    floor = (FloorStep("round", sampling, 2.5, 5),)
+    with Ledger.create(
+        tmp_path / "ledger.jsonl", Commitment("group:patient", "add_remove", N, 4.0, DELTA, floor=floor)
+    ) as ledger:
+        ledger.charge(event("round", sampling, update=2.5))
+        found = privacy_statement(ledger)
+    assert (found["unit"], found["population"]) == ("group:patient", N)
+    assert "adding or removing one patient of a population of 1,000" in found["sentence"]
+    assert found["sampling"] == {
+        "round": "Poisson with rate 0.02 from 2,500 records of 1,000 patients, at most 4 of each"
+    }
+    assert "of one patient at most 4" in found["mechanism"]
+    assert any(
+        line.startswith("the number of records that are sampled, at most 4 of one patient")
+        for line in found["not_covered"]
+    )
+    assert found["releases"][0]["sampling"]["kind"] == "example-level-poisson"
+    assert found["epsilon"] == rounded_up(epsilon(floor, DELTA), 4)
+    assert "cannot account sampling of records" in found["cross_checks"]["rdp"]
+    assert any(point["delta"] == DELTA and point["epsilon"] <= found["epsilon"] for point in found["curve"])

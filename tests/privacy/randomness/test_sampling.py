@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from privacy.errors import CorruptRun
-from privacy.events import Poisson
+from privacy.events import ExampleLevelPoisson, Poisson
 from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler, most_drawn
 
 
@@ -52,6 +52,21 @@ def test_joining_is_independent_between_ids_and_between_rounds():
     for lag in (1, 2):
         between = (centred[:-lag] * centred[lag:]).mean() / (rate * (1 - rate))
         assert abs(between) < 6 / math.sqrt((rounds - lag) * n)
+
+
+def test_records_of_one_unit_join_independently_and_with_the_charged_rate():
+    """K, how many of a unit's G records come together, is Binomial(G, q), whatever the other units bring."""
+    sampler, most, rate, rounds = CohortSampler.fresh(), 4, 0.3, 4000
+    sampling = ExampleLevelPoisson(rate, 50, "group:patient", most, 50 * most)
+    together = np.zeros(most + 1)
+    for round in range(rounds):
+        drawn = sampler.draw(sampling, round)
+        assert drawn.sampling == sampling
+        together += np.bincount(np.bincount(drawn.ids // most, minlength=50), minlength=most + 1)
+    expected = stats.binom.pmf(range(most + 1), most, rate) * together.sum()
+    assert stats.chisquare(together, expected).pvalue > 1e-6
+    fewer = ExampleLevelPoisson(1.0, 50, "group:patient", most, 123)  # records, not units times the cap
+    assert sampler.draw(fewer, 1).ids.tolist() == list(range(123))
 
 
 def test_the_probability_is_exact_to_the_last_bit():
