@@ -81,6 +81,7 @@ def test_a_state_that_version_0_1_wrote_is_read(tmp_path, made):
     document = json.loads(file.read_text())
     document["controller"]["dataclass"] = "strategies.elsewhere.PercentileState"
     document["controller"]["fields"]["setting"] = {"known": "setting"}
+    del document["silo"]["sampling_level"]  # it drew whole units only
     del document[HEAD]  # nor did it keep the ledger's head
     file.write_text(json.dumps(document))
     bounds = []
@@ -97,6 +98,13 @@ def test_a_state_that_version_0_1_wrote_is_read(tmp_path, made):
             assert training.state.controller != first
             bounds.append(training.state.controller.clip_rate >= 0)
     assert bounds == [True, True]
+
+
+def test_a_site_draws_whole_units_only(tmp_path, made):
+    asked = SILO.but(unit="group:patient", sampling_level="example", records_per_unit=2)
+    reply = take_part(request(2, silo=asked), records(units=[0] * 6 + [1] * 6), made, tmp_path / "silo")
+    assert "draws whole units" in reply.refused
+    assert not (tmp_path / "silo").exists()
 
 
 RISING = SILO.but(controller="rise-reset", controller_options={"clip-norm": 0.1})
