@@ -73,6 +73,11 @@ def clip_rates(results: Mapping[str, Any]) -> str:
     return comparison({"cells": [row for row in results["cells"] if row["grid"] == "clip-rate"]})
 
 
+def noise_levels(results: Mapping[str, Any]) -> str:
+    """DP-Adam-AC at the noise levels of its paper, of the sweep ``records-diabetes-why``."""
+    return comparison({"cells": [row for row in results["cells"] if row["grid"].startswith("sigma")]})
+
+
 def fair_chance(results: Mapping[str, Any]) -> str:
     """RL-2, the sweep ``rldp``: many adapters, thresholds that start far off, noise that may move."""
     return comparison(results, "fixed")
@@ -215,9 +220,12 @@ def _reported(results: Mapping[str, Any]) -> dict[tuple[str, float], list[Row]]:
 
 def _caption(rows: Sequence[Row]) -> str:
     row, cohort = rows[0], number_text(rows[0]["expected_cohort"])
-    stated = max((row["epsilon_stated"] for row in rows if row["epsilon_stated"] is not None), default=row["epsilon"])
+    stated = max((row["epsilon_stated"] for row in rows if row["epsilon_stated"] is not None), default=None)
+    guarantee = "no noise, no guarantee"
+    if stated is not None:
+        guarantee = f"ε ≤ {epsilon_text(stated)} at δ = {delta_text(row['delta'])}, noise multiplier "
+        guarantee += number_text(row["noise_multiplier"])
     return (
-        f"**{row['grid']}**, ε ≤ {epsilon_text(stated)} at δ = {delta_text(row['delta'])}, noise multiplier "
-        f"{number_text(row['noise_multiplier'])}: {row['rounds']} steps of {cohort} expected records, "
+        f"**{row['grid']}**, {guarantee}: {row['rounds']} steps of {cohort} expected records, "
         f"{row['dimension']:,} values trained, {row['test_records']:,} test tokens."
     )
