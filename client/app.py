@@ -31,7 +31,7 @@ def train(message: Message, context: Context) -> Message:
     node = Node.of(context.node_config)
     with kept_here(node):
         request = TrainRequest.from_records(message.content)
-        refuse_unless_for("sum" if request.draw is None else "drawn", context.node_config)
+        refuse_unless_for("sum" if request.own_draw is None else "drawn", context.node_config)
         if node is None:
             contribution = warm_worker(request.job).contribution(request)
         else:

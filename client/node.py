@@ -89,8 +89,8 @@ class Node:
         Raises:
             BadMessage: another number of clients is asked for than there is.
         """
-        if request.draw is not None:
-            return self._drawn(request, request.draw)
+        if request.own_draw is not None:
+            return self._drawn(request, request.own_draw)
         if len(request.clients) != 1:
             raise BadMessage("a node with records of its own is one client")
         return own_worker(request.job, self).contribution(request)

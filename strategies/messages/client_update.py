@@ -48,7 +48,7 @@ class TrainRequest:
         clients: int64 ids of logical clients.
         ranks: int64, for every client how many ranks it can train (what it sends is zero beyond them), or None: all.
         job: canonical JSON of everything that stays the same over the run (model, data, local training, engine).
-        draw: how a node with many clients draws those of the cohort; ``clients`` is empty then. None: they are named.
+        own_draw: how a node with many clients draws those of the cohort (``clients`` is empty then); None: are named.
     """
 
     round: int
@@ -58,7 +58,7 @@ class TrainRequest:
     clients: np.ndarray
     job: str
     ranks: np.ndarray | None = None
-    draw: Draw | None = None
+    own_draw: Draw | None = None
 
     def only(self, position: int) -> "TrainRequest":
         """The same for one of its clients."""
@@ -79,7 +79,7 @@ class TrainRequest:
                         "part": json.dumps(self.part.to_json()),
                         "plan": json.dumps(self.plan.to_json()),
                         "job": self.job,
-                        **({} if self.draw is None else {"draw": self.draw.to_json()}),
+                        **({} if self.own_draw is None else {"draw": self.own_draw.to_json()}),
                     }
                 ),
             }
@@ -105,7 +105,7 @@ class TrainRequest:
             clients=clients,
             job=typed(config, "job", str),
             ranks=ranks,
-            draw=draw,
+            own_draw=draw,
         )
 
 

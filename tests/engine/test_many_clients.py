@@ -57,7 +57,7 @@ def request(assembly: Assembly, round: int = 1, **draw: Any) -> TrainRequest:
     said: dict[str, Any] = {"run": "one", "label": "round", "attempt": 0, "sampling": Poisson(RATE, POPULATION)}
     asked = Draw(**{**said, "clients": NUMBER, **draw})
     nobody = np.empty(0, dtype=np.int64)
-    return TrainRequest(round, assembly.start.numpy(), plan, part, nobody, assembly.job.to_json(), draw=asked)
+    return TrainRequest(round, assembly.start.numpy(), plan, part, nobody, assembly.job.to_json(), own_draw=asked)
 
 
 def join(assembly: Assembly, own: dict[str, str], run: str = "one") -> int:
@@ -217,7 +217,7 @@ def test_a_node_that_is_not_as_it_joined_sends_nothing(
         case "secret for all":
             next((tmp_path / "state").rglob("sampling.key")).chmod(0o644)
         case "one client":
-            asked = replace(asked, draw=None, clients=np.array([1]))
+            asked = replace(asked, own_draw=None, clients=np.array([1]))
         case "no number":
             del own["clients"]
         case "no folder":

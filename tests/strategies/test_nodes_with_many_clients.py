@@ -36,7 +36,7 @@ def test_nodes_are_told_how_to_draw_and_no_client(fed) -> None:
     fed.hold(strategy, nodes)
     assert [node for node, _ in nodes.requests] == [1, 2, 3]
     assert nodes.cohort == []
-    draws = [request.draw for _, request in nodes.requests]
+    draws = [request.own_draw for _, request in nodes.requests]
     assert [draw.clients for draw in draws] == list(HELD)
     assert {(draw.run, draw.label, draw.attempt, draw.sampling) for draw in draws} == {
         (strategy.ledger.run_id, "round", 0, fed.SAMPLING)
@@ -76,4 +76,4 @@ def test_a_charged_round_is_drawn_anew_and_an_uncharged_one_is_not(fed) -> None:
         fed.hold(strategy, nodes)
     again = fed.Nodes()
     fed.hold(strategy, again)
-    assert [request.draw.attempt for _, request in nodes.requests + again.requests] == [0] * 3 + [1] * 3
+    assert [request.own_draw.attempt for _, request in nodes.requests + again.requests] == [0] * 3 + [1] * 3

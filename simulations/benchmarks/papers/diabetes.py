@@ -73,6 +73,11 @@ def clip_rates(results: Mapping[str, Any]) -> str:
     return comparison({"cells": [row for row in results["cells"] if row["grid"] == "clip-rate"]})
 
 
+def ternary(results: Mapping[str, Any]) -> str:
+    """DP-Adam-AC on weights of three values, of the sweep ``records-diabetes-why``."""
+    return comparison({"cells": [row for row in results["cells"] if row["grid"] == "ternary"]})
+
+
 def noise_levels(results: Mapping[str, Any]) -> str:
     """DP-Adam-AC at the noise levels of its paper, of the sweep ``records-diabetes-why``."""
     return comparison({"cells": [row for row in results["cells"] if row["grid"].startswith("sigma")]})
