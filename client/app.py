@@ -30,6 +30,7 @@ def train(message: Message, context: Context) -> Message:
     """Train the requested clients; reply with one bounded sum."""
     node = Node.of(context.node_config)
     with kept_here(node):
+        refuse_unless_for("sum", context.node_config, "drawn")
         request = TrainRequest.from_records(message.content)
         refuse_unless_for("sum" if request.own_draw is None else "drawn", context.node_config)
         if node is None:

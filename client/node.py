@@ -195,13 +195,14 @@ class Joined:
             )
 
 
-def refuse_unless_for(request: str, node_config: Mapping[str, Any]) -> None:
+def refuse_unless_for(request: str, node_config: Mapping[str, Any], *others: str) -> None:
     """BadMessage where the node's operator set it up for requests that trust the server less.
 
     Args:
         request: ``"sum"`` of clipped contributions without noise, ``"drawn"`` where the node draws whose, ``"secure"``
             sum, ``"silo"`` with noise of its own.
         node_config: Flower's.
+        others: what the request may be instead, before it is read.
     """
     for settings, kind, what in (
         (SECURE, "secure", "secure sums"),
@@ -209,7 +210,7 @@ def refuse_unless_for(request: str, node_config: Mapping[str, Any]) -> None:
         (MANY, "drawn", "sums over clients that it draws itself"),
     ):
         said = [name for name in settings if name in node_config]
-        if said and request != kind:
+        if said and kind not in (request, *others):
             raise BadMessage(f"this node answers requests for {what} only: {', '.join(said)} in its settings")
 
 
