@@ -60,7 +60,7 @@ test-runs: install ## models and whole runs in one process, some minutes
 	$(PYTEST) -m 'run and not slow and not nightly' $(SPREAD) --dist loadfile tests $(ARGS)
 
 test-e2e: install ## whole processes through Flower and Ray, kills, a quarter of an hour
-	$(PYTEST) -m 'slow and not nightly' -n 2 --dist loadgroup tests/end_to_end tests/runs tests/engine $(ARGS)
+	$(PYTEST) -m 'slow and not nightly' -n 2 --dist loadgroup tests/end_to_end tests/runs tests/engine --durations=15 $(ARGS)
 
 test-nightly: install ## audits, tables of golden numbers, soaks, benchmarks
 	$(PYTEST) -m nightly $(SPREAD) --dist loadfile tests $(ARGS)
