@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from client.engine.engine import Engine
+
 
 class NotFinished(ValueError):
     """A folder without the adapter of a run that has ended."""
@@ -83,6 +85,30 @@ class FinishedRun:
         if adapted:
             model = PeftModel.from_pretrained(model, self.adapter).eval()
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def engine(self) -> "tuple[Engine, torch.Tensor]":
+        """An engine on the base model, with the run's settings, and the adapter as the vector it takes."""
+        import torch
+
+        from client.engine.engine import build_engine
+        from client.models.base import load_base
+        from client.models.lora import adapter_layout, load_peft, read_spec
+        from client.models.tasks import make_task
+
+        labels, settings = len(self.label_names), self.config.engine
+        model, _ = load_base(self.config.model.name, self.task, labels or None)
+        spec = read_spec(self.adapter)
+        vector = load_peft(self.adapter, adapter_layout(model, spec))
+        engine = build_engine(
+            model,
+            spec,
+            make_task(self.task, labels),
+            sequential=settings.sequential,
+            token_budget=settings.token_budget or None,
+            precision=settings.precision,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )
+        return engine, vector
 
 
 def read_finished(folder: Path) -> FinishedRun:

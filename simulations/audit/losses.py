@@ -10,10 +10,7 @@ from numpy.typing import NDArray
 
 from client.data.prepared import PreparedData
 from client.data.records import Records
-from client.engine.engine import Engine, build_engine
-from client.models.base import load_base
-from client.models.lora import adapter_layout, load_peft, read_spec
-from client.models.tasks import make_task
+from client.engine.engine import Engine
 from server.config.methods import methods
 from server.evaluation.finished import FinishedRun
 from server.runs.assembly import assembled
@@ -27,19 +24,7 @@ EPOCHS = 5
 
 def adapter_losses(run: FinishedRun, sets: list[Records]) -> list[Floats]:
     """Loss of every record of each set under the run's adapter; of a language model the mean over its tokens."""
-    config, labels = run.config, len(run.label_names)
-    model, _ = load_base(config.model.name, run.task, labels or None)
-    spec = read_spec(run.adapter)
-    vector = load_peft(run.adapter, adapter_layout(model, spec))
-    engine = build_engine(
-        model,
-        spec,
-        make_task(run.task, labels),
-        sequential=config.engine.sequential,
-        token_budget=config.engine.token_budget or None,
-        precision=config.engine.precision,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-    )
+    engine, vector = run.engine()
     return [record_losses(engine, vector, records) for records in sets]
 
 

@@ -66,27 +66,10 @@ def evaluate(run: "FinishedRun", data: Path | None, limit: int) -> dict[str, Any
     import numpy as np
     import torch
 
-    from client.engine.engine import build_engine
-    from client.models.base import load_base
-    from client.models.lora import adapter_layout, load_peft, read_spec
-    from client.models.tasks import make_task
-
-    config, labels = run.config, len(run.label_names)
     records = _test_set(run) if data is None else read_records(run, data)
     if 0 < limit < len(records):
         records = records.select(np.arange(limit))
-    model, _ = load_base(config.model.name, run.task, labels or None)
-    spec = read_spec(run.adapter)
-    vector = load_peft(run.adapter, adapter_layout(model, spec))
-    engine = build_engine(
-        model,
-        spec,
-        make_task(run.task, labels),
-        sequential=config.engine.sequential,
-        token_budget=config.engine.token_budget or None,
-        precision=config.engine.precision,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-    )
+    engine, vector = run.engine()
     found: dict[str, Any] = {
         "data": "the run's test set" if data is None else str(data),
         "records": len(records),
@@ -96,7 +79,7 @@ def evaluate(run: "FinishedRun", data: Path | None, limit: int) -> dict[str, Any
         found["most_frequent_class"] = float(np.bincount(np.asarray(records.labels)).max() / len(records))
     else:
         found["base"] = _numbers(engine.evaluate(torch.zeros_like(vector), records))  # B = 0 changes nothing
-        del engine, model
+        del engine
         _add_rouge(found, run, records)
     return found
 
