@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import client.record_level.dp_sgd
+import privacy.audit.in_run
 import privacy.contribution
 import strategies.private_training
 from client.models.base import load_tokenizer
@@ -67,13 +68,20 @@ def audited(config: RunConfig, place: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def hardly_ever_wrong(monkeypatch: Patch) -> None:
+    """One right run in a thousand is refuted by each of three checks; here one in a hundred million."""
+    monkeypatch.setattr(privacy.audit.in_run, "CHECK_ALPHA", 1e-8)
+
+
+@pytest.mark.usefixtures("hardly_ever_wrong")
 def test_a_right_run_stays_under_its_ledger_and_says_that_it_holds_canaries(tmp_path: Path, base: Path) -> None:
     found = audited(record_level(tmp_path, base), tmp_path)
     game, folder = found["canaries"], tmp_path / "run"
     assert found["verdict"].startswith("Consistent with the ledger")
     assert game["epsilon_lower"] <= found["upper_bound"]["epsilon"] <= 2.0
     assert 100 < game["included"] < 200
-    assert game["noise"]["estimate"] == pytest.approx(1, abs=0.05)
+    assert 0.95 < game["noise"]["estimate"] < 1.12  # 14 runs: 1.037 (other records add to it), standard deviation .008
     assert game["presence"]["lower"] < 1 < game["presence"]["upper"]
     assert game["wrong"] == []
     assert found["membership"][0]["members"] == CANARIES  # half of the records; those of canaries were never used
@@ -84,6 +92,7 @@ def test_a_right_run_stays_under_its_ledger_and_says_that_it_holds_canaries(tmp_
     assert note in (folder / names.ADAPTER_FOLDER / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("hardly_ever_wrong")
 @pytest.mark.parametrize("controller", ["dp-lac", "quantile"])
 def test_clients_are_canaries_too_whatever_is_asked_of_them(controller: str, tmp_path: Path) -> None:
     table = {
