@@ -16,7 +16,7 @@ UNIT = not run and not slow and not nightly
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench flwr-defaults clean
+.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench guard flwr-defaults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -81,6 +81,9 @@ format: install ## rewrite the sources in the house's format
 
 bench: install ## measure what the documentation claims; results go to simulations/benchmarks/results
 	$(BIN)/python -m simulations.benchmarks $(or $(ARGS),all)
+
+guard: install ## three ratios of the engine to plain PEFT beside those that are committed
+	$(BIN)/python -m simulations.benchmarks engine.guard
 
 flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from the schema
 	$(BIN)/python -m simulations.tools.flwr_defaults

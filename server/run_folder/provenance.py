@@ -22,6 +22,7 @@ ROOMS = ("privacy", "client", "strategies", "server")
 LIBRARIES = ("flwr", "torch", "transformers", "peft", "numpy")
 DISTRIBUTION = "lacquer-dp"
 """`lacquer` is somebody else's on PyPI."""
+NOT_CODE = (":(exclude)simulations/benchmarks/results", ":(exclude)docs", ":(exclude)*.md")
 PACKAGES = ("flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "opacus", "numpy")
 
 
@@ -114,7 +115,11 @@ def _accelerators() -> list[str]:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of the checkout in `folder`, "+" behind it if files differ; None outside a checkout."""
+    """The commit of the checkout in `folder`, "+" behind it if code differs; None outside a checkout.
+
+    Results of benchmarks and the pages that are made from them are no code: the first to be written would put a "+"
+    behind the commit of the next.
+    """
     if not (folder / ".git").exists():
         return None
     try:
@@ -122,7 +127,7 @@ def commit_of(folder: Path) -> str | None:
             ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
         )
         changes = subprocess.run(
-            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"],
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE],
             capture_output=True,
             text=True,
             check=True,

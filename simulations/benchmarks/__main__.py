@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 BENCHMARKS = {
+    "engine.measure_all": "every number of docs/engine.md, at one commit and on a quiet machine",
+    "engine.guard": "three ratios of the engine to plain PEFT beside those committed; fails where speed was lost",
     "engine.speed": "clients per second beside plain PEFT, and the share of the machine's peak",
     "engine.record_level": "a record-level step beside one without privacy and beside Opacus",
     "engine.population": "what a million logical clients cost the server; the time of one whole run",

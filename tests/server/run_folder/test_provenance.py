@@ -20,6 +20,11 @@ def test_the_commit_is_that_of_the_checkout_and_marked_where_files_differ(tmp_pa
     git("commit", "-qm", "first")
     head = git("rev-parse", "--short=12", "HEAD")
     assert provenance.commit_of(tmp_path) == head
+    for name in ("README.md", "docs/page.svg", "simulations/benchmarks/results/speed.json"):  # no code
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("new")
+        git("add", name)
+    assert provenance.commit_of(tmp_path) == head
     (tmp_path / "file").write_text("two")
     assert provenance.commit_of(tmp_path) == f"{head}+"
 

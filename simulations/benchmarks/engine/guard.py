@@ -1,0 +1,94 @@
+"""Three ratios of the engine to plain PEFT, measured again beside those that are committed.
+
+Run: `python -m simulations.benchmarks engine.guard [--write]`, a minute and a half. It fails where a ratio is below
+0.85 of the committed one, so that a loss of speed is seen when it happens. The best of three attempts counts: a machine
+that is busy for a moment slows the variants unequally. On another processor or with another torch nothing is judged.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from simulations.benchmarks.engine import jobs
+from simulations.benchmarks.harness.results import RESULTS, environment, say, write
+from simulations.benchmarks.harness.timing import interleaved, one_thread, ratios
+
+KEPT = 0.85
+ATTEMPTS, ROUNDS = 3, 5
+NAME = "engine-guard"
+
+
+def measured(rounds: int = ROUNDS, clients: int = 32) -> Iterator[dict[str, Any]]:
+    """One row a job: CPU time of plain PEFT over the engine's, the median over rounds."""
+    cohorts = (
+        ("local training, tiny, 4 x 16", jobs.tiny, jobs.uniform_clients(clients, 8, 16)),
+        ("local training, MiniLM, ragged", jobs.minilm, jobs.ragged_clients(max(1, clients // 4), None)),
+        ("record gradients, MiniLM, 16 x 64", jobs.minilm, jobs.uniform_clients(max(1, clients // 16), 16, 64)),
+    )
+    tiny, ragged, records = (jobs.Job(name, model, jobs.SPEC, cohort, jobs.ADAMW) for name, model, cohort in cohorts)
+    private = jobs.one_step(records)
+    for job, make in (
+        (tiny, jobs.engine_training),
+        (ragged, jobs.engine_training),
+        (private, jobs.private_step),
+    ):
+        works = {"plain PEFT": jobs.plain_peft(job), "engine": make(job, job.engine("fp32"))}
+        yield ratios(job.name, interleaved(works, rounds), "plain PEFT", len(job.clients))[1]
+
+
+def lost(found: Mapping[str, float], committed: Mapping[str, float]) -> list[str]:
+    """The jobs whose ratio is below 0.85 of the committed one, in words; a job that is not committed counts too."""
+    words = []
+    for job, ratio in found.items():
+        if job not in committed:
+            words.append(f"{job}: no ratio is committed; run engine.guard --write on a quiet machine")
+        elif ratio < KEPT * committed[job]:
+            words.append(f"{job}: {ratio:.2f} times plain PEFT, {committed[job]:.2f} is committed")
+    return words
+
+
+def other_machine(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    """What makes two machines' ratios incomparable, in words; empty where nothing does."""
+    facts = [
+        ("processor", here["processor"], there["processor"]),
+        ("torch", here["packages"]["torch"], there["packages"]["torch"]),
+    ]
+    return "; ".join(f"{name} {mine}, not {theirs}" for name, mine, theirs in facts if mine != theirs)
+
+
+def main(
+    write_them: Annotated[bool, typer.Option("--write", help="commit to the ratios found now")] = False,
+    quick: jobs.Quick = False,
+) -> None:
+    """Measure; compare or write."""
+    one_thread()
+    if quick:
+        say(*measured(1, 2))
+        return
+    if write_them:
+        rows = list(measured())
+        say(*(f"{row['job']}: {row['ratio']:.2f}" for row in rows))
+        write(NAME, {"seeds": [0], "capability": torch.backends.cpu.get_cpu_capability(), "ratios": rows})
+        return
+    committed = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    if other := other_machine(environment(), committed["environment"]):
+        say(f"not judged: {other}")
+        return
+    wanted = {row["job"]: row["ratio"] for row in committed["ratios"]}
+    best: dict[str, float] = {}
+    for _ in range(ATTEMPTS):
+        for row in measured():
+            best[row["job"]] = max(best.get(row["job"], 0.0), row["ratio"])
+        if not lost(best, wanted):
+            break
+    say(*(f"{job}: {ratio:.2f} times plain PEFT, {wanted.get(job, 0):.2f} is committed" for job, ratio in best.items()))
+    if words := lost(best, wanted):
+        say("", "The engine has become slower:", *words)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

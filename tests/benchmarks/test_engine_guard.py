@@ -1,0 +1,82 @@
+"""What guards the engine's speed: it sees a loss, and every number can be measured by one command at one commit."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from simulations.benchmarks.engine import guard, measure_all
+from simulations.benchmarks.harness import results
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1.71, 0), (1.69, 1)])
+def test_a_ratio_below_0_85_of_the_committed_one_is_a_loss(ratio: float, words: int) -> None:
+    assert len(guard.lost({"job": ratio}, {"job": 2.0})) == words
+
+
+def test_a_job_that_is_not_committed_is_said() -> None:
+    assert "no ratio is committed" in guard.lost({"new": 9.0}, {"old": 2.0})[0]
+
+
+def test_other_processors_are_not_judged() -> None:
+    here: dict[str, Any] = {"processor": "A", "packages": {"torch": "2"}}
+    assert guard.other_machine(here, here) == ""
+    assert guard.other_machine(here, {**here, "processor": "B"}) == "processor A, not B"
+
+
+def test_the_guard_fails_where_the_engine_became_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(guard.measured(1, 2))
+    assert [row["variant"] for row in rows] == ["engine"] * 3
+    assert all(row["reference"] == "plain PEFT" and row["ratio"] > 0 for row in rows)
+    monkeypatch.setattr(guard, "measured", lambda: iter(rows))
+    monkeypatch.setattr(guard, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    guard.main(write_them=True)
+    guard.main()
+    path = tmp_path / f"{guard.NAME}.json"
+    found = json.loads(path.read_text())
+    for row in found["ratios"]:
+        row["ratio"] *= 1.2
+    path.write_text(json.dumps(found))
+    with pytest.raises(typer.Exit):
+        guard.main()
+
+
+def test_every_step_of_the_one_command_exists(tmp_path: Path) -> None:
+    for name, options in measure_all.steps(tmp_path, tmp_path / "flame.svg").items():
+        app = typer.Typer()
+        app.command()(importlib.import_module(f"simulations.benchmarks.{name}").main)
+        interpreter = ["python"] if name == "engine.against_pfl" else []  # of an environment that is made on the way
+        command = typer.main.get_command(app)
+        command.make_context(name, [*interpreter, *options])  # refuses what it does not know
+
+
+@pytest.mark.parametrize(
+    ("commit", "others", "said"), [("abc+", 0.0, "commit its changes first"), ("abc", 0.9, "others take 0.9 cores")]
+)
+def test_neither_changes_nor_a_busy_machine_are_measured(
+    commit: str, others: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_all, "commit_of", lambda _: commit)
+    monkeypatch.setattr(measure_all, "others_take", lambda: others)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it measured"))
+    app = typer.Typer()
+    app.command()(measure_all.main)
+    answer = CliRunner().invoke(app, [str(tmp_path)])
+    assert answer.exit_code == 2
+    assert said in " ".join(answer.output.split())
+
+
+def test_work_of_others_is_seen() -> None:
+    idle = measure_all.others_take(0.2)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            assert measure_all.others_take(1.0) > min(0.2, idle)
+        finally:
+            busy.kill()
