@@ -234,7 +234,7 @@ def most_drawn(units: int, rate: float) -> int:
     low, high = math.ceil(units * rate), units + 1  # more than `high` - 1 is impossible, whatever the bound says
     while low < high:
         middle = (low + high) // 2
-        if units * _divergence(min(middle / units, 1.0), rate) >= _RARE:
+        if units * _divergence(middle / units, rate) >= _RARE:
             high = middle
         else:
             low = middle + 1
@@ -242,8 +242,6 @@ def most_drawn(units: int, rate: float) -> int:
 
 
 def _divergence(p: float, q: float) -> float:
-    """KL(p || q) of two coins, in nats; 0 where p <= q."""
-    if p <= q:
-        return 0.0
+    """KL(p || q) of two coins, in nats, for p >= q > 0."""
     tail = 0.0 if p == 1.0 else (1.0 - p) * math.log((1.0 - p) / (1.0 - q))
     return p * math.log(p / q) + tail

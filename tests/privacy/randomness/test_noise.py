@@ -59,6 +59,7 @@ def test_test_doubles_say_so():
     assert InsecureZeroNoise().insecure
     assert not InsecureZeroNoise().draw(BLOCKS).any()
     assert InsecureZeroNoise().draw(BLOCKS).shape == (90_000,)
+    assert InsecureZeroNoise().draw(BLOCKS).dtype == torch.int64
     seeded = InsecureSeededNoise(3)
     assert seeded.insecure
     first, second = seeded.draw([(1.0, 500)]), seeded.draw([(1.0, 500)])

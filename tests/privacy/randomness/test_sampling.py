@@ -13,6 +13,7 @@ import stat
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import rel_entr
 
 from privacy.errors import CorruptRun
 from privacy.events import ExampleLevelPoisson, Poisson
@@ -202,6 +203,8 @@ class TestSecret:
         seeded = CohortSampler.insecure_from_seed(3)
         assert seeded.insecure
         assert not CohortSampler.fresh().insecure
+        with pytest.raises(ValueError, match="seed must"):
+            CohortSampler.insecure_from_seed(-1)
         assert repr(seeded) == "CohortSampler(INSECURE)"
         with pytest.raises(ValueError, match="insecure samplers must not be saved"):
             seeded.save(tmp_path / "cohort.secret")
@@ -250,8 +253,11 @@ def test_a_cohort_of_several_holders_has_no_ids_and_bounds_for_each():
     sampling = Poisson(0.1, 330)
     drawn = RemoteSampler((300, 30)).draw(sampling, 2, 1, label="histogram")
     assert (drawn.sampling, drawn.round, drawn.attempt, drawn.label) == (sampling, 2, 1, "histogram")
-    assert not drawn.insecure
+    assert drawn.insecure is False
+    assert drawn.ids.dtype == np.int64
     assert len(drawn) == 0
+    first = RemoteSampler((1, 1)).draw(Poisson(0.1, 2), 3)
+    assert (first.round, first.attempt, first.label, first.held) == (3, 0, "round", (1, 1))
     assert drawn.held == (most_drawn(300, 0.1), 30)
     assert drawn.most == sum(drawn.held)
     assert CohortSampler.fresh().draw(Poisson(1.0, 7), 0).most == 7
@@ -267,5 +273,9 @@ def test_what_a_sample_holds_at_most_is_next_to_never_exceeded(units, rate):
     most = most_drawn(units, rate)
     assert units * rate <= most <= units
     assert stats.binom.sf(most, units, rate) <= 2.0**-100
-    if most < units:  # and it is no looser than Chernoff's bound must be
-        assert stats.binom.sf(most, units, rate) > 2.0**-125
+    if most < units:  # and no looser than Chernoff's bound, word for word: exp(-n KL) crosses 2^-100 right above it
+        bits = [
+            units * float(np.sum(rel_entr([p, 1 - p], [rate, 1 - rate]))) / math.log(2)
+            for p in (most / units, (most + 1) / units)
+        ]
+        assert bits[0] < 100 <= bits[1]
