@@ -1,0 +1,174 @@
+"""How many small changes of the privacy kernel its tests notice.
+
+Run: `python -m simulations.benchmarks privacy.mutation [PATTERN ...] [--share 0.05]`, with the extra `mutation`.
+
+mutmut changes one expression at a time (`[tool.mutmut]` in pyproject.toml says where: all that a proof leans on but for
+the words of errors) and runs the tests of tests/privacy that reach it. A change that no test notices is a survivor. It
+is listed with its line, and with the reason where EQUIVALENT knows one: the change makes no difference that a
+guarantee could feel. Everything else that survives is a test that is missing.
+
+The whole kernel takes hours of one core; a share is drawn at random, and the score then has an interval.
+"""
+
+import ast
+import fnmatch
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from scipy.stats import beta
+
+from simulations.benchmarks.harness.markdown import table
+from simulations.benchmarks.harness.results import ROOT, say, write
+
+KILLED, SURVIVED, UNREACHED, TIMEOUT = "killed", "survived", "reached by no test", "ended by its time limit"
+STATUS = {0: SURVIVED, 1: KILLED, 3: KILLED, 33: UNREACHED, 36: TIMEOUT, 24: TIMEOUT, 152: TIMEOUT, -24: TIMEOUT}
+"""Exit codes of mutmut's workers."""
+
+EQUIVALENT = {
+    r"strict=True": "lengths are equal where the values are made; `strict` is a second look",
+    r"lru_cache|maxsize": "a cache of another size gives the same values",
+    r"importlib\.metadata\.version": "names of distributions are the same in capitals",
+    r"encoding=": "the file holds ASCII, which every encoding here writes alike",
+    r"__repr__": "words for people",
+}
+"""Patterns of a survivor's function or changed line, and why the change does not matter."""
+
+
+def tried(folder: Path) -> Iterator[tuple[str, int]]:
+    """Name and exit code of every mutant that was tried below ``folder`` (mutmut's own)."""
+    for path in sorted((folder / "privacy").rglob("*.meta")):
+        for name, code in json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"].items():
+            if code is not None:
+                yield name, code
+
+
+def all_names(folder: Path) -> list[str]:
+    """Every mutant that could be tried."""
+    return [
+        name
+        for path in sorted((folder / "privacy").rglob("*.meta"))
+        for name in json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
+    ]
+
+
+def changed_line(folder: Path, name: str) -> tuple[str, str]:
+    """The first line in which a mutant is not its original, and the original's."""
+    module, _, function = name.rpartition(".")
+    tree = ast.parse((folder / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    made = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    original, mutant = made[re.sub(r"__mutmut_\d+$", "__mutmut_orig", function)], made[function]
+    original.name = mutant.name = "it"
+    pairs = zip(ast.unparse(mutant).split("\n"), ast.unparse(original).split("\n"), strict=False)
+    return next(((new.strip(), old.strip()) for new, old in pairs if new != old), ("", ""))
+
+
+def reason(name: str, new: str, old: str) -> str:
+    """Why a survivor makes no difference; empty where nobody said so."""
+    return next((why for pattern, why in EQUIVALENT.items() if re.search(pattern, f"{name} {old} {new}")), "")
+
+
+def readable(name: str) -> str:
+    """`privacy.mechanism.Release.answer` for mutmut's name of one of its mutants."""
+    module, _, function = name.rpartition(".")
+    function = re.sub(r"__mutmut_\d+$", "", function).removeprefix("x_").removeprefix("x")
+    return f"{module}.{function.strip('ǁ').replace('ǁ', '.')}"
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Counts for each module, and the survivors."""
+    counts: dict[str, Counter[str]] = {}
+    survivors = []
+    for name, code in tried(folder):
+        module, status = name.rpartition(".")[0], STATUS.get(code, KILLED)
+        counts.setdefault(module, Counter())[status] += 1
+        if status in (SURVIVED, UNREACHED):
+            new, old = changed_line(folder, name)
+            survivors.append(
+                {"where": readable(name), "was": old, "became": new, "status": status, "reason": reason(name, new, old)}
+            )
+            counts[module]["explained"] += bool(survivors[-1]["reason"])
+    rows = [{"module": module, **{status: found[status] for status in COUNTED}} for module, found in counts.items()]
+    return {"rows": rows, "survivors": survivors}
+
+
+COUNTED = (KILLED, TIMEOUT, SURVIVED, UNREACHED, "explained")
+
+
+def score(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Share of the mutants that matter which were noticed, with a 95 % interval (Clopper-Pearson)."""
+    noticed = row[KILLED] + row[TIMEOUT]
+    missed = row[SURVIVED] + row[UNREACHED] - row["explained"]
+    low = float(beta.ppf(0.025, noticed, missed + 1)) if noticed else 0.0
+    high = float(beta.ppf(0.975, noticed + 1, missed)) if missed else 1.0
+    return noticed / max(1, noticed + missed), low, high
+
+
+def scores(results: Mapping[str, Any]) -> str:
+    """The table of privacy/README.md: a row a folder, and one for all."""
+    groups: dict[str, Counter[str]] = {}
+    for row in results["rows"]:
+        parts = row["module"].split(".")
+        for name in (f"`{parts[1]}/`" if len(parts) > 2 else f"`{parts[1]}.py`", "all"):
+            groups.setdefault(name, Counter()).update({status: row[status] for status in COUNTED})
+    groups["all"] = groups.pop("all")
+    shown = [{"name": name, **{status: found[status] for status in COUNTED}} for name, found in groups.items()]
+    return table(
+        shown,
+        {
+            "what was changed": "{name}",
+            "changes tried": lambda row: f"{sum(row[status] for status in COUNTED[:-1]):,}",
+            "noticed": lambda row: f"{row[KILLED] + row[TIMEOUT]:,}",
+            "make no difference": lambda row: f"{row['explained']:,}",
+            "missed": lambda row: f"{row[SURVIVED] + row[UNREACHED] - row['explained']:,}",
+            "score": lambda row: "{:.1%} ({:.1%} to {:.1%})".format(*score(row)).replace("%", " %"),
+        },
+    )
+
+
+def mutmut(folder: Path, *arguments: str) -> None:
+    """Run it in a checkout."""
+    subprocess.run([sys.executable, "-m", "mutmut", "run", "--max-children", "2", *arguments], check=True, cwd=folder)
+
+
+def main(
+    patterns: Annotated[list[str] | None, typer.Argument(help="as privacy.mechanism*; all else")] = None,
+    share: Annotated[float, typer.Option(min=0.001, max=1.0, help="of the mutants, drawn at random")] = 1.0,
+    seed: Annotated[int, typer.Option(help="of that draw")] = 0,
+    least: Annotated[float, typer.Option(help="fail below this score; write nothing")] = 0.0,
+) -> None:
+    """Try the changes and write the results."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "checkout"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+        mutmut(folder, "none of them")  # makes all, tries none
+        names = [name for name in all_names(folder / "mutants") if fits(name, patterns or ["*"])]
+        chosen = sorted(random.Random(seed).sample(names, max(1, round(share * len(names)))))
+        mutmut(folder, *chosen)
+        found = {"made": len(names), "share": share, "seeds": [seed], **summary(folder / "mutants")}
+        shutil.rmtree(folder)
+    say(scores(found), *(f"{each['where']}: {each['became']}" for each in found["survivors"] if not each["reason"]))
+    if least:
+        total = Counter[str]()
+        for row in found["rows"]:
+            total.update({status: row[status] for status in COUNTED})
+        raise typer.Exit(score(total)[0] < least)
+    write("mutation", found)
+
+
+def fits(name: str, patterns: list[str]) -> bool:
+    """Whether a mutant's name is like one of the patterns."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+if __name__ == "__main__":
+    typer.run(main)
