@@ -101,7 +101,7 @@ class Comparison:
         return paired_difference(group.measured(name), self.groups[0].measured(name))
 
     def differences(self, name: str) -> list[tuple[Estimate | None, bool, float | None]]:
-        """By group: the difference, whether it is told apart from zero, the smallest that these seeds would show.
+        """By group: the difference, whether it is significant, the smallest that these seeds would show.
 
         Both are corrected for the number of groups.
         """

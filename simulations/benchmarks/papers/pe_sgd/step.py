@@ -147,7 +147,7 @@ def steps(results: Row) -> str:
 
 
 def pairs(results: Row) -> str:
-    """Each step less that of DP-SGD, a pair per corpus and seed, Holm-corrected over the table; bold is told apart."""
+    """Each step less that of DP-SGD, a pair per corpus and seed, Holm-corrected over the table; bold is significant."""
     values: dict[str, Callable[[Row], float]] = {
         "cosine": lambda row: row["cosine"],
         f"fall at {SHOWN:g}": lambda row: row["falls"][row["lengths"].index(SHOWN)],

@@ -62,7 +62,7 @@ def claims(results: Row) -> str:
         how = f"{difference.mean:+.4f}{_width_text(difference.half)}, lower on {wins} of {len(difference.values)} seeds"
         smallest = difference.smallest(number_tested(differences))
         unseen = "" if smallest is None else f": {smallest:.3f} would show"
-        lines.append((claim, how, ("yes" if difference.mean < 0 else "no") if told else f"not told apart{unseen}"))
+        lines.append((claim, how, ("yes" if difference.mean < 0 else "no") if told else f"not significant{unseen}"))
     return markdown(("claim", "difference of losses (95 %)", "holds"), lines)
 
 
@@ -106,7 +106,7 @@ def common(results: Row) -> str:
 
 
 def common_claims(results: Row) -> str:
-    """The paper's order at one rate for all, neighbour by neighbour, paired by seed; bold is told apart."""
+    """The paper's order at one rate for all, neighbour by neighbour, paired by seed; bold is significant."""
     groups = grouped(results["cells"], lambda row: (row["method"], row["learning_rate"]))
     rates = distinct(results["cells"], "learning_rate")
     found = {key: {row["seed"]: row["loss"] for row in rows} for key, rows in groups.items()}
@@ -123,7 +123,7 @@ def common_claims(results: Row) -> str:
 
 
 def difference_texts(differences: Mapping[Key, Estimate | None]) -> dict[Key, str]:
-    """Of one table: mean and interval; where it is not told apart from zero, the smallest that would have been."""
+    """Of one table: mean and interval; where it is not significant, the smallest that would show."""
     number, texts = number_tested([*differences.values()]), {}
     for (key, difference), told in zip(differences.items(), told_apart([*differences.values()]), strict=True):
         if difference is None:
