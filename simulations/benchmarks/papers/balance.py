@@ -19,13 +19,15 @@ import typer
 from client.data.catalog.notes import NOTES_PER_BLOCK, generate
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, grouped, mean_text, table
 from simulations.benchmarks.harness.results import say
-from simulations.benchmarks.papers.dp_lac import ACCURACY, COST, difference_text, marked, methods, provenance
+from simulations.benchmarks.papers.dp_lac import COST, difference_text, marked, methods, provenance
 
 URGENT_OF_TEN = 1
 NOTES = {"train": 38_000, "test": 10_000}
 SEED = 21
 GRIDS = {"skewed": "a tenth of the notes is urgent", "balanced": "half of the notes are urgent"}
 NAMES = {"none": "`none`", "prior": "`prior`"}
+
+MEASURES = {"test_accuracy": "accuracy", "test_macro_f1": "macro-F1"}
 
 
 def skewed(first: int, count: int) -> pa.Table:
@@ -46,22 +48,36 @@ def balances(results: Mapping[str, Any]) -> str:
     parts = []
     for grid, rows in grouped(results["cells"], lambda row: row["grid"]).items():
         groups = grouped(rows, lambda row: row["variant"])
-        found = {name: {row["seed"]: row["test_macro_f1"] for row in cells} for name, cells in groups.items()}
-        columns: Columns = {
-            "`local.balance`": lambda row: NAMES[row["name"]],
-            **ACCURACY,
-            "macro-F1": lambda row: mean_text([100 * cell["test_macro_f1"] for cell in row["cells"]], unit=" %"),
-            "macro-F1 against `none`": lambda row: (
-                ""
-                if row["is reference"] or row["difference"] is None
-                else marked(difference_text(row["difference"]), row["significant"])
-            ),
-            "smallest that would show": lambda row: "" if row["smallest"] is None else f"{100 * row['smallest']:.1f}",
-            **COST,
-        }
-        shown = table(methods(sorted(groups), groups, found, "none"), columns)
-        parts.append(f"**{GRIDS[grid]}**\n\n{shown}{provenance(rows)}")
+        shown: dict[str, dict[str, Any]] = {name: {"name": name, "cells": cells} for name, cells in groups.items()}
+        for measure in MEASURES:
+            found = {name: {row["seed"]: row[measure] for row in cells} for name, cells in groups.items()}
+            for row in methods(sorted(groups), groups, found, "none"):
+                shown[row["name"]][measure] = row
+        columns: Columns = {"`local.balance`": lambda row: NAMES[row["name"]]}
+        for measure, words in MEASURES.items():
+            columns = {**columns, **compared(measure, words)}
+        constant = 100 * rows[0]["majority_accuracy"]
+        made = table([shown[name] for name in sorted(groups)], {**columns, **COST})
+        parts.append(
+            f"**{GRIDS[grid]}** (the constant answer has {constant:.1f} % accuracy)\n\n{made}{provenance(rows)}"
+        )
     return "\n".join(parts) if parts else NOT_MEASURED
+
+
+def compared(measure: str, words: str) -> Columns:
+    """The columns of one measure."""
+    return {
+        words: lambda row: mean_text([100 * value for value in row[measure]["found"]], unit=" %"),
+        f"{words} against `none`": lambda row: against(row[measure]),
+    }
+
+
+def against(row: Mapping[str, Any]) -> str:
+    """A difference to `none` in points; beside one that is not significant, the smallest that would be."""
+    if row["is reference"] or row["difference"] is None:
+        return ""
+    words = marked(difference_text(row["difference"]), row["significant"])
+    return words if row["smallest"] is None else f"{words}; {100 * row['smallest']:.1f} would show"
 
 
 def main(output: Annotated[Path, typer.Option(help="Folder in which skewed_notes/ is made.")]) -> None:
