@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from privacy.audit.contracts import adversarial_rows, assert_in_unit_ball
 from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
 from privacy.clipping.units import Units, slabs, squared_norms
+from privacy.clipping.whitening import AdaClip
 from privacy.contribution import GRID, MAX_UNITS, Contribution, Plan, contribute, validate
 from privacy.queries import BoundedMean, LossHistogram, NormBit, NormHistogram, OneHotVote
 from privacy.randomness.rng import torch_generator
@@ -282,6 +283,15 @@ class TestPlan:
     def test_json_round_trip(self, clip):
         plan = Plan(clip, 1.7, QUERIES)
         assert Plan.from_json(plan.to_json()) == plan
+
+    def test_a_clip_map_with_arrays_is_written_without_them_and_read_with_them(self):
+        centre, scale = torch.arange(7.0), 1 + torch.arange(7.0)
+        plan = Plan(AdaClip(centre, scale), 1.7, QUERIES)
+        again = Plan.from_json(plan.to_json(), plan.clip.arrays())
+        assert torch.equal(again.clip.centre, centre)
+        assert torch.equal(again.clip.scale, scale)
+        with pytest.raises(KeyError):
+            Plan.from_json(plan.to_json())
 
     def test_components_are_what_is_released(self):
         parts = Plan(CLIPS[1], 1.7, QUERIES).components()

@@ -14,7 +14,7 @@ from privacy.accountants import composition, pld
 from privacy.accountants.composition import epsilon, tightest_bound
 from privacy.commitment import FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import Component, Poisson, ReleaseEvent, Step
+from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent, Step
 
 N = 100_000
 
@@ -312,7 +312,23 @@ def test_the_curve_holds_at_every_delta() -> None:
         assert value == pytest.approx(epsilon(steps, delta), rel=2e-3)
 
 
+def test_the_curve_says_nothing_at_deltas_that_floating_point_decides() -> None:
+    steps = [(Poisson(0.1, 1000), 2.0, 100)]
+    unsure = pld.rounding(steps)
+    assert unsure == pytest.approx(110 * 4e-16)
+    (_, low), (_, high) = composition.curve(steps, (1.9 * unsure, 2.1 * unsure), suits=1e-5)
+    assert low == math.inf
+    assert math.isfinite(high)
+
+
+def test_the_curve_of_sampled_records_is_that_of_add_and_remove() -> None:
+    steps = [(ExampleLevelPoisson(0.05, 1000, "group:patient", 4, 4000), 3.0, 5)]
+    assert composition.curve(steps, (1e-5,), suits=1e-5)[0][1] == pytest.approx(epsilon(steps, 1e-5), rel=1e-3)
+
+
 def test_versions_name_the_library() -> None:
     assert composition.version("pld").startswith("dp_accounting 0.6")
     assert composition.version("prv").startswith("opacus 1.6")
-    assert "not a bound" in composition.version("gdp-approx")
+    assert composition.version("gdp-approx") == "central limit approximation of Gaussian DP (not a bound)"
+    with pytest.raises(ValueError, match="accountant must be"):
+        composition.version("moments")

@@ -1,5 +1,6 @@
 """The guarantee of a private sweep: it holds where the exact privacy is known, and is what the theorems say."""
 
+import json
 import math
 from decimal import Decimal
 
@@ -228,6 +229,12 @@ def test_the_number_of_candidates_is_drawn_by_the_law_that_is_accounted(tries: T
         assert cdf(k) >= level - 1e-7
         assert k == (0 if tries.shape == POISSON else 1) or cdf(k - 1) <= level + 1e-7
     assert drawing.chance_of_at_most(3, tries) == pytest.approx(float(cdf(3)), abs=1e-7)
+
+
+def test_a_law_is_written_down_and_read_again() -> None:
+    assert [tries.to_json()["shape"] for tries in (Tries(4.0, POISSON), Tries(6.0, 0.5))] == ["poisson", 0.5]
+    for tries in LAWS:
+        assert Tries.from_json(json.loads(json.dumps(tries.to_json()))) == tries
 
 
 def test_cells_are_drawn_with_replacement_and_nothing_can_be_foretold() -> None:

@@ -1,6 +1,7 @@
 """The hash-chained file: what was appended comes back, what was tampered with is named, a torn tail is mended."""
 
 import copy
+import hashlib
 import json
 import os
 import pickle
@@ -129,7 +130,10 @@ def test_a_torn_tail_is_cut_off_and_recorded(path: Path) -> None:
         journal.close()
         again = Journal.open(path, read_only=True)
         assert [entry.kind for entry in again.entries] == ["note", "torn", "note"]
-        assert again.entries[1].body["bytes"] == end - start
+        assert again.entries[1].body == {
+            "bytes": end - start,
+            "sha256": hashlib.sha256(whole[start:end]).hexdigest(),
+        }
 
 
 def test_a_whole_line_that_lacks_its_newline_counts(path: Path) -> None:

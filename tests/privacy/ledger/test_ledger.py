@@ -237,6 +237,19 @@ def test_t7_no_controller_gets_past_the_filter(tried: list[tuple[float, float]])
         assert renyi.epsilon_of(true, commitment.order, DELTA) <= 4.0 + 1e-9
 
 
+def test_a_filter_pays_for_exactly_what_it_holds_and_by_its_own_adjacency() -> None:
+    """A filter of one release of everybody, priced as a replaced unit costs: four times one that is added."""
+    everybody = Poisson(1.0, N)
+    added, replaced = (renyi.rho_of(everybody, 2.0, 6, adjacency) for adjacency in ("add_remove", "replace_one"))
+    assert replaced == pytest.approx(4 * added)
+    budget = budget_of(Commitment("client", "replace_one", N, 100.0, DELTA, "filter", order=6, rho=replaced))
+    budget.take(budget.price(event(2.0, sampling=everybody)))
+    assert isinstance(budget, FilterBudget)
+    assert budget.rho_spent == replaced
+    with pytest.raises(BudgetExceeded, match="exceeds the 0 left"):
+        budget.price(event(50.0, sampling=everybody))
+
+
 def test_a_filter_refuses_no_noise_at_all(path: Path) -> None:
     commitment, _ = filter_commitment(4.0, DELTA, SAMPLING, 20)
     ledger = Ledger.create(path, commitment)
