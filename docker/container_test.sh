@@ -110,14 +110,25 @@ export LACQUER_IMAGE=$PROJECT:image LACQUER_GATEWAY_IMAGE=$PROJECT:gateway
 docker build -q "${BUILD_OPTIONS[@]}" --build-arg DEBIAN_IMAGE=$BASE --build-arg REVISION="$REVISION" \
   -f docker/gateway.Dockerfile -t "$LACQUER_GATEWAY_IMAGE" . \
   >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the gateway's image is not built"; }
-docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" --build-arg REVISION="$REVISION" \
-  -f docker/Dockerfile -t "$LACQUER_IMAGE" . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the image is not built"; }
+image() { docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" \
+  --build-arg REVISION="$REVISION" -f docker/Dockerfile "$@" . >"$WORK/build.log" 2>&1; }
+image -t "$LACQUER_IMAGE" || { tail -30 "$WORK/build.log"; die "the image is not built"; }
 SIZE=$(docker image inspect -f '{{.Size}}' "$LACQUER_IMAGE")
 say "images built, $((SIZE / 1000000)) MB and $(($(docker image inspect -f '{{.Size}}' "$LACQUER_GATEWAY_IMAGE") / 1000000)) MB"
-for image in "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE"; do
-  [ "$(docker image inspect -f '{{.Config.User}}' "$image")" = 10001:10001 ] || die "an image runs as root"
-  [ "$(docker image inspect -f '{{index .Config.Labels "org.opencontainers.image.revision"}}' "$image")" = "$REVISION" ] || die "no revision"
+label() { docker image inspect -f "{{index .Config.Labels \"org.opencontainers.image.$2\"}}" "$1"; }
+VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+for built in "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE"; do
+  [ "$(docker image inspect -f '{{.Config.User}}' "$built")" = 10001:10001 ] || die "an image runs as root"
+  [ "$(label "$built" version) $(label "$built" revision) $(label "$built" base.name)" = "$VERSION $REVISION $BASE" ] || die "labels of $built"
 done
+docker run --rm --network none "$LACQUER_IMAGE" python -c "from client.models.devices import choose_device; choose_device('cuda')" \
+  >"$WORK/cuda.log" 2>&1 && die "a GPU is found where there is none"
+grep -q "there is no CUDA device that torch can use here" "$WORK/cuda.log" || { tail -5 "$WORK/cuda.log"; die "no word of the missing GPU"; }
+if grep -q "is built without CUDA" "$WORK/cuda.log"; then
+  image --build-arg CUDA=1 && die "an image for CUDA is built with torch for CPUs"
+  grep -q "CUDA is asked for, but torch" "$WORK/build.log" || { tail -5 "$WORK/build.log"; die "the image for CUDA is not built for another reason"; }
+fi
+say "labels are right; a GPU that is not there is missed in words"
 
 # --- three clients with records of their own ------------------------------------------------------------------------------
 mkdir "$WORK/config" "$WORK/records"

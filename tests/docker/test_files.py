@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,6 +110,29 @@ def test_clients_know_whom_they_follow_and_are_started_again_when_nobody_answers
         assert any(volume.endswith(":/cache") for volume in service["volumes"])
         assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "client.supernode", "--healthy"]
         assert service["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "gateway.Dockerfile"])
+def test_an_image_names_its_version_and_takes_a_base_by_its_digest(name: str) -> None:
+    text = (DOCKER / name).read_text()
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"', text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (labels["version"], labels["licenses"]) == (project["version"], project["license"])
+    assert (labels["revision"], labels["source"]) == ("${REVISION}", "${SOURCE}")
+    stages = set(re.findall(r"(?m)^FROM \S+ AS (\w+)$", text))
+    bases = set(re.findall(r"(?m)^FROM (\S+)", text)) - stages - {"${WHEELS_IMAGE}"}
+    assert bases == {labels["base.name"]}  # one argument, and the label says what it was
+    assert re.search(rf"(?m)^ARG {labels['base.name'][2:-1]}$", text)  # else the label is empty
+
+
+def test_a_gpu_client_is_given_what_its_image_is_built_for() -> None:
+    (name, service), *more = compose(DOCKER / "gpu.client.yaml").items()
+    assert not more
+    assert name in compose(DOCKER / "compose.client.yaml")
+    assert service["build"]["args"] == {"CUDA": "1"}
+    (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert '[ -z "$CUDA" ] ||' in (DOCKER / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize("name", ["env.server", "env.client"])
