@@ -41,11 +41,14 @@ def canary_findings(run: FinishedRun, population: int) -> dict[str, Any] | None:
     }
 
 
-def exposures(run: FinishedRun) -> dict[str, Any] | None:
+def exposures(run: FinishedRun, model: Any) -> dict[str, Any] | None:
     """Exposure of the planted secrets under the run's adapter and under its base model; None where there are none.
 
     Exact ranks among all numbers where every digit is one token, else ranks among secrets that were not planted. The
     p-value is Kolmogorov and Smirnov's, one-sided: of secrets that were never seen ranks are uniform.
+
+    Args:
+        model: of ``run.language_model()``.
 
     Raises:
         ValueError: the tokenizer cannot be ranked by.
@@ -58,7 +61,6 @@ def exposures(run: FinishedRun) -> dict[str, Any] | None:
     others = secrets(kind, CANDIDATES, config.seed, "not planted")
     others = [secret for secret in others if secret not in set(planted.secrets)]
     exact = digit_tokens(tokenizer, kind, planted.secrets)
-    model = run.language_model()
 
     def ranked() -> list[exposure.Exposure]:
         if exact is None:

@@ -20,7 +20,12 @@ from server.evaluation.finished import FinishedRun
 from server.run_folder.names import AUDIT_FILE, AUDIT_FOLDER, SOURCE_FILE
 from server.runs.assembly import data_spec
 from simulations.audit.canaries import canary_findings, exposures
+from simulations.audit.extraction import extraction
+from simulations.audit.jaccard import record_jaccard
 from simulations.audit.membership import membership
+from simulations.audit.shadows import refuse_shadows, shadow_findings
+from simulations.audit.units import Units, audited_units
+from simulations.report.audit import level_name
 from simulations.report.page import write_report
 from simulations.report.read_run import read_run
 
@@ -29,38 +34,63 @@ WARNING = (
     "about them. Keep this with the auditor: never publish it, and never choose settings of a run by it."
 )
 
-NOT_TRIED = (
-    "shadow runs (LiRA) on data with and without the unit",
-    "extraction of training texts by greedy or sampled generation",
-    "an attacker who chooses a unit's records",
-)
+NOT_TRIED = ("an attacker who chooses a unit's records",)
+NO_SHADOWS = "shadow runs on data with and without the unit (LiRA: --shadows)"
+NO_TEXTS = "extraction, and how much of its records the model writes (not applicable: a classifier writes nothing)"
+SHORT = "how much of its records the model writes (they are too short, or too few, to be continued)"
 NO_CANARIES = (
     "an attacker who sees every release and chooses a unit's update (the run holds no canaries: audit.canaries)"
 )
-NO_SECRETS = "exposure of planted secrets (the run holds none that can be ranked: data.canaries, a language model)"
+NO_SECRETS = "exposure and extraction of planted secrets (the run holds none: data.canaries)"
 
 
-def audited(run: FinishedRun, most: int) -> dict[str, Any]:
+def audited(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
     """Every audit that can be made of a finished run.
 
     Args:
         most: records of either side of membership inference.
+        shadows: how many shadow runs to train; 0 for none.
 
     Raises:
         ValueError: the records are not here, or are not those that the run was trained on.
     """
+    if shadows:
+        refuse_shadows(run, shadows)
     run = replace(run, statement=read_run(run.folder).guarantee or run.statement)  # that of phases in one form
     data, canaries = _records(run), run.config.audit.canaries
     population = len(_index(run, data)) if run.config.alone else run.config.clients
+    levels = audited_units(run.config, data, most, canaries)
     found: dict[str, Any] = {
         "not_covered_by_the_guarantee": WARNING,
         "upper_bound": _upper(run),
         "canaries": canary_findings(run, population),
-        "exposure": exposures(run),
-        "membership": membership(run, data, most, canaries),
+        **_written(run, data, levels[-1]),
+        "membership": membership(run, data, levels),
     }
-    not_tried = [*([] if canaries else [NO_CANARIES]), *([] if found["exposure"] else [NO_SECRETS]), *NOT_TRIED]
-    return {**found, "verdict": verdict(found), "not_tried": not_tried}
+    if shadows:
+        found["membership"].append(shadow_findings(run, data, levels[0], shadows))
+    not_tried = {
+        NO_CANARIES: not canaries,
+        NO_TEXTS: run.task == "classification",
+        NO_SECRETS: run.task != "classification" and found["exposure"] is None,
+        SHORT: run.task != "classification" and found["jaccard"] is None,
+        NO_SHADOWS: not shadows,
+    }
+    said = [*(text for text, missing in not_tried.items() if missing), *NOT_TRIED]
+    return {**found, "verdict": verdict(found), "not_tried": said}
+
+
+def _written(run: FinishedRun, data: PreparedData, level: Units) -> dict[str, Any]:
+    """What a language model writes and prefers; nothing of a classifier."""
+    if run.task == "classification":
+        return {"exposure": None, "extraction": None, "jaccard": None}
+    model = run.language_model()
+    rows = level.rows
+    return {
+        "exposure": exposures(run, model),
+        "extraction": extraction(run, model),
+        "jaccard": record_jaccard(run, model, (data.train.select(rows[0]), data.test.select(rows[1]))),
+    }
 
 
 def _index(run: FinishedRun, data: PreparedData) -> UnitIndex:
@@ -94,7 +124,7 @@ def bounds(found: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     canaries = found["canaries"]
     own = [("the game with canaries", canaries["epsilon_lower"], canaries["ceiling"])] if canaries else []
     return own + [
-        (f"membership inference, {level['level']}s", level["bound"]["epsilon_lower"], level["bound"]["ceiling"])
+        (f"membership inference, {level_name(level)}", level["bound"]["epsilon_lower"], level["bound"]["ceiling"])
         for level in found["membership"]
         if level["bound"]
     ]

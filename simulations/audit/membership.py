@@ -5,7 +5,7 @@ minus that (calibration by difficulty: Watson et al., "On the importance of diff
 inference attacks", arXiv:2111.08440). What is made of them: :mod:`privacy.audit.membership`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ from privacy.audit.membership import Attack, attack, exchangeability, membership
 from privacy.audit.roc import Interval
 from server.evaluation.finished import FinishedRun
 from simulations.audit.losses import adapter_losses, reference_losses
-from simulations.audit.units import Rows, Units, audited_units
+from simulations.audit.units import Units
 
 Floats = NDArray[np.float64]
 
@@ -25,17 +25,12 @@ STEPS = {"add_remove": 2, "zero_out": 2, "replace_one": 1}
 """Neighbours that lie between two data sets of which one has another unit in the place of one."""
 
 
-def membership(run: FinishedRun, data: PreparedData, most: int, canary_units: int = 0) -> list[dict[str, Any]]:
+def membership(run: FinishedRun, data: PreparedData, levels: Sequence[Units]) -> list[dict[str, Any]]:
     """What the attacks find, for the protected units and for single records.
 
     Args:
-        most: records of either side.
-        canary_units: how many of the last units brought nothing of their own.
-
-    Raises:
-        ValueError: there is nothing to attack.
+        levels: of :func:`simulations.audit.units.audited_units`.
     """
-    levels = audited_units(run.config, data, most, canary_units)
     rows = [np.unique(np.concatenate([level.rows[side] for level in levels])) for side in (0, 1)]
     sets = [data.train.select(rows[0]), data.test.select(rows[1])]
 
@@ -43,18 +38,25 @@ def membership(run: FinishedRun, data: PreparedData, most: int, canary_units: in
         return [dict(zip(map(int, of), found, strict=True)) for of, found in zip(rows, losses, strict=True)]
 
     under, before = by_row(adapter_losses(run, sets)), by_row(reference_losses(run, data, sets))
-    return [_level(run, level, under, before) for level in levels]
+    found = []
+    for level in levels:
+        adapter, reference = _means(level, under), _means(level, before)
+        scores = {
+            "loss": (-adapter[0], -adapter[1]),
+            "loss against the public start": (reference[0] - adapter[0], reference[1] - adapter[1]),
+        }
+        found.append(attacked(run, level, scores, reference))
+    return found
 
 
-def _level(
-    run: FinishedRun, level: Units, under: list[dict[int, float]], before: list[dict[int, float]]
+def attacked(
+    run: FinishedRun, level: Units, scores: Mapping[str, tuple[Floats, Floats]], reference: tuple[Floats, Floats]
 ) -> dict[str, Any]:
-    adapter = _means(level.members, under[0]), _means(level.others, under[1])
-    reference = _means(level.members, before[0]), _means(level.others, before[1])
-    scores = {
-        "loss": (-adapter[0], -adapter[1]),
-        "loss against the public start": (reference[0] - adapter[0], reference[1] - adapter[1]),
-    }
+    """What scores of some units, members and others, say about the run.
+
+    Args:
+        reference: losses of the units under a model that saw none of them.
+    """
     check = exchangeability(-reference[0], -reference[1])
     found: dict[str, Any] = {
         "level": level.level,
@@ -92,8 +94,11 @@ def conclusion(found: Mapping[str, Any]) -> str:
     return f"An attack beats chance: {best['score']}, AUC {best['auc']['estimate']:.3f}."
 
 
-def _means(units: tuple[Rows, ...], losses: Mapping[int, float]) -> Floats:
-    return np.array([np.mean([losses[int(row)] for row in rows]) for rows in units])
+def _means(level: Units, losses: Sequence[Mapping[int, float]]) -> tuple[Floats, Floats]:
+    """Mean loss of every member and of every other."""
+    sides = zip((level.members, level.others), losses, strict=True)
+    inside, outside = (np.array([np.mean([of[int(row)] for row in rows]) for rows in units]) for units, of in sides)
+    return inside, outside
 
 
 def _interval(interval: Interval) -> dict[str, float]:

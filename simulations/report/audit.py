@@ -41,16 +41,53 @@ def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ]
     if exposed := audit["exposure"]:
         rows.append((f"exposure of {exposed['secrets']} planted secrets", _exposed(exposed)))
+    if extracted := audit["extraction"]:
+        rows.append((f"extracted of {extracted['secrets']} planted secrets", extraction_text(extracted)))
+    if written := audit["jaccard"]:
+        rows.append(("how much of its records the model writes", jaccard_text(written)))
     for level in audit["membership"]:
         if bound := level["bound"]:
             rows.append(
                 (
-                    f"lower bound by membership of a {level['level']}",
+                    f"lower bound by membership, {level_name(level)}",
                     f"ε ≥ {bound['epsilon_lower']:.2f} (95 %); {bound['correct']} of {bound['guesses']} guesses right "
                     f"by {bound['score']}; it could have shown {bound['ceiling']:.2f} at most",
                 )
             )
     return rows
+
+
+def level_name(level: Mapping[str, Any]) -> str:
+    """What the units of an attack on membership are, and whether shadow runs were trained for it."""
+    shadows = level.get("shadows")
+    return f"{level['level']}s" + (f", {shadows} shadow runs" if shadows else "")
+
+
+def extraction_text(extracted: Mapping[str, Any]) -> str:
+    """How many planted secrets come out, beside those of the base model and by luck."""
+    said = []
+    for name, who in (("adapter", "the adapter"), ("base", "the base model")):
+        greedy, sampled, p_value = (extracted[name][key] for key in ("greedy", "sampled", "p_value"))
+        said.append(
+            f"{greedy['count']} greedily and {sampled['count']} by {extracted['samples']} samples from {who} (95 %: "
+            f"{sampled['lower']:.2f} to {sampled['upper']:.2f} of them; p = {p_value:.2g})"
+        )
+    other = extracted["adapter"]["sampled_never_planted"]
+    return (
+        f"{'; '.join(said)}; {other['count']} of {extracted['never_planted']} never planted; guessing blindly finds a "
+        f"secret with probability {extracted['chance']:.1g}; text in front of the secrets: {extracted['contexts']} kind"
+        f"{'s' if extracted['contexts'] > 1 else ', so one can be greedily said'}"
+    )
+
+
+def jaccard_text(written: Mapping[str, Any]) -> str:
+    """Excess of the similarity with members over that with held-out records."""
+    adapter = ", ".join(f"{row['n']}-grams {_ranged(row)}" for row in written["adapter"])
+    base = written["base"][0]
+    return (
+        f"Jaccard similarity of continuations, {written['members']} members less {written['held_out']} held out: "
+        f"{adapter}; the base model's 1-grams {_ranged(base)}"
+    )
 
 
 def _exposed(exposed: Mapping[str, Any]) -> str:
@@ -71,7 +108,9 @@ def _level(level: Mapping[str, Any]) -> dict[str, Any]:
     ]
     rows.append({"score": "a model that saw neither", "cells": [_ranged(level["exchangeable"])] + [""] * len(rates)})
     text = f"{counted}. {level['conclusion']}"
-    return {"name": level["level"], "text": text, "rates": rates, "rows": rows}
+    shadows = level.get("shadows")
+    name = f"{level['level']}, by {shadows} shadow runs" if shadows else level["level"]
+    return {"name": name, "text": text, "rates": rates, "rows": rows}
 
 
 def _ranged(interval: Mapping[str, float]) -> str:

@@ -1,9 +1,10 @@
 """What the attacks of `lacquer audit` find in whole runs: without privacy, and at epsilon 8, 4, 2 and 0.5.
 
-Run: `python -m simulations.benchmarks privacy.audit`. Eleven minutes of one core; cells that are there are kept.
+Run: `python -m simulations.benchmarks privacy.audit`. A quarter of an hour of one core; cells that are there are kept.
 
-Records of one site, generated notes, base model lacquer-small: 350 notes, in 80 more records ten secrets in 8 copies
-each; 175 of the 430 units are canaries. The same steps, threshold and data everywhere; only the noise differs.
+Records of one site, generated notes, base model lacquer-small: 350 notes, in 160 more records ten secrets in 16 copies
+each; 175 of the 510 units are canaries. The same steps, threshold and data everywhere; only the noise differs. Of the
+first seed two cells are audited by shadow runs too.
 
 Writes results/audit.json, the table and the figure of docs/audit.md.
 """
@@ -20,10 +21,14 @@ import torch
 import typer
 from matplotlib.axes import Axes
 
+from client.data.prepare import prepare
 from server.config.load import parse, unflatten
-from server.evaluation.finished import read_finished
+from server.evaluation.finished import FinishedRun, read_finished
+from server.runs.assembly import data_spec
 from server.runs.start import run_in_folder
 from simulations.audit.findings import audited
+from simulations.audit.shadows import shadow_findings
+from simulations.audit.units import audited_units
 from simulations.benchmarks.harness.markdown import Columns, Row, mean_text, provenance, table
 from simulations.benchmarks.harness.results import RESULTS, ROOT, environment, say
 from simulations.report import plots
@@ -34,17 +39,21 @@ FILE = RESULTS / "audit.json"
 EPSILONS = (None, 8.0, 4.0, 2.0, 0.5)
 """None is no privacy: the same threshold, and no noise."""
 
+SHADOWS = 4
+SHADOWED = ((None, 0), (8.0, 0))
+"""Guarantee, and seed, of the runs that are audited by shadow runs too: each costs the run once more."""
+
 SETTINGS: dict[str, Any] = {
     "rounds": 50, "clients": 1, "sampling-rate": 1.0,
     "privacy.unit": "record", "privacy.delta": 1e-5,
     "strategy.controller": "fixed", "strategy.controller-options": {"clip-norm": 0.5},
-    "strategy.optimizer": "fedadam", "strategy.optimizer-options": {"learning-rate": 0.01},
+    "strategy.optimizer": "fedadam", "strategy.optimizer-options": {"learning-rate": 0.02},
     "silo.batch-size": 100,
     "model.name": "lacquer-small", "model.task": "causal-lm", "model.targets": "auto",
     "model.rank": 16, "model.max-length": 48,
     "data.source": "notes", "data.partition": "iid", "data.records-per-client": 350,
     "data.validation-records": 50, "data.test-records": 200,
-    "data.canaries": 10, "data.canary-copies": 8, "data.canary-kind": "id-record",
+    "data.canaries": 10, "data.canary-copies": 16, "data.canary-kind": "id-record",
     "evaluation.every": 50, "evaluation.examples": 0, "evaluation.rouge-records": 0,
     "engine.kind": "inprocess", "engine.workers": 1,
     "audit.canaries": 175,
@@ -82,6 +91,7 @@ def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
         run = read_finished(Path(folder))
         found = audited(run, 1000)
         (level,), game, exposed = found["membership"], found["canaries"], found["exposure"]
+        cpu = {"run": trained - start, "audit": time.process_time() - trained}
         return {
             "ledger": None if found["upper_bound"] is None else found["upper_bound"]["epsilon"],
             "verdict": found["verdict"].partition(":")[0],
@@ -95,8 +105,23 @@ def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
             },
             "exposure": {who: exposed[who] for who in ("adapter", "base")},
             "most_bits": exposed["most_bits"],
-            "cpu_seconds": {"run": trained - start, "audit": time.process_time() - trained},
+            "extraction": found["extraction"],
+            "jaccard": found["jaccard"],
+            "cpu_seconds": cpu,
+            **(shadowed(run) if (epsilon, seed) in SHADOWED else {}),
         }
+
+
+def shadowed(run: FinishedRun) -> dict[str, Any]:
+    """What shadow runs add, and what they cost."""
+    start, data = time.process_time(), prepare(data_spec(run.config))
+    (level,) = audited_units(run.config, data, 1000, run.config.audit.canaries)
+    found = shadow_findings(run, data, level, SHADOWS)
+    return {
+        "shadows": {attack["score"]: {"auc": attack["auc"], "tpr": attack["tpr"]} for attack in found["attacks"]},
+        "shadow_targets": found["members"],
+        "shadow_cpu_seconds": time.process_time() - start,
+    }
 
 
 def _name(epsilon: float | None) -> str:
@@ -127,6 +152,15 @@ def attacks(results: Mapping[str, Any]) -> str:
         **{f"AUC: {name}": auc(value) for name, value in CURVES.items()},
         "ε ≥, canaries": lambda row: mean_text([run["canaries"]["epsilon_lower"] for run in row["runs"]], 2),
         "exposure, bits": lambda row: mean_text([mean(run["exposure"]["adapter"]["bits"]) for run in row["runs"]], 2),
+        "secrets said, of ten: greedy": lambda row: mean_text(
+            [run["extraction"]["adapter"]["greedy"]["count"] for run in row["runs"]], 1
+        ),
+        "in 10,000 samples": lambda row: mean_text(
+            [run["extraction"]["adapter"]["sampled"]["count"] for run in row["runs"]], 1
+        ),
+        "Jaccard excess, 1-grams": lambda row: mean_text(
+            [run["jaccard"]["adapter"][0]["estimate"] for run in row["runs"]], 3
+        ),
         "noise over charged": lambda row: mean_text([run["canaries"]["noise"]["estimate"] for run in row["runs"]], 3),
         "perplexity": lambda row: mean_text([run["perplexity"] for run in row["runs"]], 1),
     }
@@ -136,11 +170,21 @@ def attacks(results: Mapping[str, Any]) -> str:
     seconds = mean(sum(row["cpu_seconds"].values()) for row in results["rows"])
     audit = mean(row["cpu_seconds"]["audit"] for row in results["rows"])
     return (
-        f"{table(rows, columns, 'lrrrrrrr')}\n{seeds} seeds a row, mean and standard deviation; members and held-out "
-        f"notes were exchangeable in {held} of {len(results['rows'])} runs; a run with its audit took {seconds:.0f} s "
-        f"of one core, {audit:.0f} s of them the audit.\n"
+        f"{table(rows, columns, 'l' + 'r' * (len(columns) - 1))}\n{seeds} seeds a row, mean and standard deviation; "
+        f"members and held-out notes were exchangeable in {held} of {len(results['rows'])} runs; a run with its audit "
+        f"took {seconds:.0f} s of one core, {audit:.0f} s of them the audit.{_shadows(results['rows'])}\n"
         f"{provenance(results)}"
     )
+
+
+def _shadows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What shadow runs found, in sentences."""
+    said = []
+    for row in rows:
+        if "shadows" in row:
+            aucs = ", ".join(f"{name} {found['auc']['estimate']:.3f}" for name, found in row["shadows"].items())
+            said.append(f" {SHADOWS} shadow runs, {_name(row['epsilon'])}, seed {row['seed']}: AUC {aucs}.")
+    return "".join(said)
 
 
 def figure(rows: Sequence[Mapping[str, Any]], palette: plots.Palette) -> Any:

@@ -16,6 +16,9 @@ def audit_command(
     records: Annotated[
         int, typer.Option(min=40, help="Most records of members, and of held-out ones, that are attacked.")
     ] = 1000,
+    shadows: Annotated[
+        int, typer.Option(min=0, help="Shadow runs, an even number: each takes as long as the run did.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="audit.json on standard output.")] = False,
 ) -> None:
     """Attack a finished run: who was trained on? Lower bounds on epsilon beside the ledger's upper bound.
@@ -27,8 +30,12 @@ def audit_command(
 
         run = read_finished(run_folder)
         from simulations.audit.findings import audited, write_findings
+        from simulations.audit.shadows import refuse_shadows, shadow_cost
 
-        found = audited(run, records)
+        if shadows:
+            refuse_shadows(run, shadows)
+            say(shadow_cost(run, shadows), style="yellow")
+        found = audited(run, records, shadows)
         folder = write_findings(run_folder, found)
     say(found["not_covered_by_the_guarantee"], style="yellow")
     typer.echo(json.dumps(found, indent=1) if as_json else f"{_table(found)}\naudit: {folder}")
@@ -36,6 +43,8 @@ def audit_command(
 
 def _table(found: Mapping[str, Any]) -> str:
     """The findings for a person."""
+    from simulations.report.audit import extraction_text, jaccard_text, level_name  # it loads what draws figures
+
     lines = []
     if canaries := found["canaries"]:
         noise, presence, auc = canaries["noise"], canaries["presence"], canaries["auc"]["estimate"]
@@ -52,8 +61,12 @@ def _table(found: Mapping[str, Any]) -> str:
             f"secrets: {exposed['secrets']} in {exposed['copies']} copies, exposure {bits['adapter']:.2f} bits (base "
             f"model {bits['base']:.2f}, never seen 1.44), ranks {exposed['ranks']}, p = {p_value:.2g}"
         )
+    if extracted := found["extraction"]:
+        lines.append(f"extracted: {extraction_text(extracted)}")
+    if written := found["jaccard"]:
+        lines.append(f"texts: {jaccard_text(written)}")
     for level in found["membership"]:
-        lines.append(f"{level['level']}s: {level['members']} members, {level['held_out']} {level['held_out_origin']}")
+        lines.append(f"{level_name(level)}: {level['members']} members, {level['held_out']} {level['held_out_origin']}")
         for attack in [*level["attacks"], {"score": "a model that saw neither", "auc": level["exchangeable"]}]:
             auc = attack["auc"]
             row = f"  {attack['score']:32}AUC {auc['estimate']:.3f} ({auc['lower']:.3f} to {auc['upper']:.3f})"
