@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import ttest_ind
+from scipy.stats import t as student
 
 from client.data.chat import Rendered
 from client.data.records import Records
@@ -48,10 +48,13 @@ def excess(members: ArrayLike, others: ArrayLike, alpha: float = 0.05) -> Interv
     """
     inside, outside = np.asarray(members, dtype=np.float64), np.asarray(others, dtype=np.float64)
     estimate = float(inside.mean() - outside.mean())
-    if min(len(inside), len(outside)) > 1 and (np.ptp(inside) or np.ptp(outside)):
-        limits = ttest_ind(inside, outside, equal_var=False).confidence_interval(1 - alpha)
-        return Interval(estimate, float(limits.low), float(limits.high))
-    most = float(max(binomial_upper(0, len(of), alpha / 2) for of in (inside, outside)))
+    n, m = len(inside), len(outside)
+    if min(n, m) > 1 and (np.ptp(inside) or np.ptp(outside)):
+        one, two = inside.var(ddof=1) / n, outside.var(ddof=1) / m
+        freedom = (one + two) ** 2 / (one**2 / (n - 1) + two**2 / (m - 1))
+        half = float(student.ppf(1 - alpha / 2, freedom) * np.sqrt(one + two))
+        return Interval(estimate, max(-1.0, estimate - half), min(1.0, estimate + half))
+    most = float(binomial_upper(0, min(n, m), alpha / 2))
     return Interval(estimate, max(-1.0, estimate - most), min(1.0, estimate + most))
 
 
