@@ -3,8 +3,8 @@
 Run: `python -m simulations.benchmarks privacy.audit`. A quarter of an hour of one core; cells that are there are kept.
 
 Records of one site, generated notes, base model lacquer-small: 350 notes, in 160 more records ten secrets in 16 copies
-each; 175 of the 510 units are canaries. The same steps, threshold and data everywhere; only the noise differs. Of the
-first seed two cells are audited by shadow runs too.
+each; 175 of the 510 units are canaries. The same steps, threshold and data everywhere; only the noise differs. Four
+cells are audited by shadow runs too.
 
 Writes results/audit.json, the table and the figure of docs/audit.md.
 """
@@ -40,8 +40,8 @@ EPSILONS = (None, 8.0, 4.0, 2.0, 0.5)
 """None is no privacy: the same threshold, and no noise."""
 
 SHADOWS = 4
-SHADOWED = ((None, 0), (8.0, 0))
-"""Guarantee, and seed, of the runs that are audited by shadow runs too: each costs the run once more."""
+SHADOWED = ((None, 0), (8.0, 0), (8.0, 1), (0.5, 0))
+"""Guarantee, and seed, of the runs that are audited by shadow runs too: each shadow costs the run once more."""
 
 SETTINGS: dict[str, Any] = {
     "rounds": 50, "clients": 1, "sampling-rate": 1.0,
@@ -158,8 +158,8 @@ def attacks(results: Mapping[str, Any]) -> str:
         "in 10,000 samples": lambda row: mean_text(
             [run["extraction"]["adapter"]["sampled"]["count"] for run in row["runs"]], 1
         ),
-        "Jaccard excess, 1-grams": lambda row: mean_text(
-            [run["jaccard"]["adapter"][0]["estimate"] for run in row["runs"]], 3
+        "Jaccard excess, 2-grams": lambda row: mean_text(
+            [run["jaccard"]["adapter"][1]["estimate"] for run in row["runs"]], 3
         ),
         "noise over charged": lambda row: mean_text([run["canaries"]["noise"]["estimate"] for run in row["runs"]], 3),
         "perplexity": lambda row: mean_text([run["perplexity"] for run in row["runs"]], 1),
