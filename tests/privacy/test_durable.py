@@ -99,3 +99,30 @@ def test_a_lock_keeps_others_out_until_the_file_is_closed(path: Path) -> None:
             durable.lock(other.fileno(), "state.json is taken")
     with path.open() as next_one:
         durable.lock(next_one.fileno(), "state.json is taken")
+
+
+def test_a_folder_is_made_whole_once_and_not_again(tmp_path: Path) -> None:
+    folder = tmp_path / "outer" / "made"
+
+    def fill(draft: Path) -> None:
+        draft.mkdir()
+        (draft / "file").write_text(NEW)
+
+    durable.make_folder(folder, fill)
+    assert (folder / "file").read_text() == NEW
+    durable.make_folder(folder, lambda draft: pytest.fail("it is there"))
+    assert [path.name for path in folder.parent.iterdir()] == ["made"], "no draft is left behind"
+
+
+def test_of_two_that_make_a_folder_the_first_wins(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+
+    def late(draft: Path) -> None:
+        for place, text in ((folder, OLD), (draft, NEW)):
+            place.mkdir()
+            (place / "file").write_text(text)
+
+    durable.make_folder(folder, late)
+    assert (folder / "file").read_text() == OLD
+    with pytest.raises(OSError, match="draft"):
+        durable.make_folder(tmp_path / "other", lambda draft: None)

@@ -16,10 +16,10 @@ from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapter
 from privacy.clipping.units import Units
 from privacy.commitment import Commitment, FloorStep
 from privacy.contribution import Contribution, Plan, contribute
-from privacy.errors import BudgetExceeded
+from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import ExampleLevelPoisson, Poisson
-from privacy.ledger.ledger import Ledger
-from privacy.mechanism import Release, charged_release
+from privacy.ledger.ledger import Charge, Ledger
+from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.queries import BoundedMean, NormBit, NormHistogram
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureSeededNoise, InsecureZeroNoise
 from privacy.randomness.rng import torch_generator
@@ -365,6 +365,32 @@ class TestRelease:
         assert released.expected_units == 100
         assert released.plan is self.plan
         assert torch.equal(copy.deepcopy(released).update, released.update)
+
+    def test_it_is_read_back_only_as_it_was_made(self, ledger):
+        """For a run that is resumed; no noise is drawn."""
+        _, released = self.made(ledger)
+        event = ledger.events[-1]
+        done = Charge(event, event.effective_noise_multiplier, 0, None, "then", released_at="now")
+        said = {"label": event.label, "round": event.round, "sampling": event.sampling, "charges": [done]}
+        again = reopened_release(self.plan, released.update, released.answers, **said)
+        assert again.update is released.update
+        assert again.answers == released.answers
+        assert (again.plan, again.expected_units, again.loudness) == (self.plan, 100, released.loudness)
+        pending = dataclasses.replace(done, released_at=None)
+        for other in ({"label": "other"}, {"round": event.round + 1}, {"charges": []}, {"charges": [pending]}):
+            with pytest.raises(CorruptRun, match="knows of no release"):
+                reopened_release(self.plan, released.update, released.answers, **{**said, **other})
+        quieter = dataclasses.replace(self.plan, noise_multiplier=2.0)
+        with pytest.raises(CorruptRun, match="knows of no release"):
+            reopened_release(quieter, released.update, released.answers, **said)
+        for update, answers in (
+            (released.update[:-1], released.answers),
+            (released.update.double(), released.answers),
+            (released.update, ()),
+            (released.update, (released.answers[0].float(),)),
+        ):
+            with pytest.raises(CorruptRun, match="do not have the form"):
+                reopened_release(self.plan, update, answers, **said)
 
     def test_it_says_nothing_but_shapes(self, ledger):
         _, released = self.made(ledger)

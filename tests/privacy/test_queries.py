@@ -1,5 +1,6 @@
 """Queries: bounded by their sensitivity, right on ordinary units, and strict about replies."""
 
+import dataclasses
 import math
 
 import pytest
@@ -236,3 +237,20 @@ class TestConformanceCheckItself:
 
         with pytest.raises(AssertionError, match=complaint):
             check_query(Broken(1.0, 5.0), units_of(adversarial_rows(3)))
+
+
+@pytest.mark.parametrize("query", EXAMPLES, ids=lambda query: query.name)
+def test_a_query_is_written_down_and_read_again_with_its_name(query):
+    named = dataclasses.replace(query, name="a name of its own")
+    assert query_from_json(named.to_json()) == named
+
+
+def test_the_candidates_of_a_vote_are_written_down():
+    vote = OneHotVote(HALF_OCTAVES, 10.0, simulated_noise_std_per_bound=0.017, candidates=(0.5, 1.0, 4.0))
+    assert query_from_json(vote.to_json()) == vote
+    with pytest.raises(ValueError, match="noise_std must be"):
+        OneHotVote(HALF_OCTAVES, 0.0, simulated_noise_std_per_bound=0.017)
+
+
+def test_a_norm_at_the_threshold_counts_as_unclipped():
+    assert NormBit(5.0, 1.0).answer(units_of([[3.0, 4.0], [3.0, 4.1]])).flatten().tolist() == [0.5, -0.5]

@@ -39,6 +39,7 @@ EQUIVALENT = {
     r"metadata\.version\('[a-z-]+'\)": "names of distributions are the same in capitals",
     r"encoding='(ascii|utf-8)'": "the file holds ASCII, which every encoding here writes alike",
     r"__repr__": "words for people",
+    r"F_FULLFSYNC": "on macOS only",
 }
 """What a change took away (or the function it is in), and why that does not matter."""
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from privacy.accountants import renyi
 from privacy.accountants.calibration import calibrate, filter_commitment, floor_commitment
 from privacy.accountants.composition import epsilon
 from privacy.accountants.renyi import epsilon_of
@@ -244,3 +245,32 @@ def test_a_delta_below_the_reach_of_pld_is_calibrated_by_rdp() -> None:
 def test_unsupported_sampling_is_refused_before_the_search() -> None:
     with pytest.raises(UnsupportedEvent, match="use accountant 'pld'"):
         calibrate(4.0, DELTA, Poisson(0.1, 100), 10, adjacency="replace_one", accountant="rdp")
+
+
+def test_a_filter_is_committed_for_its_own_profile_and_adjacency() -> None:
+    """The divergences of the planned rounds and of what comes before just fit, priced as the ledger prices them."""
+    everybody, first = Poisson(1.0, 1000), (Poisson(1.0, 1000), 30.0, 2)
+    profile = [2.0] * 6 + [0.5] * 4
+    for adjacency in ("add_remove", "replace_one"):
+        commitment, z = filter_commitment(
+            4.0, DELTA, everybody, 10, extra=[first], profile=profile, adjacency=adjacency
+        )
+        assert commitment.order is not None
+        assert commitment.rho is not None
+
+        def spent(z: float, order: int = commitment.order, adjacency: str = adjacency) -> float:
+            rounds = sum(renyi.rho_of(everybody, z * share, order, adjacency) for share in profile)
+            return 2 * renyi.rho_of(everybody, 30.0, order, adjacency) + rounds
+
+        assert spent(z) <= commitment.rho < spent(z - 2e-4)
+    for target, delta in ((0.0, DELTA), (4.0, 0.0)):
+        with pytest.raises(ValueError, match="must be"):
+            filter_commitment(target, delta, everybody, 10)
+
+
+def test_a_floor_is_committed_for_its_own_profile_and_called_round() -> None:
+    sampling, profile = Poisson(0.1, 1000), [2.0] * 6 + [0.5] * 4
+    commitment, z = floor_commitment(4.0, DELTA, sampling, 10, profile=profile)
+    assert z == calibrate(4.0, DELTA, sampling, 10, profile=profile)
+    steps = [(step.label, step.noise_multiplier, step.count) for step in commitment.floor]
+    assert steps == [("round", pytest.approx(2 * z), 6), ("round", pytest.approx(z / 2), 4)]

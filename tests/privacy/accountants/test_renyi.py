@@ -98,3 +98,15 @@ def test_excluded_orders_are_silent_and_other_warnings_are_not(caplog: pytest.Lo
 def test_bad_arguments_are_refused(arguments: tuple[float, float, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         renyi.subsampled_gaussian_rdp(*arguments)
+
+
+def test_one_release_is_charged_by_its_adjacency() -> None:
+    everybody = Poisson(1.0, 1000)
+    assert renyi.rho_of(everybody, 1.0, 6) == pytest.approx(3.0)  # order / (2 z^2)
+    assert renyi.rho_of(everybody, 1.0, 6, "zero_out") == pytest.approx(3.0)
+    assert renyi.rho_of(everybody, 1.0, 6, "replace_one") == pytest.approx(12.0)
+    assert renyi.rho_of(everybody, 0.0, 6) == math.inf
+    with pytest.raises(ValueError, match="adjacency must be"):
+        renyi.rho_of(everybody, 1.0, 6, "swap")
+    with pytest.raises(UnsupportedEvent, match="cohorts of everyone only"):
+        renyi.rho_of(Poisson(0.5, 1000), 1.0, 6, "zero_out")

@@ -146,3 +146,13 @@ def test_both_parts_together_cost_one_gaussian() -> None:
 def test_impossible_spans_are_refused(make, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
+
+
+@pytest.mark.parametrize("clip", [EmbeddingResidualClip(basis(), 1.0, 1.0), CoefficientClip(basis(), 1e-3)])
+def test_a_row_whose_projection_overflows_adds_nothing(clip: EmbeddingResidualClip | CoefficientClip) -> None:
+    rows = torch.ones(2, D, dtype=torch.float64)
+    rows[0] = basis()[0].double().sign() * 1.7e308
+    assert not bool((basis().double() @ rows[0]).isfinite().all())
+    lengths = clip.encode(rows).norm(dim=1)
+    assert lengths[0] == 0
+    assert lengths[1] > 0.5

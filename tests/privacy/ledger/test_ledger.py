@@ -17,7 +17,7 @@ from privacy.accountants.composition import epsilon
 from privacy.commitment import Commitment, FloorStep
 from privacy.errors import BudgetExceeded, CorruptRun, UnsupportedEvent
 from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent
-from privacy.ledger.budget import FilterBudget, FloorBudget, budget_of
+from privacy.ledger.budget import FilterBudget, FloorBudget, FloorOdometer, budget_of
 from privacy.ledger.journal import canonical
 from privacy.ledger.ledger import Ledger, Receipt
 
@@ -250,6 +250,16 @@ def test_a_filter_pays_for_exactly_what_it_holds_and_by_its_own_adjacency() -> N
         budget.price(event(50.0, sampling=everybody))
 
 
+def test_every_charge_of_one_release_is_an_attempt_of_its_own(path: Path) -> None:
+    with Ledger.create(path, floor(FloorStep("round", SAMPLING, 1.0, 5))) as ledger:
+        for attempt in range(4):
+            assert ledger.attempts("round", 7) == attempt
+            ledger.charge(event(1.0, round=7))
+        assert ledger.attempts("round", 8) == 0
+    with Ledger.open(path, read_only=True) as ledger:
+        assert ledger.attempts("round", 7) == 4
+
+
 def test_a_filter_refuses_no_noise_at_all(path: Path) -> None:
     commitment, _ = filter_commitment(4.0, DELTA, SAMPLING, 20)
     ledger = Ledger.create(path, commitment)
@@ -422,17 +432,39 @@ def test_a_chain_that_fits_but_breaks_the_rules_is_named(
         Ledger.open(path, head)
 
 
-def test_an_understated_rho_is_named(path: Path) -> None:
+@pytest.mark.parametrize(("factor", "line"), [(0.9, 2), (1.1, 2), (1 + 1e-7, 2), (None, 2), (1 + 1e-12, None)])
+def test_another_rho_than_is_due_is_named(path: Path, factor: float | None, line: int | None) -> None:
+    """Up to a rounding that another machine may do otherwise."""
     commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
     with Ledger.create(path, commitment) as ledger:
         spend(ledger, event(even))
 
-    def cheaper(records: list[dict]) -> None:  # type: ignore[type-arg]
-        records[1]["body"]["rho"] *= 0.9
+    def restated(records: list[dict]) -> None:  # type: ignore[type-arg]
+        body = records[1]["body"]
+        body["rho"] = None if factor is None else body["rho"] * factor
 
-    rewritten(path, cheaper)
-    with pytest.raises(CorruptRun, match=r"line 2 .*charge 0"):
-        Ledger.open(path)
+    rewritten(path, restated)
+    if line is None:
+        Ledger.open(path, read_only=True).close()
+    else:
+        with pytest.raises(CorruptRun, match=r"line 2 .*charge 0"):
+            Ledger.open(path)
+
+
+def test_a_charge_is_written_with_all_that_a_reader_needs(path: Path) -> None:
+    with Ledger.create(path, RUN) as ledger:
+        spend(ledger, event(2.0))
+    body = json.loads(path.read_text().splitlines()[1])["body"]
+    assert body.keys() == {"charge", "event", "noise_multiplier", "step", "rho", "debited_at"}
+    assert (body["charge"], body["noise_multiplier"], body["step"], body["rho"]) == (0, 2.0, 1, None)
+
+
+def test_an_odometer_that_is_asked_about_less_starts_again() -> None:
+    steps = (FloorStep("histogram", EVERYONE, 10.0), FloorStep("round", SAMPLING, 2.0, 5))
+    asked = FloorOdometer(steps, DELTA, "add_remove")
+    for used in ([1, 5], [0, 3], [1, 0], [1, 5], [0, 0]):
+        assert asked.epsilon(used) == pytest.approx(FloorOdometer(steps, DELTA, "add_remove").epsilon(used), rel=1e-6)
+    assert asked.epsilon([1, 5]) == asked.total > asked.epsilon([1, 4]) > asked.epsilon([0, 4]) > 0
 
 
 @pytest.mark.parametrize("content", ["", '{"line":1}\n', "not json\n"])

@@ -268,14 +268,27 @@ def test_a_cohort_of_several_holders_has_no_ids_and_bounds_for_each():
             RemoteSampler(units)
 
 
-@pytest.mark.parametrize(("units", "rate"), [(1, 0.5), (50, 0.02), (300, 0.1), (3000, 0.05), (10**6, 0.001), (40, 1.0)])
-def test_what_a_sample_holds_at_most_is_next_to_never_exceeded(units, rate):
+@pytest.mark.parametrize(
+    ("units", "rate", "all_of_them"),
+    [(1, 0.5, True), (40, 1.0, True), (50, 0.02, False), (300, 0.1, False), (3000, 0.05, False), (10**6, 0.001, False)],
+)
+def test_what_a_sample_holds_at_most_is_next_to_never_exceeded(units, rate, all_of_them):
     most = most_drawn(units, rate)
+    assert (most == units) == all_of_them
     assert units * rate <= most <= units
     assert stats.binom.sf(most, units, rate) <= 2.0**-100
-    if most < units:  # and no looser than Chernoff's bound, word for word: exp(-n KL) crosses 2^-100 right above it
-        bits = [
+    if not all_of_them:  # no looser than Chernoff's bound, word for word: exp(-n KL) crosses 2^-100 right above it
+        low, high = (
             units * float(np.sum(rel_entr([p, 1 - p], [rate, 1 - rate]))) / math.log(2)
             for p in (most / units, (most + 1) / units)
-        ]
-        assert bits[0] < 100 <= bits[1]
+        )
+        assert low < 100 <= high
+
+
+def test_groups_are_drawn_for_somebody_and_no_other_stream_is_used_again():
+    sampler = CohortSampler.insecure_from_seed(1)
+    assert sampler.group_of(8, 3).tolist() == [2, 1, 2, 1, 2, 0, 2, 2]
+    assert sampler.group_of(1, 1).tolist() == [0]
+    for n, groups in ((0, 3), (8, 0)):
+        with pytest.raises(ValueError, match="must be an integer"):
+            sampler.group_of(n, groups)
