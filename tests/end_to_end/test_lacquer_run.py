@@ -97,6 +97,7 @@ def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):
     assert json.loads((run.run_folder / "status.json").read_text())["state"] == "failed"
 
 
+@pytest.mark.nightly  # two minutes and a half; that a worker which dies once is replaced is in test_survival.py
 def test_workers_that_die_again_and_again_end_the_run(lacquer):
     """A worker that dies is replaced once for each message; work that kills whoever does it fails the round."""
     run = lacquer("--set", "rounds=1000", "--quiet")
