@@ -100,15 +100,16 @@ def log_probabilities(model: Any, prefix: Sequence[int], secrets: Sequence[Seque
     Args:
         prefix, secrets: of :func:`split_tokens`; secrets may differ in length.
     """
-    result = np.zeros(len(secrets))
+    result, device = np.zeros(len(secrets)), next(model.parameters()).device
     for start in range(0, len(secrets), ROWS):
         part = secrets[start : start + ROWS]
         longest = max(map(len, part))
-        ids = torch.tensor([[*prefix, *secret, *[0] * (longest - len(secret))] for secret in part])
+        ids = torch.tensor([[*prefix, *secret, *[0] * (longest - len(secret))] for secret in part], device=device)
         logits = model(input_ids=ids).logits[:, len(prefix) - 1 : -1].double()
         taken = logits.log_softmax(-1).gather(2, ids[:, len(prefix) :, None])[..., 0]
-        real = torch.arange(longest) < torch.tensor([len(secret) for secret in part])[:, None]
-        result[start : start + len(part)] = (taken * real).sum(dim=1).numpy()
+        lengths = torch.tensor([len(secret) for secret in part], device=device)
+        real = torch.arange(longest, device=device) < lengths[:, None]
+        result[start : start + len(part)] = (taken * real).sum(dim=1).cpu().numpy()
     return result
 
 
@@ -123,9 +124,9 @@ def all_numbers(model: Any, prefix: Sequence[int], digits: Sequence[int], length
     if len(digits) != len(DIGITS):
         raise ValueError(f"digits must be the tokens of 0 to 9, got {len(digits)} of them")
     checks.integer_at_least(1, length=length)
-    found = np.empty(10**length)
-    tokens = torch.tensor(list(digits))
-    output = model(input_ids=torch.tensor([list(prefix)]), use_cache=True)
+    found, device = np.empty(10**length), next(model.parameters()).device
+    tokens = torch.tensor(list(digits), device=device)
+    output = model(input_ids=torch.tensor([list(prefix)], device=device), use_cache=True)
     _walk(model, tokens, _tensors(output.past_key_values), _chances(output.logits[:, -1], tokens), length - 1, found)
     return found
 
@@ -140,18 +141,18 @@ def _walk(model: Any, digits: Tensor, cache: Cache, ends: Tensor, left: int, fou
         left: digits behind those.
     """
     if not left:
-        found[:] = ends.flatten().numpy()
+        found[:] = ends.flatten().cpu().numpy()
         return
     past, rows, numbers = cache[0][0].shape[2], max(1, ROWS // 10), 10 ** (left + 1)
     alone = torch.zeros(10, 10).masked_fill(~torch.eye(10, dtype=torch.bool), -torch.inf)
-    mask = torch.cat([torch.zeros(10, past), alone], dim=1)
+    mask = torch.cat([torch.zeros(10, past), alone], dim=1).to(digits.device)
     for low in range(0, len(ends), rows):
         part = ends[low : low + rows]
         output = model(
             input_ids=digits.expand(len(part), 10),
             past_key_values=DynamicCache([tuple(x[low : low + rows] for x in layer) for layer in cache]),
             attention_mask=mask.expand(len(part), 1, 10, past + 10),
-            position_ids=torch.full((1, 10), past),
+            position_ids=torch.full((1, 10), past, device=digits.device),
             use_cache=True,
         )
         deeper = (part[:, :, None] + _chances(output.logits, digits)).flatten(0, 1)
