@@ -54,7 +54,8 @@ def test_every_step_of_the_one_command_exists(tmp_path: Path) -> None:
         app.command()(importlib.import_module(f"simulations.benchmarks.{name}").main)
         interpreter = ["python"] if name == "engine.against_pfl" else []  # of an environment that is made on the way
         command = typer.main.get_command(app)
-        command.make_context(name, [*interpreter, *options])  # refuses what it does not know
+        taken = command.make_context(name, [*interpreter, *options]).params  # refuses what it does not know
+        assert {str(tmp_path / "train.parquet")} & set(options) <= set(map(str, taken.values()))
 
 
 @pytest.mark.parametrize(
