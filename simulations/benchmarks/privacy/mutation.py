@@ -15,7 +15,6 @@ import fnmatch
 import json
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -159,7 +158,6 @@ def main(
         chosen = sorted(random.Random(seed).sample(names, max(1, round(share * len(names)))))
         mutmut(folder, *chosen)
         found = {"made": len(names), "share": share, "seeds": [seed], **summary(folder / "mutants")}
-        shutil.rmtree(folder)
     say(scores(found), *(f"{each['where']}: {each['became']}" for each in found["survivors"] if not each["reason"]))
     if least:
         total = Counter[str]()
