@@ -250,9 +250,11 @@ RUN=$(inside superlink sh -c 'ls -d /runs/*' | tr -d '\r')
 # Its process died with the executor. Until the SuperLink notices, it takes the run for unfinished and would refuse to resume it.
 inside superlink lacquer stop "$RUN" >"$WORK/stop.log" 2>&1 || grep -q "nothing to stop" "$WORK/stop.log" ||
   { cat "$WORK/stop.log"; die "the run is not stopped"; }
+BEFORE=$(rounds)   # of quick clients more than three, while the executor was looked for
+[ "$BEFORE" -ge 3 ] || die "three rounds were trained, and $BEFORE are left"
 inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 &
 deploying=$!
-await 300 "the run is resumed" got 4
+await 300 "the run is resumed" got $((BEFORE + 1))
 docker kill "$(container superlink)" >/dev/null
 wait $deploying || true
 compose up -d >>"$WORK/up.log" 2>&1
@@ -276,7 +278,7 @@ with Ledger.open(folder / "ledger.jsonl") as ledger:
     assert ledger.not_private is None and ledger.commitment.population == 3
 assert status["state"] in ("completed", "stopped-budget"), status
 assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= 3, rounds
-assert set(rounds) <= set(charges) and len(charges) <= 5, (rounds, charges)
+assert set(rounds) <= set(charges) and len(charges) <= 10, (rounds, charges)
 assert any(value.abs().max() > 0 for value in load_file(next(folder.rglob("adapter_model.safetensors"))).values())
 P
 head -1 "$WORK/records/client-1/records.jsonl" | python3 -c 'import json,sys; print(json.load(sys.stdin)["text"][:40])' >"$WORK/phrase"
