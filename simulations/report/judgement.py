@@ -70,8 +70,13 @@ def _worthless(run: Run) -> Iterator[str]:
         yield (
             f"The run has learnt nothing beyond its start: validation {found.name} is {found.after_text} after "
             f"{run.rounds[-1].round} rounds and was {found.before_text} before the first. Raise the number of "
-            "clients, the rounds or privacy.epsilon."
+            f"{_protected(run)}, the rounds or privacy.epsilon."
         )
+
+
+def _protected(run: Run) -> str:
+    """What there must be more of to share the same noise."""
+    return "clients" if run.config is None or run.config.privacy.unit == "client" else "records at each site"
 
 
 def _absent(rounds: Sequence[RoundRecord]) -> Iterator[str]:
@@ -101,7 +106,8 @@ def _drowned(run: Run) -> Iterator[str]:
         measured = sum(r.update_norm is not None and bool(r.noise_norm) for r in run.rounds)
         yield (
             f"Over {measured} rounds the released updates cannot be told from their noise. Lower the clip "
-            "threshold, train fewer values (model.rank, model.layers), or raise clients or privacy.epsilon."
+            "threshold, train fewer values (model.rank, model.layers), or raise "
+            f"the number of {_protected(run)} or privacy.epsilon."
         )
 
 

@@ -29,6 +29,15 @@ def test_a_model_no_better_than_its_start_is_named(after: float) -> None:
     assert "was 50.0\u00a0% before the first" in found
 
 
+@pytest.mark.parametrize(
+    ("unit", "remedy"), [("client", "number of clients"), ("record", "number of records at each site")]
+)
+def test_the_remedy_is_more_of_what_is_protected(unit: str, remedy: str) -> None:
+    config = parse({"sampling-rate": 1.0, "privacy": {"unit": unit}})
+    found = judgements(replace(finished({"validation_accuracy": 0.5}), config=config))
+    assert [remedy in text for text in found if text.startswith("The run has learnt nothing")] == [True]
+
+
 def test_a_language_model_is_judged_by_its_perplexity() -> None:
     start = replace(recorded_start(8), validation_perplexity=20.0)
     metrics = [start, *(replace(settled(r), validation_perplexity=19.0) for r in recorded_metrics(8, 8)[1:])]
