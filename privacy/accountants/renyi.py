@@ -114,6 +114,7 @@ def divergences(steps: Sequence[Step], adjacency: str) -> Float64[np.ndarray, " 
     Raises:
         UnsupportedEvent: no bound is known for a step under this adjacency.
     """
+    checks.one_of(ADJACENCIES, adjacency=adjacency)
     total = np.zeros(len(DEFAULT_RDP_ORDERS))
     for sampling, multiplier, count in steps:
         total += count * _divergences(sampling, multiplier, adjacency, tuple(DEFAULT_RDP_ORDERS))

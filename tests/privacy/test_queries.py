@@ -100,6 +100,11 @@ def test_adapter_bits_compare_each_block_with_its_own_threshold():
     assert total.tolist() == pytest.approx([0.5, 0.5], abs=4 * 2**-39)
 
 
+def test_adapter_bits_compare_in_double_precision():
+    """A float32 of 0.7 is 0.699999988, which a threshold of 0.69999998 is below."""
+    assert AdapterBits((0.69999998,), (1,), 5.0).answer(units_of([[0.7]])).tolist() == [[-0.5]]
+
+
 def test_adapter_bits_refuse_rows_of_another_layout():
     with pytest.raises(ValueError, match=r"4 columns .*'adapter-bits', got 3"):
         AdapterBits((1.0, 1.0), (2, 2), 5.0).answer(units_of([[0.0] * 3]))

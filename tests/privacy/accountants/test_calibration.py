@@ -167,6 +167,12 @@ def test_floor_commitment_holds_what_was_calibrated() -> None:
     assert (commitment.unit, commitment.population, commitment.mode) == ("client", 1000, "floor")
 
 
+def test_one_round_is_a_commitment_too() -> None:
+    commitment, z = floor_commitment(1.0, DELTA, Poisson(1.0, 500), 1)
+    assert commitment.population == 500
+    assert commitment.floor == (FloorStep("round", Poisson(1.0, 500), z),)
+
+
 @pytest.mark.run
 def test_floor_commitment_of_a_schedule_has_one_step_per_stretch() -> None:
     commitment, z = floor_commitment(2.0, DELTA, poisson(0.5), 6, profile=[1, 1, 2, 2, 2, 1])

@@ -82,3 +82,9 @@ def test_a_cohort_larger_than_a_group_is_refused():
         cyclic(4, 900, 1 / 3)
     with pytest.raises(ValueError, match="at most the number of rounds"):
         optimise(5, 4)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5])
+def test_a_momentum_that_does_not_forget_is_refused(momentum):
+    with pytest.raises(ValueError, match="momentum must be"):
+        mean_error((1.0, 0.5), 30, momentum)

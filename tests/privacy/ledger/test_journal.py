@@ -20,6 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path, count: int = 4) -> str:
     journal = Journal.create(path)
+    assert journal.path == path
     for number in range(count):
         journal.append("note", {"number": number, "text": "äöü \n ok", "value": 0.1 + number})
     head = journal.head
@@ -30,6 +31,7 @@ def written(path: Path, count: int = 4) -> str:
 def test_what_was_appended_comes_back(path: Path) -> None:
     head = written(path)
     journal = Journal.open(path, head)
+    assert journal.path == path
     assert [entry.body["number"] for entry in journal.entries] == [0, 1, 2, 3]
     assert [entry.line for entry in journal.entries] == [1, 2, 3, 4]
     assert journal.head == head

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -457,6 +458,7 @@ def test_a_charge_is_written_with_all_that_a_reader_needs(path: Path) -> None:
     body = json.loads(path.read_text().splitlines()[1])["body"]
     assert body.keys() == {"charge", "event", "noise_multiplier", "step", "rho", "debited_at"}
     assert (body["charge"], body["noise_multiplier"], body["step"], body["rho"]) == (0, 2.0, 1, None)
+    assert datetime.fromisoformat(body["debited_at"]).utcoffset() == timedelta(0)
 
 
 def test_an_odometer_that_is_asked_about_less_starts_again() -> None:

@@ -68,6 +68,11 @@ def test_random_bits_are_the_binary_digits_of_the_uniform(
         assert found == expected
 
 
+@pytest.mark.parametrize("tries", LAWS)
+def test_the_least_uniform_gives_the_least_number(tries: Tries) -> None:
+    assert drawing.quantile(tries, Decimal(0)) == (0 if tries.shape == POISSON else 1)
+
+
 def test_without_cells_nothing_is_drawn() -> None:
     with pytest.raises(ValueError, match="cells must be"):
         drawing.draw(LAWS[0], 0)

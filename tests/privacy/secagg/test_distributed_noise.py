@@ -132,6 +132,14 @@ class TestAgreement:
         total_std = shares.share(multiplier, grid) * math.sqrt(parties)
         assert parties * 2**grid + 11.9 * total_std < 2 ** (bits - 1)
         assert shares.share(multiplier, grid) >= LEAST_SHARE
+        room = parties + 12.0 * multiplier * math.sqrt(parties / (parties // 2 + 2))
+        assert room * 2 ** (grid + 1) > 2 ** (bits - 1), "a finer grid fits into the modulus"
+
+    def test_a_grid_too_coarse_for_the_least_noise_is_refused(self) -> None:
+        """10 bits of grid are left: a share of 0.3 is 14 steps."""
+        assert NoiseShares(1000, 502, 0, 24).grid_bits([200.0]) == 10
+        with pytest.raises(ValueError, match=r"modulus_bits must be larger .* from 0.3 to 200"):
+            NoiseShares(1000, 502, 0, 24).grid_bits([0.3, 200.0])
 
     @pytest.mark.parametrize(
         ("shares", "alone"),
@@ -218,6 +226,22 @@ class TestMechanism:
             coarse = noisy_share(fine, plan, shares, InsecureZeroNoise())
             assert sum(int(x) ** 2 for x in coarse) <= (1 << grid) ** 2
             assert float((coarse.double() / 2**grid - fine.encoded.double() / GRID).abs().max()) < 2.0**-grid
+
+    @pytest.mark.parametrize(("beyond", "refused"), [(-2, False), (2, True)])
+    def test_a_sum_is_as_long_as_all_parties_and_their_noise_and_no_longer(
+        self, ledger: MemoryLedger, beyond: int, refused: bool
+    ) -> None:
+        plan = Plan(FlatClip(2.0, DIM), 1.5)
+        requested = charged_request(plan, cohort(EVERYONE, 1, ledger), noise_shares=SHARES, ledger=ledger)
+        grid = SHARES.grid_bits([1.5])
+        noise = math.ceil(1.5 * 2**grid / math.sqrt(7)) * math.sqrt(10) * (math.sqrt(DIM) + 10)
+        noisy = torch.zeros(DIM, dtype=torch.int64)
+        noisy[3] = int(10 * 2**grid + noise) + beyond
+        if refused:
+            with pytest.raises(ValueError, match="longer than any honest sum"):
+                released_sum(noisy, requested, ledger)
+        else:
+            released_sum(noisy, requested, ledger)
 
     def test_only_noise_that_adds_up_may_be_shared(self) -> None:
         with pytest.raises(ValueError, match="DiscreteGaussianNoise"):
