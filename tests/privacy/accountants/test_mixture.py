@@ -50,6 +50,19 @@ def test_one_release_in_both_directions_is_what_quadrature_says(
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-14)
 
 
+@pytest.mark.parametrize(("most", "rate", "z"), [(4, 0.01, 0.5), (30, 0.05, 1.0), (50, 0.5, 3.0)])
+def test_thresholds_lie_where_the_loss_has_the_value(most: int, rate: float, z: float) -> None:
+    """From one end of the range to the other; beyond it they lie at the ends."""
+    mixture = Mixture(most, rate, z)
+    first, last = -40.0 * z, float(mixture.rows[-1]) + 40.0 * z
+    low, high = mixture.loss(np.array([first, last]))
+    losses = np.concatenate([np.linspace(low, high, 1000), high - np.geomspace(1e-9, 1.0, 50) * (high - low)])
+    losses.sort()
+    found = mixture.threshold(losses)
+    np.testing.assert_allclose(mixture.loss(found), losses, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(mixture.threshold(np.array([low - 1.0, high + 1.0])), [first, last], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("most", "rate", "z", "expected"), [(m, q, z, e) for m, q, z, remove, e in QUADRATURE if remove]
 )
