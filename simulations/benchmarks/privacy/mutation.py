@@ -46,7 +46,7 @@ EQUIVALENT = {
     r"np\.asarray\(coefficients, dtype=np\.float64\)": "Python's floats are float64 anyway",
     r"adjacency in \('add_remove', 'zero_out'\)": "the general formula gives the same divergence, more slowly",
     r"// _AT_ONCE": "how many points are summed at a time",
-    r"np\.clip\(x, left, right\), right|\* \(right - left\)": "where Newton's steps begin, which end inside all the same",
+    r"np\.clip\(x, left, right\), right|\* \(right - left\)": "where Newton's steps begin; they end inside",
     r"ignore_cleanup_errors=True": "nothing is left to clean up: the folder was renamed",
     r"__repr__": "words for people",
     r"F_FULLFSYNC": "on macOS only",
