@@ -22,7 +22,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from privacy import checks
-from privacy.events import Banded, CyclicPoisson, Json, NoiseShares, Poisson, check_correlation
+from privacy.events import (
+    Correlation,
+    CyclicPoisson,
+    Json,
+    NoiseShares,
+    Poisson,
+    Step,
+    check_correlation,
+    correlation_from_json,
+    seen_by_one_unit,
+)
 
 WEAKEST_NOISE_MULTIPLIER = 0.3
 """At this noise one release of everybody has epsilon 19.13 at delta 1e-5: less protects no one."""
@@ -92,7 +102,7 @@ class FloorStep:
     sampling: Poisson
     noise_multiplier: float
     count: int = 1
-    correlation: Banded | None = None
+    correlation: Correlation | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_multiplier=self.noise_multiplier)
@@ -100,6 +110,11 @@ class FloorStep:
         if not self.label:
             raise ValueError("label must not be empty, got ''; name the kind of release, e.g. 'round'")
         check_correlation(self.sampling, self.correlation)
+
+    @property
+    def seen_by_one_unit(self) -> Step:
+        """What the releases are to one unit, see :func:`privacy.events.seen_by_one_unit`."""
+        return seen_by_one_unit(self.sampling, self.noise_multiplier, self.count, self.correlation)
 
     def to_json(self) -> Json:
         correlated = {} if self.correlation is None else {"correlation": self.correlation.to_json()}
@@ -118,7 +133,7 @@ class FloorStep:
             Poisson.from_json(data["sampling"]),
             float(data["noise_multiplier"]),
             int(data["count"]),
-            Banded.from_json(data["correlation"]) if "correlation" in data else None,
+            correlation_from_json(data["correlation"]) if "correlation" in data else None,
         )
 
 
@@ -230,10 +245,11 @@ class Commitment:
                     f"floor step {step.label!r} samples {step.sampling.population} units of {step.sampling.unit!r}, "
                     f"but the commitment protects {self.population} of {self.unit!r}; keep one ledger per unit"
                 )
-            if step.noise_multiplier < WEAKEST_NOISE_MULTIPLIER and self.not_private is None:
+            _, multiplier, _ = step.seen_by_one_unit
+            if multiplier < WEAKEST_NOISE_MULTIPLIER and self.not_private is None:
                 raise ValueError(
                     f"noise_multiplier of floor step {step.label!r} must be >= {WEAKEST_NOISE_MULTIPLIER}, got "
-                    f"{step.noise_multiplier:g}; less protects no one: ask for a smaller epsilon, or set not_private"
+                    f"{multiplier:g}; less protects no one: ask for a smaller epsilon, or set not_private"
                 )
 
     def _check_tuning(self, tuning: Tuning) -> None:

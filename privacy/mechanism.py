@@ -12,8 +12,8 @@ Guarantee: one Gaussian mechanism of noise multiplier z_eff = (z^-2 + sum_j (S_j
 add or remove one unit (McMahan et al. 2018, arXiv 1710.06963v3, with several statistics in one joint Gaussian). Where
 records are sampled, each brings a row x_i, and a unit K of them: see ``privacy.accountants.mixture``.
 The divisor is the expected number of units, so a cohort that is small, partly failed or empty changes neither scale
-nor noise, and is charged like any other. With :class:`~privacy.randomness.correlated.BandedNoise` the N(0, I) of
-successive releases hang together as the charged event says (``privacy.events.Banded``, which has the guarantee).
+nor noise, and is charged like any other. With :class:`~privacy.randomness.correlated.CorrelatedNoise` the N(0, I) of
+successive releases hang together as the charged event says (``privacy.events.correlation``, which has the guarantee).
 
 A :class:`Release` is what comes out; it is made of a noisy vector here, or taken from disk again
 (:func:`reopened_release`), and nowhere else.
@@ -30,9 +30,9 @@ from torch import Tensor
 
 from privacy.contribution import GRID, MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import CorruptRun
-from privacy.events import Banded, CyclicPoisson, NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Correlation, CyclicPoisson, NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Charge
-from privacy.randomness.correlated import BandedNoise, loudness
+from privacy.randomness.correlated import CorrelatedNoise, loudness
 from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from privacy.randomness.sampling import Cohort
 
@@ -128,7 +128,7 @@ def charged_release(
     noise = GaussianNoise() if noise is None else noise
     sampling = cohort.sampling
     validate(total, plan, min(sampling.rows, MAX_UNITS))
-    correlation = noise.correlation(sampling, ledger) if isinstance(noise, BandedNoise) else None
+    correlation = noise.correlation(sampling, ledger) if isinstance(noise, CorrelatedNoise) else None
     event = _event_of(cohort, plan, None, ledger, correlation)
     if noise.insecure and ledger.not_private is None:
         ledger.stamp_not_private(f"{type(noise).__name__} in place of noise that protects")
@@ -145,7 +145,7 @@ def _event_of(
     plan: Plan,
     noise_shares: NoiseShares | None,
     ledger: Ledger[_Receipt],
-    correlation: Banded | None = None,
+    correlation: Correlation | None = None,
 ) -> ReleaseEvent:
     """What is charged for a plan on a cohort; a cohort from a seed is stamped first.
 
@@ -284,7 +284,7 @@ def reopened_release(
     sampling: Poisson,
     charges: Iterable[Charge],
     noise_shares: NoiseShares | None = None,
-    correlation: Banded | None = None,
+    correlation: Correlation | None = None,
 ) -> Release:
     """A release that was made, written to disk and read back, for a run that is resumed. No noise is drawn.
 

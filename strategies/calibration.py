@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from privacy.accountants.calibration import filter_commitment, floor_commitment
 from privacy.commitment import Commitment, FloorStep
-from privacy.events import Banded, Json, NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Correlation, Json, NoiseShares, Poisson, ReleaseEvent
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
@@ -42,7 +42,7 @@ def calibrate(
     mode: str,
     extra: Sequence[FloorStep] = (),
     noise_shares: NoiseShares | None = None,
-    correlation: Banded | None = None,
+    correlation: Correlation | None = None,
     not_private: str | None = None,
 ) -> Calibrated:
     """Calibrate, and commit. The controller's initial release is part of the target; nothing is written or sampled.

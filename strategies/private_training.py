@@ -19,10 +19,10 @@ from torch import Tensor
 
 from privacy.contribution import MAX_UNITS, Contribution, Plan, validate
 from privacy.errors import BudgetExceeded
-from privacy.events import Banded, CyclicPoisson, NoiseShares, Poisson, ReleaseEvent
+from privacy.events import Correlation, CyclicPoisson, NoiseShares, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release, charged_release, reopened_release
-from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.noise import InsecureZeroNoise, Noise
 from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
 from strategies.adapter.layout import AdapterLayout
@@ -70,7 +70,7 @@ class PlannedRelease:
     sampling: Poisson
     part: TrainedSubset
     noise_shares: NoiseShares | None = None
-    correlation: Banded | None = None
+    correlation: Correlation | None = None
 
     @property
     def label(self) -> str:
@@ -111,7 +111,7 @@ class PlannedRelease:
         if not isinstance(self.sampling, CyclicPoisson):
             return self
         sampling = replace(self.sampling, turn=len(ledger.charges))
-        correlation = noise.correlation(sampling, ledger) if isinstance(noise, BandedNoise) else None
+        correlation = noise.correlation(sampling, ledger) if isinstance(noise, CorrelatedNoise) else None
         return replace(self, sampling=sampling, correlation=correlation)
 
     def as_charged(self, ledger: Ledger) -> "PlannedRelease":

@@ -20,7 +20,8 @@ from privacy import checks
 from privacy.accountants import composition, pld, renyi
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, Commitment, FloorStep
 from privacy.events import (
-    Banded,
+    BufferedToeplitz,
+    Correlation,
     CyclicPoisson,
     ExampleLevelPoisson,
     NoiseShares,
@@ -28,6 +29,7 @@ from privacy.events import (
     ReleaseEvent,
     Step,
     effective_noise_multiplier,
+    seen_by_one_unit,
 )
 
 LARGEST = 1e6
@@ -51,6 +53,7 @@ def calibrate(
     adjacency: str = "add_remove",
     accountant: str | None = None,
     force: bool = False,
+    correlation: Correlation | None = None,
 ) -> float:
     """Least noise multiplier of the update, rounded up to 1e-4, for which the whole run costs at most ``epsilon``.
 
@@ -67,6 +70,7 @@ def calibrate(
         accountant: a bound, ``"pld"``, ``"rdp"`` or ``"prv"``; None takes PLD, or RDP where PLD has no bound
             (a delta too small for it).
         force: return a multiplier below 0.3 too, although one release at that noise protects no one.
+        correlation: how the noise of the rounds hangs together, which needs cyclic sampling; None if it does not.
 
     Raises:
         ValueError: a bad argument; the extra releases and queries alone exceed the target; or the target is so large
@@ -78,8 +82,14 @@ def calibrate(
     if isinstance(sampling, CyclicPoisson):
         if profile is not None and len(set(profile)) > 1:
             raise ValueError("profile must be flat with cyclic sampling; the noise of all rounds hangs together")
-        sampling, rounds = composition.seen_by_one_unit(sampling, rounds)
-        profile = None if profile is None else profile[:rounds]
+        if queries and isinstance(correlation, BufferedToeplitz):
+            raise ValueError("queries must be empty with buffered Toeplitz noise, got some; release the update alone")
+        # By its share of the noise a unit's looks at the run become steps of independent noise.
+        level = 1.0 if profile is None else profile[0]
+        sampling, share, rounds = seen_by_one_unit(sampling, level, rounds, correlation)
+        profile = [share] * rounds
+    elif correlation is not None:
+        raise ValueError("sampling must be one CyclicPoisson for all rounds with correlated noise, got another")
     run = NoiseSearch(
         epsilon, delta, _per_round(sampling, rounds), tuple(extra), queries, _shape(profile, rounds), adjacency
     )
@@ -106,14 +116,24 @@ def floor_commitment(
     queries: Queries = (),
     profile: Sequence[float] | None = None,
     adjacency: str = "add_remove",
-    correlation: Banded | None = None,
+    correlation: Correlation | None = None,
 ) -> tuple[Commitment, float]:
     """Calibrate, and commit to the result: the commitment in floor mode and the multiplier of the update.
 
     The committed steps are those of ``extra`` and then one per run of equal rounds, at the effective noise multiplier.
     ``correlation`` of the noise needs cyclic sampling. Other arguments and errors as for :func:`calibrate`.
     """
-    z = calibrate(epsilon, delta, sampling, rounds, extra=extra, queries=queries, profile=profile, adjacency=adjacency)
+    z = calibrate(
+        epsilon,
+        delta,
+        sampling,
+        rounds,
+        extra=extra,
+        queries=queries,
+        profile=profile,
+        adjacency=adjacency,
+        correlation=correlation,
+    )
     samplings = _per_round(sampling, rounds)
     steps = [
         (one, _effective(z * share, queries)) for one, share in zip(samplings, _shape(profile, rounds), strict=True)

@@ -38,7 +38,7 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent, Step
+from privacy.events import BufferedToeplitz, ExampleLevelPoisson, Poisson, ReleaseEvent, Step, seen_by_one_unit
 
 COMPOSED = ("add_remove", "replace_one")
 """Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
@@ -126,27 +126,21 @@ def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...
     """Equal steps counted together, in order of first appearance, at the noise multiplier that is accounted.
 
     Releases of cyclic sampling are what one unit sees of them, entry by entry: one entry for a whole run counts
-    ceil(T / groups), T entries of one release count T.
+    ceil(T / groups), T entries of one release count T. All releases that share buffered Toeplitz noise must be one
+    floor step; single events of them are refused.
+
+    Raises:
+        UnsupportedEvent: one release of buffered Toeplitz noise by itself.
     """
     counts: dict[tuple[Poisson, float], int] = {}
     for event in events:
-        sampling, multiplier, count = _as_step(event)
-        checks.non_negative(noise_multiplier=multiplier)
-        checks.integer_at_least(1, count=count)
-        sampling, count = seen_by_one_unit(sampling, count)
+        sampling, multiplier, count = _seen(event)
         key = (sampling, multiplier * (1.0 - ROUNDING))
         counts[key] = counts.get(key, 0) + count
     units = {(sampling.unit, sampling.population) for sampling, _ in counts}
     if len(units) > 1:
         raise ValueError(f"events must all protect one unit of one population, got {sorted(units)}; account them apart")
     return tuple((sampling, multiplier, count) for (sampling, multiplier), count in counts.items())
-
-
-def seen_by_one_unit(sampling: Poisson, count: int) -> tuple[Poisson, int]:
-    """What ``count`` consecutive releases are to one unit: how it is sampled, and how often at most."""
-    if not isinstance(sampling, CyclicPoisson):
-        return sampling, count
-    return Poisson(sampling.rate, sampling.population, sampling.unit), -(-count // sampling.groups)
 
 
 def version(accountant: str) -> str:
@@ -161,12 +155,21 @@ def version(accountant: str) -> str:
             return "central limit approximation of Gaussian DP (not a bound)"
 
 
-def _as_step(event: Step | FloorStep | ReleaseEvent) -> Step:
-    if isinstance(event, ReleaseEvent):
-        return event.sampling, event.effective_noise_multiplier, 1
+def _seen(event: Step | FloorStep | ReleaseEvent) -> Step:
+    """What one unit sees of it."""
     if isinstance(event, FloorStep):
-        return event.sampling, event.noise_multiplier, event.count
-    return event
+        return event.seen_by_one_unit
+    if isinstance(event, ReleaseEvent):
+        if isinstance(event.correlation, BufferedToeplitz):
+            raise UnsupportedEvent(
+                f"{event.label!r} of round {event.round} shares its buffered Toeplitz noise with all releases of "
+                "its run; account the run's floor step"
+            )
+        event = event.sampling, event.effective_noise_multiplier, 1
+    sampling, multiplier, count = event
+    checks.non_negative(noise_multiplier=multiplier)
+    checks.integer_at_least(1, count=count)
+    return seen_by_one_unit(sampling, multiplier, count)
 
 
 def _prv(steps: Sequence[Step], delta: float, adjacency: str) -> float:

@@ -22,6 +22,7 @@ guarantee: that leans on the coefficients as the ledger holds them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -30,25 +31,28 @@ from scipy.signal import lfilter
 
 from privacy import checks
 from privacy.accountants.calibration import calibrate
-from privacy.events import CyclicPoisson
+from privacy.events import Banded, BufferedToeplitz, CyclicPoisson
 
 MOST_BANDS = 64
 """As many noise vectors are kept in memory; beyond this little is won."""
 
 
+_C = TypeVar("_C", Banded, BufferedToeplitz)
+
+
 @dataclass(frozen=True)
-class Strategy:
+class Strategy(Generic[_C]):
     """Correlated noise for a run, priced.
 
     Attributes:
-        coefficients: of C, at column norm 1; (1,) is independent noise.
+        correlation: C; of one band it is independent noise.
         sampling: its cyclic sampling.
         noise_multiplier: calibrated.
         error: root of the mean over rounds of the variance of the noise in one server parameter, in clip bounds:
             sqrt(error(C)) z / (q N).
     """
 
-    coefficients: tuple[float, ...]
+    correlation: _C
     sampling: CyclicPoisson
     noise_multiplier: float
     error: float
@@ -57,7 +61,7 @@ class Strategy:
 def mean_error(coefficients: Sequence[float], rounds: int, momentum: float = 0.0) -> float:
     """||A C^{-1}||_F^2 / T for these coefficients of C, whatever their norm."""
     checks.integer_at_least(1, rounds=rounds)
-    return _error(np.asarray(coefficients, dtype=np.float64), _workload(rounds, momentum))[0]
+    return _error(np.asarray(coefficients, dtype=np.float64), workload(rounds, momentum))[0]
 
 
 def optimise(bands: int, rounds: int, momentum: float = 0.0) -> tuple[float, ...]:
@@ -70,12 +74,12 @@ def optimise(bands: int, rounds: int, momentum: float = 0.0) -> tuple[float, ...
         raise ValueError(f"bands must be at most the number of rounds ({rounds}), got {bands}")
     if bands == 1:
         return (1.0,)
-    workload = _workload(rounds, momentum)
+    sums = workload(rounds, momentum)
     root = np.cumprod([1.0, *(1.0 - 0.5 / k for k in range(1, bands))])  # of (1 - x)^(-1/2): A = C C without momentum
 
     def loss(free: Float64[np.ndarray, " k"]) -> tuple[float, Float64[np.ndarray, " k"]]:
         coefficients = np.concatenate([[1.0], free])
-        error, gradient = _error(coefficients, workload)
+        error, gradient = _error(coefficients, sums)
         squares = float(coefficients @ coefficients)
         return math.log(error * squares), (gradient / error + 2.0 * coefficients / squares)[1:]
 
@@ -94,7 +98,7 @@ def optimise(bands: int, rounds: int, momentum: float = 0.0) -> tuple[float, ...
 
 def priced(
     bands: int, epsilon: float, delta: float, clients: int, rate: float, rounds: int, momentum: float = 0.0
-) -> Strategy:
+) -> Strategy[Banded]:
     """The best strategy of so many bands, with as many groups, at the noise that keeps the target.
 
     Raises:
@@ -104,12 +108,12 @@ def priced(
     coefficients = optimise(bands, rounds, momentum)
     z = calibrate(epsilon, delta, sampling, rounds)
     error = math.sqrt(mean_error(coefficients, rounds, momentum)) * z / sampling.expected_units
-    return Strategy(coefficients, sampling, z, error)
+    return Strategy(Banded(coefficients), sampling, z, error)
 
 
 def choose(
     epsilon: float, delta: float, clients: int, rate: float, rounds: int, momentum: float = 0.0
-) -> tuple[Strategy, ...]:
+) -> tuple[Strategy[Banded], ...]:
     """One strategy for each number of bands worth trying (1, 2, 4, ... and the largest), the best first.
 
     Each takes a calibration, about a second.
@@ -135,17 +139,18 @@ def cyclic(bands: int, clients: int, rate: float) -> CyclicPoisson:
     return CyclicPoisson(min(1.0, bands * rate), clients, groups=bands)
 
 
-def _workload(rounds: int, momentum: float) -> Float64[np.ndarray, " rounds"]:
+def workload(rounds: int, momentum: float) -> Float64[np.ndarray, " rounds"]:
+    """The first column of A."""
     checks.within(0.0, 1.0 - 1e-9, momentum=momentum)
     return np.cumsum(momentum ** np.arange(rounds)) if momentum else np.ones(rounds)
 
 
 def _error(
-    coefficients: Float64[np.ndarray, " b"], workload: Float64[np.ndarray, " rounds"]
+    coefficients: Float64[np.ndarray, " b"], sums: Float64[np.ndarray, " rounds"]
 ) -> tuple[float, Float64[np.ndarray, " b"]]:
     """Mean error and its gradient: with d = a / c as series, sum_k (T - k) d_k^2 / T, and dd/dc_i = -x^i d / c."""
-    rounds = len(workload)
-    series = lfilter([1.0], coefficients, workload)
+    rounds = len(sums)
+    series = lfilter([1.0], coefficients, sums)
     weighted = (1.0 - np.arange(rounds) / rounds) * series
     slope = lfilter([1.0], coefficients, series)
     gradient = [-2.0 * float(weighted[i:] @ slope[: rounds - i]) for i in range(len(coefficients))]

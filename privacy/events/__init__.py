@@ -10,7 +10,8 @@ scaling each part by ``1/s_j``, one unit-variance Gaussian whose L2 sensitivity 
 costs exactly what a single Gaussian of noise multiplier ``z_eff = (sum_j (S_j/s_j)^2)^(-1/2)`` costs.
 
 The noise is made by the server, or by the clients together as :class:`NoiseShares` says. It is drawn anew in every
-release, or, where cohorts come from :class:`CyclicPoisson`, correlated over releases as :class:`Banded` says.
+release, or, where cohorts come from :class:`CyclicPoisson`, correlated over releases as :class:`Banded` or
+:class:`BufferedToeplitz` says.
 
 Where records are sampled instead of units (:class:`ExampleLevelPoisson`), all of this is said of one record's row,
 and a unit is a sum of K such rows.
@@ -19,7 +20,16 @@ Descriptions only: no noise, no sampling, no accounting happens here. Conversion
 ``accountants/``. Every class round-trips through plain JSON values.
 """
 
-from privacy.events.noise import LEAST_SHARE, Banded, NoiseShares, check_correlation, divergence_of_sum
+from privacy.events.correlation import (
+    MOST_BUFFERS,
+    Banded,
+    BufferedToeplitz,
+    Correlation,
+    check_correlation,
+    correlation_from_json,
+    seen_by_one_unit,
+)
+from privacy.events.noise import LEAST_SHARE, NoiseShares, divergence_of_sum
 from privacy.events.release import Component, ReleaseEvent, effective_noise_multiplier
 from privacy.events.sampling import (
     MOST_RECORDS_PER_UNIT,
@@ -32,9 +42,12 @@ from privacy.events.sampling import (
 
 __all__ = [
     "LEAST_SHARE",
+    "MOST_BUFFERS",
     "MOST_RECORDS_PER_UNIT",
     "Banded",
+    "BufferedToeplitz",
     "Component",
+    "Correlation",
     "CyclicPoisson",
     "ExampleLevelPoisson",
     "Json",
@@ -43,6 +56,8 @@ __all__ = [
     "ReleaseEvent",
     "Step",
     "check_correlation",
+    "correlation_from_json",
     "divergence_of_sum",
     "effective_noise_multiplier",
+    "seen_by_one_unit",
 ]

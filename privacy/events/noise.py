@@ -1,4 +1,4 @@
-"""Who makes the noise of a release, and how it hangs together with that of earlier ones."""
+"""Who makes the noise of a release: the server, or the clients together."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,83 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from privacy import checks
-from privacy.events.sampling import CyclicPoisson, Json, Poisson
-
-
-@dataclass(frozen=True)
-class Banded:
-    r"""Noise that is correlated over the releases of a run: a banded lower-triangular Toeplitz strategy C.
-
-    In place of independent normals z_n, release n carries w = C^{-1} z times the noise multiplier,
-
-        w_n = (z_n - c_1 w_{n-1} - ... - c_{b-1} w_{n-b+1}) / c_0,
-
-    so that sums of releases carry less of it. What is released is a function of C x + z (x_n the sum over cohort n), in
-    which one unit's contribution to release n lies in rows n..n+b-1 alone and is at most as long as column n of C: 1.
-    Under :class:`CyclicPoisson` sampling with at least b groups such rows never meet, so to one unit the run is an
-    adaptive composition of ceil(T / groups) Poisson-sampled Gaussians of the noise multiplier as it stands (proof:
-    docs/correlated-noise.md). Where a run was interrupted, w before ``since`` is lost and counts as zero, which cuts
-    columns of C off: no guarantee changes.
-
-    Reference: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (arXiv 2306.08153), Theorem 4.
-
-    Attributes:
-        coefficients: c_0 > 0, ..., c_{b-1}, of length (L2) at most 1.
-        since: the turn at which the noise of this release starts.
-    """
-
-    coefficients: tuple[float, ...]
-    since: int = 0
-
-    def __post_init__(self) -> None:
-        checks.integer_at_least(0, since=self.since)
-        if not self.coefficients or not all(map(math.isfinite, self.coefficients)) or self.coefficients[0] <= 0.0:
-            raise ValueError(f"coefficients must be finite and begin with one > 0, got {self.coefficients}")
-        # A relative 1e-9 of every noise multiplier is paid for (commitment.ROUNDING), so rounding of a norm is.
-        if self.column_norm > 1.0 + 1e-12:
-            raise ValueError(
-                f"coefficients must have an L2 norm of at most 1, got {self.column_norm:.6g}; divide them by it: the "
-                "noise multiplier is accounted for a column of length 1"
-            )
-
-    @property
-    def bands(self) -> int:
-        """b, after how many releases a unit may take part again."""
-        return len(self.coefficients)
-
-    @property
-    def column_norm(self) -> float:
-        """The L2 norm of the longest column of C."""
-        return math.hypot(*self.coefficients)
-
-    def to_json(self) -> Json:
-        return {
-            "kind": "banded-toeplitz",
-            "bands": self.bands,
-            "coefficients": list(map(float, self.coefficients)),
-            "column_norm": self.column_norm,
-            "since": int(self.since),
-        }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Banded":
-        if data["kind"] != "banded-toeplitz":
-            raise ValueError(f"kind of correlated noise must be 'banded-toeplitz', got {data['kind']!r}")
-        return Banded(tuple(map(float, data["coefficients"])), int(data["since"]))
-
-
-def check_correlation(sampling: Poisson, correlation: Banded | None) -> None:
-    """ValueError unless no unit can take part twice within the bands of ``correlation``."""
-    if correlation is None:
-        return
-    if not isinstance(sampling, CyclicPoisson) or sampling.groups < correlation.bands:
-        raise ValueError(
-            f"sampling must be CyclicPoisson with at least {correlation.bands} groups, the bands of the correlated "
-            f"noise, got {sampling}; a unit that takes part again earlier has less noise than is accounted"
-        )
-    if sampling.turn is not None and correlation.since > sampling.turn:
-        raise ValueError(f"since must be at most the turn {sampling.turn}, got {correlation.since}")
-
 
 MOST_PARTIES: Final = 1024
 """Every party holds a share of every other's keys; beyond this the square of the number is too much."""

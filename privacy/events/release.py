@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from privacy import checks
-from privacy.events.noise import Banded, NoiseShares, check_correlation
+from privacy.events.correlation import Correlation, check_correlation, correlation_from_json
+from privacy.events.noise import NoiseShares
 from privacy.events.sampling import Json, Poisson
 
 
@@ -81,7 +82,7 @@ class ReleaseEvent:
     sampling: Poisson
     components: tuple[Component, ...]
     noise_shares: NoiseShares | None = None
-    correlation: Banded | None = None
+    correlation: Correlation | None = None
 
     def __post_init__(self) -> None:
         checks.integer_at_least(0, round=self.round)
@@ -124,5 +125,5 @@ class ReleaseEvent:
             Poisson.from_json(data["sampling"]),
             tuple(Component.from_json(component) for component in data["components"]),
             NoiseShares.from_json(data["noise_shares"]) if "noise_shares" in data else None,
-            Banded.from_json(data["correlation"]) if "correlation" in data else None,
+            correlation_from_json(data["correlation"]) if "correlation" in data else None,
         )

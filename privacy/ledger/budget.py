@@ -85,8 +85,9 @@ class FloorBudget:
             raise BudgetExceeded(
                 f"the event samples {event.sampling}, not {committed}, as committed; sample as committed"
             )
-        made, due = event.correlation, step.correlation  # where the noise starts may differ: that costs nothing
-        if (made and made.coefficients) != (due and due.coefficients):
+        made, due = event.correlation, step.correlation
+        # Where the noise starts may differ: that costs nothing.
+        if (made and replace(made, since=0)) != (due and replace(due, since=0)):
             raise BudgetExceeded(f"the noise of {event.label!r} is correlated as {made}, committed is {due}")
 
     def take(self, price: Price) -> None:
@@ -220,7 +221,7 @@ class FloorOdometer:
     def epsilon(self, used: Sequence[int]) -> float:
         """Upper bound on epsilon at delta of ``used[i]`` releases of each step ``i``; 0 before the first release."""
         steps = {
-            index: (step.sampling, step.noise_multiplier, count)
+            index: replace(step, count=count)
             for index, (step, count) in enumerate(zip(self._floor, used, strict=True))
             if count
         }
@@ -240,7 +241,7 @@ class FloorOdometer:
                 partial.append(part)
         whole = partial if self._composed is None else [self._composed, *partial]
         total = functools.reduce(PrivacyLossDistribution.compose, whole)
-        allowance = pld.rounding(list(steps.values()))
+        allowance = pld.rounding(composition.merged(steps.values()))
         return min(self.total, pld.epsilon_of(total, self._delta, allowance))
 
 

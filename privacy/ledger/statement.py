@@ -18,7 +18,7 @@ from privacy import checks
 from privacy.accountants import composition, renyi, selection
 from privacy.commitment import Commitment, Tuning
 from privacy.errors import UnsupportedEvent
-from privacy.events import Banded, CyclicPoisson, ExampleLevelPoisson, Json, Poisson
+from privacy.events import BufferedToeplitz, Correlation, CyclicPoisson, ExampleLevelPoisson, Json, Poisson
 from privacy.ledger.ledger import Ledger
 
 TRUSTED_AGGREGATOR = (
@@ -30,6 +30,13 @@ CORRELATED = (
     "Gaussian noise on sums of clipped contributions, correlated over the rounds (banded matrix factorisation, {bands} "
     "bands); clients lie in {groups} groups that take turns, drawn once and independently of all data, so that one "
     "client takes part at most once in {groups} releases; all statistics of one cohort are one release"
+)
+BUFFERED = (
+    "Gaussian noise on sums of clipped contributions, correlated over all rounds (buffered linear Toeplitz matrix, "
+    "{buffers} buffers); clients lie in {groups} groups that take turns, drawn once and independently of all data, so "
+    "that one client takes part at most once in {groups} releases; the {releases} committed releases together are one "
+    "release that costs one Gaussian of a noise multiplier {share:.4g} times smaller than each has, and no "
+    "amplification by sampling is claimed; all statistics of one cohort are one release"
 )
 EXAMPLE_LEVEL = (
     "Gaussian noise on sums of clipped gradients of single records; every record is drawn by itself, and of one "
@@ -301,8 +308,11 @@ def _mechanism(commitment: Commitment) -> str:
         return EXAMPLE_LEVEL.format(**_named(sampled))
     if (correlation := _correlation(commitment)) is None:
         return CENTRAL
-    sampling = commitment.floor[0].sampling
+    releases, sampling = commitment.floor[0].count, commitment.floor[0].sampling
     assert isinstance(sampling, CyclicPoisson)
+    if isinstance(correlation, BufferedToeplitz):
+        share = correlation.sensitivity(releases, sampling.groups)
+        return BUFFERED.format(buffers=correlation.buffers, groups=sampling.groups, releases=releases, share=share)
     return CORRELATED.format(bands=correlation.bands, groups=sampling.groups)
 
 
@@ -315,7 +325,7 @@ def _named(sampling: ExampleLevelPoisson) -> Json:
     return {"unit": _unit_text(sampling.unit), "most": sampling.records_per_unit}
 
 
-def _correlation(commitment: Commitment) -> Banded | None:
+def _correlation(commitment: Commitment) -> Correlation | None:
     return commitment.floor[0].correlation if commitment.floor else None
 
 

@@ -1,26 +1,29 @@
-"""Gaussian noise that hangs together over the releases of one run (:class:`privacy.events.Banded`).
+"""Gaussian noise that hangs together over the releases of one run (``privacy.events.correlation``).
 
-Every turn draws fresh normals z_n and solves one row of C w = z from the b - 1 vectors w before it. These are kept in
-the memory of the process and nowhere else: written down they would have to be kept as secret as the sums of all
-rounds, and noise that can be read again can be subtracted. A process that is killed takes them along; the one that
-goes on starts from none, which changes no guarantee (:class:`privacy.events.Banded`).
+Every turn draws fresh normals z_n and solves one row of C w = z from what is kept of the rows before it: the last b - 1
+vectors w of a banded strategy, the d buffers of a buffered Toeplitz one. These are kept in the memory of the process
+and nowhere else: written down they would have to be kept as secret as the sums of all rounds, and noise that can be
+read again can be subtracted. A process that is killed takes them along; the one that goes on starts from none, which
+changes no guarantee (``privacy.events.correlation``).
 
 The vectors w are float64 and are not rounded; what is added to the integers of a sum is round(2^40 z w). As with
 :class:`~privacy.randomness.noise.GaussianNoise`, rounding after adding is post-processing; what floating point leaves
-open is that w is computed, not exact: besides the normals, b products and sums per coordinate. There is no
+open is that w is computed, not exact: besides the normals, b (or 2 d) products and sums per coordinate. There is no
 exact discrete form: C^{-1} takes integers off the grid.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from privacy.events import Banded, CyclicPoisson, Poisson
+from privacy.events import BufferedToeplitz, Correlation, CyclicPoisson, Poisson
 from privacy.randomness.noise import scaled
 from privacy.randomness.rng import SecureRandom
 
@@ -32,29 +35,69 @@ _HORIZON = 4096
 Normals = Callable[[int], Float64[np.ndarray, " n"]]
 
 
-class BandedNoise:
+class _Rows(Protocol):
+    """Solves C w = z row by row, the first row first."""
+
+    def solved(self, normals: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """w of the next row, in place of its normals; what is kept of it is kept elsewhere."""
+
+
+class _Bands:
+    """Of a banded strategy: keeps the last b - 1 rows."""
+
+    def __init__(self, coefficients: Sequence[float]) -> None:
+        self._first, *self._others = coefficients
+        self._before: deque[np.ndarray] = deque(maxlen=len(self._others))
+
+    def solved(self, normals: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        for coefficient, before in zip(self._others, self._before, strict=False):
+            normals -= coefficient * before
+        normals /= self._first
+        self._before.appendleft(normals.copy())
+        return normals
+
+
+class _Buffers:
+    """Of a buffered Toeplitz strategy: keeps d sums s_i of all rows, the last of them counted most."""
+
+    def __init__(self, strategy: BufferedToeplitz) -> None:
+        self._scales, self._decays = strategy.scales, strategy.decays
+        self._buffers: list[np.ndarray] = []
+
+    def solved(self, normals: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        self._buffers = self._buffers or [np.zeros_like(normals) for _ in self._scales]
+        for scale, buffer in zip(self._scales, self._buffers, strict=True):
+            normals -= scale * buffer
+        for decay, buffer in zip(self._decays, self._buffers, strict=True):
+            buffer *= decay
+            buffer += normals
+        return normals
+
+
+class CorrelatedNoise:
     """Correlated noise of one run; it serves the ledger it is first asked for, and no other.
 
     Args:
-        coefficients: c_0, ..., c_{b-1} of the strategy.
+        strategy: how it hangs together; where it starts does not matter.
         normals: makes so many standard normals, for tests: insecure. None is ``SecureRandom``.
     """
 
-    def __init__(self, coefficients: Sequence[float], normals: Normals | None = None) -> None:
-        self._strategy = Banded(tuple(map(float, coefficients)))
+    def __init__(self, strategy: Correlation, normals: Normals | None = None) -> None:
+        self._strategy = replace(strategy, since=0)
         if not loudness(self._strategy, _HORIZON) <= LOUDEST:
             raise ValueError(
-                f"coefficients must not make noise louder than {LOUDEST:g} times as it is drawn, got {coefficients}; "
+                f"coefficients must not make noise louder than {LOUDEST:g} times as it is drawn, got {strategy}; "
                 "no strategy that helps does"
             )
         self._normals = SecureRandom().normal if normals is None else normals
         self.insecure = normals is not None
-        self._before: deque[np.ndarray] = deque(maxlen=self._strategy.bands - 1)
+        self._rows = _rows(self._strategy)
+        self._length: int | None = None  # of the vectors since it started
         self._since = self._turn = -1  # of the first and of the last vector
         self._next: int | None = None
         self._ledger: object = None
 
-    def correlation(self, sampling: Poisson, ledger: object) -> Banded:
+    def correlation(self, sampling: Poisson, ledger: object) -> Correlation:
         """How the noise of the next :meth:`draw` hangs together with that before it.
 
         Args:
@@ -70,7 +113,7 @@ class BandedNoise:
             raise ValueError("correlated noise must serve one ledger only, got another; make new noise for every run")
         self._ledger, self._next = ledger, sampling.turn
         since = self._since if self._turn == sampling.turn - 1 and self._turn >= 0 else sampling.turn
-        return Banded(self._strategy.coefficients, since)
+        return replace(self._strategy, since=since)
 
     def draw(self, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
         """The noise of the turn :meth:`correlation` was asked about; ValueError without that, or for another length."""
@@ -80,32 +123,30 @@ class BandedNoise:
         length = sum(length for _, length in blocks)
         if self._turn != turn - 1 or self._turn < 0:
             self._since = turn
-            self._before.clear()
-        if self._before and len(self._before[0]) != length:
+            self._rows, self._length = _rows(self._strategy), None
+        if self._length not in (None, length):
             raise ValueError(f"correlated noise must have the same length in every release, got {length}")
-        first, *others = self._strategy.coefficients
-        noise = self._normals(length)
-        for coefficient, before in zip(others, self._before, strict=False):
-            noise -= coefficient * before
-        noise /= first
-        self._turn = turn
-        self._before.appendleft(noise)
+        noise = self._rows.solved(self._normals(length))
+        self._turn, self._length = turn, length
         if float(np.abs(noise).max(initial=0.0)) * max(multiplier for multiplier, _ in blocks) >= 2.0**22:
             raise ValueError("correlated noise leaves the range of 64-bit integers; lower the noise multiplier")
-        return scaled(noise.copy(), blocks)
+        return scaled(noise, blocks)
 
 
-def loudness(correlation: Banded, turn: int) -> float:
+def _rows(strategy: Correlation) -> _Rows:
+    return _Buffers(strategy) if isinstance(strategy, BufferedToeplitz) else _Bands(strategy.coefficients)
+
+
+def loudness(correlation: Correlation, turn: int) -> float:
     """Standard deviation of w at ``turn``; where more than 4,096 turns lie behind it, that at the last of these."""
-    return math.hypot(*_inverse(correlation.coefficients)[: turn - correlation.since + 1])
+    return math.hypot(*_inverse(replace(correlation, since=0))[: turn - correlation.since + 1])
 
 
 @lru_cache(maxsize=16)
-def _inverse(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+def _inverse(strategy: Correlation) -> tuple[float, ...]:
     """The first column of C^{-1}: ``_HORIZON`` entries, or fewer where they run away."""
-    first, *others = coefficients
-    found = [1.0 / first]
+    rows = _rows(strategy)
+    found = [float(rows.solved(np.ones(1))[0])]
     while len(found) < _HORIZON and abs(found[-1]) < 1e3:
-        recent = found[-len(others) :][::-1] if others else []
-        found.append(-sum(c * w for c, w in zip(others, recent, strict=False)) / first)
+        found.append(float(rows.solved(np.zeros(1))[0]))
     return tuple(found)

@@ -5,7 +5,7 @@ kind                   what it draws, per coordinate of noise multiplier z      
 =====================  ====================================================================================  =========
 GaussianNoise          round(2^40 z x), x a standard normal in float64 from a CSPRNG                         yes
 DiscreteGaussianNoise  exactly the discrete Gaussian of integer parameter ceil(2^40 z): no float involved    yes
-BandedNoise            round(2^40 z w), w correlated over the releases of a run (``correlated.py``)         yes
+CorrelatedNoise        round(2^40 z w), w correlated over the releases of a run (``correlated.py``)         yes
 InsecureSeededNoise    round(2^40 z x) from a seeded generator, for tests                                    NO
 InsecureZeroNoise      zero, for tests and for runs without privacy                                          NO
 =====================  ====================================================================================  =========

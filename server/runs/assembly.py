@@ -32,7 +32,7 @@ from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
-from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.sampling import CohortSampler, RemoteSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, load_identity, save_identity
@@ -253,7 +253,7 @@ def make_strategy(
         clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
         served_average=config.strategy.served_average,
         work=None if config.deployed else np.asarray(assembly.data.client_tokens),
-        noise=noise_of(config.privacy) if correlation is None else BandedNoise(correlation.coefficients),
+        noise=noise_of(config.privacy) if correlation is None else CorrelatedNoise(correlation),
         seed=config.seed,
     )
 

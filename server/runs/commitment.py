@@ -48,7 +48,7 @@ def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:
     bands = privacy.bands
     if not bands:
         run = (privacy.epsilon, privacy.delta, config.clients, config.sampling_rate, config.rounds)
-        bands = len(factorisation.choose(*run, momentum)[0].coefficients)
+        bands = factorisation.choose(*run, momentum)[0].correlation.bands
     if bands == 1:
         return round_sampling(config), None
     sampling = factorisation.cyclic(bands, config.clients, config.sampling_rate)

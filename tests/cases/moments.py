@@ -21,7 +21,7 @@ import torch
 
 from client.engine.cohort import CohortEngine
 from privacy.ledger.ledger import Ledger
-from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.noise import GaussianNoise, Noise
 from privacy.randomness.sampling import CohortSampler
 from server.run_folder.names import CHECKPOINT_FOLDER, LEDGER_FILE, SITES_FILE
@@ -93,7 +93,7 @@ class Witness:
             patch.setattr(os, "fsync", lambda descriptor: self._synced(descriptor, fsync))
             for name in ("rename", "replace", "link"):
                 patch.setattr(os, name, self._renaming(getattr(os, name)))
-            for kind in (GaussianNoise, BandedNoise):
+            for kind in (GaussianNoise, CorrelatedNoise):
                 patch.setattr(kind, "draw", watched(kind.draw))
             patch.setattr(CohortEngine, "evaluate", evaluated)
             if self.quiet:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from privacy.accountants.factorisation import optimise, priced
 from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
-from privacy.randomness.correlated import BandedNoise
+from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.sampling import CohortSampler
 from server.config.load import ConfigError, parse
 from server.run_folder.names import LEDGER_FILE, SAMPLING_SECRET
@@ -75,20 +75,20 @@ class Killed(BaseException):
 def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_turn(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    folder, draw, left = tmp_path / "run", BandedNoise.draw, 4
+    folder, draw, left = tmp_path / "run", CorrelatedNoise.draw, 4
 
-    def dying(noise: BandedNoise, blocks: Any) -> Any:
+    def dying(noise: CorrelatedNoise, blocks: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             raise Killed
         return draw(noise, blocks)
 
-    monkeypatch.setattr(BandedNoise, "draw", dying)
+    monkeypatch.setattr(CorrelatedNoise, "draw", dying)
     folder.mkdir()
     with pytest.raises(Killed):
         run_inprocess(parse(table(tmp_path / "cache")), folder)
-    monkeypatch.setattr(BandedNoise, "draw", draw)
+    monkeypatch.setattr(CorrelatedNoise, "draw", draw)
     run_inprocess(parse(table(tmp_path / "cache")), folder, keys={"resume": str(folder)})
     with Ledger.open(folder / LEDGER_FILE, read_only=True) as ledger:
         events = ledger.events

@@ -24,21 +24,21 @@ ROUNDS = (50, 200, 1000)
 def measured(epsilon: float, rate: float, rounds: int) -> dict[str, Any]:
     """One way to run: every number of bands that was tried, the best first."""
     tried = choose(epsilon, DELTA, CLIENTS, rate, rounds)
-    independent = next(one for one in tried if len(one.coefficients) == 1)
+    independent = next(one for one in tried if one.correlation.bands == 1)
     line = {
         "epsilon": epsilon,
         "rate": rate,
         "rounds": rounds,
-        "bands": len(tried[0].coefficients),
+        "bands": tried[0].correlation.bands,
         "against_independent": tried[0].error / independent.error,
         "tried": [
             {
-                "bands": len(one.coefficients),
+                "bands": one.correlation.bands,
                 "noise_multiplier": one.noise_multiplier,
                 "error": one.error,
                 "against_independent": one.error / independent.error,
             }
-            for one in sorted(tried, key=lambda one: len(one.coefficients))
+            for one in sorted(tried, key=lambda one: one.correlation.bands)
         ],
     }
     say({key: line[key] for key in ("epsilon", "rate", "rounds", "bands", "against_independent")})

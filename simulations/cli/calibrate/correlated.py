@@ -30,12 +30,12 @@ def plain(epsilon: float, delta: float, clients: int, rate: float, rounds: int) 
     """
     check_delta(delta, clients)
     tried = choose(epsilon, delta, clients, rate, rounds)
-    independent = next(one for one in tried if len(one.coefficients) == 1)
+    independent = next(one for one in tried if one.correlation.bands == 1)
 
     def line(one: Strategy) -> dict[str, Any]:
         step = (one.sampling, one.noise_multiplier, rounds)
         return {
-            "bands": len(one.coefficients),
+            "bands": one.correlation.bands,
             "rate_in_group": one.sampling.rate,
             "most_participations": math.ceil(rounds / one.sampling.groups),
             "noise_multiplier": one.noise_multiplier,

@@ -62,17 +62,17 @@ def test_the_price_is_that_of_the_windows_and_the_cohort_stays():
     found = priced(4, 4.0, 1e-5, 1000, 0.1, 21)
     assert found.noise_multiplier == calibrate(4.0, 1e-5, Poisson(0.4, 1000), 6)
     assert found.sampling.expected_units == pytest.approx(100.0)
-    expected = math.sqrt(mean_error(found.coefficients, 21)) * found.noise_multiplier / 100.0
+    expected = math.sqrt(mean_error(found.correlation.coefficients, 21)) * found.noise_multiplier / 100.0
     assert found.error == pytest.approx(expected, rel=1e-12)
 
 
 def test_much_noise_is_better_independent_and_little_noise_correlated():
     """Much noise is what amplification by sampling is worth most with."""
     much, little = choose(1.0, 1e-5, 10_000, 0.25, 50), choose(8.0, 1e-5, 10_000, 0.05, 50)
-    assert len(much[0].coefficients) == 1
-    assert len(little[0].coefficients) == 20
+    assert much[0].correlation.bands == 1
+    assert little[0].correlation.bands == 20
     assert [one.error for one in little] == sorted(one.error for one in little)
-    independent = next(one.error for one in little if len(one.coefficients) == 1)
+    independent = next(one.error for one in little if one.correlation.bands == 1)
     assert little[0].error / independent == pytest.approx(0.7105, abs=2e-3)
 
 

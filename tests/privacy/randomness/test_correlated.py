@@ -26,7 +26,7 @@ from privacy.events import Banded, CyclicPoisson, Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import Release, charged_release
-from privacy.randomness.correlated import BandedNoise, loudness
+from privacy.randomness.correlated import CorrelatedNoise, loudness
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
@@ -53,7 +53,9 @@ def strategy(rounds: int = ROUNDS, restarts: tuple[int, ...] = ()) -> np.ndarray
     return np.asarray(whole)
 
 
-def noise_of_a_run(noises: dict[int, BandedNoise], ledger: Any, sampler: CohortSampler, dim: int = DIM) -> np.ndarray:
+def noise_of_a_run(
+    noises: dict[int, CorrelatedNoise], ledger: Any, sampler: CohortSampler, dim: int = DIM
+) -> np.ndarray:
     """The releases of a run whose clients move nothing, ``[rounds, dim]`` in encoded space; new noise where given."""
     plan, rows, noise = Plan(FlatClip(1.0, dim), Z), [], noises[0]
     for turn in range(ROUNDS):
@@ -75,7 +77,7 @@ class TestNoise:
     @pytest.mark.parametrize("restarts", [(), (6,)])
     def test_the_covariance_of_all_sums_is_that_of_the_strategy(self, restarts, paid):
         """z^2 (A C^-1)(A C^-1)^T in every coordinate; noise that died with its process is not in C."""
-        noises = {start: BandedNoise(COEFFICIENTS) for start in (0, *restarts)}
+        noises = {start: CorrelatedNoise(Banded(COEFFICIENTS)) for start in (0, *restarts)}
         released = noise_of_a_run(noises, paid, CohortSampler.fresh())
         sums = np.cumsum(released, axis=0)
         measured = sums @ sums.T / DIM
@@ -88,21 +90,21 @@ class TestNoise:
         assert np.abs(whitened @ whitened.T / DIM - np.eye(ROUNDS)).max() < 6.0 * math.sqrt(2.0 / DIM)
 
     def test_the_ledger_and_the_release_say_how_loud_a_round_is(self, paid):
-        released = noise_of_a_run({0: BandedNoise(COEFFICIENTS)}, paid, CohortSampler.fresh())
+        released = noise_of_a_run({0: CorrelatedNoise(Banded(COEFFICIENTS))}, paid, CohortSampler.fresh())
         for charge, row, exact in zip(paid.charges, released, np.linalg.inv(strategy()), strict=True):
             loud = loudness(charge.event.correlation, charge.event.sampling.turn)
             assert loud == pytest.approx(np.linalg.norm(exact), rel=1e-12)
             assert row.std() == pytest.approx(Z * loud, rel=6.0 / math.sqrt(2 * DIM))
 
     def test_one_band_is_independent_noise(self, ledger):
-        noise = BandedNoise((1.0,), simulation_generator(5, "x").standard_normal)
+        noise = CorrelatedNoise(Banded((1.0,)), simulation_generator(5, "x").standard_normal)
         whole = noise_of_a_run({0: noise}, ledger, CohortSampler.insecure_from_seed(0), dim=500)
         plain = simulation_generator(5, "x").standard_normal(500 * ROUNDS).reshape(ROUNDS, 500)
         assert np.abs(whole - Z * plain).max() < 1e-11
         assert ledger.not_private is not None
 
     def test_it_serves_one_ledger_and_cannot_be_copied_into_another_run(self, ledger, paid):
-        noise = BandedNoise(COEFFICIENTS)
+        noise = CorrelatedNoise(Banded(COEFFICIENTS))
         noise.correlation(replace(SAMPLING, turn=0), paid)
         with pytest.raises(ValueError, match="one ledger only"):
             noise.correlation(replace(SAMPLING, turn=1), ledger)
@@ -110,7 +112,7 @@ class TestNoise:
             copy.deepcopy(noise)
 
     def test_nothing_is_drawn_that_was_not_asked_for(self, paid):
-        noise = BandedNoise(COEFFICIENTS)
+        noise = CorrelatedNoise(Banded(COEFFICIENTS))
         with pytest.raises(ValueError, match="once for every turn"):
             noise.draw([(Z, 3)])
         with pytest.raises(ValueError, match="cyclic sampling with a turn"):
@@ -126,7 +128,7 @@ class TestNoise:
     @pytest.mark.parametrize("bad", [(), (0.0, 1.0), (0.8, 0.61), (math.nan,), (0.6, -0.6), (0.1, 0.9)])
     def test_a_strategy_that_is_not_accounted_or_runs_away_is_refused(self, bad):
         with pytest.raises(ValueError, match="coefficients"):
-            BandedNoise(bad)
+            CorrelatedNoise(Banded(bad))
 
 
 class TestSensitivity:
@@ -172,7 +174,7 @@ def audited(turns_of_the_canary: range, repetitions: int = 400, z: float = 1.0) 
     cohorts = [sampler.draw(replace(SAMPLING, turn=turn), turn + 1) for turn in range(8)]
     for _ in range(repetitions):
         for world in (0, 1):
-            noise, ledger, released = BandedNoise(COEFFICIENTS), NoLedger(), []
+            noise, ledger, released = CorrelatedNoise(Banded(COEFFICIENTS)), NoLedger(), []
             for turn, drawn in enumerate(cohorts):
                 total = canary if world and turn in turns_of_the_canary else Contribution.zero(plan)
                 release = charged_release(total, plan, drawn, ledger=ledger, noise=noise)
