@@ -241,7 +241,7 @@ class NoiseSearch:
 
     def refuse_weak(self, accountant: str) -> None:
         """ValueError if the target needs less noise than protects anyone."""
-        if self.guess() > 1.5 * WEAKEST_NOISE_MULTIPLIER:
+        if self.guess() * min(self.profile) > 1.5 * WEAKEST_NOISE_MULTIPLIER:
             return
         reached = self.epsilon(WEAKEST_NOISE_MULTIPLIER / min(self.profile), accountant)
         if reached < self.target:

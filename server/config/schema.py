@@ -76,7 +76,7 @@ class RunConfig(Table):
                 "raise sampling-rate or clients"
             )
         wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
-        wrong += self._wrong_of_correlation() if self.privacy.noise_correlation != "none" or self.privacy.bands else []
+        wrong += self._wrong_of_correlation()
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
@@ -180,9 +180,12 @@ class RunConfig(Table):
 
     def _wrong_of_correlation(self) -> list[str]:
         """What does not go with noise that hangs together over rounds: its guarantee, or its use, would be lost."""
-        privacy, chosen, wrong = self.privacy, self.strategy, []
-        if privacy.noise_correlation == "none":
-            return [f"privacy.bands = {privacy.bands} needs privacy.noise-correlation = 'banded', got 'none'"]
+        privacy, chosen, wrong, kind = self.privacy, self.strategy, [], self.privacy.noise_correlation
+        for name, count, of in (("bands", privacy.bands, "banded"), ("buffers", privacy.buffers, "blt")):
+            if count and kind != of:
+                wrong.append(f"privacy.{name} = {count} needs privacy.noise-correlation = {of!r}, got {kind!r}")
+        if kind == "none" or wrong:
+            return wrong
         for key, value, allowed, why in (
             ("privacy.unit", privacy.unit, ("client",), "it is made for rounds over clients"),
             (
@@ -204,7 +207,7 @@ class RunConfig(Table):
         ):
             if value not in allowed:
                 names = " or ".join(map(repr, allowed))
-                wrong.append(f"{key} = {value!r} must be {names} with privacy.noise-correlation = 'banded': {why}")
+                wrong.append(f"{key} = {value!r} must be {names} with privacy.noise-correlation = {kind!r}: {why}")
         most = min(self.rounds, math.floor(1.0 / self.sampling_rate * (1.0 + 1e-12)))
         if privacy.bands > most:
             wrong.append(

@@ -14,6 +14,7 @@ from client.data.spec import MaxLength, Task
 from client.models.frozen_base import FrozenBase
 from client.record_level.settings import PrivacyTarget, StepSettings
 from client.settings import Count, CountOrAuto, Positive, Table
+from privacy.events import MOST_BUFFERS
 
 
 class Secagg(Table):
@@ -45,16 +46,19 @@ class Privacy(PrivacyTarget):
         seeded_cohorts: cohorts are drawn from the seed, which voids the guarantee.
         trust: who is trusted with the sum over a cohort, be it the server or nobody (clients make the noise together).
         noise_correlation: whether the noise of a round takes off some of that before it, which pays where the noise
-            multiplier is small; "banded" is BandMF, and clients take part in turns (docs/correlated-noise.md).
+            multiplier is small; "banded" is BandMF, "blt" keeps a few buffers and counts on no sampling. Clients take
+            part in turns with either (docs/correlated-noise.md).
         bands: of "banded" noise, groups of clients that take turns; 0 takes the number with the least noise.
+        buffers: of "blt" noise, vectors the server keeps; 0 takes the fewest within a percent of the least noise.
     """
 
     unit: Literal["client", "record", "group"] = "client"
     non_private: bool = False
     seeded_cohorts: bool = False
     trust: Literal["server", "secagg"] = "server"
-    noise_correlation: Literal["none", "banded"] = "none"
+    noise_correlation: Literal["none", "banded", "blt"] = "none"
     bands: CountOrAuto = 0
+    buffers: Annotated[int, Field(ge=0, le=MOST_BUFFERS)] = 0
     secagg: Secagg = Secagg()
 
     @model_validator(mode="after")

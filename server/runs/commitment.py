@@ -14,9 +14,9 @@ from typing import Any
 
 from client.record_level import calibration
 from client.record_level.settings import RecordLevelSettings
-from privacy.accountants import factorisation
+from privacy.accountants import buffered, factorisation
 from privacy.contribution import Plan
-from privacy.events import Banded, Poisson
+from privacy.events import Banded, Correlation, Poisson
 from server.config.load import ConfigError
 from server.config.methods import methods
 from server.config.schema import RunConfig
@@ -34,10 +34,10 @@ def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisso
     return Poisson(config.sampling_rate, config.clients)
 
 
-def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:
-    """How cohorts are drawn and how their noise hangs together; with 0 bands whatever leaves the least noise.
+def correlated(config: RunConfig) -> tuple[Poisson, Correlation | None]:
+    """How cohorts are drawn and how their noise hangs together; with 0 bands or buffers whatever leaves least noise.
 
-    One band is independent noise, and a run of it is one without correlation.
+    That may be independent noise, which is one band; a run of it is one without correlation.
 
     Raises:
         ValueError: no noise keeps the target.
@@ -45,9 +45,17 @@ def correlated(config: RunConfig) -> tuple[Poisson, Banded | None]:
     if config.privacy.noise_correlation == "none":
         return round_sampling(config), None
     privacy, momentum = config.privacy, server_momentum(config)
+    run = (privacy.epsilon, privacy.delta, config.clients, config.sampling_rate, config.rounds)
+    if privacy.noise_correlation == "blt":
+        if privacy.buffers:
+            sampling = buffered.turns(config.clients, config.sampling_rate, config.rounds)
+            return sampling, buffered.optimise(privacy.buffers, config.rounds, sampling.groups, momentum)
+        best = buffered.choose(*run, momentum)[0]
+        if best.error < factorisation.priced(1, *run, momentum).error:
+            return best.sampling, best.correlation
+        return round_sampling(config), None
     bands = privacy.bands
     if not bands:
-        run = (privacy.epsilon, privacy.delta, config.clients, config.sampling_rate, config.rounds)
         bands = factorisation.choose(*run, momentum)[0].correlation.bands
     if bands == 1:
         return round_sampling(config), None

@@ -29,6 +29,7 @@ BENCHMARKS = {
     "privacy.secure_sums": "what a secure sum costs, in CPU seconds and in bytes",
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
+    "privacy.buffered_noise": "what BLT noise leaves against banded noise, and in how much memory",
     "privacy.correlated_noise": "when noise correlated over rounds beats independent noise at the same epsilon",
     "privacy.price_of_tuning": "what choosing among private runs costs in noise",
     "papers.sst2": "preset sst2 over seeds",

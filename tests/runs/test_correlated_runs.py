@@ -5,12 +5,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from privacy.accountants import buffered
 from privacy.accountants.factorisation import optimise, priced
-from privacy.events import Poisson
+from privacy.events import CyclicPoisson, Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.sampling import CohortSampler
@@ -37,7 +39,26 @@ def table(cache: Path | str = "", **privacy: Any) -> dict[str, Any]:
     }
 
 
+BUFFERED = {"noise-correlation": "blt", "bands": 0, "buffers": 2}
+
+
 def test_a_run_costs_what_calibrate_says_and_nobody_takes_part_out_of_turn(tmp_path: Path, monkeypatch: Any) -> None:
+    statement, promised = audited_run(table(tmp_path / "cache"), tmp_path / "run", BANDS, monkeypatch)
+    assert statement["correlation"]["coefficients"] == list(optimise(BANDS, ROUNDS))
+    assert promised["bands"] == BANDS
+
+
+def test_so_does_one_of_buffers_as_one_gaussian(tmp_path: Path, monkeypatch: Any) -> None:
+    statement, promised = audited_run(table(tmp_path / "cache", **BUFFERED), tmp_path / "run", 5, monkeypatch)
+    strategy = buffered.optimise(2, ROUNDS, 5)
+    assert statement["correlation"] == strategy.to_json()
+    assert promised["buffers"] == 2
+    mu = strategy.sensitivity(ROUNDS, 5) / promised["noise_multiplier"]
+    assert statement["epsilon"] == pytest.approx(dp_accounting.get_epsilon_gaussian(1.0 / mu, DELTA), rel=1e-3)
+
+
+def audited_run(config: dict[str, Any], folder: Path, groups: int, monkeypatch: Any) -> tuple[Any, Any]:
+    """privacy.json of a run that kept its turns, and the line of `lacquer calibrate` that foretold it."""
     asked: list[np.ndarray] = []
     draw = CohortSampler.draw
 
@@ -46,35 +67,39 @@ def test_a_run_costs_what_calibrate_says_and_nobody_takes_part_out_of_turn(tmp_p
         return cohort
 
     monkeypatch.setattr(CohortSampler, "draw", watched)
-    (tmp_path / "run").mkdir()
-    run_inprocess(parse(table(tmp_path / "cache")), tmp_path / "run")
-    statement = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    folder.mkdir()
+    run_inprocess(parse(config), folder)
+    statement = json.loads((folder / "privacy.json").read_text())
     arguments = f"calibrate --epsilon {EPSILON} --delta {DELTA} --clients {CLIENTS} --rate {RATE} --rounds {ROUNDS}"
     said = CliRunner().invoke(app, [*arguments.split(), "--correlated", "--json"])
     assert said.exit_code == 0, said.output
-    promised = next(one for one in json.loads(said.output)["tried"] if one["bands"] == BANDS)
+    name = "buffers" if "buffers" in config["privacy"] else "bands"
+    lines = (line for of in ("tried", "buffered") for line in json.loads(said.output)[of])
+    promised = next(one for one in lines if one.get(name) == config["privacy"][name])
     assert statement["epsilon"] == pytest.approx(promised["epsilon"], abs=1.01e-4)  # rounded up
     assert statement["epsilon"] == statement["epsilon_spent"] <= EPSILON
     assert set(statement["noise_multipliers"]) == {promised["noise_multiplier"]}
-    assert statement["correlation"]["coefficients"] == list(optimise(BANDS, ROUNDS))
-    group = CohortSampler.load(tmp_path / "run" / SAMPLING_SECRET).group_of(CLIENTS, BANDS)
+    group = CohortSampler.load(folder / SAMPLING_SECRET).group_of(CLIENTS, groups)
     assert len(asked) == ROUNDS
-    assert all((group[ids] == turn % BANDS).all() for turn, ids in enumerate(asked))
-    with Ledger.open(tmp_path / "run" / LEDGER_FILE, read_only=True) as ledger:
+    assert all((group[ids] == turn % groups).all() for turn, ids in enumerate(asked))
+    with Ledger.open(folder / LEDGER_FILE, read_only=True) as ledger:
         assert [(event.sampling.turn, event.correlation.since) for event in ledger.events] == [
             (turn, 0) for turn in range(ROUNDS)
         ]
-    norms = [record.noise_norm for record in read_metrics(tmp_path / "run") if record.phase == "round"]
+    norms = [record.noise_norm for record in read_metrics(folder) if record.phase == "round"]
     assert norms[0] < norms[1], "what a round takes off of the noise before it is noise of its own"
+    return statement, promised
 
 
 class Killed(BaseException):
     """What kill -9 would do."""
 
 
+@pytest.mark.parametrize("noise", [{}, BUFFERED])
 def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_turn(
-    tmp_path: Path, monkeypatch: Any
+    noise: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
+    config = parse(table(tmp_path / "cache", **noise))
     folder, draw, left = tmp_path / "run", CorrelatedNoise.draw, 4
 
     def dying(noise: CorrelatedNoise, blocks: Any) -> Any:
@@ -87,9 +112,9 @@ def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_tur
     monkeypatch.setattr(CorrelatedNoise, "draw", dying)
     folder.mkdir()
     with pytest.raises(Killed):
-        run_inprocess(parse(table(tmp_path / "cache")), folder)
+        run_inprocess(config, folder)
     monkeypatch.setattr(CorrelatedNoise, "draw", draw)
-    run_inprocess(parse(table(tmp_path / "cache")), folder, keys={"resume": str(folder)})
+    run_inprocess(config, folder, keys={"resume": str(folder)})
     with Ledger.open(folder / LEDGER_FILE, read_only=True) as ledger:
         events = ledger.events
         assert [event.sampling.turn for event in events] == list(range(ROUNDS))
@@ -110,8 +135,14 @@ def test_nought_bands_take_the_number_with_the_least_noise() -> None:
     assert sampling.expected_units == pytest.approx(RATE * CLIENTS)
 
 
-def test_a_run_for_which_independent_noise_is_better_is_an_ordinary_one() -> None:
-    assert correlated(parse(table(bands=0, epsilon=1.0))) == (Poisson(RATE, CLIENTS), None)
+def test_nought_buffers_take_the_fewest_that_do() -> None:
+    config = parse(table(**BUFFERED | {"buffers": 0, "epsilon": 8.0, "delta": 1e-2}))
+    assert correlated(config) == (CyclicPoisson(1.0, CLIENTS, groups=5), buffered.optimise(1, ROUNDS, 5))
+
+
+@pytest.mark.parametrize("noise", [{}, BUFFERED | {"buffers": 0}])
+def test_a_run_for_which_independent_noise_is_better_is_an_ordinary_one(noise: dict[str, Any]) -> None:
+    assert correlated(parse(table(**{"bands": 0, "epsilon": 1.0, **noise}))) == (Poisson(RATE, CLIENTS), None)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +155,10 @@ def test_a_run_for_which_independent_noise_is_better_is_an_ordinary_one() -> Non
         ({"strategy": {"controller": "mine:Own"}}, "strategy.controller = 'mine:Own' must be 'fixed'"),
         ({"rounds": 3}, "privacy.bands = 4 must be at most 3"),
         ({"sampling-rate": 0.3}, "privacy.bands = 4 must be at most 3"),
+        (
+            {"privacy": table(**BUFFERED)["privacy"], "strategy": {"controller": "quantile"}},
+            "must be 'fixed' with privacy.noise-correlation = 'blt'",
+        ),
     ],
 )
 def test_what_it_does_not_go_with_is_refused_in_words(change: dict[str, Any], message: str) -> None:
@@ -140,6 +175,13 @@ def test_what_it_does_not_go_with_is_refused_in_words(change: dict[str, Any], me
         ({"trust": "secagg"}, "privacy.trust = 'secagg' must be 'server'"),
         ({"unit": "record"}, "privacy.unit = 'record' must be 'client'"),
         ({"noise-correlation": "none"}, "privacy.bands = 4 needs privacy.noise-correlation = 'banded'"),
+        ({"noise-correlation": "blt"}, "privacy.bands = 4 needs privacy.noise-correlation = 'banded', got 'blt'"),
+        ({"buffers": 2}, "privacy.buffers = 2 needs privacy.noise-correlation = 'blt', got 'banded'"),
+        (BUFFERED | {"buffers": 9}, "less than or equal to 8"),
+        (BUFFERED | {"mode": "filter"}, "'floor' with privacy.noise-correlation = 'blt'"),
+        (BUFFERED | {"noise": "discrete"}, "'gaussian' with privacy.noise-correlation = 'blt'"),
+        (BUFFERED | {"trust": "secagg"}, "'server' with privacy.noise-correlation = 'blt'"),
+        (BUFFERED | {"unit": "record"}, "'client' with privacy.noise-correlation = 'blt'"),
     ],
 )
 def test_so_is_a_guarantee_it_does_not_go_with(privacy: dict[str, Any], message: str) -> None:

@@ -60,6 +60,7 @@ TABLES = {
     "message-overhead": "faults.tables:message_overhead",
     "secure-sums": "privacy.secure_sums:table",
     "correlated-noise": "privacy.correlated_noise:errors",
+    "buffered-noise": "privacy.buffered_noise:table",
     "silo_accounting.adam-ac": "privacy.published_accounting:adam_ac",
     "silo_accounting.rldp": "privacy.published_accounting:rldp",
     "records-diabetes": "papers.diabetes:comparison",

@@ -224,7 +224,7 @@ class TestPrice:
         with pytest.raises(ValueError, match="queries must be empty"):
             calibrate(2.0, self.DELTA, self.STEP.sampling, self.ROUNDS, correlation=self.STRATEGY, queries=[5.0])
         with pytest.raises(ValueError, match="protects no one"):
-            calibrate(200.0, self.DELTA, self.STEP.sampling, self.ROUNDS, correlation=self.STRATEGY)
+            calibrate(19.5, self.DELTA, self.STEP.sampling, self.ROUNDS, correlation=self.STRATEGY)
 
     def test_a_floor_that_protects_no_one_is_refused_by_what_a_client_sees_of_it(self):
         commitment, _ = floor_commitment(2.0, self.DELTA, self.STEP.sampling, self.ROUNDS, correlation=self.STRATEGY)
