@@ -61,6 +61,8 @@ TABLES = {
     "secure-sums": "privacy.secure_sums:table",
     "correlated-noise": "privacy.correlated_noise:errors",
     "buffered-noise": "privacy.buffered_noise:table",
+    "correlated-training": "privacy.correlated_training:comparison",
+    "correlated-training.choices": "privacy.correlated_training:choices",
     "silo_accounting.adam-ac": "privacy.published_accounting:adam_ac",
     "silo_accounting.rldp": "privacy.published_accounting:rldp",
     "records-diabetes": "papers.diabetes:comparison",
