@@ -6,7 +6,8 @@
   clients, since dropping them would let the population depend on the data.
 - ``iid``: a random permutation cut into parts whose sizes differ by at most one; the cut is that of flwr-datasets'
   ``IidPartitioner``, computed by arithmetic, so a million clients cost nothing.
-- ``natural``: one client per value of a column (``NaturalIdPartitioner``), in sorted order.
+- ``natural``: one client per value of a column, in sorted order, as flwr-datasets' ``NaturalIdPartitioner`` has them;
+  nodes with many clients need it, whose image is without that package's dependencies.
 - ``pathological``, ``shard``: flwr-datasets' partitioners of these names, with ``data.partition-options``: so many
   labels, or pieces of the records sorted by label, for every client (McMahan et al., AISTATS 2017, arXiv 1602.05629,
   section 3). Records of a label that no client draws are left out. Its other partitioners need arrays of sizes, or
@@ -101,12 +102,7 @@ def iid(records: int, clients: int, seed: int) -> Partition:
 def natural(ids: list[str]) -> Partition:
     """One client per distinct id, in sorted order."""
     checks.not_empty(client_ids=ids)
-    from datasets import Dataset
-    from flwr_datasets.partitioner import NaturalIdPartitioner
-
-    partitioner = NaturalIdPartitioner(partition_by="client")
-    partitioner.dataset = Dataset.from_dict({"client": ids})
-    names = tuple(partitioner.partition_id_to_natural_id[i] for i in range(partitioner.num_partitions))
+    names = tuple(sorted(set(ids)))
     position = {name: index for index, name in enumerate(names)}
     owner = np.array([position[name] for name in ids])
     order = np.argsort(owner, kind="stable").astype(np.int64)

@@ -1,5 +1,7 @@
 """A node with many clients: it draws them itself, by a secret of its own, and sends what their worker would."""
 
+import runpy
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +106,16 @@ def test_a_node_sends_the_workers_sum_over_the_clients_it_draws(assembly: Assemb
         expected = worker.contribution(replace(asked, clients=there)) if len(there) else Contribution.zero(asked.plan)
         assert torch.equal(send(asked, own).encoded, expected.encoded)
     assert max(sizes) > 0
+
+
+def test_a_node_needs_nothing_that_its_image_leaves_out(
+    assembly: Assembly, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = runpy.run_path(str(Path(__file__).parents[2] / "docker" / "requirements.py"))["LEFT_OUT"]
+    for name in left_out:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "datasets" in left_out
+    assert join(assembly, settings(tmp_path)) == NUMBER
 
 
 def test_clients_are_those_of_the_column_with_their_records(assembly: Assembly, tmp_path: Path) -> None:
