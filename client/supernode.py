@@ -10,12 +10,14 @@ else. Here the process ends, with exit code :data:`GONE`,
 - where for :data:`LIMIT` seconds the server has answered no heartbeat, or no request for messages, which Flower makes
   every three seconds while the node has nothing to do. A node that works on a message has its heartbeats to show.
 
-Both are seen in the log of httpx, the library that makes Flower's calls; nothing of Flower is changed. When the server
-last answered is the time of a file (``LACQUER_ALIVE``, by default ``lacquer-alive`` in the folder for temporary files);
+Both are seen in the log of httpx, the library that makes Flower's calls. When the server last answered
+is the time of a file (``LACQUER_ALIVE``, by default ``lacquer-alive`` in the folder for temporary files);
 
     python -m client.supernode --healthy
 
 ends with 0 if that was within :data:`HEALTHY` seconds: the health check of a container.
+
+In one thing Flower's loop is changed, see :func:`in_step`.
 """
 
 import logging
@@ -27,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 VARIABLE = "LACQUER_ALIVE"
@@ -117,10 +119,49 @@ def end(reason: str) -> NoReturn:
     os._exit(GONE)
 
 
+def in_step(flower: Any) -> None:
+    """Make a SuperNode stay with a message until that one is answered.
+
+    Flower 1.41 pulls a message, then sends whatever reply there is, once. If a run is stopped in the moment in which a
+    node takes its message, that message is worked on all the same, and its reply is left over. It is sent (and ignored)
+    in the place of the next one, which waits in turn for a message after it: in every later round the server would wait
+    for this node until ``engine.round-timeout``, and the node take part in none.
+
+    Args:
+        flower: Flower's module ``flwr.supernode.start_client_internal``, whose loop calls these two by name.
+    """
+    pull, push = flower._pull_and_store_message, flower._push_messages
+    taken, answered = "", ""
+
+    def pulled(receive: Callable[[], Any], **others: Any) -> Any:
+        def noted() -> Any:
+            nonlocal taken
+            found = receive()
+            if found is not None:
+                taken = found[0].metadata.message_id
+            return found
+
+        return pull(receive=noted, **others)
+
+    def pushed(send: Callable[..., Any], **others: Any) -> None:
+        def noted(message: Any, *more: Any) -> Any:
+            nonlocal answered
+            answered = message.metadata.reply_to_message_id
+            return send(message, *more)
+
+        push(send=noted, **others)
+        while answered != taken:
+            push(send=noted, **others)
+
+    flower._pull_and_store_message, flower._push_messages = pulled, pushed
+
+
 def main(arguments: list[str]) -> None:
     """Flower's command with these arguments, until it ends or is ended."""
+    from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
+    in_step(start_client_internal)
     calls, watch = logging.getLogger("httpx"), Watch(mark())
     calls.addHandler(watch)
     calls.setLevel(logging.INFO)

@@ -1,5 +1,6 @@
 """A SuperNode that its server no longer answers ends; Flower's own would stay, call itself healthy and do nothing."""
 
+import importlib
 import os
 import socket
 import subprocess
@@ -9,15 +10,18 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.run import RunNotRunningException
 
 from client import fork_server, supernode
-from client.supernode import BEAT, GONE, POLL, Watch, watched
+from client.supernode import BEAT, GONE, POLL, Watch, in_step, watched
 
 
 class SuperLink(ThreadingHTTPServer):
@@ -217,3 +221,55 @@ def test_the_health_check_asks_when_the_server_last_answered(tmp_path: Path) -> 
     assert health() == (0, "")
     os.utime(tmp_path / "alive", (0, time.time() - 2 * supernode.HEALTHY))
     assert health()[0] == 1
+
+
+class State:
+    """Of a SuperNode: every reading finds what is next."""
+
+    def __init__(self, *replies: SimpleNamespace) -> None:
+        self.replies = list(replies)
+
+    def get_messages_legacy(self, is_reply: bool) -> list[SimpleNamespace]:
+        assert is_reply
+        assert self.replies, "nobody is going to answer"
+        return [self.replies.pop(0)]
+
+    def get_message_processing_duration(self, message_id: str) -> float:
+        return 0.0
+
+    def delete_messages(self, message_ids: list[str]) -> None:
+        return None
+
+
+def told(run: int, name: str, to: str = "") -> SimpleNamespace:
+    metadata = {"run_id": run, "message_id": name, "reply_to_message_id": to, "group_id": "", "message_type": "train"}
+    return SimpleNamespace(metadata=SimpleNamespace(**metadata))
+
+
+@pytest.mark.parametrize("left_over", [True, False])
+def test_a_reply_to_a_run_that_was_stopped_does_not_take_the_place_of_the_next(left_over: bool) -> None:
+    """Flower's own sending; its receiving stores a message and says which run it is of."""
+    flower = importlib.import_module("flwr.supernode.start_client_internal")
+    ours = SimpleNamespace(
+        _pull_and_store_message=lambda receive: receive()[0].metadata.run_id, _push_messages=flower._push_messages
+    )
+    in_step(ours)
+    state = State(*([told(1, "late", "stopped")] if left_over else []), told(2, "reply", "asked"))
+    sent: list[str] = []
+
+    def send(message: SimpleNamespace, tree: Any, seconds: float) -> tuple[set[str], str]:
+        sent.append(message.metadata.message_id)
+        if message.metadata.run_id == 1:
+            raise RunNotRunningException
+        return set(), ""
+
+    trees = SimpleNamespace(get_object_tree=lambda name: ObjectTree(), delete=lambda name: None)
+    assert ours._pull_and_store_message(receive=lambda: (told(2, "asked"), None)) == 2
+    ours._push_messages(state=state, object_store=trees, send=send, push_object=lambda *parts: None)
+    assert sent == (["late"] if left_over else []) + ["reply"]
+
+
+def test_flowers_loop_takes_what_is_put_in_the_place_of_its_steps() -> None:
+    flower = importlib.import_module("flwr.supernode.start_client_internal")
+    names = flower.start_client_internal.__code__.co_names
+    assert {"_pull_and_store_message", "_push_messages"} <= set(names)
