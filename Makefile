@@ -86,7 +86,7 @@ bench: install ## measure what the documentation claims; results go to simulatio
 guard: install ## three ratios of the engine to plain PEFT beside those that are committed
 	$(BIN)/python -m simulations.benchmarks engine.guard
 
-flwr-defaults: install ## rewrite [tool.flwr.app.config] in pyproject.toml from the schema
+flwr-defaults: install ## rewrite what Flower reads in pyproject.toml: settings from the schema, pins from constraints.txt
 	$(BIN)/python -m simulations.tools.flwr_defaults
 
 # What the image installs, with the SHA-256 of every file; torch, whose builds differ, is pinned by constraints.txt alone.

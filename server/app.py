@@ -22,13 +22,22 @@ SPECIAL_KEYS = ("config-file", "run-folder", "resume", "other-code")
 def main(grid: Grid, context: Context) -> None:
     """Run what ``context.run_config`` describes, or resume the run in the folder that its ``resume`` names."""
     keys = context.run_config
-    config, resume, other_code = configuration(keys), str(keys.get("resume", "")), bool(keys.get("other-code", False))
-    given = resume or str(keys.get("run-folder", ""))
-    folder = Path(given) if given else Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
+    config, folder = configuration(keys), run_folder(context)
     folder.mkdir(parents=True, exist_ok=True)
     if config.deployed:
         grid = SigningGrid(patient(grid))
-    run_in_folder(config, folder, grid, resume=bool(resume), other_code=other_code)
+    run_in_folder(
+        config, folder, grid, resume=bool(keys.get("resume", "")), other_code=bool(keys.get("other-code", False))
+    )
+
+
+def run_folder(context: Context) -> Path:
+    """Where the run writes: the folder that it resumes or was given, else one of its own in ``output``."""
+    keys = context.run_config
+    if given := str(keys.get("resume", "")) or str(keys.get("run-folder", "")):
+        return Path(given)
+    config = configuration(keys)
+    return Path(config.output).expanduser().resolve() / f"{config.name}-{context.run_id}"
 
 
 def configuration(run_config: Mapping[str, Any]) -> RunConfig:

@@ -7,7 +7,6 @@ its page too, which says how far it came and what it has spent.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ from client.data.sources import PATH_KINDS
 from privacy import durable
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
+from server.run_folder.provenance import own_version
 from simulations.report.audit import audit_section
 from simulations.report.classes import classes
 from simulations.report.data_block import data_rows
@@ -143,7 +143,7 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         advice=advice(run),
         commands=commands(run),
         audited=(run.path / names.AUDIT_FOLDER).is_dir(),
-        software=software_entry((run.environment or {}).get("packages", {}).get("lacquer") or version("lacquer-dp")),
+        software=software_entry((run.environment or {}).get("packages", {}).get("lacquer") or own_version()),
         papers=papers(run),
         audit=None if audit is None else audit_section(audit),
         data=data_rows(run.facts, run.config) if run.facts and run.config else [],

@@ -1,19 +1,21 @@
 """The pages of this package's templates, each whole in one file."""
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 
 from simulations.report.notation import without_folders
 
 
 def rendered(template: str, **values: Any) -> str:
-    """The HTML text of a template in `templates/`; a value that it lacks is an error.
+    """The HTML text of a template in `pages.toml`; a value that it lacks is an error.
 
     No page says where things lie on the machine: absolute paths are cut, but for those in what is already escaped.
     """
     pages = Environment(
-        loader=PackageLoader("simulations.report"),
+        loader=DictLoader(tomllib.loads(Path(__file__).with_name("pages.toml").read_text(encoding="utf-8"))),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FLWR = Path(sys.executable).with_name("flwr")
-FOUR = {"client", "privacy", "server", "strategies"}
+PACKAGES = {"client", "privacy", "server", "simulations", "strategies"}
 FEDERATION = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
 SETTINGS = """
 name = "plain"
@@ -59,14 +60,15 @@ def test_flwr_run_completes_with_settings_from_a_file(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "completed", done.stdout + done.stderr
+    assert "<h1" in (folder / "report.html").read_text(encoding="utf-8")
     with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
         assert [event.round for event in ledger.events] == [0, 1]
 
 
-def test_the_bundle_holds_the_four_packages_and_little_else(tmp_path):
+def test_the_bundle_holds_what_a_run_and_its_report_need(tmp_path):
     """Built from a copy: Flower refuses a folder with an underscore in its name, which a clone may well have."""
     app = tmp_path / "lacquer"
-    for folder in (*FOUR, "simulations", "tests"):
+    for folder in (*PACKAGES, "tests"):
         shutil.copytree(CHECKOUT / folder, app / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / file, app)
@@ -79,6 +81,17 @@ def test_the_bundle_holds_the_four_packages_and_little_else(tmp_path):
     assert bundle.stat().st_size < 2 * 2**20
     with zipfile.ZipFile(bundle) as archive:
         names = archive.namelist()
-    assert {name.split("/")[0] for name in names if name.endswith(".py")} == FOUR
+        project = tomllib.loads(archive.read("pyproject.toml").decode())
+        archive.extractall(tmp_path / "bundle")
+    assert {name.split("/")[0] for name in names if name.endswith(".py")} == PACKAGES
+    pins = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").split()
+    assert project["tool"]["uv"]["constraint-dependencies"] == pins
+    alone = "import simulations.flower_app, simulations.report.templating as report; print(report.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", alone], cwd=tmp_path / "bundle", env={**surroundings, "PYTHONPATH": ""},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.startswith(str(tmp_path / "bundle"))
+    assert not [name for name in names if name.startswith("simulations/benchmarks")]
     assert "client/data/catalog/notes_grammar.toml" in names
     assert not [name for name in names if "test" in name.split("/")[0]]

@@ -1,4 +1,4 @@
-"""The settings that `flwr run` reads from pyproject.toml are those of the schema."""
+"""The settings that `flwr run` reads from pyproject.toml are those of the schema, its pins those of constraints.txt."""
 
 import tomllib
 from pathlib import Path
@@ -9,12 +9,18 @@ from server.app import SPECIAL_KEYS, configuration
 from server.config.load import parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.resume import write_origin
-from simulations.tools.flwr_defaults import HEADER, LAUNCHER_KEYS, PYPROJECT, flwr_defaults, rewritten
+from simulations.tools.flwr_defaults import HEADER, LAUNCHER_KEYS, PINS, PYPROJECT, flwr_defaults, pins, rewritten
 
 
 def test_pyproject_holds_the_defaults_of_the_schema():
     config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     assert config == flwr_defaults(), "run `make flwr-defaults`"
+
+
+def test_pyproject_holds_the_pins_of_the_constraints():
+    held = tomllib.loads(PYPROJECT.read_text())["tool"]["uv"]["constraint-dependencies"]
+    assert held == pins(), "run `make flwr-defaults`"
+    assert any(pin.startswith("torch==") for pin in held)
 
 
 def test_the_flat_defaults_are_the_default_configuration():
@@ -23,11 +29,13 @@ def test_the_flat_defaults_are_the_default_configuration():
     assert set(LAUNCHER_KEYS) == set(SPECIAL_KEYS)
 
 
-def test_rewriting_replaces_the_table_and_nothing_else():
-    before, after = "[a]\nb = 1\n\n", '\n[c]\n"d.e" = 2\n'
+def test_rewriting_replaces_the_table_and_the_pins_and_nothing_else():
+    before, after = f'[a]\nb = 1\n{PINS} = ["stalest==1"]\n\n', '\n[c]\n"d.e" = 2\n'
     text = f"{before}{HEADER}\nstale = 1\nstaler = 2\n{after}"
     new = rewritten(text)
-    assert new.startswith(before + HEADER)
+    assert new.startswith("[a]\nb = 1\n")
+    assert tomllib.loads(new)["a"] == {"b": 1, PINS: pins()}
+    assert f"\n\n{HEADER}\n" in new
     assert new.endswith(after)
     assert "stale" not in new
     assert rewritten(new) == new
