@@ -14,6 +14,7 @@ from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
 from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
+from simulations.cli import completion
 from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
@@ -109,7 +110,12 @@ class EngineKind(enum.StrEnum):
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as privacy.epsilon=2. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key, such as privacy.epsilon=2. Repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")]
 Track = Annotated[
@@ -120,7 +126,9 @@ Track = Annotated[
 
 @app.command(rich_help_panel="Train")
 def run(
-    preset: Annotated[str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.")] = "quickstart",
+    preset: Annotated[
+        str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.", autocompletion=completion.presets)
+    ] = "quickstart",
     settings: Settings = None,
     engine: Annotated[EngineKind | None, typer.Option(help="Flower on Ray, or all in one process.")] = None,
     workers: Annotated[
@@ -238,10 +246,14 @@ def _run(
 
     def watch(is_alive: Callable[[], bool]) -> None:
         with tracked(folder, track, is_alive):
-            if quiet or as_json:
-                launcher.wait_quietly(is_alive)
-            else:
-                follow(folder, asked.shown, is_alive, console=console)
+            try:
+                if quiet or as_json:
+                    launcher.wait_quietly(is_alive)
+                else:
+                    follow(folder, asked.shown, is_alive, console=console)
+            except KeyboardInterrupt:
+                say("Stopping what was started ...", style="yellow")
+                raise
 
     try:
         launch(config, folder, follow=watch, plugins=plugins, keys=keys)

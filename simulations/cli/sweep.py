@@ -9,13 +9,17 @@ from rich.console import Console
 
 from server.config.load import ConfigError
 from server.run_folder.names import RESULTS_FILE
+from simulations.cli import completion
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.presets.load import named_file
 from simulations.sweep.cells import chosen, read_cells, sweep_files
 
 
 def sweep_command(
-    preset: Annotated[str, typer.Argument(help=f"A TOML file, or one of {', '.join(sweep_files())}.")],
+    preset: Annotated[
+        str,
+        typer.Argument(help=f"A TOML file, or one of {', '.join(sweep_files())}.", autocompletion=completion.sweeps),
+    ],
     data: Annotated[Path, typer.Option(help="Folder in which relative data files are looked for.")] = Path(),
     output: Annotated[Path, typer.Option(help="Run folders go to OUTPUT/NAME/CELL.")] = Path("runs/sweeps"),
     results: Annotated[

@@ -87,6 +87,8 @@ def run_shown(
         if live is not None:
             live.update(progress_table(progress))
 
+    if live is None and cells:
+        console.print("  ".join(["cell", *_COLUMNS]), highlight=False)
     with live or nullcontext():
         run_cells(cells, lambda cell: fresh_folder(cell, store.folder), jobs, plugins, progress.start, ended, look)
 

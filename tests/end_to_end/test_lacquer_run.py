@@ -123,6 +123,7 @@ def test_an_interrupt_stops_everything(lacquer):
         os.kill(run.process.pid, signal.SIGINT)
     assert run.finish() == 130
     assert run.living() == []
+    assert "Stopping what was started" in run.stderr()
     assert "Interrupted" in run.stderr()
     assert "Traceback" not in run.stderr()
     status = json.loads((run.run_folder / "status.json").read_text())

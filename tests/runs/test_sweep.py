@@ -181,6 +181,7 @@ def test_a_sweep_survives_a_failing_cell_and_a_second_one_runs_only_what_is_miss
     assert code == 1, output
     assert "2 of 3 cells done, 1 failed" in output
     assert "planted failure" in output
+    assert output.count("cell  round  test  public") == 1, "what the lines say, above them"
     assert re.search(r"g/fixed +1 .*\ng/floor +1 ", output), "it ends with its table"
     assert "g/floor" in (tmp_path / "runs/sweeps/tiny/compare.html").read_text()
     file = tmp_path / "runs/sweeps/tiny/results.json"

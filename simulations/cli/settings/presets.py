@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from server.config.load import ConfigError
+from simulations.cli import completion
 from simulations.cli.exits import refusals
 from simulations.presets.load import describe, preset_files
 from simulations.presets.needs import Needs, needs_of
@@ -34,7 +35,9 @@ class Listed:
 
 
 def presets_command(
-    name: Annotated[str, typer.Argument(help="A preset: print its file, with what it needs.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="A preset: print its file, with what it needs.", autocompletion=completion.presets)
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """List the presets and the sweeps, or show one with its expected time and needs."""

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from simulations.cli.app import app
@@ -48,3 +49,22 @@ def test_a_preset_is_shown_with_its_time_and_its_needs() -> None:
     assert listed["wikitext2"]["needs"]["time"] == "not measured"
     assert "Time:" not in listed["quickstart"]["about"]
     assert CliRunner().invoke(app, ["presets", "quikstart"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("lacquer run quick", "quickstart"),
+        ("lacquer presets silo-quick", "silo-quickstart"),
+        ("lacquer sweep records-diabetes-w", "records-diabetes-why"),
+        ("lacquer run --set privacy.eps", "privacy.epsilon="),
+    ],
+)
+def test_the_shell_completes_presets_sweeps_and_settings(typed: str, offered: str) -> None:
+    asked = {
+        "_LACQUER_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    done = CliRunner().invoke(app, [], env=asked, prog_name="lacquer")
+    assert done.output.split() == [offered]
