@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from privacy.audit.contracts import adversarial_rows, check_clip_map
 from privacy.clipping import CLIP_MAPS, clip_from_json
+from privacy.clipping.clip_map import in_unit_ball
 from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
 from privacy.clipping.whitening import AdaClip, GeoClip
@@ -337,3 +338,8 @@ def test_the_stated_noise_is_what_the_release_carries(clip):
 def test_a_centre_is_not_taken_for_noise():
     clip = AdaClip(torch.full((1000,), 0.1), torch.full((1000,), 0.01))
     assert Plan(clip, 1.0).noise_norm(50.0) == pytest.approx(0.01 * 1000**0.5 / 50, rel=1e-6)  # and not 3.169
+
+
+def test_the_last_step_of_an_encoding_leaves_no_row_outside_and_none_that_is_not_finite() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0], [math.inf, 0.0], [1e200, 1e200]], dtype=torch.float64)
+    assert in_unit_ball(rows).tolist() == [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]

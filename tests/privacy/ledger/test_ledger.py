@@ -358,7 +358,7 @@ def test_a_run_without_noise_is_committed_as_such(path: Path) -> None:
     ledger = Ledger.create(path, baseline)
     spend(ledger, event(0.0), event(1e-6))
     assert ledger.would_exceed(event(0.0)) is not None
-    assert ledger.spent() == math.inf
+    assert (ledger.spent(), ledger.not_private) == (math.inf, "a baseline without noise")
     ledger.close()
     assert Ledger.open(path).commitment == baseline
 
