@@ -62,7 +62,7 @@ def choices(results: Mapping[str, Any]) -> str:
         (row for row in results["cells"] if is_choosing(row)), key=lambda row: (row["variant"], *row["axes"].items())
     )
     columns: Columns = {
-        "noise": lambda row: NAMES[row["variant"]],
+        "noise": "{variant}",
         "setting": lambda row: setting_text(row, number_text),
         "z": "{noise_multiplier:.3f}",
         "validation perplexity": "{validation_perplexity:.3f}",
