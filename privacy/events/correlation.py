@@ -1,12 +1,9 @@
 """How the noise of a release hangs together with that of earlier ones, and what one unit sees of such a run."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
-
-import numpy as np
-from jaxtyping import Float64
 
 from privacy import checks
 from privacy.events.sampling import CyclicPoisson, Json, Poisson, Step
@@ -134,16 +131,19 @@ class BufferedToeplitz:
         """d, how many vectors are kept."""
         return len(self.scales)
 
-    def coefficients(self, releases: int) -> Float64[np.ndarray, " releases"]:
+    def coefficients(self, releases: int) -> list[float]:
         """c_0, ..., c_{T-1}: the first column of C."""
         checks.integer_at_least(1, releases=releases)
-        powers = np.power(np.array(self.decays)[:, None], np.arange(releases - 1))
-        return np.concatenate([[1.0], np.array(self.scales) @ powers])
+        column, terms = [1.0], list(self.scales)
+        for _ in range(releases - 1):
+            column.append(math.fsum(terms))
+            terms = [term * decay for term, decay in zip(terms, self.decays, strict=True)]
+        return column
 
     def sensitivity(self, releases: int, groups: int) -> float:
         """||sum_j C[:T, j b]||: how far one unit moves C x over T releases, b = ``groups`` apart at least."""
         checks.integer_at_least(1, groups=groups)
-        return float(np.linalg.norm(summed(self.coefficients(releases), groups)))
+        return math.hypot(*summed(self.coefficients(releases), groups))
 
     def to_json(self) -> Json:
         return {
@@ -173,11 +173,12 @@ def correlation_from_json(data: Mapping[str, Any]) -> Correlation:
     return kinds[data["kind"]](data)
 
 
-def summed(column: Float64[np.ndarray, " T"], groups: int) -> Float64[np.ndarray, " T"]:
+def summed(column: Sequence[float], groups: int) -> list[float]:
     """Columns 0, b, 2b, ... of a lower-triangular Toeplitz matrix, added up; ``column`` is its first."""
-    turns = -(-len(column) // groups)
-    padded = np.concatenate([column, np.zeros(turns * groups - len(column))])
-    return np.cumsum(padded.reshape(turns, groups), axis=0).ravel()[: len(column)]
+    found = list(column)
+    for row in range(groups, len(found)):
+        found[row] += found[row - groups]
+    return found
 
 
 def check_correlation(sampling: Poisson, correlation: Correlation | None) -> None:

@@ -27,15 +27,15 @@ _DASHES: tuple[object, ...] = ("-", (0, (4, 1.5)))
 
 
 def comparison_table(found: Comparison) -> Table:
-    """One row for each group."""
+    """One row for each group. Where it is too wide, the measures are broken into lines and the names stay whole."""
     table = plain_table(gap=2)
-    table.add_column("Runs")
+    table.add_column("Runs", no_wrap=True)
     table.add_column("Seeds", justify="right")
     for _, label, _ in found.measures:
-        table.add_column(label, justify="right", no_wrap=True)
+        table.add_column(label, justify="right")
     table.add_column("Epsilon", justify="right")
     for group in found.groups:
-        cells = [estimate_text(group.estimate(name), form) for name, _, form in found.measures]
+        cells = [estimate_text(group.estimate(name), form).replace("± ", "±\u00a0") for name, _, form in found.measures]
         table.add_row(Text(group.label, "cyan"), str(len(group.runs)), *cells, _epsilon(group.epsilon))
     return table
 

@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from server.config.load import parse
 from simulations.cli.app import app
 from simulations.history.compare import compare_folders
+from simulations.history.compare_page import comparison_table
 from tests.cases.recorded_runs import CONFIG, record_run_in
 
 
@@ -47,6 +49,14 @@ def test_seeds_make_one_row_and_differences_are_paired(runs: list[Path]) -> None
     assert list(second.curve("validation_accuracy")) == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_narrow_terminal_shows_names_whole(runs: list[Path]) -> None:
+    with (console := Console(width=50)).capture() as shown:
+        console.print(comparison_table(compare_folders(runs)))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 50
+    assert [line.split()[0] for line in lines if "=" in line] == ["aggregation=plain", "aggregation=ffa"]
+
+
 def test_runs_that_differ_in_much_are_told_apart_by_name(runs: list[Path]) -> None:
     table = CONFIG.to_table()
     other = {section: dict(table[section]) for section in ("model", "local", "privacy")}
@@ -76,7 +86,7 @@ def test_the_command_writes_a_table_and_a_page_that_needs_nothing(runs: list[Pat
     page = tmp_path / "page.html"
     done = CliRunner().invoke(app, ["compare", *map(str, runs), "-o", str(page)])
     assert done.exit_code == 0, done.output
-    assert "72.0\u00a0% ± 5.0" in done.stdout
+    assert "72.0\u00a0% ±\u00a05.0" in done.stdout
     html = page.read_text()
     assert "http:" not in html
     assert "https:" not in html
