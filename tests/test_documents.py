@@ -20,6 +20,7 @@ from simulations.benchmarks.__main__ import BENCHMARKS
 from simulations.cli.app import app
 from simulations.presets.load import preset_files
 from simulations.sweep.cells import sweep_files
+from simulations.tools import transcripts
 
 ROOT = Path(__file__).parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -230,6 +231,14 @@ def test_the_least_noise_costs_what_the_page_says() -> None:
     assert "ε > 19 at δ = 10⁻⁵" in DOCUMENTS["privacy/README.md"]
     assert "has epsilon 19.13 at delta 1e-5" in (ROOT / "privacy/commitment.py").read_text()
     assert abs(weakest - 19.13) < 0.005
+
+
+def test_the_transcripts_show_the_commands_of_their_script() -> None:
+    shown = re.findall(r"^\$ (.*)$", DOCUMENTS["docs/transcripts.md"], re.MULTILINE)
+    assert [re.sub(r"\bruns/[\w-]+", "RUN", line) for line in shown] == [
+        line for task in transcripts.tasks() for line in task.commands
+    ], "run `python -m simulations.tools.transcripts docs/transcripts.md`"
+    assert max(len(task.commands) for task in transcripts.tasks()) <= 3
 
 
 TOUR = DOCUMENTS["privacy/README.md"].partition("## What to read")[2].partition("\n## ")[0]

@@ -12,6 +12,7 @@ from server.run_folder.names import RESULTS_FILE
 from simulations.cli import completion
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.presets.load import named_file
+from simulations.report.notation import table_console
 from simulations.sweep.cells import chosen, read_cells, sweep_files
 
 
@@ -72,7 +73,7 @@ def sweep_command(
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
         multipliers = check_cells(cells if dry_run else todo)
-    console = Console()
+    console = table_console()
     if dry_run:
         print_cells(console, cells, multipliers, store.done)
         return
