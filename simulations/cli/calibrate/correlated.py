@@ -107,6 +107,8 @@ def page(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -
         f"Epsilon {number_text(epsilon)} at delta {delta_text(delta)}, add_remove: {clients:,} clients, "
         f"sampling rate {rate:g}, {rounds:,} rounds"
     )
+    if not found["buffered"]:
+        verdict += " BLT is left out: no noise multiplier of 0.3 or more costs a run as much as this epsilon."
     return Group(
         Text(headline, style="bold"),
         Padding(table, (1, 0, 1, 2)),

@@ -29,6 +29,7 @@ from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import charged_release
 from privacy.randomness.correlated import CorrelatedNoise, loudness
 from privacy.randomness.sampling import CohortSampler
+from tests.cases.ledgers import MemoryLedger
 
 BUFFERS, GROUPS, ROUNDS, Z, DIM = 3, 4, 22, 2.5, 20_000
 STRATEGY = BufferedToeplitz((0.16, 0.2, 0.15), (0.97, 0.8, 0.3))
@@ -223,19 +224,6 @@ class TestLedger:
         assert statement["sampling"]["round"] == "Poisson with rate 0.5 from one of 4 groups of 400 clients in turn"
 
 
-class NoLedger:
-    not_private = None
-
-    def stamp_not_private(self, reason): ...
-
-    def attempts(self, label, round):
-        return 0
-
-    def charge(self, event): ...
-
-    def released(self, receipt): ...
-
-
 def audited(turns_of_the_canary: range, repetitions: int = 400, rounds: int = 8) -> Any:
     """Two worlds over whole runs: a canary in these turns or in none; the most powerful score of all releases together.
 
@@ -248,7 +236,7 @@ def audited(turns_of_the_canary: range, repetitions: int = 400, rounds: int = 8)
     cohorts = [sampler.draw(replace(SAMPLING, turn=turn), turn + 1) for turn in range(rounds)]
     for _ in range(repetitions):
         for world in (0, 1):
-            noise, ledger, released = CorrelatedNoise(STRATEGY), NoLedger(), []
+            noise, ledger, released = CorrelatedNoise(STRATEGY), MemoryLedger(), []
             for turn, drawn in enumerate(cohorts):
                 total = canary if world and turn in turns_of_the_canary else Contribution.zero(plan)
                 release = charged_release(total, plan, drawn, ledger=ledger, noise=noise)

@@ -30,6 +30,7 @@ from privacy.randomness.correlated import CorrelatedNoise, loudness
 from privacy.randomness.noise import GaussianNoise, InsecureZeroNoise
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
+from tests.cases.ledgers import MemoryLedger
 
 BANDS, ROUNDS, Z, DIM = 4, 11, 1.7, 40_000
 COEFFICIENTS = optimise(BANDS, ROUNDS)
@@ -174,7 +175,7 @@ def audited(turns_of_the_canary: range, repetitions: int = 400, z: float = 1.0) 
     cohorts = [sampler.draw(replace(SAMPLING, turn=turn), turn + 1) for turn in range(8)]
     for _ in range(repetitions):
         for world in (0, 1):
-            noise, ledger, released = CorrelatedNoise(Banded(COEFFICIENTS)), NoLedger(), []
+            noise, ledger, released = CorrelatedNoise(Banded(COEFFICIENTS)), MemoryLedger(), []
             for turn, drawn in enumerate(cohorts):
                 total = canary if world and turn in turns_of_the_canary else Contribution.zero(plan)
                 release = charged_release(total, plan, drawn, ledger=ledger, noise=noise)
@@ -182,19 +183,6 @@ def audited(turns_of_the_canary: range, repetitions: int = 400, z: float = 1.0) 
             scores[world].append(float(moved @ matrix @ np.array(released)) / np.linalg.norm(moved))
     # a client in two windows of its own, asked each time, is (sqrt(2) / z)-GDP
     return judge(np.array(scores[1]), np.array(scores[0]), noise_multiplier=z / math.sqrt(2.0))
-
-
-class NoLedger:
-    not_private = None
-
-    def stamp_not_private(self, reason): ...
-
-    def attempts(self, label, round):
-        return 0
-
-    def charge(self, event): ...
-
-    def released(self, receipt): ...
 
 
 class TestAudit:
