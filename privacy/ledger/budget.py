@@ -87,7 +87,7 @@ class FloorBudget:
             )
         made, due = event.correlation, step.correlation
         # Where the noise starts may differ: that costs nothing.
-        if (made and replace(made, since=0)) != (due and replace(due, since=0)):
+        if (made and replace(made, since=0)) != due:
             raise BudgetExceeded(f"the noise of {event.label!r} is correlated as {made}, committed is {due}")
 
     def take(self, price: Price) -> None:

@@ -117,6 +117,15 @@ def test_norm_histogram_bins():
     assert counts.tolist() == [2.0, 2.0, 1.0, 2.0], "bins are (low, high], rows that are not finite have none"
 
 
+def test_norms_are_compared_with_edges_in_double_precision():
+    """0.1 as a float32 is 0.1000000015: the norm between the two is above the edge."""
+    query, norm = NormHistogram((0.1, 1.0), 10.0), 0.1 + 1e-10
+    assert query.answer(units_of(torch.tensor([[norm], [0.1 - 1e-10]], dtype=torch.float64))).argmax(1).tolist() == [
+        1,
+        0,
+    ]
+
+
 def test_loss_histogram_bins():
     units = units_of([[0.0]] * 6, losses=[0.5, 0.51, -3.0, 99.0, NAN, INF])
     counts = LossHistogram((0.5, 1.0), 10.0).answer(units).sum(dim=0)

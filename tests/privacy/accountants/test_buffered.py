@@ -165,6 +165,15 @@ def test_what_could_make_a_coefficient_negative_or_grow_is_refused(scales, decay
         BufferedToeplitz(scales, decays)
 
 
+def test_a_run_has_at_least_one_round():
+    with pytest.raises(ValueError, match="rounds must be"):
+        buffered.optimise(2, 0, 1)
+    with pytest.raises(ValueError, match="releases must be"):
+        STRATEGIES[1].coefficients(0)
+    with pytest.raises(ValueError, match="since must be"):
+        replace(STRATEGIES[1], since=-1)
+
+
 class TestPrice:
     STRATEGY, CLIENTS, Z, ROUNDS, GROUPS, DELTA = STRATEGIES[1], 400, 4.0, 23, 5, 1e-5
     STEP = FloorStep("round", CyclicPoisson(0.3, CLIENTS, groups=GROUPS), Z, ROUNDS, STRATEGY)

@@ -280,3 +280,25 @@ def test_a_floor_is_committed_for_its_own_profile_and_called_round() -> None:
     assert z == calibrate(4.0, DELTA, sampling, 10, profile=profile)
     steps = [(step.label, step.noise_multiplier, step.count) for step in commitment.floor]
     assert steps == [("round", pytest.approx(2 * z), 6), ("round", pytest.approx(z / 2), 4)]
+
+
+def test_a_filter_without_anything_left_after_its_extras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renyi, "rho_budget", lambda epsilon, order, delta: 0.0)
+    with pytest.raises(ValueError, match="large enough to pay for 0 extra releases"):
+        filter_commitment(2.0, DELTA, poisson(0.1), 10)
+
+
+def test_a_floor_is_calibrated_under_the_adjacency_it_is_committed_for() -> None:
+    everybody = Poisson(1.0, 500)
+    added, replaced = (
+        floor_commitment(1.0, DELTA, everybody, 1, adjacency=adjacency) for adjacency in ("add_remove", "replace_one")
+    )
+    assert replaced[1] == pytest.approx(2 * added[1], abs=2e-4)  # a unit in another's place moves the sum by 2 C
+    assert replaced[0].adjacency == "replace_one"
+
+
+def test_a_filter_of_one_round_is_a_commitment_too() -> None:
+    commitment, z = filter_commitment(4.0, DELTA, poisson(0.1), 1)
+    assert commitment.order is not None
+    assert commitment.rho is not None
+    assert 0.999 * commitment.rho < renyi.rho_of(poisson(0.1), z, commitment.order) <= commitment.rho

@@ -88,3 +88,8 @@ def test_a_cohort_larger_than_a_group_is_refused():
 def test_a_momentum_that_does_not_forget_is_refused(momentum):
     with pytest.raises(ValueError, match="momentum must be"):
         mean_error((1.0, 0.5), 30, momentum)
+
+
+def test_an_error_is_over_at_least_one_round():
+    with pytest.raises(ValueError, match="rounds must be"):
+        mean_error([1.0], 0)

@@ -132,10 +132,11 @@ def test_one_record_a_unit_costs_what_poisson_sampling_of_units_costs(rate: floa
     assert cost(rate, 1, z, count) == pytest.approx(plain, rel=1e-4)
 
 
-def test_with_everyone_drawn_a_unit_is_one_row_of_length_g() -> None:
-    plain = composition.epsilon([(Poisson(1.0, UNITS, "group:patient"), 40.0 / 8, 20)], DELTA)
-    assert cost(1.0, 8, 40.0, 20) == pytest.approx(plain, rel=2e-3)
-    assert cost(1.0, 8, 40.0, 20) >= plain * (1 - 1e-9)
+@pytest.mark.parametrize(("z", "count"), [(40.0, 20), (0.7, 1)], ids=["usual", "rows further out than noise reaches"])
+def test_with_everyone_drawn_a_unit_is_one_row_of_length_g(z: float, count: int) -> None:
+    plain = composition.epsilon([(Poisson(1.0, UNITS, "group:patient"), z / 8, count)], DELTA)
+    assert cost(1.0, 8, z, count) == pytest.approx(plain, rel=2e-3)
+    assert cost(1.0, 8, z, count) >= plain * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

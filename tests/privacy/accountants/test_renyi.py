@@ -100,6 +100,11 @@ def test_bad_arguments_are_refused(arguments: tuple[float, float, int], message:
         renyi.subsampled_gaussian_rdp(*arguments)
 
 
+def test_there_is_no_conversion_at_order_one() -> None:
+    with pytest.raises(ValueError, match="order must be an integer >= 2"):
+        renyi.conversion_cost(1, 1e-5)
+
+
 def test_one_release_is_charged_by_its_adjacency() -> None:
     everybody = Poisson(1.0, 1000)
     assert renyi.rho_of(everybody, 1.0, 6) == pytest.approx(3.0)  # order / (2 z^2)

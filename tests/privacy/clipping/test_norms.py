@@ -13,6 +13,7 @@ from privacy.clipping import CLIP_MAPS, clip_from_json
 from privacy.clipping.clip_map import in_unit_ball
 from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
+from privacy.clipping.units import float64_copy, squared_norms
 from privacy.clipping.whitening import AdaClip, GeoClip
 from privacy.contribution import Plan
 from privacy.randomness.rng import simulation_generator, torch_generator
@@ -322,6 +323,11 @@ class TestConformanceCheckItself:
             check_clip_map(FlatClip(1.0, PARAMS), adversarial_rows(PARAMS), lambda data: FlatClip(2.0, PARAMS))
 
 
+@pytest.mark.parametrize("clip", MAPS, ids=repr)
+def test_noise_is_stated_for_every_coordinate(clip):
+    assert clip.spread().shape in ((), (clip.params,))
+
+
 @pytest.mark.parametrize("clip", [clip for clip in MAPS if clip.dim], ids=repr)
 def test_the_stated_noise_is_what_the_release_carries(clip):
     """Whatever the map adds beside the noise (a centre, say) and however it mixes coordinates."""
@@ -343,3 +349,11 @@ def test_a_centre_is_not_taken_for_noise():
 def test_the_last_step_of_an_encoding_leaves_no_row_outside_and_none_that_is_not_finite() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0], [math.inf, 0.0], [1e200, 1e200]], dtype=torch.float64)
     assert in_unit_ball(rows).tolist() == [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_row_s_norm_does_not_depend_on_how_its_matrix_lies_in_memory():
+    rows = torch.randn(3, 4001, generator=torch_generator(5, "layout"))
+    across = rows.T.contiguous().T
+    assert not across.is_contiguous()
+    assert float64_copy(across).is_contiguous()
+    assert torch.equal(squared_norms(float64_copy(across)), squared_norms(float64_copy(rows)))

@@ -1,6 +1,7 @@
 """The hash-chained file: what was appended comes back, what was tampered with is named, a torn tail is mended."""
 
 import copy
+import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.journal import Journal, canonical
 
@@ -186,6 +188,28 @@ def test_a_journal_cannot_be_copied(path: Path) -> None:
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot be pickled or copied"):
             attempt(journal)
+
+
+def test_a_reader_can_neither_write_nor_append(path: Path) -> None:
+    written(path)
+    for read_only, expected in ((True, os.O_RDONLY), (False, os.O_RDWR | os.O_APPEND)):
+        journal = Journal.open(path, read_only=read_only)
+        flags = fcntl.fcntl(journal._descriptor, fcntl.F_GETFL)
+        assert flags & (os.O_ACCMODE | os.O_APPEND) == expected
+        journal.close()
+
+
+def test_a_journal_that_cannot_be_started_says_why_and_leaves_no_file_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError("the folder is gone")
+
+    monkeypatch.setattr(durable, "sync", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="the folder is gone"):
+        Journal.create(path)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_reading_and_closed_journals_do_not_append(path: Path) -> None:

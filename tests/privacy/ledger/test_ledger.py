@@ -272,6 +272,19 @@ def test_a_filter_that_converts_to_more_than_promised_is_refused(path: Path) -> 
         Ledger.create(path, Commitment("client", "add_remove", N, 4.0, DELTA, "filter", order=6, rho=2.3))
 
 
+def test_a_stated_epsilon_is_kept_to_the_last_bit_by_a_floor_and_up_to_rounding_by_a_filter(tmp_path: Path) -> None:
+    """A filter's rho is computed from epsilon, and epsilon again from rho."""
+    exact = budget_of(RUN).worst_case()
+    Ledger.create(tmp_path / "exact.jsonl", replace(RUN, epsilon=exact)).close()
+    with pytest.raises(ValueError, match="more than the committed"):
+        Ledger.create(tmp_path / "floor.jsonl", replace(RUN, epsilon=exact * (1 - 5e-13)))
+    commitment, _ = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    cost = budget_of(commitment).worst_case()
+    Ledger.create(tmp_path / "filter.jsonl", replace(commitment, epsilon=cost * (1 - 5e-13))).close()
+    with pytest.raises(ValueError, match="more than the committed"):
+        Ledger.create(tmp_path / "more.jsonl", replace(commitment, epsilon=cost * (1 - 5e-12)))
+
+
 # -- durability, replay, forgeries -----------------------------------------------------------------------------------
 
 
@@ -290,6 +303,28 @@ def test_replay_equals_memory(path: Path) -> None:
         assert again.run_id == "run-7"
         assert [charge.released_at is None for charge in again.charges] == [False, False, False, True]
         spend(again, event(2.0, round=3))
+
+
+def test_a_charge_tells_its_price_and_its_time(path: Path) -> None:
+    begun = datetime.now().astimezone()
+    commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
+    with Ledger.create(path, commitment) as ledger:
+        ledger.charge(event(even))
+        (charge,) = ledger.charges
+        assert charge.rho == ledger.rho_spent > 0.0
+        assert begun - timedelta(seconds=1) <= datetime.fromisoformat(charge.debited_at) <= datetime.now().astimezone()
+
+
+def test_a_torn_line_is_noted_and_the_ledger_goes_on(path: Path) -> None:
+    with Ledger.create(path, RUN) as ledger:
+        ledger.charge(event(2.0))
+    with path.open("ab") as file:
+        file.write(b'{"kind": "charge", "bo')
+    with Ledger.open(path) as ledger:  # which notes it in a line of its own
+        ledger.charge(event(2.0, round=1))
+    assert b'"torn"' in path.read_bytes()
+    with Ledger.open(path) as ledger:
+        assert len(ledger.charges) == 2
 
 
 def test_replay_equals_memory_in_filter_mode(path: Path) -> None:
@@ -516,6 +551,10 @@ def test_a_commitment_that_is_none_is_named(path: Path) -> None:
 def test_impossible_commitments_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_least_order_of_a_filter_is_two() -> None:
+    assert Commitment("client", "add_remove", N, 30.0, DELTA, "filter", order=2, rho=1.0).order == 2
 
 
 def test_a_generous_delta_is_warned_of() -> None:

@@ -120,6 +120,21 @@ class TestNoise:
         with pytest.raises(ValueError, match="same length"):
             noise.draw([(Z, 4)])
 
+    def test_noise_that_would_leave_64_bit_integers_is_refused(self, paid):
+        for z in (2.0**22, 2.0**22 - 1.0):
+            noise = CorrelatedNoise(STRATEGY, lambda length: np.ones(length))
+            noise.correlation(replace(SAMPLING, turn=0), paid)
+            if z < 2.0**22:
+                assert noise.draw([(z, 2)]).tolist() == [int(z) << 40] * 2
+            else:
+                with pytest.raises(ValueError, match="leaves the range of 64-bit integers"):
+                    noise.draw([(z, 2)])
+
+    def test_no_coordinates_need_no_noise(self, paid):
+        noise = CorrelatedNoise(STRATEGY)
+        noise.correlation(replace(SAMPLING, turn=0), paid)
+        assert noise.draw([(Z, 0)]).tolist() == []
+
     def test_one_that_only_gets_louder_is_refused(self):
         with pytest.raises(ValueError, match="louder than 16"):
             CorrelatedNoise(BufferedToeplitz((1.0,), (1e-9,)))

@@ -55,6 +55,13 @@ def test_joining_is_independent_between_ids_and_between_rounds():
         assert abs(between) < 6 / math.sqrt((rounds - lag) * n)
 
 
+def test_releases_of_other_names_have_cohorts_of_their_own():
+    """A histogram and the first round, both of round 0, must not be of the same units."""
+    sampler, sampling = CohortSampler.fresh(), Poisson(0.5, 200)
+    cohorts = [sampler.draw(sampling, 0, label=label).ids.tolist() for label in ("round", "histogram", "round")]
+    assert cohorts[0] == cohorts[2] != cohorts[1]
+
+
 def test_records_of_one_unit_join_independently_and_with_the_charged_rate():
     """K, how many of a unit's G records come together, is Binomial(G, q), whatever the other units bring."""
     sampler, most, rate, rounds = CohortSampler.fresh(), 4, 0.3, 4000

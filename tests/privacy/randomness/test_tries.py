@@ -76,3 +76,9 @@ def test_the_least_uniform_gives_the_least_number(tries: Tries) -> None:
 def test_without_cells_nothing_is_drawn() -> None:
     with pytest.raises(ValueError, match="cells must be"):
         drawing.draw(LAWS[0], 0)
+
+
+def test_the_upper_end_of_a_number_s_share_belongs_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The uniform lies in [0, 1)."""
+    monkeypatch.setattr(drawing, "_cumulative", lambda tries: iter([(1, Decimal("0.25")), (2, Decimal(1))]))
+    assert [drawing.quantile(LAWS[0], Decimal(u)) for u in ("0.2499", "0.25", "0.9999")] == [1, 2, 2]

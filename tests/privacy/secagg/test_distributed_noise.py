@@ -58,6 +58,7 @@ class TestAccount:
 
     def test_shares_that_are_allowed_have_no_tau_at_all(self) -> None:
         assert divergence_of_sum(LEAST_SHARE, 1024) == 0.0
+        assert divergence_of_sum(1.0, 1) == 0.0  # one share is no sum
 
     def test_a_discrete_gaussian_costs_at_any_order_at_most_what_is_charged(self) -> None:
         """Renyi divergence of the sum of 8 - 1 shares under an integer shift, computed from exact probabilities."""
