@@ -63,6 +63,12 @@ def test_survivors_are_listed_with_their_line_and_counted_by_module(made: Path) 
     text = mutation.scores(found)
     assert "| `ledger/` | 4 | 1 | 1 | 2 | 33.3 %" in text
     assert "| all | 4 |" in text
+    packages = dict.fromkeys(("flwr", "torch", "dp-accounting", "numpy"), "1.0")
+    environment = {"system": "Linux", "cores": 2, "python": "3.11", "commit": "abc", "packages": packages}
+    page = mutation.page({**found, "made": 40, "share": 0.1, "seeds": [4], "environment": environment})
+    assert "10 % of 40 changes, drawn with seed 4" in page
+    assert "No difference: lengths are equal" in page
+    assert "- `privacy.ledger.budget.price`: `low = max(rate, 0)` became `low = max(rate, 1)`" in page
 
 
 def test_the_score_leaves_out_what_makes_no_difference_and_has_an_exact_interval() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent
+from privacy.events import Component, CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent
+from privacy.events.correlation import seen_by_one_unit
 
 POISSON = Poisson(0.05, 1000)
 
@@ -105,3 +106,8 @@ def test_no_unit_has_more_records_than_the_cap(most: int, count: int, message: s
 def test_impossible_descriptions_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_what_one_unit_sees_of_cyclic_sampling_is_of_its_own_kind() -> None:
+    cyclic = CyclicPoisson(0.1, 100, "record", groups=4)
+    assert seen_by_one_unit(cyclic, 2.0, 9) == (Poisson(0.1, 100, "record"), 2.0, 3)

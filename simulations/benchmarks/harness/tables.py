@@ -29,6 +29,7 @@ TABLES = {
     "sst2": "papers.sst2:accuracies",
     "flower-dp-control": "privacy.flower_dp:table",
     "mechanism-audit": "privacy.mechanism_audit:audits",
+    "mutation": "privacy.mutation:page",
     "audit": "privacy.audit:attacks",
     "audit-power": "privacy.mechanism_audit:powers",
     "noise_throughput": "privacy.noise_throughput:table",

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import typer
 from scipy.stats import beta
 
-from simulations.benchmarks.harness.markdown import table
+from simulations.benchmarks.harness.markdown import provenance, table
 from simulations.benchmarks.harness.results import ROOT, say, write
 
 KILLED, SURVIVED, UNREACHED, TIMEOUT = "killed", "survived", "reached by no test", "ended by its time limit"
@@ -39,7 +39,7 @@ EQUIVALENT = {
     r"metadata\.version\('[a-z-]+'\)": "names of distributions are the same in capitals",
     r"encoding='(ascii|utf-8)'": "the file holds ASCII, which every encoding here writes alike",
     r"'ascii'": "names of encodings are the same in capitals",
-    r"_fail\(name, '[a-z]|_HELD\.format\(path\)": "words of an error",
+    r"_fail\(name, '[a-z]|value, remedy\)|_HELD\.format\(path\)": "words of an error",
     r"InsecureSeededNoise": "noise for tests, which stamp the ledger NOT PRIVATE",
     r"> 700\.0": "a guard against overflow, far below where it would happen",
     r"epsilon\(events, delta, 'pld'": "`pld` is the default",
@@ -147,7 +147,7 @@ def score(row: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def scores(results: Mapping[str, Any]) -> str:
-    """The table of privacy/README.md: a row a folder, and one for all."""
+    """A row a folder, and one for all."""
     groups: dict[str, Counter[str]] = {}
     for row in results["rows"]:
         parts = row["module"].split(".")
@@ -166,6 +166,20 @@ def scores(results: Mapping[str, Any]) -> str:
             "score": lambda row: "{:.1%} ({:.1%} to {:.1%})".format(*score(row)).replace("%", " %"),
         },
     )
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The table of privacy/README.md, the reasons of its survivors, and those that have none."""
+    reasons = Counter(each["reason"] for each in results["survivors"] if each["reason"])
+    why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+    missed = [each for each in results["survivors"] if not each["reason"]]
+    listed = "".join(f"- `{each['where']}`: `{each['was']}` became `{each['became']}`\n" for each in missed)
+    return (
+        f"{scores(results)}\n{results['share']:.0%} of {results['made']:,} changes, drawn with seed "
+        f"{results['seeds'][0]}; of the scores 95 % intervals (Clopper-Pearson). No difference: {why}.\n"
+        + (f"\nMissed:\n\n{listed}" if listed else "")
+        + provenance(results)
+    ).replace("% of", " % of")
 
 
 def mutmut(folder: Path, *names: str, check: bool = True) -> None:
