@@ -5,7 +5,7 @@ bounds     lower bounds from the scores of two worlds (Clopper-Pearson, Gaussian
 two_world  a whole release path, many runs with and without one unit: the test that runs in CI
 one_run    many canaries, one run, a bound (Steinke et al. 2023; Mahloujifar et al. 2025)
 in_run     canary units inside a real run, by secret coins: a bound, and what the releases look like
-one_shot   canary clients inside a real federated run, an estimate (Andrew et al. 2024)
+one_shot   canary clients inside a real federated run, an estimate from its last model (Andrew et al. 2024)
 roc        AUC and TPR at a small FPR of an attack score, with intervals
 membership membership inference on a finished run: statistics, exchangeability, a bound
 
@@ -16,7 +16,7 @@ from privacy.audit.bounds import epsilon_lower_clopper_pearson, epsilon_lower_gd
 from privacy.audit.contracts import adversarial_rows, check_clip_map, check_query
 from privacy.audit.membership import attack, exchangeability, membership_bound
 from privacy.audit.one_run import audit_one_run, inclusion
-from privacy.audit.one_shot import canary_updates, epsilon_lower_final, estimate_against, estimate_final, statistics
+from privacy.audit.one_shot import canary_updates, one_shot_estimate
 from privacy.audit.roc import auc, tpr_at_fpr
 from privacy.audit.two_world import TwoWorldAudit, matched_filter, two_world_successive
 
@@ -30,10 +30,7 @@ __all__ = [
     "check_clip_map",
     "check_query",
     "epsilon_lower_clopper_pearson",
-    "epsilon_lower_final",
     "epsilon_lower_gdp",
-    "estimate_against",
-    "estimate_final",
     "exchangeability",
     "gdp_epsilon",
     "gdp_mu",
@@ -41,7 +38,7 @@ __all__ = [
     "matched_filter",
     "membership_bound",
     "mu_lower",
-    "statistics",
+    "one_shot_estimate",
     "tpr_at_fpr",
     "two_world_successive",
 ]

@@ -22,7 +22,7 @@ Beside the bound on epsilon stand three estimates of what the releases really ar
   other units bring round after round adds a little, so it is judged against 1/2.
 
 They are sharp where the bound is blunt, and refute no epsilon by themselves: they refute that the releases are those
-that the ledger was charged for.
+that the ledger was charged for. ``one_shot`` is an estimate of epsilon from the last model (one_shot.py).
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from privacy import checks
 from privacy.audit.one_run import epsilon_lower_one_run, guess
-from privacy.audit.one_shot import canary_updates
+from privacy.audit.one_shot import OneShotEstimate, canary_updates, one_shot_estimate
 from privacy.mechanism import Release
 
 Floats = NDArray[np.float64]
@@ -150,7 +150,8 @@ class CanaryAudit:
         guesses, correct: at the share that gave the bound.
         epsilon_lower: for one unit added or removed, at ``delta``, any mechanism.
         ceiling: what it would be if every guess were right.
-        noise, presence, repeated: see the module's text.
+        noise, presence, repeated, one_shot: see the module's text; the last is None for fewer than two canaries that
+            are in, or out.
     """
 
     scores: tuple[float, ...]
@@ -164,6 +165,7 @@ class CanaryAudit:
     noise: Limited
     presence: Limited
     repeated: Limited
+    one_shot: OneShotEstimate | None
 
     @property
     def wrong(self) -> list[str]:
@@ -229,6 +231,7 @@ def audit_canaries(
         _noise(observations, coins),
         _presence(observations, coins),
         _repeated(observations, coins),
+        _one_shot(observations, coins, delta),
     )
 
 
@@ -262,3 +265,11 @@ def _repeated(observations: Sequence[Observation], coins: NDArray[np.bool_]) -> 
     terms = sum(min(outside.shape[1], seen.dim) for seen in observations[1:])
     half = float(norm.isf(CHECK_ALPHA) / np.sqrt(terms))
     return Limited(estimate, estimate - half, estimate + half)
+
+
+def _one_shot(observations: Sequence[Observation], coins: NDArray[np.bool_], delta: float) -> OneShotEstimate | None:
+    """From the inner product of every canary's direction with the sum of the releases."""
+    if min(coins.sum(), (~coins).sum()) < 2:
+        return None
+    total = sum(np.array(seen.scores) * seen.noise_multiplier for seen in observations)
+    return one_shot_estimate(total[coins], total[~coins], delta)

@@ -39,6 +39,9 @@ def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
             ("how far a unit moves the releases, over what was charged", _ranged(presence)),
             ("correlation of the noise of successive releases", _ranged(canaries["repeated"])),
         ]
+        if estimate := canaries["one_shot"]:
+            text = f"ε ≈ {estimate['epsilon_equal_spread']:.2f}; {estimate['epsilon']:.2f} with the spreads as fitted"
+            rows.append(("estimate by the sum of the releases, no bound", text))
     if exposed := audit["exposure"]:
         rows.append((f"exposure of {exposed['secrets']} planted secrets", _exposed(exposed)))
     if extracted := audit["extraction"]:

@@ -100,7 +100,8 @@ def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
             "tpr": {attack["score"]: attack["tpr"][0] for attack in level["attacks"]},
             "membership_bound": level["bound"],
             "canaries": {
-                key: game[key] for key in ("auc", "epsilon_lower", "ceiling", "noise", "presence", "repeated")
+                key: game[key]
+                for key in ("auc", "epsilon_lower", "ceiling", "one_shot", "noise", "presence", "repeated")
             },
             "exposure": {who: exposed[who] for who in ("adapter", "base")},
             "most_bits": exposed["most_bits"],
@@ -154,6 +155,9 @@ def attacks(results: Mapping[str, Any]) -> str:
         "": lambda row: row["name"],
         **{f"AUC: {name}": auc(value) for name, value in ATTACKS.items()},
         "ε ≥, canaries": lambda row: mean_text([run["canaries"]["epsilon_lower"] for run in row["runs"]], 2),
+        "ε ≈, canaries": lambda row: mean_text(
+            [run["canaries"]["one_shot"]["epsilon_equal_spread"] for run in row["runs"]], 2
+        ),
         "exposure, bits": lambda row: mean_text([mean(run["exposure"]["adapter"]["bits"]) for run in row["runs"]], 2),
         "secrets said, of ten: greedy": lambda row: mean_text(
             [run["extraction"]["adapter"]["greedy"]["count"] for run in row["runs"]], 1

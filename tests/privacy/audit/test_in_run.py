@@ -92,6 +92,17 @@ def test_wrong_releases_are_named(bug: dict[str, float], said: str) -> None:
     assert any(said in text for text in found.wrong)
 
 
+def test_the_last_model_gives_an_estimate_that_notices_a_tenth_of_the_noise() -> None:
+    right, wrong = (audit_canaries(CANARIES, observations(3, noise=noise), delta=1e-5).one_shot for noise in (1.0, 0.1))
+    assert right is not None
+    assert wrong is not None
+    assert right.epsilon_equal_spread < 12 < 50 < wrong.epsilon_equal_spread
+    few = CanaryUnits(0, 2, bytes(range(1, 33)), 5)
+    assert sum(few.included) == 1
+    seen = [Observation(1, 0.5, 1.0, 10, (1.0, 1.0), (0.3, -0.1))]
+    assert audit_canaries(few, seen, delta=1e-5).one_shot is None
+
+
 def test_without_noise_nearly_all_coins_are_guessed() -> None:
     found = audit_canaries(CANARIES, observations(2, noise=0.01), delta=1e-5)
     assert found.correct > 0.95 * found.guesses
