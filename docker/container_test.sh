@@ -239,7 +239,7 @@ say "client-2 was killed in round 3, and the round has ended"
 # The executor ends, and with it the ServerApp. No command starts it again, and the resumed run must find one.
 EXECUTOR=$(container executor)
 healed() { [ "$(docker inspect -f '{{.RestartCount}} {{.State.Running}}' "$EXECUTOR")" = "1 true" ]; }
-inside executor sh -c 'kill -9 $(grep -la flower-superexec /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n | sed -n 2p)' || true
+inside executor sh -c 'kill -9 $(grep -la server.network.patience /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n | sed -n 2p)' || true
 await 60 "the executor is started again by itself" healed
 docker kill "$(container superlink)" >/dev/null
 wait $deploying || true

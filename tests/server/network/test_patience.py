@@ -1,8 +1,12 @@
 """A SuperLink that answers HTTP 500 for a while, as Flower's does when its database is locked, ends no run."""
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,14 +17,17 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from server.network.patience import passing, patient
 
+NODES = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString()
+
 
 class SuperLink(ThreadingHTTPServer):
-    """Answers with these codes first, then with the list of one node."""
+    """Answers with these codes first, then with the list of one node, or with nothing to the executor."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.codes: list[int] = []
         self.asked = 0
+        self.paths: set[str] = set()
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -29,8 +36,10 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         self.server.asked += 1
+        self.server.paths.add(self.path)
         code = self.server.codes.pop(0) if self.server.codes else 200
-        body = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString() if code == 200 else b"locked"
+        nodes = b"" if self.path.endswith("acquire-task") else NODES
+        body = nodes if code == 200 else b"locked"
         self.send_response(code)
         self.send_header("content-type", "application/protobuf")
         self.send_header("content-length", str(len(body)))
@@ -100,3 +109,25 @@ def test_what_will_not_pass_is_left_to_flower(grid: HttpGrid, superlink: SuperLi
 def test_a_grid_in_this_process_is_as_it_was() -> None:
     other: Any = object()
     assert patient(other) is other
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("command", "survives"), [(["flower-superexec"], False), (["-m", "server.network.patience"], True)]
+)
+def test_the_executor_outlives_a_locked_database(superlink: SuperLink, command: list[str], survives: bool) -> None:
+    """And Flower's own does not: once it does, the module can go."""
+    superlink.codes = [500, 500]
+    options = ["--insecure", f"--runtime-api-address=127.0.0.1:{superlink.server_address[1]}"]
+    python = Path(sys.executable)
+    start = [str(python), *command] if survives else [str(python.with_name(command[0]))]
+    with subprocess.Popen([*start, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as executor:
+        ends = time.monotonic() + 60.0
+        while executor.poll() is None and superlink.asked < 4 and time.monotonic() < ends:
+            time.sleep(0.1)
+        alive = executor.poll() is None
+        executor.terminate()
+        _, said = executor.communicate(timeout=30.0)
+    assert alive == survives
+    assert superlink.paths == {"/v1/runtime/acquire-task"}
+    assert ("it is asked again for 300 s" in said) == survives
