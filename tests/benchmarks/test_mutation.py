@@ -51,13 +51,12 @@ def test_survivors_are_listed_with_their_line_and_counted_by_module(made: Path) 
             "ended by its time limit": 0,
             "survived": 2,
             "reached by no test": 1,
-            "explained": 1,
         }
     ]
     lines = [(each["was"], each["became"]) for each in found["survivors"]]
     assert lines[0] == ("low = max(rate, 0)", "low = max(rate, 1)")
     assert "strict=False" in lines[1][1]
-    assert [bool(each["reason"]) for each in found["survivors"]] == [False, True, False]
+    assert [bool(mutation.reason(each)) for each in found["survivors"]] == [False, True, False]
     assert {each["where"] for each in found["survivors"]} == {"privacy.ledger.budget.price"}
     assert len(mutation.all_names(made)) == 5
     text = mutation.scores(found)

@@ -163,8 +163,12 @@ def simulated(
     assert len(place) == len(everybody), "nobody may be a client of two nodes"
     rows = [{**row, "user": place[str(row[whose])]} for of_node in nodes for row in of_node]
     chat = config.model.task == "instruction"
-    rows += [record("one held out", 0, f"{held_out:06d}", chat)]
-    test = write(folder / "test.jsonl", of_clients("the test", 5, chat=chat))
+    public = [record("one held out", 0, f"{held_out:06d}", chat), *of_clients("the test", 5, chat=chat)]
+    if not chat:  # labels as the nodes spell them
+        labels = sorted({str(row["label"]) for row in rows})
+        public = [{**row, "label": labels[("calm", "urgent").index(row["label"])]} for row in public]
+    test = write(folder / "test.jsonl", public[1:])
+    rows += public[:1]
     data = {"source": write(folder / "everybody.jsonl", rows), "test-source": test, "validation-records": 1}
     data |= {"client-column": "user", "partition": "natural", "cache": str(folder / "cache")}
     data |= {"text-column": config.data.text_column}

@@ -36,40 +36,41 @@ STATUS = {0: SURVIVED, 1: KILLED, 3: KILLED, 33: UNREACHED, 36: TIMEOUT, 24: TIM
 
 EQUIVALENT = {
     r"strict=True": "lengths are equal where the values are made; `strict` is a second look",
-    r"metadata\.version\('[a-z-]+'\)": "names of distributions are the same in capitals",
-    r"encoding='(ascii|utf-8)'": "the file holds ASCII, which every encoding here writes alike",
-    r"'ascii'": "names of encodings are the same in capitals",
-    r"_fail\(name, '[a-z]|value, remedy\)|_HELD\.format\(path\)": "words of an error",
+    r"strict=False": "what zip does anyway",
+    r"'(ascii|utf-8)'": "the file holds ASCII; names of encodings are the same in capitals",
+    r"metadata\.version\('[a-z-]+'\)|'L-BFGS-B'": "names that are the same in capitals, or chosen anyway",
+    r"_fail\(|_HELD\.format|__repr__|(check_vector|check_scales|check_length|_check_matrix)\('|names = ', '|'votes', ": "words",
     r"InsecureSeededNoise": "noise for tests, which stamp the ledger NOT PRIVATE",
     r"> 700\.0": "a guard against overflow, far below where it would happen",
+    r"F_FULLFSYNC|fcntl\(descriptor, full\)": "on macOS only",
+    r"torch\.dot\(row, row\)|'cpu'|(answer|rows)\.device": "on accelerators only",
     r"epsilon\(events, delta, 'pld'": "`pld` is the default",
-    r"method='L-BFGS-B'": "scipy's choice where there are bounds; its names are the same in capitals",
-    r"np\.asarray\(coefficients, dtype=np\.float64\)": "Python's floats are float64 anyway",
-    r"adjacency in \('add_remove', 'zero_out'\)": "the general formula gives the same divergence, more slowly",
-    r"// _AT_ONCE": "how many points are summed at a time",
+    r"dtype=np\.(float64|int64)\)|copy=False": "the type is that anyway, or one copy more",
+    r"adjacency in \('add_remove', 'zero_out'\)|type\(sampling\) is Poisson": "the general formula gives the same, more slowly",
+    r"if momentum else": "the powers of zero",
+    r"// _AT_ONCE|1 << 17|_Coins\.(__init__|_lanes)": "how much is computed or drawn ahead",
     r"np\.clip\(x, left, right\), right|\* \(right - left\)": "where Newton's steps begin; they end inside",
-    r"ignore_cleanup_errors=True": "nothing is left to clean up: the folder was renamed",
-    r"__repr__|check_vector\('|names = ', '|\('votes', ": "words for people",
-    r"F_FULLFSYNC": "on macOS only",
-    r"torch\.dot\(row, row\)|'cpu', torch\.float64|answer\.device": "on accelerators only",
-    r"strict=False": "what zip does anyway",
-    r"ǁ(_solve|_search_interval|guess)__|x_first_interval__": "a search, whose answer is priced in full",
-    r"1\.0 - 1e-09": "one step of the grid more noise at most",
-    r"x__gdp__": "no bound, and in no guarantee",
-    r"bounds=\[\(-30": "a search for good buffers; what it finds is priced as it is",
+    r"NoiseSearch\.(_solve|_search_interval|guess|root)|pld\.first_interval|xtol=1e-09": "a search, whose answer is priced in full",
+    r"bounds=\[\(|_parameters|np\.cumprod|best / max": "a search for a good strategy; what it finds is priced as it is",
+    r"composition\._gdp": "no bound, and in no guarantee",
+    r"1\.0 - 1e-09|> epsilon:|math\.ceil\(best\[0\] / _GRID\), 4": "a step of the grid more noise at most",
     r"impulse\[0\] = 1\.0": "a factor, of which the logarithm is a constant",
-    r"excess\(math\.log\(best\[0\]\)\) > 0\.0": "a tie between two orders",
-    r"math\.ceil\(best\[0\] / _GRID\), 4": "the grid has four digits",
-    r"_Coins.*(__init__|_lanes)": "words drawn ahead, which are independent whoever takes them",
+    r"excess\(math\.log\(best\[0\]\)\) > 0\.0|> 0\.5 \* self\.delta": "a tie",
     r"0\.0 < scale <= 1\.0": "the sum of the scales is limited by the same line",
-    r"SMALLEST_SCALE <= least": "no float32 equals the limit",
-    r"> longest:": "a limit ten standard deviations beyond honest sums",
-    r"astype\(np\.int64, copy=False\)": "one copy more",
+    r"SMALLEST_SCALE <= least": "no float32 equals the limits",
+    r"> longest:|> MAX_UNITS": "a limit that nobody reaches",
     r"invalid='ignore'": "warnings of numpy, which change no value",
+    r"ignore_cleanup_errors=True": "nothing is left to clean up: the folder was renamed",
+    r"coarse \+ noise\.draw": "the noise is symmetric",
+    r"add_\(0\.5\)": "a uniform moves by 2^-63",
+    r"allow_nan=False": "as false as it was",
+    r"head\.partition": "a head holds one colon",
+    r"term = Decimal\(1\)": "all of it is in the first number",
 }
 """What a change took away (or the function it is in), and why that does not matter."""
 
-WORDS = re.compile(r"(?<=remedy=)'[^']*'|(?<=stamp_not_private\()'[^']*'")
+WORDS = re.compile(r"(remedy=|stamp_not_private\(|, remedy: str=)('[^']*'|\"[^\"]*\"|None)|, remedy=.*(?=\))")
+"""What people read, as arguments."""
 
 
 def tried(folder: Path) -> Iterator[tuple[str, int]]:
@@ -100,8 +101,9 @@ def changed_line(folder: Path, name: str) -> tuple[str, str]:
     return next(((new.strip(), old.strip()) for new, old in pairs if new != old), ("", ""))
 
 
-def reason(name: str, new: str, old: str) -> str:
-    """Why a survivor makes no difference; empty where nobody said so."""
+def reason(survivor: Mapping[str, str]) -> str:
+    """Why it makes no difference; empty where nobody said so."""
+    name, new, old = (survivor[key] for key in ("where", "became", "was"))
     if WORDS.sub("", old) == WORDS.sub("", new):
         return "words for people"
     for pattern, why in EQUIVALENT.items():
@@ -126,18 +128,15 @@ def summary(folder: Path) -> dict[str, Any]:
         counts.setdefault(module, Counter())[status] += 1
         if status in (SURVIVED, UNREACHED):
             new, old = changed_line(folder, name)
-            survivors.append(
-                {"where": readable(name), "was": old, "became": new, "status": status, "reason": reason(name, new, old)}
-            )
-            counts[module]["explained"] += bool(survivors[-1]["reason"])
+            survivors.append({"where": readable(name), "module": module, "was": old, "became": new, "status": status})
     rows = [{"module": module, **{status: found[status] for status in COUNTED}} for module, found in counts.items()]
     return {"rows": rows, "survivors": survivors}
 
 
-COUNTED = (KILLED, TIMEOUT, SURVIVED, UNREACHED, "explained")
+COUNTED = (KILLED, TIMEOUT, SURVIVED, UNREACHED)
 
 
-def score(row: Mapping[str, Any]) -> tuple[float, float, float]:
+def score(row: Mapping[str, int]) -> tuple[float, float, float]:
     """Share of the mutants that matter which were noticed, with a 95 % interval (Clopper-Pearson)."""
     noticed = row[KILLED] + row[TIMEOUT]
     missed = row[SURVIVED] + row[UNREACHED] - row["explained"]
@@ -146,20 +145,25 @@ def score(row: Mapping[str, Any]) -> tuple[float, float, float]:
     return noticed / max(1, noticed + missed), low, high
 
 
-def scores(results: Mapping[str, Any]) -> str:
-    """A row a folder, and one for all."""
-    groups: dict[str, Counter[str]] = {}
+def groups(results: Mapping[str, Any]) -> dict[str, Counter[str]]:
+    """Counts by folder or module of the kernel, with those that make no difference, and of all."""
+    found: dict[str, Counter[str]] = {}
+    explained = Counter(each["module"] for each in results["survivors"] if reason(each))
     for row in results["rows"]:
         parts = row["module"].split(".")
         for name in (f"`{parts[1]}/`" if len(parts) > 2 else f"`{parts[1]}.py`", "all"):
-            groups.setdefault(name, Counter()).update({status: row[status] for status in COUNTED})
-    groups["all"] = groups.pop("all")
-    shown = [{"name": name, **{status: found[status] for status in COUNTED}} for name, found in groups.items()]
+            found.setdefault(name, Counter()).update({status: row[status] for status in COUNTED})
+            found[name]["explained"] += explained[row["module"]]
+    return {**found, "all": found.pop("all")}
+
+
+def scores(results: Mapping[str, Any]) -> str:
+    """A row a folder, and one for all."""
     return table(
-        shown,
+        [{"name": name, **found} for name, found in groups(results).items()],
         {
             "what was changed": "{name}",
-            "changes tried": lambda row: f"{sum(row[status] for status in COUNTED[:-1]):,}",
+            "changes tried": lambda row: f"{sum(row[status] for status in COUNTED):,}",
             "noticed": lambda row: f"{row[KILLED] + row[TIMEOUT]:,}",
             "make no difference": lambda row: f"{row['explained']:,}",
             "missed": lambda row: f"{row[SURVIVED] + row[UNREACHED] - row['explained']:,}",
@@ -170,9 +174,9 @@ def scores(results: Mapping[str, Any]) -> str:
 
 def page(results: Mapping[str, Any]) -> str:
     """The table of privacy/README.md, the reasons of its survivors, and those that have none."""
-    reasons = Counter(each["reason"] for each in results["survivors"] if each["reason"])
+    reasons = Counter(reason(each) for each in results["survivors"] if reason(each))
     why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
-    missed = [each for each in results["survivors"] if not each["reason"]]
+    missed = [each for each in results["survivors"] if not reason(each)]
     listed = "".join(f"- `{each['where']}`: `{each['was']}` became `{each['became']}`\n" for each in missed)
     return (
         f"{scores(results)}\n{results['share']:.0%} of {results['made']:,} changes, drawn with seed "
@@ -203,12 +207,9 @@ def main(
         chosen = sorted(random.Random(seed).sample(names, max(1, round(share * len(names)))))
         mutmut(folder, *chosen)
         found = {"made": len(names), "share": share, "seeds": [seed], **summary(folder / "mutants")}
-    say(scores(found), *(f"{each['where']}: {each['became']}" for each in found["survivors"] if not each["reason"]))
+    say(scores(found), *(f"{each['where']}: {each['became']}" for each in found["survivors"] if not reason(each)))
     if least:
-        total = Counter[str]()
-        for row in found["rows"]:
-            total.update({status: row[status] for status in COUNTED})
-        raise typer.Exit(score(total)[0] < least)
+        raise typer.Exit(score(groups(found)["all"])[0] < least)
     write("mutation", found)
 
 
