@@ -111,3 +111,9 @@ def test_impossible_descriptions_are_refused(make: object, message: str) -> None
 def test_what_one_unit_sees_of_cyclic_sampling_is_of_its_own_kind() -> None:
     cyclic = CyclicPoisson(0.1, 100, "record", groups=4)
     assert seen_by_one_unit(cyclic, 2.0, 9) == (Poisson(0.1, 100, "record"), 2.0, 3)
+
+
+def test_a_turn_is_counted_from_zero() -> None:
+    CyclicPoisson(0.1, 100, groups=4, turn=0)
+    with pytest.raises(ValueError, match="turn must be an integer >= 0"):
+        CyclicPoisson(0.1, 100, groups=4, turn=-1)

@@ -267,4 +267,6 @@ def test_the_candidates_of_a_vote_are_written_down():
 
 
 def test_a_norm_at_the_threshold_counts_as_unclipped():
+    bits = AdapterBits((5.0, 1.0), (2, 1), 5.0)
+    assert bits.answer(units_of([[3.0, 4.0, 1.0], [3.0, 4.1, 1.1]])).tolist() == [[0.5, 0.5], [-0.5, -0.5]]
     assert NormBit(5.0, 1.0).answer(units_of([[3.0, 4.0], [3.0, 4.1]])).flatten().tolist() == [0.5, -0.5]

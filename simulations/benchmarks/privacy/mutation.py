@@ -4,7 +4,7 @@ Run: `python -m simulations.benchmarks privacy.mutation [PATTERN ...] [--share 0
 
 mutmut changes one expression at a time (`[tool.mutmut]` in pyproject.toml says where: all that a proof leans on but for
 the words of errors) and runs the tests of tests/privacy that reach it. A change that no test notices is a survivor. It
-is listed with its line, and with the reason where EQUIVALENT knows one: the change makes no difference that a
+is listed with its line, and with the reason where ANY_CHANGE or GONE knows one: the change makes no difference that a
 guarantee could feel. Everything else that survives is a test that is missing.
 
 The whole kernel takes hours of one core; a share is drawn at random, and the score then has an interval.
@@ -12,6 +12,7 @@ The whole kernel takes hours of one core; a share is drawn at random, and the sc
 
 import ast
 import fnmatch
+import itertools
 import json
 import os
 import random
@@ -34,40 +35,47 @@ KILLED, SURVIVED, UNREACHED, TIMEOUT = "killed", "survived", "reached by no test
 STATUS = {0: SURVIVED, 1: KILLED, 3: KILLED, 33: UNREACHED, 36: TIMEOUT, 24: TIMEOUT, 152: TIMEOUT, -24: TIMEOUT}
 """Exit codes of mutmut's workers."""
 
-EQUIVALENT = {
+ANY_CHANGE = {
+    r"_fail\(|_HELD\.format|__repr__|check_(vector|scales|length|matrix)\('|names = ', '|'votes', ": "words for people",
+    r"InsecureSeededNoise": "noise for tests, which stamp the ledger NOT PRIVATE",
+    r"NoiseSearch\.(_solve|_search_interval|guess|root)|calibration\._as_one_row|pld\.first_interval|xtol=1e-09": (
+        "a search, whose answer is priced in full"
+    ),
+    r"minimize\(|buffered\._parameters|np\.cumprod|best / max": "a search for a good strategy; what it finds is priced",
+    r"x = left \+|np\.clip\(x, left, right\), right": "where Newton's steps begin; they end inside",
+    r"composition\._gdp": "no bound, and in no guarantee",
+    r"_Coins\.(__init__|_lanes|words)|// _AT_ONCE": "how much is computed or drawn ahead",
+    r"F_FULLFSYNC|fcntl\(descriptor, full\)": "on macOS only",
+    r"torch\.dot\(row, row\)": "on accelerators only",
+    r"<= least <= most <=": "no float32 equals the limits",
+    r"> longest:|> MAX_UNITS": "a limit that nobody reaches",
+    r"impulse\[0\] = 1\.0": "a factor, of which the logarithm is a constant",
+    r"add_\(0\.5\)": "a uniform moves by 2^-63",
+    r"term = Decimal\(1\)": "all of it is in the first number",
+}
+"""Where a change makes no difference (a line, or a function), and why."""
+
+GONE = {
     r"strict=True": "lengths are equal where the values are made; `strict` is a second look",
     r"strict=False": "what zip does anyway",
     r"'(ascii|utf-8)'": "the file holds ASCII; names of encodings are the same in capitals",
-    r"metadata\.version\('[a-z-]+'\)|'L-BFGS-B'": "names that are the same in capitals, or chosen anyway",
-    r"_fail\(|_HELD\.format|__repr__|(check_vector|check_scales|check_length|_check_matrix)\('|names = ', '|'votes', ": "words",
-    r"InsecureSeededNoise": "noise for tests, which stamp the ledger NOT PRIVATE",
+    r"metadata\.version\('[a-z-]+'\)": "names that are the same in capitals",
     r"> 700\.0": "a guard against overflow, far below where it would happen",
-    r"F_FULLFSYNC|fcntl\(descriptor, full\)": "on macOS only",
-    r"torch\.dot\(row, row\)|'cpu'|(answer|rows)\.device": "on accelerators only",
+    r"'cpu'|(answer|rows)\.device": "on accelerators only",
     r"epsilon\(events, delta, 'pld'": "`pld` is the default",
     r"dtype=np\.(float64|int64)\)|copy=False": "the type is that anyway, or one copy more",
-    r"adjacency in \('add_remove', 'zero_out'\)|type\(sampling\) is Poisson": "the general formula gives the same, more slowly",
+    r"adjacency in \('add_remove', 'zero_out'\)|type\(sampling\) is Poisson": "the general formula says it too",
     r"if momentum else": "the powers of zero",
-    r"// _AT_ONCE|1 << 17|_Coins\.(__init__|_lanes)": "how much is computed or drawn ahead",
-    r"np\.clip\(x, left, right\), right|\* \(right - left\)": "where Newton's steps begin; they end inside",
-    r"NoiseSearch\.(_solve|_search_interval|guess|root)|pld\.first_interval|xtol=1e-09": "a search, whose answer is priced in full",
-    r"bounds=\[\(|_parameters|np\.cumprod|best / max": "a search for a good strategy; what it finds is priced as it is",
-    r"composition\._gdp": "no bound, and in no guarantee",
     r"1\.0 - 1e-09|> epsilon:|math\.ceil\(best\[0\] / _GRID\), 4": "a step of the grid more noise at most",
-    r"impulse\[0\] = 1\.0": "a factor, of which the logarithm is a constant",
     r"excess\(math\.log\(best\[0\]\)\) > 0\.0|> 0\.5 \* self\.delta": "a tie",
     r"0\.0 < scale <= 1\.0": "the sum of the scales is limited by the same line",
-    r"SMALLEST_SCALE <= least": "no float32 equals the limits",
-    r"> longest:|> MAX_UNITS": "a limit that nobody reaches",
     r"invalid='ignore'": "warnings of numpy, which change no value",
     r"ignore_cleanup_errors=True": "nothing is left to clean up: the folder was renamed",
     r"coarse \+ noise\.draw": "the noise is symmetric",
-    r"add_\(0\.5\)": "a uniform moves by 2^-63",
     r"allow_nan=False": "as false as it was",
     r"head\.partition": "a head holds one colon",
-    r"term = Decimal\(1\)": "all of it is in the first number",
 }
-"""What a change took away (or the function it is in), and why that does not matter."""
+"""What a change took away, and why that does not matter."""
 
 WORDS = re.compile(r"(remedy=|stamp_not_private\(|, remedy: str=)('[^']*'|\"[^\"]*\"|None)|, remedy=.*(?=\))")
 """What people read, as arguments."""
@@ -106,10 +114,9 @@ def reason(survivor: Mapping[str, str]) -> str:
     name, new, old = (survivor[key] for key in ("where", "became", "was"))
     if WORDS.sub("", old) == WORDS.sub("", new):
         return "words for people"
-    for pattern, why in EQUIVALENT.items():
-        if re.search(pattern, name) or (re.search(pattern, old) and not re.search(pattern, new)):
-            return why
-    return ""
+    everywhere = (why for pattern, why in ANY_CHANGE.items() if re.search(pattern, f"{name}\n{old}"))
+    taken = (why for pattern, why in GONE.items() if re.search(pattern, old) and not re.search(pattern, new))
+    return next(itertools.chain(everywhere, taken), "")
 
 
 def readable(name: str) -> str:
@@ -154,7 +161,8 @@ def groups(results: Mapping[str, Any]) -> dict[str, Counter[str]]:
         for name in (f"`{parts[1]}/`" if len(parts) > 2 else f"`{parts[1]}.py`", "all"):
             found.setdefault(name, Counter()).update({status: row[status] for status in COUNTED})
             found[name]["explained"] += explained[row["module"]]
-    return {**found, "all": found.pop("all")}
+    total = found.pop("all", Counter())
+    return {**found, "all": total}
 
 
 def scores(results: Mapping[str, Any]) -> str:

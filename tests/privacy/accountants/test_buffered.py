@@ -168,6 +168,8 @@ def test_what_could_make_a_coefficient_negative_or_grow_is_refused(scales, decay
 def test_a_run_has_at_least_one_round():
     with pytest.raises(ValueError, match="rounds must be"):
         buffered.optimise(2, 0, 1)
+    with pytest.raises(ValueError, match="groups must be"):
+        buffered.optimise(2, 10, 0)
     with pytest.raises(ValueError, match="releases must be"):
         STRATEGIES[1].coefficients(0)
     with pytest.raises(ValueError, match="since must be"):
@@ -195,6 +197,9 @@ class TestPrice:
             assert other >= exact
         whole = replace(self.STEP, sampling=replace(self.STEP.sampling, rate=1.0))
         assert composition.epsilon([whole], self.DELTA) == found
+
+    def test_one_group_is_a_cycle_too(self):
+        FloorStep("round", replace(self.STEP.sampling, groups=1), self.Z, self.ROUNDS, self.STRATEGY)
 
     def test_every_release_counts(self):
         spent = [composition.epsilon([replace(self.STEP, count=n)], self.DELTA) for n in (1, 2, 5, 6, 22, 23)]

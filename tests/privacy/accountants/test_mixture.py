@@ -230,3 +230,8 @@ def test_filters_tuning_and_replacement_refuse() -> None:
         composition.epsilon([(records(0.02, 4), 2.0, 10)], DELTA, adjacency="replace_one")
     with pytest.raises(UnsupportedEvent, match="a delta of at least 1e-12"):
         calibrate(2.0, 1e-13, records(0.02, 4), 10)
+
+
+def test_noise_is_calibrated_where_every_record_is_drawn() -> None:
+    z = calibrate(2.0, DELTA, records(1.0, 4), 5)
+    assert 1.99 < cost(1.0, 4, z, 5) <= 2.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from privacy.audit.contracts import adversarial_rows, check_clip_map
 from privacy.clipping import CLIP_MAPS, clip_from_json
-from privacy.clipping.clip_map import in_unit_ball
+from privacy.clipping.clip_map import in_unit_ball, same_arrays
 from privacy.clipping.norms import AutomaticClip, FlatClip, NoUpdate, PerAdapterClip, PsacClip
 from privacy.clipping.subspace import CoefficientClip, EmbeddingResidualClip, SubspaceClip
 from privacy.clipping.units import float64_copy, squared_norms
@@ -357,3 +357,9 @@ def test_a_row_s_norm_does_not_depend_on_how_its_matrix_lies_in_memory():
     assert not across.is_contiguous()
     assert float64_copy(across).is_contiguous()
     assert torch.equal(squared_norms(float64_copy(across)), squared_norms(float64_copy(rows)))
+
+
+def test_maps_of_other_classes_are_not_the_same():
+    assert same_arrays(FlatClip(1.0, 3), FlatClip(1.0, 3))
+    assert not same_arrays(FlatClip(1.0, 3), AutomaticClip(1.0, 3))
+    assert not same_arrays(FlatClip(1.0, 3), "flat")

@@ -190,6 +190,11 @@ def test_a_journal_cannot_be_copied(path: Path) -> None:
             attempt(journal)
 
 
+def test_a_journal_is_no_program(path: Path) -> None:
+    written(path)
+    assert path.stat().st_mode & 0o133 == 0, "nobody executes it, and only its owner writes"
+
+
 def test_a_reader_can_neither_write_nor_append(path: Path) -> None:
     written(path)
     for read_only, expected in ((True, os.O_RDONLY), (False, os.O_RDWR | os.O_APPEND)):

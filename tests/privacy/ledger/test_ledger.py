@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -31,8 +32,8 @@ def event(z: float, label: str = "round", round: int = 0, sampling: Poisson = SA
     return ReleaseEvent(label, round, sampling, (Component("update", 1.0, z, 10),))
 
 
-def floor(*steps: FloorStep, target: float = 4.0, **other: object) -> Commitment:
-    return Commitment("client", "add_remove", N, target, DELTA, floor=steps, **other)  # type: ignore[arg-type]
+def floor(*steps: FloorStep, target: float = 4.0, adjacency: str = "add_remove", **other: object) -> Commitment:
+    return Commitment("client", adjacency, N, target, DELTA, floor=steps, **other)  # type: ignore[arg-type]
 
 
 RUN = floor(FloorStep("histogram", EVERYONE, 10.0), FloorStep("round", SAMPLING, 2.0, 5))
@@ -283,6 +284,20 @@ def test_a_stated_epsilon_is_kept_to_the_last_bit_by_a_floor_and_up_to_rounding_
     Ledger.create(tmp_path / "filter.jsonl", replace(commitment, epsilon=cost * (1 - 5e-13))).close()
     with pytest.raises(ValueError, match="more than the committed"):
         Ledger.create(tmp_path / "more.jsonl", replace(commitment, epsilon=cost * (1 - 5e-12)))
+
+
+def test_a_floor_is_priced_by_its_own_adjacency(path: Path) -> None:
+    step = FloorStep("round", EVERYONE, 10.0, 5)
+    with Ledger.create(path, floor(step, adjacency="replace_one")) as ledger:
+        added, replaced = (epsilon([step], DELTA, adjacency=one) for one in ("add_remove", "replace_one"))
+        assert ledger.guaranteed() == replaced > 1.9 * added
+
+
+def test_a_ledger_in_use_can_be_read(path: Path) -> None:
+    with Ledger.create(path, RUN) as ledger:
+        ledger.charge(event(2.0))
+        with Ledger.open(path, read_only=True) as seen:
+            assert seen.events == ledger.events
 
 
 # -- durability, replay, forgeries -----------------------------------------------------------------------------------
@@ -560,6 +575,9 @@ def test_the_least_order_of_a_filter_is_two() -> None:
 def test_a_generous_delta_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"delta = 0\.0006 is above population\^-1\.1"):
         Commitment("client", "add_remove", N, 4.0, 6e-4, floor=RUN.floor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Commitment("client", "add_remove", N, 4.0, 5e-4, floor=RUN.floor)
 
 
 def test_modes_have_their_budgets() -> None:

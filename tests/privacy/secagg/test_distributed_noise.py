@@ -59,6 +59,8 @@ class TestAccount:
     def test_shares_that_are_allowed_have_no_tau_at_all(self) -> None:
         assert divergence_of_sum(LEAST_SHARE, 1024) == 0.0
         assert divergence_of_sum(1.0, 1) == 0.0  # one share is no sum
+        with pytest.raises(ValueError, match="share must be"):
+            divergence_of_sum(float(1 << 57), 2)
 
     def test_a_discrete_gaussian_costs_at_any_order_at_most_what_is_charged(self) -> None:
         """Renyi divergence of the sum of 8 - 1 shares under an integer shift, computed from exact probabilities."""
@@ -175,7 +177,9 @@ class TestMechanism:
         """Without the colluding party's share: m - c of them carry the whole promise."""
         plan = Plan(FlatClip(2.0, DIM), 1.5)
         requested = charged_request(plan, cohort(EVERYONE, 1, ledger), noise_shares=SHARES, ledger=ledger)
-        update = released_sum(summed(7, plan), requested, ledger).update
+        release = released_sum(summed(7, plan), requested, ledger)
+        update = release.update
+        assert release.loudness == 1.0
         promised = requested.event.components[0].noise_std * 2.0 / 10  # bound 2, divisor 10
         assert kstest(update.numpy() / promised, "norm").pvalue > 1e-8  # its chance to fail
         assert float(update.std()) == pytest.approx(promised, rel=5.5 / math.sqrt(2 * DIM))
@@ -185,6 +189,12 @@ class TestMechanism:
         with pytest.raises(ValueError, match="draw another cohort"):
             charged_request(plan, stale, noise_shares=SHARES, ledger=ledger)
         assert ledger.events == [requested.event]
+
+    def test_clients_told_to_add_no_noise_stamp_the_ledger(self, ledger: MemoryLedger) -> None:
+        for insecure, stamp in ((False, None), (True, "the clients were told to add no noise")):
+            drawn = cohort(EVERYONE, 1 + len(ledger.events), ledger)
+            charged_request(PLAN, drawn, noise_shares=SHARES, ledger=ledger, insecure=insecure)
+            assert ledger.not_private == stamp
 
     def test_every_part_has_its_own_share(self, ledger: MemoryLedger) -> None:
         plan = Plan(
