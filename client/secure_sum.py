@@ -14,6 +14,7 @@ whatever the server says of its own ledger; a session that got a vector gets no 
 between two messages stays in the node's Flower context and is forgotten at the last step.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -22,7 +23,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client.node import Node, kept_here, refuse_unless_for
+from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.own_ledger import own_ledger
 from client.worker import warm_worker
 from privacy.contribution import Contribution
@@ -38,6 +39,8 @@ from strategies.messages.records import BadMessage
 from strategies.messages.secure_sum import KeysRequest, StepRequest, content_digest, masked_records, table_records
 
 LIST_FILE = "federation.json"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +130,7 @@ def send_masked(content: RecordDict, context: Context) -> RecordDict:
     request = StepRequest.from_records(content, party.SEALED_BYTES)
     member, state = _member(request, context)
     train = TrainRequest.from_records(content)
-    if len(train.clients) != 1:
+    if len(train.clients) != 1 or train.own_draw is not None:
         raise BadMessage("a party of a secure sum is one client")
     kind = "discrete"
     try:
@@ -173,8 +176,18 @@ def reveal_shares(content: RecordDict, context: Context) -> RecordDict:
 
 
 def _contribution(train: TrainRequest, context: Context) -> Contribution:
+    """The client's row; zero where its own work raises, which a server that nobody trusts must not learn.
+
+    Raises:
+        Exception: the model, or the records, cannot be loaded.
+    """
     node = Node.of(context.node_config)
-    return warm_worker(train.job).contribution(train) if node is None else node.contribution(train)
+    worker = warm_worker(train.job) if node is None else own_worker(train.job, node)
+    try:
+        return worker.contribution(train)
+    except Exception as error:  # not its text: it may quote records
+        log.error("this client's work raised %s: it hands in its share of the noise alone", type(error).__name__)
+        return Contribution.zero(train.plan)
 
 
 def _member(request: StepRequest, context: Context) -> tuple[Member, PartyState]:

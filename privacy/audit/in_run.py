@@ -271,5 +271,5 @@ def _one_shot(observations: Sequence[Observation], coins: NDArray[np.bool_], del
     """From the inner product of every canary's direction with the sum of the releases."""
     if min(coins.sum(), (~coins).sum()) < 2:
         return None
-    total = sum(np.array(seen.scores) * seen.noise_multiplier for seen in observations)
+    total = np.sum([np.array(seen.scores) * seen.noise_multiplier for seen in observations], axis=0)
     return one_shot_estimate(total[coins], total[~coins], delta)

@@ -67,14 +67,18 @@ ONE_NODE = (
     "a client whose data end its node's work in a round, or hold it up beyond the time of a round: the sum of all "
     "clients of that node is then missing from the release, more than that client's own row",
 )
-NOT_COVERED = (
+OTHER_CHOICES = (
     "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
-    "every such run spends an epsilon of its own, and they add up",
+    "every such run spends an epsilon of its own, and they add up"
+)
+ONE_PERSON = "one person behind several units: k units together are protected by a k-fold group guarantee only"
+NOT_COVERED = (
+    OTHER_CHOICES,
     "what the server sees before noise is added, and what a network observer sees: who takes part, when, and the size "
     "and timing of messages",
     "the public validation and test data: they are taken to hold nothing of the protected units",
     "the names of the labels, the number of protected units and every setting: they are taken as public",
-    "one person behind several units: k units together are protected by a k-fold group guarantee only",
+    ONE_PERSON,
     "anything computed on the data outside this ledger, such as logs and files on the clients' own machines",
     "which units were in a file before public and training sets were drawn from it: the guarantee is for a unit of the "
     "training set as it was drawn",
@@ -96,7 +100,6 @@ RECORDS_COUNTED = (
     "the number of records that are sampled, at most {most} of one {unit}: like the number of protected units it is "
     "taken as public"
 )
-_OTHER_RUNS = "choices made by looking at other runs"
 TUNED = (
     "choices made by looking at runs outside this sweep on the same data: every such run spends an epsilon of its own, "
     "and they add up",
@@ -143,7 +146,7 @@ def privacy_statement(
         if shares is not None:
             not_covered = (*(text for text in NOT_COVERED if text != SEEN_BY_THE_SERVER), *SEEN_WITH_SHARES)
     if commitment.tuning is not None:
-        not_covered = (*TUNED, *(text for text in not_covered if not text.startswith(_OTHER_RUNS)))
+        not_covered = (*TUNED, *(text for text in not_covered if text != OTHER_CHOICES))
     if nodes is not None:
         trust_model += HELD_BY_NODES
         share = nodes["one_node_moves_a_mean_by"]

@@ -22,7 +22,7 @@ from client.record_level.settings import RecordLevelSettings
 from privacy.accountants import composition
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.statement import privacy_statement, rounded_up
+from privacy.ledger.statement import ONE_PERSON, OTHER_CHOICES, privacy_statement, rounded_up
 from privacy.randomness.sampling import most_drawn
 from server.config.schema import RunConfig
 from server.run_folder.progress import SiteGuarantee
@@ -98,13 +98,12 @@ TRUST = (
     "who sees only what the run releases (the adapter, its metrics, its ledger)"
 )
 NOT_COVERED = (
-    "choices made by looking at other runs on the same data (hyper-parameters, seeds, the best of several models): "
-    "every such run spends an epsilon of its own, and they add up",
+    OTHER_CHOICES,
     "the number of protected units, the names of the labels, the texts' largest length and every setting: they are "
     "taken as public",
     "the held-out validation and test records: they are not among the protected, and their metrics are published",
     "which units were in a file before these and the training records were drawn from it",
-    "one person behind several units: k units together are protected by a k-fold group guarantee only",
+    ONE_PERSON,
     "the base model: what it was trained on before",
     "anything computed on the data outside this ledger, such as the prepared files, logs and timing at the site",
     "that a site fails: a record that kills its process, or holds it up for good, shows in that",

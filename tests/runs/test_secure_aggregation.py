@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 import client.secure_sum
 from client.own_ledger import HEAD, LEDGER, own_ledger
 from client.secure_sum import HANDLERS, LIST_FILE, identity_file
+from client.worker import Worker
 from privacy.accountants.calibration import filter_commitment
 from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
@@ -45,6 +46,9 @@ N, ROUNDS, MOST = 5, 2, 9
 SHARES = NoiseShares(N, 3, 0, 24)
 EVERYONE = Poisson(1.0, N)
 Tamper = Callable[[str, int, Message], Message]
+
+
+CONTRIBUTION = client.secure_sum._contribution
 
 
 def contribution(train: TrainRequest, context: Context) -> Contribution:
@@ -186,6 +190,34 @@ def test_what_a_client_sends_is_keys_masked_bytes_and_shares_and_nothing_else(la
 
 def _is_masked(reply: Message) -> bool:
     return "masked" in reply.content.array_records["arrays"]
+
+
+def test_a_client_whose_work_raises_hands_in_its_noise_and_nobody_sees_that(
+    lab: Callable[..., Lab], fed: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server is the adversary here, and an answer less would tell it about the client's records."""
+    this, message = lab(), Context(0, 0, {}, RecordDict(), {})
+
+    class Faulty:
+        def contribution(self, train: TrainRequest) -> Contribution:
+            if train.clients.tolist() == [2]:
+                raise FloatingPointError("a sentence of the client's")
+            return contribution(train, message)
+
+    monkeypatch.setattr(client.secure_sum, "_contribution", CONTRIBUTION)
+    monkeypatch.setattr(client.secure_sum, "warm_worker", lambda job: Faulty())
+    assert close(this.hold().update, mean_of(fed, (0, 1, 3, 4)))
+    assert this.strategy.secure is not None
+    assert this.strategy.secure.handed_in == N
+    assert "FloatingPointError" in caplog.text
+    assert "sentence" not in caplog.text
+
+    def missing(job: str) -> Worker:
+        raise FileNotFoundError("the base model")
+
+    monkeypatch.setattr(client.secure_sum, "warm_worker", missing)
+    with pytest.raises(RoundFailed):  # nobody's records have to do with it, and training on noise helps nobody
+        this.hold()
 
 
 @pytest.mark.parametrize("step", STEPS)
