@@ -1,12 +1,15 @@
 """The bugs that tests are measured by: each has its place in the code of now, and was caught there when last tried."""
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.planted_bugs import BUGS, ROOT, Bug, Place, read_bugs
+from tests.planted_bugs import BUGS, ROOT, Bug, Place, copied, read_bugs, tried
 
 _, ALL = read_bugs()
+QUICK = ("sampling-rate-doubled", "clip-bound-doubled", "answers-without-noise", "share-at-a-quarter")
+"""Those that are planted in every run of the tests; the others are nightly."""
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
@@ -28,6 +31,18 @@ def test_every_bug_was_tried_and_none_that_was_caught_before_survives() -> None:
     results = json.loads(BUGS.with_suffix(".json").read_text(encoding="utf-8"))["bugs"]
     assert results.keys() == {bug.name for bug in ALL}
     assert all(found["now"]["verdict"] == "caught" for found in results.values())
+
+
+def tiers() -> list[Any]:
+    marks = {name: pytest.mark.run for name in QUICK}
+    return [pytest.param(bug, marks=marks.get(bug.name, pytest.mark.nightly), id=bug.name) for bug in ALL]
+
+
+@pytest.mark.parametrize("bug", tiers())
+def test_a_bug_is_caught(bug: Bug) -> None:
+    with copied(ROOT) as tree:
+        found = tried(tree, bug, "now")
+    assert found["verdict"] == "caught", found
 
 
 @pytest.mark.parametrize("source", ["clip()\nclip()\n", "nothing\n"])
