@@ -34,6 +34,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from client.data.local import OwnData, open_own
 from client.models.files import fingerprint
 from client.settings import cache_folder
@@ -93,7 +95,7 @@ class Node:
             return self._drawn(request, request.own_draw)
         if len(request.clients) != 1:
             raise BadMessage("a node with records of its own is one client")
-        return own_worker(request.job, self).contribution(request)
+        return own_worker(request.job, self, company=False).contribution(request)
 
     def join(self, request: JoinRequest) -> int:
         """Join a run with the clients there are now, and say their public number. Joining twice is joining once.
@@ -102,7 +104,7 @@ class Node:
             BadMessage: there are more than the node's operator says, or other records than when the node joined.
         """
         clients = self._number()
-        data = _clients_of(own_worker(request.job, self))
+        data = _clients_of(own_worker(request.job, self, company=True))
         if data.clients > clients:
             raise BadMessage(
                 f"clients = {clients} in this node's settings, but its records are of {data.clients}: raise the "
@@ -123,7 +125,7 @@ class Node:
                 "restore it, or start a new run"
             )
         joined = Joined.load(folder)
-        worker = own_worker(Job.from_json(request.job).but(seed=joined.seed).to_json(), self)
+        worker = own_worker(Job.from_json(request.job).but(seed=joined.seed).to_json(), self, company=True)
         data = _clients_of(worker)
         joined.refuse_others(self._number(), data)
         if draw.clients != joined.clients:
@@ -231,8 +233,15 @@ def kept_here(node: Node | None) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=1)
-def own_worker(text: str, node: Node) -> Worker:
-    """The worker on a node's own records."""
+def own_worker(text: str, node: Node, *, company: bool) -> Worker:
+    """The worker on a node's own records.
+
+    Args:
+        company: whether several protected units are computed together. Then it works in one thread, as a simulation's
+            workers do: there what a unit contributes does not depend on the others, to the last bit.
+    """
+    if company:
+        torch.set_num_threads(1)
     job = Job.from_json(text)
     reading = job.reading
     if reading is None:

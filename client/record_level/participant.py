@@ -139,7 +139,7 @@ def answer(message: Message, context: Context) -> Message:
             folder = state_folder(context.node_config)
             if reason := refused_unread(request, OperatorLimits.of(context.node_config), folder):
                 return Message(_refusal(request, reason).to_records(), reply_to=message)
-            worker = own_worker(request.job, node)
+            worker = own_worker(request.job, node, company=True)
         reply = take_part(request, worker.data.client(request.client), worker.engine, folder)
         return Message(reply.to_records(), reply_to=message)
 

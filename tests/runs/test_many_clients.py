@@ -18,6 +18,7 @@ from server.runs.assembly import assemble
 from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import TrainRequest
 from tests.cases import many_clients
+from tests.cases.cohorts import threads
 from tests.cases.many_clients import Federation, adapter, charges, deployed, drawn, kept, of_clients, roster_of
 
 pytestmark = pytest.mark.usefixtures("signing")
@@ -42,7 +43,9 @@ def test_three_nodes_make_the_adapter_that_the_simulation_makes(
 ) -> None:
     nodes = [of_clients(node, number, chat=chat) for node, number in zip("abc", numbers, strict=True)]
     run, text = tmp_path / "run", deployed(tmp_path, numbers, rate, chat=chat).replace("delta = 1e-3", "delta = 1e-5")
-    Federation(tmp_path, nodes, numbers).go(run, text)
+    with threads(2):  # as a node starts; a simulation's workers have one
+        Federation(tmp_path, nodes, numbers).go(run, text)
+        assert torch.get_num_threads() == 1, "or a client's row depends on the others that are computed with it"
     assert roster_of(run) == {"nodes": [1, 2, 3], "clients": numbers}
     joined, config = kept(tmp_path, (1, 2, 3)), load(run / "config.toml")
     same = many_clients.simulated(tmp_path, config, nodes, joined, monkeypatch)

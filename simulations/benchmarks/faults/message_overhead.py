@@ -62,7 +62,7 @@ node, plan, content = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
 from client.node import own_worker
 from strategies.messages.client_update import TrainRequest
 request = TrainRequest.from_records(content)
-own_worker(request.job, node)
+own_worker(request.job, node, company=False)
 mark("open")
 node.contribution(request)
 mark("train")
