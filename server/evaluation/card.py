@@ -9,7 +9,7 @@ import pprint
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from client.models.files import RANDOM_PREFIX, hub_id
 from client.models.lora import LoraSpec
@@ -20,6 +20,19 @@ from server.run_folder.names import ADAPTER_FOLDER
 
 NOT_ON_THE_HUB = ("lacquer-small", RANDOM_PREFIX)
 """How the names of base models begin that only Lacquer can load."""
+
+BASE_LICENSES = {"minilm": "apache-2.0", "smollm2": "apache-2.0", "lacquer-small": "cc-by-sa-3.0"}
+"""Of the base models that come in packages, as the hub spells them; of others the user knows it."""
+
+CLASSIFIER_NEEDS_LACQUER = (
+    "These lines need Lacquer, whose classifier has a head and names of its own. Plain transformers and PEFT warn of "
+    "missing keys and go on without the trained LoRA weights. "
+    "`lacquer export RUN my-model` makes a classifier that loads anywhere."
+)
+MODEL_NEEDS_LACQUER = (
+    "These lines need Lacquer. `lacquer export RUN my-model --merged` makes a model that plain transformers loads."
+)
+"""Before code that loads an adapter with Lacquer: of a classifier, and of a language model."""
 
 
 def card(
@@ -49,6 +62,10 @@ def card(
         pipeline_tag="text-classification" if label_names else "text-generation",
         tags=["lora", "federated-learning", "differential-privacy"],
         privacy=privacy_block(statement),
+        license=BASE_LICENSES.get(config.model.name),
+        model_name=config.name,
+        eval_results=_results(config, test),
+        **({"id2label": dict(enumerate(label_names))} if label_names else {}),
     )
     if test.perplexity is None:
         quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
@@ -59,14 +76,29 @@ def card(
     kind = config.engine.quantisation
     rounded = "" if kind == "none" else f" It was trained and measured beside block weights rounded to {kind}."
     layers = ", ".join(spec.targets) or "the head alone"
+    needed = CLASSIFIER_NEEDS_LACQUER if label_names else MODEL_NEEDS_LACQUER
     lines = [
         f"# Adapter of run {config.name}",
         str(statement["sentence"]),
         f"Base model: `{base}`; LoRA rank {spec.rank} on {layers};\n{quality}.{written}{rounded}",
         *([note] if note else []),
+        *([] if _plain(config, label_names) else [needed]),
         how_to_use(config, label_names),
     ]
     return str(ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(lines)))
+
+
+def _results(config: RunConfig, test: Metrics) -> list[EvalResult]:
+    """What was measured on the test set, as the hub reads it; the data keeps its name to itself."""
+    task, measured = "text-generation", {"perplexity": test.perplexity}
+    if test.perplexity is None:
+        task, measured = "text-classification", {"accuracy": test.accuracy, "f1": test.macro_f1}
+    kind = config.data.source.partition(":")[0]
+    return [
+        EvalResult(task, kind, "held-out test records", name, value, metric_name="macro-F1" if name == "f1" else None)
+        for name, value in measured.items()
+        if value is not None
+    ]
 
 
 def privacy_block(statement: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +119,8 @@ def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
     The report and the summary of a run show it too, see :mod:`simulations.report.page`.
     """
     task, name = config.model.task, config.model.name
-    plain = not label_names and not name.startswith(NOT_ON_THE_HUB) and task != "summarisation"
     lines = ["from peft import PeftModel"]
-    if plain:
+    if _plain(config, label_names):
         lines += [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             "",
@@ -127,3 +158,8 @@ def how_to_use(config: RunConfig, label_names: Sequence[str]) -> str:
             "print(labels[model(**tokens).argmax()])",
         ]
     return "\n".join(["```python", *lines, "```", ""])
+
+
+def _plain(config: RunConfig, label_names: Sequence[str]) -> bool:
+    """Whether transformers and PEFT load and use the adapter without Lacquer."""
+    return not label_names and not config.model.name.startswith(NOT_ON_THE_HUB) and config.model.task != "summarisation"

@@ -15,14 +15,11 @@ from huggingface_hub import ModelCard
 
 from client.models.export import copy_licenses
 from client.models.files import hub_id
-from server.evaluation.card import NOT_ON_THE_HUB
+from server.evaluation.card import BASE_LICENSES, CLASSIFIER_NEEDS_LACQUER, MODEL_NEEDS_LACQUER, NOT_ON_THE_HUB
 from server.evaluation.finished import FinishedRun
 from server.run_folder.names import PRIVACY_FILE, STAMP_FILE
 
 Form = Literal["adapter", "merged", "classifier"]
-
-BASE_LICENSES = {"minilm": "apache-2.0", "smollm2": "apache-2.0", "lacquer-small": "cc-by-sa-3.0"}
-"""Of the base models that come in packages, as the hub spells them."""
 
 _TITLES = {"adapter": "Adapter", "merged": "Model", "classifier": "Classifier"}
 _CODE = re.compile(r"^```python\n.*?\n```$", re.DOTALL | re.MULTILINE)
@@ -49,11 +46,13 @@ def describe(run: FinishedRun, folder: Path, form: Form, gguf: str = "") -> None
         data.base_model_relation = "finetune"
         data.tags = [tag for tag in data.tags or [] if tag != "lora"]
         if name := BASE_LICENSES.get(run.config.model.name):
-            data.license = name
+            data.license = name  # the card of an older run does not say it
     text = card.text.replace("# Adapter of", f"# {_TITLES[form]} of", 1)
     code = _code(run, folder, form)
     if code:
         text = _CODE.sub(lambda _: code, text, count=1)
+        for sentences in (CLASSIFIER_NEEDS_LACQUER, MODEL_NEEDS_LACQUER):
+            text = text.replace(f"{sentences}\n\n", "")
     parts = [text.rstrip(), *_serving(run, folder, form, gguf)]
     if form != "adapter":
         parts.append(_license_text(run, licenses))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import OfflineModeIsEnabled
+from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from typer.testing import CliRunner, Result
 
 from client.models.base import load_base
@@ -97,8 +98,40 @@ def test_a_classifier_gives_the_runs_logits_where_lacquer_is_not(
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert (card.data.library_name, card.data["base_model_relation"]) == ("sentence-transformers", "finetune")
     assert "labels = ['0', '1']" in card.text
+    assert card.data.id2label == {0: "0", 1: "1"}
     assert "load_base" not in card.text
+    assert "need Lacquer" not in card.text
     assert not [path.name for path in (tmp_path / "out").rglob("*.py")]
+
+
+def test_plain_transformers_leaves_the_adapter_of_a_classifier_out_as_its_card_says(made: MakeRun) -> None:
+    run = read_finished(made("classification", "bert"))
+    trained = load_file(run.adapter / "adapter_model.safetensors")
+    assert any(values.any() for name, values in trained.items() if "lora_B" in name)
+    plain = AutoModelForSequenceClassification.from_pretrained(run.config.model.name, num_labels=2)
+    with pytest.warns(UserWarning, match="missing adapter keys"):
+        loaded = PeftModel.from_pretrained(plain, str(run.adapter))
+    factors = [values for name, values in loaded.state_dict().items() if "lora_B" in name]
+    assert factors
+    assert not any(values.any() for values in factors)
+    card = ModelCard.load(run.adapter / "README.md")
+    assert "go on without the trained LoRA weights. `lacquer export RUN my-model` makes" in card.text
+    assert card.data.id2label == {0: "0", 1: "1"}
+    assert card.data.license is None  # nobody has said under which one the base in this folder is
+    found = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert found["accuracy"] == json.loads((run.folder / "results.json").read_text())["test_accuracy"]
+    assert found.keys() == {"accuracy", "f1"}
+    assert {result.dataset_type for result in card.data.eval_results} == {"jsonl"}  # and not where it lies
+
+
+def test_the_card_of_a_language_model_has_its_perplexity_and_needs_nothing(made: MakeRun) -> None:
+    run = read_finished(made("instruction", "llama"))
+    card = ModelCard.load(run.adapter / "README.md")
+    (found,) = card.data.eval_results
+    assert found.metric_type == "perplexity"
+    assert found.metric_value == json.loads((run.folder / "results.json").read_text())["test_perplexity"]
+    assert "need Lacquer" not in card.text
+    assert "id2label" not in card.data.to_dict()
 
 
 CHAT = """
