@@ -68,7 +68,7 @@ def earlier_runs(checked: "Checked") -> list[str]:
     config = checked.config
     if not checked.source or config.data.source == "notes" or config.privacy.non_private:
         return []
-    from simulations.history.budget import data_digest
+    from simulations.report.budget import data_digest
     from simulations.report.read_run import read_run
 
     epsilon, delta, count = config.privacy.epsilon, config.privacy.delta, 0

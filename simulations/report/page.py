@@ -17,7 +17,7 @@ from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
 from server.run_folder.provenance import own_version
 from simulations.report.audit import audit_section
-from simulations.report.classes import classes
+from simulations.report.budget import together_text
 from simulations.report.data_block import data_rows
 from simulations.report.figures import report_figures
 from simulations.report.judgement import judgements
@@ -35,7 +35,15 @@ from simulations.report.outcome import (
     training_time,
 )
 from simulations.report.read_run import Run, read_run
-from simulations.report.tables import environment_rows, facts_rows, ledger_table, phase_rows, round_table, settings_rows
+from simulations.report.tables import (
+    classes,
+    environment_rows,
+    facts_rows,
+    ledger_table,
+    phase_rows,
+    round_table,
+    settings_rows,
+)
 from simulations.report.templating import rendered
 
 _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -134,6 +142,7 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         warnings=judgements(run),
         tiles=_tiles(run),
         sentence=guarantee_sentence(run),
+        together=together_text(run),
         terms=bool(facts or guarantee.get("covered") or guarantee.get("not_covered")),
         facts=facts,
         covers=guarantee.get("covered", []),

@@ -17,7 +17,7 @@ from privacy.commitment import POISSON, Tries
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.tuning import TuningLedger
 from simulations.cli.app import app
-from simulations.history.budget import spendings
+from simulations.report.budget import spendings
 from simulations.report.read_run import read_run
 from simulations.sweep import candidates
 from simulations.sweep.candidates import PrivateSweep

@@ -25,8 +25,8 @@ def budget_command(
 ) -> None:
     """Add up epsilon over all runs on the same data, sweeps included."""
     with refusals(ValueError):
-        from simulations.history.budget import Spending, spendings
         from simulations.history.folders import run_folders
+        from simulations.report.budget import Spending, spendings
 
         console = Console()
         with console.status("Composing"):
@@ -47,13 +47,12 @@ def budget_command(
                 highlight=False,
                 soft_wrap=True,
             )
-        added = spending.added
         if not math.isfinite(bound[0]):
             console.print("  together: no guarantee", style="red")
             return
-        how = "composed by privacy loss distributions" if bound != added else "epsilons and deltas added up"
         console.print(
-            f"  together: epsilon at most {epsilon_text(bound[0])} at delta {delta_text(bound[1])} ({how})",
+            f"  together: epsilon at most {epsilon_text(bound[0])} at delta {delta_text(bound[1])} "
+            f"({spending.how(bound)})",
             markup=False,
             highlight=False,
         )

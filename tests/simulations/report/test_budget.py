@@ -10,8 +10,12 @@ from typer.testing import CliRunner
 from privacy.accountants import composition
 from privacy.commitment import FloorStep
 from privacy.events import Poisson
+from server.config.load import parse
 from simulations.cli.app import app
-from simulations.history.budget import spendings
+from simulations.report.budget import spendings, together_text
+from simulations.report.notation import delta_text
+from simulations.report.page import render
+from simulations.report.read_run import read_run
 from tests.cases.recorded_runs import record_run_in
 
 EVERYONE, COHORT = Poisson(1.0, 1000), Poisson(0.05, 1000)
@@ -70,3 +74,43 @@ def test_the_command_states_the_sum_and_its_terms(tmp_path: Path) -> None:
     (found,) = json.loads(CliRunner().invoke(app, ["budget", str(tmp_path), "--json"]).stdout)
     assert found["epsilon"] < found["epsilon_added"]
     assert found["adjacency"] == "add_remove"
+
+
+def on_records(folder: Path) -> Path:
+    """The run as one on somebody's records; the invented ones are nobody's."""
+    (folder / "config.toml").write_text(parse({"name": "small", "data": {"source": "csv:own.csv"}}).to_toml())
+    return folder
+
+
+def beside_one_another(place: Path, *digests: str, **options: object) -> list[Path]:
+    """Runs in one output folder."""
+    folders = []
+    for number, digest in enumerate(digests):
+        folders.append(on_records(recorded(place, f"made-{number}", digest, **options)).rename(place / f"run-{number}"))
+    return folders
+
+
+def test_the_report_says_what_runs_on_the_same_data_guarantee_together(tmp_path: Path) -> None:
+    first, _, third, alone = beside_one_another(tmp_path, "one", "one", "one", "two")
+    (found, _) = spendings(sorted(tmp_path.glob("run-*")))
+    epsilon, delta = found.bound
+    assert epsilon < found.added[0]
+    page = render(read_run(third))
+    assert f"<p>2 other runs in {tmp_path.name} used the same data. All 3 together have ε ≤ {epsilon:.2f}" in page
+    assert f"at δ = {delta_text(delta)} (add-remove; composed by privacy loss distributions), as of" in page
+    assert together_text(read_run(first)) == together_text(read_run(third))
+    assert together_text(read_run(alone)) == ""
+    assert "used the same data" not in render(read_run(alone))
+
+
+def test_beside_a_run_without_a_guarantee_there_is_none_together(tmp_path: Path) -> None:
+    (first,) = beside_one_another(tmp_path, "one")
+    on_records(recorded(tmp_path, "made", "one", not_private="noise is off")).rename(tmp_path / "other")
+    assert "1 other run in" in together_text(read_run(first))
+    assert together_text(read_run(first)).endswith("so together they have none.")
+    assert together_text(read_run(tmp_path / "other")) == ""
+
+
+def test_invented_records_are_not_added_up_in_a_report(tmp_path: Path) -> None:
+    folders = [recorded(tmp_path, f"made-{n}", "one").rename(tmp_path / f"run-{n}") for n in range(2)]
+    assert [together_text(read_run(folder)) for folder in folders] == ["", ""]

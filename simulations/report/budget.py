@@ -17,7 +17,8 @@ from privacy.accountants import composition
 from privacy.commitment import FloorStep
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
-from server.run_folder.names import DATA_FILE, LEDGER_FILE, ROSTER_FILE, SOURCE_FILE
+from server.run_folder.names import DATA_FILE, LEDGER_FILE, ROSTER_FILE, SOURCE_FILE, STATUS_FILE
+from simulations.report.notation import delta_text, epsilon_text
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import Run, read_run
 
@@ -80,6 +81,10 @@ class Spending:
         found = self.composed
         return self.added if found is None or found[0] > self.added[0] else found
 
+    def how(self, bound: tuple[float, float]) -> str:
+        """Which of the two a bound is."""
+        return "epsilons and deltas added up" if bound == self.added else "composed by privacy loss distributions"
+
 
 def spendings(folders: Iterable[Path]) -> list[Spending]:
     """The runs in these folders by data set and unit; those that charged nothing are left out."""
@@ -96,6 +101,31 @@ def spendings(folders: Iterable[Path]) -> list[Spending]:
         if cost.event is None or cost.event not in {run.event for run in runs}:
             runs.append(cost)
     return list(found.values())
+
+
+def together_text(run: Run) -> str:
+    """What a run guarantees together with the others in its output folder that used the same data, in sentences.
+
+    Empty where there are no others, where the run has no guarantee of its own, and for the data that Lacquer invents,
+    which are nobody's.
+    """
+    digest = data_digest(run.path)
+    if digest is None or run.not_private or (run.config and run.config.data.source == "notes"):
+        return ""
+    beside = sorted(status.parent for status in run.path.resolve().parent.glob(f"*/{STATUS_FILE}"))
+    found = spendings(folder for folder in beside if data_digest(folder) == digest)
+    own = next((spending for spending in found if run.path.resolve() in {each.folder for each in spending.runs}), None)
+    if own is None or len(own.runs) == 1:
+        return ""
+    others = len(own.runs) - 1
+    text = f"{others} other run{'s' * (others > 1)} in {run.path.resolve().parent.name} used the same data."
+    epsilon, delta = bound = own.bound
+    if not math.isfinite(epsilon):
+        return f"{text} Not all of them have a guarantee, so together they have none."
+    return (
+        f"{text} All {len(own.runs)} together have ε ≤ {epsilon_text(epsilon)} at δ = {delta_text(delta)} "
+        f"(add-remove; {own.how(bound)}), as of the writing of this page."
+    )
 
 
 def data_digest(folder: Path) -> str | None:
