@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from simulations.report import plots
+from simulations.report.judgement import sum_text
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.read_run import Run, read_run
 from simulations.report.svg import Reading, inline_svg, write_themes
@@ -118,8 +119,12 @@ def report_figures(run: Run) -> list[ReportFigure]:
         add(
             "norms",
             "Signal and noise",
-            "Norm of the released update, and what of it noise alone explains. Learning is possible with a signal far "
-            "below the noise, because the noise points elsewhere every round.",
+            "Norm of the released update, and what of it noise alone explains. "
+            + (
+                sum_text(run)
+                or "Learning is possible with a signal far below the noise, because the noise points elsewhere every "
+                "round."
+            ),
             f"The released norm goes from {number_text(values[0])} to {number_text(values[-1])}.",
             plots.over_rounds(plots.update_norm, run.metrics),
             _readings(run, "update_norm", number_text, noise_norm="noise", signal_estimate="signal"),

@@ -101,8 +101,22 @@ def drowned(run: Run) -> bool:
     return signal < DEVIATIONS * spread
 
 
+def sum_text(run: Run) -> str:
+    """Of releases that are drowned where their sum over the rounds is not, since the model clearly beats its start.
+
+    Signals of T rounds add up like T and noise like sqrt(T). Empty where the one or the other does not hold.
+    """
+    found = learnt(run)
+    if found is None or not found.clearly_better or not drowned(run):
+        return ""
+    return (
+        f"No single release can be told from its noise here. Their sum over {len(run.rounds)} rounds can: validation "
+        f"{found.name} was {found.before_text} before round 1 and is {found.after_text} now."
+    )
+
+
 def _drowned(run: Run) -> Iterator[str]:
-    if drowned(run):
+    if drowned(run) and not sum_text(run):
         measured = sum(r.update_norm is not None and bool(r.noise_norm) for r in run.rounds)
         yield (
             f"Over {measured} rounds the released updates cannot be told from their noise. Lower the clip "

@@ -1,5 +1,6 @@
 """What a run came to, in words: how it ended, what it guarantees, how long it took, what it answers."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ _STATE_TEXTS = {
     "unknown": "State unknown",
 }
 
+CLEAR = 2.0
+"""A gain is clear where it exceeds so many standard errors."""
+
 
 @dataclass(frozen=True)
 class Learnt:
@@ -24,17 +28,33 @@ class Learnt:
         name: of the measure: accuracy, or perplexity of a language model.
         before, after: accuracy as a share; perplexity.
         who: whose records it was trained on.
+        count: records, or tokens of a language model, that both were measured on; None where that is not known.
     """
 
     name: str
     before: float
     after: float
     who: str
+    count: float | None = None
 
     @property
     def better(self) -> bool:
         """Whether anything was gained."""
         return self.after > self.before if self.name == "accuracy" else self.after < self.before
+
+    @property
+    def clearly_better(self) -> bool:
+        """Whether the gain is beyond chance, two standard errors; False where the records were not counted.
+
+        Accuracies are taken as those of independent draws, which overstates the error of the same records twice. Of a
+        token's loss it is supposed that training moves it with a standard deviation of at most a nat.
+        """
+        if not self.count or not self.better:
+            return False
+        if self.name == "accuracy":
+            variance = self.before * (1.0 - self.before) + self.after * (1.0 - self.after)
+            return self.after - self.before > CLEAR * math.sqrt(variance / self.count)
+        return math.log(self.before / self.after) > CLEAR / math.sqrt(self.count)
 
     @property
     def before_text(self) -> str:
@@ -78,7 +98,7 @@ def learnt(run: Run) -> Learnt | None:
         if after is None and known:
             after = known[-1]
         if before is not None and after is not None:
-            return Learnt(name, before, after, who)
+            return Learnt(name, before, after, who, run.result("validation_records"))
     return None
 
 

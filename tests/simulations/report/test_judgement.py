@@ -6,7 +6,9 @@ import pytest
 
 from server.config.load import parse
 from server.run_folder.data_facts import SIMULATED, DataFacts
+from simulations.report.figures import report_figures
 from simulations.report.judgement import foreseen, judgements
+from simulations.report.read_run import Run
 from tests.cases.recorded_runs import finished, recorded_metrics, recorded_start, settled
 
 FACTS = DataFacts(SIMULATED, {"source": 30}, {}, {}, {}, {"train": 20}, {"train": 2})
@@ -53,6 +55,35 @@ def test_updates_that_are_all_noise_are_named(norm: float, warned: bool) -> None
     metrics = [recorded_start(8), *(replace(settled(r), update_norm=norm) for r in recorded_metrics(8, 8)[1:])]
     found = judgements(finished(metrics=metrics))
     assert [text.startswith("Over 8 rounds the released updates cannot be told") for text in found] == [True] * warned
+
+
+def all_noise(**results: float) -> Run:
+    metrics = [recorded_start(8), *(replace(settled(r), update_norm=1.5) for r in recorded_metrics(8, 8)[1:])]
+    return finished(results, metrics=metrics)
+
+
+@pytest.mark.parametrize(("after", "records", "clear"), [(0.6, 500, True), (0.6, 150, False), (0.49, 5000, False)])
+def test_updates_that_are_all_noise_are_no_failure_where_their_sum_is_not(
+    after: float, records: int, clear: bool
+) -> None:
+    """0.5 becomes 0.6: twice the standard error is 0.063 of 500 records and 0.114 of 150."""
+    run = all_noise(validation_accuracy=after, validation_records=records)
+    assert any("cannot be told from their noise" in text for text in judgements(run)) is not clear
+    (figure,) = (figure for figure in report_figures(run) if figure.name == "norms")
+    said = (
+        "No single release can be told from its noise here. Their sum over 8 rounds can: validation accuracy was "
+        "50.0\u00a0% before round 1 and is 60.0\u00a0% now."
+    )
+    assert (said in figure.meaning) is clear
+    assert ("Learning is possible with a signal far below" in figure.meaning) is not clear
+
+
+@pytest.mark.parametrize(("tokens", "clear"), [(2000, True), (1000, False)])
+def test_a_language_model_is_clearly_better_by_its_perplexity(tokens: int, clear: bool) -> None:
+    """20 becomes 19: 0.0513 nats a token; twice the standard error is 0.0447 of 2,000 tokens and 0.0632 of 1,000."""
+    run = all_noise(validation_perplexity=19.0, validation_records=tokens)
+    run.metrics[0] = replace(run.metrics[0], validation_perplexity=20.0)
+    assert any("cannot be told from their noise" in text for text in judgements(run)) is not clear
 
 
 @pytest.mark.parametrize(("last", "warned"), [(0.5, False), (0.6, False), (0.7, True), (0.3, True)])
