@@ -81,7 +81,7 @@ class Model(Table):
         rank: r of every adapter; its values grow with it.
         alpha: the scale of an adapter is alpha / rank.
         targets: names of the linear layers that get an adapter, separated by commas; "auto" takes
-            the queries and values of the model's attention.
+            the queries and values of the model's attention, "all-linear" every linear layer of its blocks.
         layers: how many layers, from the top, are adapted; 0 adapts all.
         max_length: most tokens of a record; what is longer is cut.
         chat_template: renders conversations (Jinja); empty takes the tokenizer's own.

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from client.models.base import load_base, load_skeleton
@@ -64,6 +65,16 @@ def test_a_skeleton_has_the_shape_and_no_weights() -> None:
     assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
     values = trained_values(config, methods(config), skeleton)
     assert values == trained_values(config, methods(config), model) == 28672
+
+
+def test_what_is_trained_follows_all_linear() -> None:
+    """random:llama has 2 blocks of 7 linear layers, whose A and B together have rank x (in + out) values."""
+    keys = {"model.name": "random:llama", "model.targets": "all-linear", "model.layers": 0, "model.rank": 2}
+    config = changed_settings(load(preset_files()["silo-diabetes"]), {**keys, "strategy.aggregation": "plain"})
+    model = load_base("random:llama", "causal-lm")[0]
+    layers = [m for path, m in model.named_modules() if isinstance(m, nn.Linear) and path != "lm_head"]
+    assert len(layers) == 14
+    assert trained_values(config, methods(config), model) == sum(2 * (m.in_features + m.out_features) for m in layers)
 
 
 def test_more_clients_and_more_epsilon_mean_more_signal() -> None:
