@@ -1,4 +1,4 @@
-"""The page "Your own strategy": its example is a file that works, conforms, and runs end to end."""
+"""The page "Your own strategy": its examples are files that work, conform, and run end to end."""
 
 import importlib
 import json
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.supercore.task_identity import TaskIdentity
 
 from privacy.ledger.ledger import Ledger
@@ -16,10 +17,11 @@ from server.config.load import load
 from simulations.engines.inprocess import run_inprocess
 from simulations.preflight import check
 from simulations.presets.load import configure
+from strategies.optimizers.optimizer import ServerStep
 from tests.end_to_end.lacquer_process import TINY
 
 GUIDE = (Path(__file__).parents[2] / "docs/strategy.md").read_text(encoding="utf-8")
-NAME = "my_methods"
+NAME, OPTIMIZERS = "my_methods", "my_optimizers"
 
 
 def blocks(language: str) -> list[str]:
@@ -28,21 +30,52 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder with the example in it, on the path as `lacquer run` puts it there."""
-    example, _ = blocks("python")
-    (tmp_path / f"{NAME}.py").write_text(example)
+    """A user's folder with the examples in it, on the path as `lacquer run` puts it there."""
+    controller, _, optimizer, _ = blocks("python")
+    (tmp_path / f"{NAME}.py").write_text(controller)
+    (tmp_path / f"{OPTIMIZERS}.py").write_text(optimizer)
     (tmp_path / "tiny.toml").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     yield tmp_path
-    sys.modules.pop(NAME, None)
+    for name in (NAME, OPTIMIZERS):
+        sys.modules.pop(name, None)
 
 
-def test_the_example_is_short_and_conforms(folder: Path) -> None:
-    example, check = blocks("python")
+@pytest.mark.parametrize("number", [0, 1], ids=["controller", "optimizer"])
+def test_the_examples_are_short_and_conform(folder: Path, number: int) -> None:
+    example, check = blocks("python")[2 * number : 2 * number + 2]
     assert len([line for line in example.splitlines() if line.strip()]) <= 50
     exec(check, {})
+
+
+def test_the_optimizer_does_what_it_says(folder: Path) -> None:
+    optimizer = importlib.import_module(OPTIMIZERS).SoftThreshold(learning_rate=2.0, momentum=0.5, threshold=0.5)
+    parameters, update = torch.zeros(3), torch.tensor([1.0, -3.0, 0.1])
+    state = optimizer.init(parameters)
+    for round, moved in ((1, [1.0, -5.0, 0.0]), (2, [2.5, -12.5, 0.0])):
+        step = ServerStep(round, update, torch.tensor(1.0, dtype=torch.float64))
+        state, parameters = optimizer.step(state, parameters, step)
+        assert parameters.tolist() == moved
+
+
+def guide_settings(command: str) -> list[str]:
+    words = shlex.split(command)
+    assert words[:3] == ["lacquer", "run", "quickstart"]
+    return [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+
+
+def test_the_optimizer_of_the_guide_in_a_whole_run(folder: Path) -> None:
+    (command,) = (block for block in blocks("sh") if OPTIMIZERS in block)
+    config = configure(str(folder / "tiny.toml"), guide_settings(command), {"engine.workers": 1}, folder)
+    check(config)
+    run_folder = folder / "run"
+    run_folder.mkdir()
+    run_inprocess(config, run_folder)
+    resolved = load(run_folder / "config.toml").strategy
+    assert (resolved.optimizer, resolved.optimizer_options) == (f"{OPTIMIZERS}:SoftThreshold", {"threshold": 0.25})
+    assert json.loads((run_folder / "results.json").read_text())["rounds_done"] == config.rounds
 
 
 def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type: ignore[no-untyped-def]
@@ -64,11 +97,7 @@ def test_the_example_does_what_it_says(folder: Path, released) -> None:  # type:
 
 def test_the_command_of_the_guide_and_a_whole_run_in_process(folder: Path) -> None:
     """The guide's own --set arguments, on a preset of two rounds and a model of random weights."""
-    command = blocks("sh")[0]
-    words = shlex.split(command)
-    assert words[:3] == ["lacquer", "run", "quickstart"]
-    settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = [line.replace("patience=2", "patience=1") for line in settings]
+    settings = [line.replace("patience=2", "patience=1") for line in guide_settings(blocks("sh")[0])]
     config = configure(str(folder / "tiny.toml"), settings, {"engine.workers": 1, "rounds": 3}, folder)
     assert config.strategy.controller == f"{NAME}:HalveWhenQuiet"
     check(config)
