@@ -131,6 +131,35 @@ def a_round() -> tuple[tuple[float, float], list[Box | Arrow]]:
     return (795, 240), [*arrows, *order, noise, step, look]
 
 
+def crossing(x: float, top: float, bottom: float, word: str, *, up: bool = False) -> Arrow:
+    """What crosses a border between two boxes, down or up."""
+    return Arrow(((x, bottom), (x, top + 4)) if up else ((x, top), (x, bottom - 4)), word)
+
+
+def packages() -> tuple[tuple[float, float], list[Box | Arrow]]:
+    """The five packages, each above all that it may import, and what crosses the borders between them."""
+    simulations = Box(420, 40, ("simulations", "the lacquer command, engines, reports, Python"), 330)
+    server = Box(420, 170, ("server", "the ServerApp: settings, rounds, checkpoints, evaluation"), 800)
+    client = Box(635, 300, ("client", "where the data lie: records, base model, training"), 370)
+    strategies = Box(180, 385, ("strategies", "controllers, optimizers, aggregations"), 320)
+    privacy = Box(420, 515, ("privacy", "clipping, ledger, the noise, accountants, secure sums"), 800, marked=True)
+    half = server.height / 2
+    arrows: list[Box | Arrow] = [
+        crossing(320, 40 + half, 170 - half, "settings"),
+        crossing(520, 40 + half, 170 - half, "run folder: released and public values", up=True),
+        crossing(550, 170 + half, 300 - half, "adapter, plan"),
+        crossing(720, 170 + half, 300 - half, "sums of clipped updates", up=True),
+        crossing(100, 170 + half, 385 - half, "sums, public loss"),
+        crossing(260, 170 + half, 385 - half, "plan, next adapter", up=True),
+        crossing(100, 385 + half, 515 - half, "plan, sum"),
+        crossing(260, 385 + half, 515 - half, "release", up=True),
+        crossing(620, 300 + half, 515 - half, "updates"),
+        crossing(740, 300 + half, 515 - half, "their clipped sum", up=True),
+        Arrow(((340, 385), (500, 385), (500, 300 + half + 4)), "adapter's layout"),
+    ]
+    return (840, 555), [*arrows, simulations, server, client, strategies, privacy]
+
+
 def svg(size: tuple[float, float], parts: list[Box | Arrow], colours: dict[str, str], page: str) -> str:
     """A whole file; `page` is the colour that words on lines stand on."""
     width, height = size
@@ -146,7 +175,7 @@ def svg(size: tuple[float, float], parts: list[Box | Arrow], colours: dict[str, 
     )
 
 
-DIAGRAMS = {"choose": choose, "round": a_round}
+DIAGRAMS = {"choose": choose, "round": a_round, "packages": packages}
 
 
 def drawn() -> dict[str, str]:
