@@ -54,36 +54,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for name, command, panel in (
-    ("sweep", sweep_command, "Train"),
-    ("init", init_command, PREPARE),
-    ("presets", presets_command, PREPARE),
-    ("config", config_command, PREPARE),
-    ("calibrate", calibrate_command, PREPARE),
-    ("plan", plan_command, PREPARE),
-    ("doctor", doctor_command, PREPARE),
-    ("runs", runs_command, LOOK),
-    ("compare", compare_command, LOOK),
-    ("budget", budget_command, LOOK),
-    ("track", track_command, LOOK),
-    ("audit", audit_command, LOOK),
-    ("predict", predict_command, MODEL),
-    ("generate", generate_command, MODEL),
-    ("evaluate", evaluate_command, MODEL),
-    ("export", export_command, MODEL),
-    ("certificates", certificates_command, FEDERATION),
-    ("identity", identity_command, FEDERATION),
-    ("federation", federation_command, FEDERATION),
-    ("deploy", deploy_command, FEDERATION),
-    ("follow", follow_command, FEDERATION),
-    ("stop", stop_command, FEDERATION),
-    ("logs", logs_command, FEDERATION),
-    ("admit", admit_command, FEDERATION),
-    ("expel", expel_command, FEDERATION),
-    ("clients", clients_command, FEDERATION),
-):
-    app.command(name, rich_help_panel=panel)(command)
-app.command("keys", hidden=True)(certificates_command)  # the former name of `certificates`
 
 
 def _version(asked: bool) -> None:
@@ -124,7 +94,6 @@ Track = Annotated[
 ]
 
 
-@app.command(rich_help_panel="Train")
 def run(
     preset: Annotated[
         str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.", autocompletion=completion.presets)
@@ -191,7 +160,6 @@ def recipe(
     run(preset, settings, quiet=quiet)
 
 
-@app.command(rich_help_panel="Train")
 def resume(
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.", exists=True)],
     engine: Annotated[EngineKind | None, typer.Option(help="Another engine than the run had.")] = None,
@@ -276,7 +244,6 @@ def _run(
         summary.print_summary(folder, console)
 
 
-@app.command(rich_help_panel=LOOK)
 def report(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)],
 ) -> None:
@@ -296,3 +263,38 @@ def _say_interrupted(folder: Path) -> None:
 def _how_to_go_on(folder: Path) -> str:
     """Before there is a ledger nothing was spent, and starting anew loses nothing."""
     return f"\nResume with: lacquer resume {folder}" if (folder / LEDGER_FILE).is_file() else ""
+
+
+for name, command, panel in (
+    ("run", run, "Train"),
+    ("resume", resume, "Train"),
+    ("sweep", sweep_command, "Train"),
+    ("init", init_command, PREPARE),
+    ("presets", presets_command, PREPARE),
+    ("config", config_command, PREPARE),
+    ("calibrate", calibrate_command, PREPARE),
+    ("plan", plan_command, PREPARE),
+    ("doctor", doctor_command, PREPARE),
+    ("runs", runs_command, LOOK),
+    ("report", report, LOOK),
+    ("compare", compare_command, LOOK),
+    ("budget", budget_command, LOOK),
+    ("track", track_command, LOOK),
+    ("audit", audit_command, LOOK),
+    ("predict", predict_command, MODEL),
+    ("generate", generate_command, MODEL),
+    ("evaluate", evaluate_command, MODEL),
+    ("export", export_command, MODEL),
+    ("certificates", certificates_command, FEDERATION),
+    ("identity", identity_command, FEDERATION),
+    ("federation", federation_command, FEDERATION),
+    ("deploy", deploy_command, FEDERATION),
+    ("follow", follow_command, FEDERATION),
+    ("stop", stop_command, FEDERATION),
+    ("logs", logs_command, FEDERATION),
+    ("admit", admit_command, FEDERATION),
+    ("expel", expel_command, FEDERATION),
+    ("clients", clients_command, FEDERATION),
+):
+    app.command(name, rich_help_panel=panel)(command)
+app.command("keys", hidden=True)(certificates_command)  # the former name of `certificates`

@@ -15,9 +15,24 @@ from server.config.schema import RunConfig
 PRESETS = Path(__file__).parent
 
 
+PURPOSES = {
+    "To begin with": ("quickstart", "silo-quickstart", "silos", "secure-sums", "chat"),
+    "Public data sets": (
+        "sst2", "sst2-aligned", "wikitext2", "chat-dialogues", "silo-diabetes", "silo-samsum", "silo-pubmed",
+    ),
+    "In phases": ("dp-atdp", "jft-atdp"),
+    "Comparisons, papers": (
+        "compare-notes", "compare-sst2", "compare-sst2-smollm2", "compare-mnli", "compare-clinc150", "compare-diabetes",
+        "silo-diabetes-paper", "silo-pubmed-paper",
+    ),
+}  # fmt: skip
+"""Presets by what they are for, in the order in which they are listed."""
+
+
 def preset_files() -> dict[str, Path]:
-    """Presets by name, those with phases last."""
-    return {file.stem: file for folder in (PRESETS, PRESETS / "phases") for file in sorted(folder.glob("*.toml"))}
+    """Presets by name, in the order of :data:`PURPOSES`."""
+    found = {file.stem: file for folder in (PRESETS, PRESETS / "phases") for file in folder.glob("*.toml")}
+    return {name: found[name] for names in PURPOSES.values() for name in names}
 
 
 def describe(file: Path, lines: int | None = None) -> str:

@@ -1,9 +1,11 @@
 """``lacquer presets``: what can be run by name, and what it takes."""
 
 import difflib
+import itertools
 import json
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,10 +15,12 @@ from rich.text import Text
 from server.config.load import ConfigError
 from simulations.cli import completion
 from simulations.cli.exits import refusals
-from simulations.presets.load import describe, preset_files
+from simulations.presets.load import PURPOSES, describe, preset_files
 from simulations.presets.needs import Needs, needs_of
 from simulations.report.notation import plain_table
 from simulations.sweep.cells import sweep_files
+
+SWEEPS = "Sweeps"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Listed:
     kind: str
     about: str
     needs: Needs | None
+    purpose: str
 
     @property
     def sentence(self) -> str:
@@ -45,26 +50,33 @@ def presets_command(
         if name:
             _show(name, as_json)
             return
-    every = [*(Listed(name, "preset", describe(file), needs_of(file)) for name, file in preset_files().items())]
-    every += [Listed(name, "sweep", describe(file, lines=1), None) for name, file in sweep_files().items()]
+    every = [_preset(name, file) for name, file in preset_files().items()]
+    every += [_sweep(name, describe(file, lines=1)) for name, file in sweep_files().items()]
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in every], indent=2))
         return
     table = plain_table(gap=2)
     for column in ("Preset", "Time", "About"):
         table.add_column(column, no_wrap=column != "About")
-    for one in every:
-        if one.needs is not None:
-            table.add_row(Text(one.name, "cyan"), Text(one.needs.time), Text(one.sentence))
-    table.add_row()
-    table.add_row(Text("Sweeps", "bold"), "", "for `lacquer sweep`")
-    for one in every:
-        if one.needs is None:
-            table.add_row(Text(one.name, "cyan"), "", Text(one.sentence))
+    for purpose, listed in itertools.groupby(every, lambda one: one.purpose):
+        if table.row_count:
+            table.add_row()
+        table.add_row(Text(purpose, "bold"), "", "for `lacquer sweep`" if purpose == SWEEPS else "")
+        for one in listed:
+            table.add_row(Text(one.name, "cyan"), Text(one.needs.time if one.needs else ""), Text(one.sentence))
     console = Console()
     console.print(table)
     hint = "Times are those of two CPU cores. One preset with what it needs: lacquer presets NAME"
     console.print(hint, style="dim", highlight=False, soft_wrap=True)
+
+
+def _preset(name: str, file: Path) -> Listed:
+    purpose = next(purpose for purpose, names in PURPOSES.items() if name in names)
+    return Listed(name, "preset", describe(file), needs_of(file), purpose)
+
+
+def _sweep(name: str, about: str) -> Listed:
+    return Listed(name, "sweep", about, None, SWEEPS)
 
 
 def _show(name: str, as_json: bool) -> None:
@@ -72,11 +84,11 @@ def _show(name: str, as_json: bool) -> None:
     if name not in files:
         near = difflib.get_close_matches(name, files, n=1)
         raise ConfigError(f"no preset is called {name!r}; " + (f"did you mean {near[0]}?" if near else "see the list"))
-    file, sweep = files[name], name in sweep_files()
-    needs = None if sweep else needs_of(file)
+    file = files[name]
+    one = _sweep(name, describe(file)) if name in sweep_files() else _preset(name, file)
     if as_json:
-        typer.echo(json.dumps(asdict(Listed(name, "sweep" if sweep else "preset", describe(file), needs)), indent=2))
+        typer.echo(json.dumps(asdict(one), indent=2))
         return
-    if needs is not None:
-        typer.echo(f"# Time on two CPU cores: {needs.time}. Needs: {needs.text}.")
+    if one.needs is not None:
+        typer.echo(f"# Time on two CPU cores: {one.needs.time}. Needs: {one.needs.text}.")
     typer.echo(file.read_text(encoding="utf-8"), nl=False)

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simulations.cli.app import app
+from simulations.presets.load import PRESETS, PURPOSES
 
 
 def lacquer(*arguments: str) -> str:
@@ -49,6 +50,21 @@ def test_a_preset_is_shown_with_its_time_and_its_needs() -> None:
     assert listed["wikitext2"]["needs"]["time"] == "not measured"
     assert "Time:" not in listed["quickstart"]["about"]
     assert CliRunner().invoke(app, ["presets", "quikstart"]).exit_code == 2
+
+
+def test_presets_are_listed_by_purpose_and_none_is_missing() -> None:
+    listed = json.loads(lacquer("presets", "--json"))
+    assert listed[0]["name"] == "quickstart"
+    assert list(dict.fromkeys(one["purpose"] for one in listed)) == [*PURPOSES, "Sweeps"]
+    presets = {one["name"] for one in listed if one["kind"] == "preset"}
+    assert presets == {file.stem for folder in (PRESETS, PRESETS / "phases") for file in folder.glob("*.toml")}
+    shown = lacquer("presets")
+    assert 0 < shown.index("To begin with") < shown.index("quickstart") < shown.index("Public data sets")
+
+
+def test_help_begins_with_run() -> None:
+    shown = lacquer("--help")
+    assert 0 < shown.index(" run ") < shown.index(" resume ") < shown.index(" sweep ") < shown.index(" init ")
 
 
 @pytest.mark.parametrize(
