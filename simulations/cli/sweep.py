@@ -1,5 +1,6 @@
 """``lacquer sweep``: a grid of runs from one file, resumable, with what may be compared kept in one results file."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,9 @@ def sweep_command(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most cells to run now.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells; run nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: no progress; one object with the table at the end.")
+    ] = False,
     private: Annotated[
         bool,
         typer.Option(
@@ -61,6 +65,8 @@ def sweep_command(
         name, every = read_cells(named_file(preset, sweep_files(), "sweep"), data.expanduser().resolve())
         cells = chosen(every, only or [])
         if private:
+            if as_json:
+                raise ConfigError("--json does not go with --private, which releases one run: lacquer runs --json")
             if results is not None or limit is not None:
                 raise ConfigError("--private goes with neither --results nor --limit: it is one event, with one result")
             law, place = tries_of(tries, draw, len(cells)), (output / f"{name}-private").resolve()
@@ -73,8 +79,14 @@ def sweep_command(
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
         multipliers = check_cells(cells if dry_run else todo)
-    console = table_console()
+    console = Console(quiet=True) if as_json else table_console()
     if dry_run:
+        if as_json:
+            listed = [
+                {"cell": cell.key, "noise_multipliers": multipliers[cell.key], "done": cell.key in store.done}
+                for cell in cells
+            ]
+            typer.echo(json.dumps({"cells": listed}, indent=2))
         print_cells(console, cells, multipliers, store.done)
         return
     store.save()
@@ -86,16 +98,18 @@ def sweep_command(
         say("Interrupted; what was running is stopped, its ledgers are kept. The same command continues.", "yellow")
         raise typer.Exit(INTERRUPTED) from None
     console.print(f"{summary_line(progress)}; results: {store.file}", markup=False, highlight=False, soft_wrap=True)
-    if store.done:
-        _show_comparison(folder, console)
+    compared = _show_comparison(folder, console) if store.done else []
+    if as_json:
+        said = {"folder": str(folder), "results": str(store.file), "groups": compared, "failed": dict(progress.failed)}
+        typer.echo(json.dumps(said, indent=2))
     for key, error in progress.failed:
         say(f"\n{key} failed: {error}")
     if progress.failed:
         raise typer.Exit(FAILED)
 
 
-def _show_comparison(folder: Path, console: Console) -> None:
-    """The table of all cells that are done, and the page with their curves."""
+def _show_comparison(folder: Path, console: Console) -> list[dict[str, object]]:
+    """The table of all cells that are done, also for programs, and the page with their curves."""
     from simulations.history.compare import compare_folders
     from simulations.history.compare_page import PAGE, comparison_table, write_comparison
     from simulations.history.folders import run_folders
@@ -104,8 +118,9 @@ def _show_comparison(folder: Path, console: Console) -> None:
     try:
         found = compare_folders(run_folders([folder], finished=True))
     except NoRunFolder:  # all cells were done elsewhere: their rows are known, their folders are not here
-        return
+        return []
     if found.groups:
         console.print(comparison_table(found))
         page = write_comparison(found, folder / PAGE)
         console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
+    return found.to_json()

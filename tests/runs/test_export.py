@@ -149,8 +149,10 @@ with torch.no_grad():
 def test_a_merged_model_computes_what_the_adapter_computes(made: MakeRun, tmp_path: Path) -> None:
     folder = made("instruction", "llama")
     run = read_finished(folder)
-    result = lacquer(folder, tmp_path / "out", "--merged")
+    result = lacquer(folder, tmp_path / "out", "--merged", "--json")
     assert result.exit_code == 0, result.output
+    said = {"folder": str(tmp_path / "out"), "form": "merged", "gguf": None, "hub": None}
+    assert json.loads(result.stdout) == said
     ids, logits, dtype = alone(CHAT, tmp_path / "out", "aaaa number 2?", cwd=tmp_path)
     with torch.no_grad():
         wanted = run.language_model()(torch.tensor(ids)).logits

@@ -64,6 +64,17 @@ def test_several_prompts_know_nothing_of_each_other(made: MakeRun) -> None:
     assert both.rstrip().endswith(f"> Second?\n{alone}".rstrip())
 
 
+def test_answers_for_programs(made: MakeRun) -> None:
+    run = str(made("instruction"))
+    alone = lacquer(run, "--prompt", "Second?").stdout.removesuffix("\n")
+    first, second = json.loads(lacquer(run, "--prompt", "First?", "--prompt", "Second?", "--json").stdout)
+    assert first["prompt"] == "First?"
+    assert second == {"prompt": "Second?", "answer": alone}
+    refused = lacquer(run, "--json")
+    assert refused.exit_code == 2
+    assert "--json needs --prompt" in refused.stderr
+
+
 def writer_of(run: Path, **options: Any) -> Writer:
     return Writer.of(read_finished(run), Decoding(**{"longest": 8, **options}), "", adapted=True)
 

@@ -54,6 +54,17 @@ def test_a_dry_run_lists_the_cells_with_their_noise_and_runs_nothing(sweep, tmp_
     assert lines[0].endswith("to do")
     assert lines[1] == "g/floor/seed=0  z none  to do"
     assert not (tmp_path / "runs").exists()
+    code, output = sweep("--dry-run", "--only", "g/f*", "--json")
+    fixed, floor = json.loads(output)["cells"]
+    assert (code, fixed["cell"], fixed["done"]) == (0, "g/fixed/seed=0", False)
+    assert min(fixed["noise_multipliers"]) > 0.3
+    assert floor["noise_multipliers"] == []
+
+
+def test_what_a_private_sweep_releases_is_no_table(sweep) -> None:
+    code, output = sweep("--private", "--json")
+    assert code == 2
+    assert "--json does not go with --private" in output
 
 
 @pytest.mark.parametrize(
@@ -198,9 +209,14 @@ def test_a_sweep_survives_a_failing_cell_and_a_second_one_runs_only_what_is_miss
     before = {variant: len(attempts(cell, output_folder)) for variant, cell in cells.items()}
     file.unlink()  # results are found again in the run folders
     (tmp_path / "own_broken.py").write_text(BROKEN.replace("raise RuntimeError", "return arguments[0], arguments[1] #"))
+    code, output = sweep("--json")
+    assert code == 0, output
+    said = json.loads(output)
+    assert (said["folder"], said["results"], said["failed"]) == (str(output_folder), str(file), {})
+    assert {group["label"] for group in said["groups"]} == {"g/broken", "g/fixed", "g/floor"}
     code, output = sweep()
     assert code == 0, output
-    assert "3 of 3 cells done, 2 of them before" in output
+    assert "3 of 3 cells done, 3 of them before" in output
     after = {variant: len(attempts(cell, output_folder)) for variant, cell in cells.items()}
     assert after == {**before, "broken": 2}
     assert len(read_results(file)) == 3

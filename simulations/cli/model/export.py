@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -9,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulations.cli.exits import refusals
 
 if TYPE_CHECKING:
+    from server.evaluation.exported import Form
     from server.evaluation.finished import FinishedRun
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -31,6 +33,7 @@ def export_command(
     push_to_hub: Annotated[
         str, typer.Option("--push-to-hub", metavar="NAME", help="Upload it as OWNER/NAME; a new one is private.")
     ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: folder, form, GGUF file, address.")] = False,
 ) -> None:
     """Write what a run has trained as a folder that plain libraries load.
 
@@ -43,12 +46,19 @@ def export_command(
         refuse_taken(folder)
         converter = find_converter(run) if gguf else None
         with written(folder) as draft:
-            export(run, draft, folder.resolve().name, merged=merged or gguf, converter=converter)
-        typer.echo(folder)
+            form = export(run, draft, folder.resolve().name, merged=merged or gguf, converter=converter)
+        if not as_json:
+            typer.echo(folder)
+        address = None
         if push_to_hub:
             from huggingface_hub import HfApi
 
-            typer.echo(push(folder, push_to_hub, HfApi()))
+            address = push(folder, push_to_hub, HfApi())
+            if not as_json:
+                typer.echo(address)
+    if as_json:
+        file = str(folder / f"{folder.resolve().name}.gguf") if converter else None
+        typer.echo(json.dumps({"folder": str(folder), "form": form, "gguf": file, "hub": address}, indent=2))
 
 
 def refuse_taken(folder: Path) -> None:
@@ -74,8 +84,8 @@ def written(folder: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def export(run: "FinishedRun", folder: Path, name: str, *, merged: bool, converter: Path | None = None) -> None:
-    """Write a run's model into an empty folder.
+def export(run: "FinishedRun", folder: Path, name: str, *, merged: bool, converter: Path | None = None) -> "Form":
+    """Write a run's model into an empty folder, and say in which form.
 
     Args:
         name: of the GGUF file, without its ending.
@@ -88,7 +98,7 @@ def export(run: "FinishedRun", folder: Path, name: str, *, merged: bool, convert
     from client.models import export as writing
     from server.evaluation.exported import describe
 
-    form: Literal["adapter", "merged", "classifier"] = "merged" if merged else "adapter"
+    form: Form = "merged" if merged else "adapter"
     if run.label_names:
         form = "classifier"
     file = f"{name}.gguf" if converter else ""
@@ -105,6 +115,7 @@ def export(run: "FinishedRun", folder: Path, name: str, *, merged: bool, convert
             if converter:
                 convert(converter, folder, folder / file)
     describe(run, folder, form, file)
+    return form
 
 
 def find_converter(run: "FinishedRun") -> Path:

@@ -1,5 +1,6 @@
 """``lacquer generate``: what a run's adapter answers, to prompts or in a chat on the terminal."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,12 +33,15 @@ def generate_command(
     ] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Sample from the most probable tokens of this mass.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs; needs --prompt.")] = False,
 ) -> None:
     """Answer prompts with a run's adapter, or chat with it on the terminal.
 
     In a chat an empty line or Ctrl-D ends, /reset forgets what was said.
     """
     with refusals(ValueError):
+        if as_json and not prompt:
+            raise ValueError("--json needs --prompt: a chat on the terminal is for people")
         from server.evaluation.finished import read_finished
 
         run = read_finished(run_folder)
@@ -49,11 +53,16 @@ def generate_command(
         if not prompt:
             chat(writer, _asked, lambda text: typer.echo(text, nl=False))
             return
+        answers = []
         for number, text in enumerate(prompt):
-            if len(prompt) > 1:
+            if len(prompt) > 1 and not as_json:
                 typer.echo(f"{chr(10) if number else ''}> {text}")
-            typer.echo(writer.answer(text))
+            answers.append({"prompt": text, "answer": writer.answer(text)})
             writer.reset()
+            if not as_json:
+                typer.echo(answers[-1]["answer"])
+    if as_json:
+        typer.echo(json.dumps(answers, indent=2))
 
 
 def refuse_what_writes_nothing(run: "FinishedRun", system: str) -> None:
