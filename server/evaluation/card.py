@@ -65,8 +65,9 @@ def card(
         license=BASE_LICENSES.get(config.model.name),
         model_name=config.name,
         eval_results=_results(config, test),
-        **({"id2label": dict(enumerate(label_names))} if label_names else {}),
     )
+    if label_names:
+        header["id2label"] = dict(enumerate(label_names))
     if test.perplexity is None:
         quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
     else:
