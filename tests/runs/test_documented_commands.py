@@ -4,14 +4,20 @@ import csv
 import re
 import shlex
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
+from server.config.load import flatten, unflatten
 from simulations import api
 from simulations.cli.app import app
+from simulations.planning import choices
+from tests.cases.finished_runs import records, run_of_every_task
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^<!-- runnable -->\n```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -46,13 +52,23 @@ def table(path: Path, columns: list[str], rows: int) -> None:
         csv.writer(file).writerows([columns, *(line[: len(columns)] for line in lines)])
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs of every task, for pages that use one and make none."""
+    return run_of_every_task(tmp_path_factory.mktemp("made"))
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's folder with the tables that pages speak of; a run from Python is as small as one of the command."""
+    """A reader's folder with the files that pages speak of; runs from Python and the choices of a plan are small."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     table(tmp_path / "complaints.csv", ["complaint", "product", "customer"], 360)
     table(tmp_path / "reviews.csv", ["review", "stars"], 300)
+    records(tmp_path / "public.jsonl")
+    (tmp_path / "my.toml").write_text('name = "my"\nrounds = 20\n[model]\nname = "random:bert"\n')
+    monkeypatch.setattr(choices, "RATES", (0.5, 1))
+    monkeypatch.setattr(choices, "ROUNDS", (1,))
     whole = api.run
     monkeypatch.setattr(api, "run", lambda config, settings=None: whole(config, {**(settings or {}), **QUICKSTART}))
     return tmp_path
@@ -65,23 +81,34 @@ def small(words: list[str]) -> list[str]:
     return [*words, *(part for key, value in settings.items() for part in ("--set", f"{key}={value}"))]
 
 
-def last_run(folder: Path) -> str:
+def small_sweep(file: str) -> str:
+    """A file with [settings] of a sweep, on tiny runs; other files as they are."""
+    table = tomllib.loads(file)
+    if "settings" not in table:
+        return file
+    return tomli_w.dumps({**table, "settings": unflatten({**flatten(table["settings"]), **QUICKSTART})})
+
+
+def last_run(folder: Path, text: str, made: Callable[[str], Path]) -> str:
+    """The run that a text means: the last of the page, or one of the kind that it is for."""
     runs = sorted((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime_ns)
-    return str(runs[-1]) if runs else "RUN"
+    if runs or "RUN" not in text:
+        return str(runs[-1]) if runs else "RUN"
+    return str(made("instruction" if "generate" in text or "CausalLM" in text else "classification"))
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
-def test_what_a_page_marks_runs(page: str, here: Path) -> None:
+def test_what_a_page_marks_runs(page: str, here: Path, made: Callable[[str], Path]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for file in re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if named := re.match(r"# ([\w-]+\.toml)\n", file):
-            (here / named[1]).write_text(file, encoding="utf-8")
+            (here / named[1]).write_text(small_sweep(file), encoding="utf-8")
     for language, block in BLOCK.findall(text):
         if language == "python":
-            exec(block.replace("RUN", last_run(here)), {})
+            exec(block.replace("RUN", last_run(here, block, made)), {})
             continue
         for line in block.splitlines():
-            command, *words = shlex.split(line.replace("RUN", last_run(here)), comments=True)
+            command, *words = shlex.split(line.replace("RUN", last_run(here, line, made)), comments=True)
             assert command == "lacquer", line
             done = CliRunner().invoke(app, small(words))
             assert done.exit_code == 0, (line, done.output)
@@ -89,5 +116,6 @@ def test_what_a_page_marks_runs(page: str, here: Path) -> None:
 
 
 def test_the_pages_to_start_with_are_run() -> None:
-    assert {"docs/start.md", "docs/coming-from.md"} <= set(RUNNABLE)
+    pages = ("start", "coming-from", "budget", "data", "planning", "serve", "tuning")
+    assert {f"docs/{page}.md" for page in pages} <= set(RUNNABLE)
     assert len(BLOCK.findall((ROOT / "docs/start.md").read_text(encoding="utf-8"))) == 3
