@@ -80,13 +80,14 @@ def sweep_command(
         todo = list(reversed(missing.values()))[:limit]
         multipliers = check_cells(cells if dry_run else todo)
     console = Console(quiet=True) if as_json else table_console()
+    if dry_run and as_json:
+        listed = [
+            {"cell": cell.key, "noise_multipliers": multipliers[cell.key], "done": cell.key in store.done}
+            for cell in cells
+        ]
+        typer.echo(json.dumps({"cells": listed}, indent=2))
+        return
     if dry_run:
-        if as_json:
-            listed = [
-                {"cell": cell.key, "noise_multipliers": multipliers[cell.key], "done": cell.key in store.done}
-                for cell in cells
-            ]
-            typer.echo(json.dumps({"cells": listed}, indent=2))
         print_cells(console, cells, multipliers, store.done)
         return
     store.save()

@@ -112,13 +112,14 @@ def together_text(run: Run) -> str:
     digest = data_digest(run.path)
     if digest is None or run.not_private or (run.config and run.config.data.source == "notes"):
         return ""
-    beside = sorted(status.parent for status in run.path.resolve().parent.glob(f"*/{STATUS_FILE}"))
+    path = run.path.resolve()
+    beside = sorted(status.parent for status in path.parent.glob(f"*/{STATUS_FILE}"))
     found = spendings(folder for folder in beside if data_digest(folder) == digest)
-    own = next((spending for spending in found if run.path.resolve() in {each.folder for each in spending.runs}), None)
+    own = next((spending for spending in found if path in {each.folder for each in spending.runs}), None)
     if own is None or len(own.runs) == 1:
         return ""
     others = len(own.runs) - 1
-    text = f"{others} other run{'s' * (others > 1)} in {run.path.resolve().parent.name} used the same data."
+    text = f"{others} run{'s' * (others > 1)} beside this one used the same data."
     epsilon, delta = bound = own.bound
     if not math.isfinite(epsilon):
         return f"{text} Not all of them have a guarantee, so together they have none."

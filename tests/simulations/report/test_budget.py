@@ -96,7 +96,7 @@ def test_the_report_says_what_runs_on_the_same_data_guarantee_together(tmp_path:
     epsilon, delta = found.bound
     assert epsilon < found.added[0]
     page = render(read_run(third))
-    assert f"<p>2 other runs in {tmp_path.name} used the same data. All 3 together have ε ≤ {epsilon:.2f}" in page
+    assert f"<p>2 runs beside this one used the same data. All 3 together have ε ≤ {epsilon:.2f}" in page
     assert f"at δ = {delta_text(delta)} (add-remove; composed by privacy loss distributions), as of" in page
     assert together_text(read_run(first)) == together_text(read_run(third))
     assert together_text(read_run(alone)) == ""
@@ -106,7 +106,7 @@ def test_the_report_says_what_runs_on_the_same_data_guarantee_together(tmp_path:
 def test_beside_a_run_without_a_guarantee_there_is_none_together(tmp_path: Path) -> None:
     (first,) = beside_one_another(tmp_path, "one")
     on_records(recorded(tmp_path, "made", "one", not_private="noise is off")).rename(tmp_path / "other")
-    assert "1 other run in" in together_text(read_run(first))
+    assert "1 run beside this one" in together_text(read_run(first))
     assert together_text(read_run(first)).endswith("so together they have none.")
     assert together_text(read_run(tmp_path / "other")) == ""
 
