@@ -109,8 +109,8 @@ def target_modules(model: nn.Module, spec: LoraSpec) -> dict[str, nn.Module]:
     if missing:
         known = sorted({path.rpartition(".")[2] for path, m in model.named_modules() if linear_shape(m)})
         raise ValueError(
-            f"targets {missing} name no module of {type(model).__name__}; its Linear layers are {known}; 'auto' chooses, "
-            "'all-linear' takes those of the blocks"
+            f"targets {missing} name no module of {type(model).__name__}; its Linear layers are {known}; 'auto' "
+            "chooses, 'all-linear' takes those of the blocks"
         )
     if spec.targets and not found:
         raise ValueError(f"layers {spec.layers} hold none of the targets {spec.targets}")
