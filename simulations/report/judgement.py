@@ -13,7 +13,7 @@ from server.run_folder.data_facts import DataFacts
 from server.run_folder.round_record import RoundRecord
 from simulations.report.data_block import shares_cut
 from simulations.report.notation import number_text, percent_text
-from simulations.report.outcome import learnt
+from simulations.report.outcome import clearly_better, learnt, validation_losses
 from simulations.report.read_run import Run
 
 LEAST_COHORT = 20
@@ -106,12 +106,13 @@ def sum_text(run: Run) -> str:
 
     Signals of T rounds add up like T and noise like sqrt(T). Empty where the one or the other does not hold.
     """
-    found = learnt(run)
-    if found is None or not found.clearly_better or not drowned(run):
+    found, (before, after) = learnt(run), validation_losses(run)
+    if found is None or before is None or after is None or not clearly_better(run) or not drowned(run):
         return ""
     return (
         f"No single release can be told from its noise here. Their sum over {len(run.rounds)} rounds can: validation "
-        f"{found.name} was {found.before_text} before round 1 and is {found.after_text} now."
+        f"loss fell from {number_text(before)} to {number_text(after)}; {found.name} was {found.before_text} before "
+        f"round 1 and is {found.after_text} now."
     )
 
 

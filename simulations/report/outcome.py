@@ -17,7 +17,7 @@ _STATE_TEXTS = {
 }
 
 CLEAR = 2.0
-"""A gain is clear where it exceeds so many standard errors."""
+"""A loss has clearly fallen where it fell by more than so many standard errors."""
 
 
 @dataclass(frozen=True)
@@ -28,33 +28,17 @@ class Learnt:
         name: of the measure: accuracy, or perplexity of a language model.
         before, after: accuracy as a share; perplexity.
         who: whose records it was trained on.
-        count: records, or tokens of a language model, that both were measured on; None where that is not known.
     """
 
     name: str
     before: float
     after: float
     who: str
-    count: float | None = None
 
     @property
     def better(self) -> bool:
         """Whether anything was gained."""
         return self.after > self.before if self.name == "accuracy" else self.after < self.before
-
-    @property
-    def clearly_better(self) -> bool:
-        """Whether the gain is beyond chance, two standard errors; False where the records were not counted.
-
-        Accuracies are taken as those of independent draws, which overstates the error of the same records twice. Of a
-        token's loss it is supposed that training moves it with a standard deviation of at most a nat.
-        """
-        if not self.count or not self.better:
-            return False
-        if self.name == "accuracy":
-            variance = self.before * (1.0 - self.before) + self.after * (1.0 - self.after)
-            return self.after - self.before > CLEAR * math.sqrt(variance / self.count)
-        return math.log(self.before / self.after) > CLEAR / math.sqrt(self.count)
 
     @property
     def before_text(self) -> str:
@@ -98,8 +82,28 @@ def learnt(run: Run) -> Learnt | None:
         if after is None and known:
             after = known[-1]
         if before is not None and after is not None:
-            return Learnt(name, before, after, who, run.result("validation_records"))
+            return Learnt(name, before, after, who)
     return None
+
+
+def clearly_better(run: Run) -> bool:
+    """Whether training gained anything, and validation loss fell by more than chance; False where that is not known.
+
+    An estimate: the standard deviation of what a record's or a token's loss changed by is taken to be the mean loss
+    before. It is usually less, because both losses are of the same record.
+    """
+    found, count = learnt(run), run.result("validation_records")
+    before, after = validation_losses(run)
+    if found is None or not found.better or not count or before is None or after is None:
+        return False
+    return before - after > CLEAR * before / math.sqrt(count)
+
+
+def validation_losses(run: Run) -> tuple[float | None, float | None]:
+    """Before round 1 and now; None where it was not measured."""
+    known = [record.validation_loss for record in run.rounds if record.validation_loss is not None]
+    after = run.result("validation_loss")
+    return run.start.validation_loss if run.start else None, known[-1] if after is None and known else after
 
 
 def state_text(run: Run) -> str:
