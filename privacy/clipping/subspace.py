@@ -207,7 +207,6 @@ class EmbeddingResidualClip:
             inside = torch.mv(basis, row.clone())
             out[:rank] = inside
             out[rank:] = row - torch.mv(basis.T, inside)
-        encoded[~encoded.isfinite().all(dim=1)] = 0.0
         in_unit_ball(encoded[:, :rank].div_(self.embedding_bound)).mul_(self.share**0.5)
         in_unit_ball(encoded[:, rank:].div_(self.residual_bound)).mul_((1 - self.share) ** 0.5)
         return in_unit_ball(encoded)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.events import Component, CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent
+from privacy.events import BufferedToeplitz, Component, CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent
 from privacy.events.correlation import seen_by_one_unit
 
 POISSON = Poisson(0.05, 1000)
@@ -111,6 +111,8 @@ def test_impossible_descriptions_are_refused(make: object, message: str) -> None
 def test_what_one_unit_sees_of_cyclic_sampling_is_of_its_own_kind() -> None:
     cyclic = CyclicPoisson(0.1, 100, "record", groups=4)
     assert seen_by_one_unit(cyclic, 2.0, 9) == (Poisson(0.1, 100, "record"), 2.0, 3)
+    strategy = BufferedToeplitz((0.4,), (0.9,))
+    assert seen_by_one_unit(cyclic, 2.0, 9, strategy)[0] == Poisson(1.0, 100, "record")
 
 
 def test_a_turn_is_counted_from_zero() -> None:

@@ -152,6 +152,7 @@ def test_t5_an_empty_cohort_is_charged_and_noised(ledger):
     plan = Plan(FlatClip(1.0, 20_000), 1.0, (NormBit(1.0, 5.0),))
     empty = contribute(Units(torch.zeros(0, 20_000)), plan)
     released = release(empty, plan, ledger)
+    assert released.loudness == 1.0
     assert ledger.steps == ["charge", "released"]
     assert abs(float(released.update.std()) / 0.01 - 1) < 5.5 / math.sqrt(40_000)
     assert float(released.answers[0]) != 0

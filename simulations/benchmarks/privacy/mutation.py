@@ -52,6 +52,12 @@ ANY_CHANGE = {
     r"impulse\[0\] = 1\.0": "a factor, of which the logarithm is a constant",
     r"add_\(0\.5\)": "a uniform moves by 2^-63",
     r"term = Decimal\(1\)": "all of it is in the first number",
+    r"composition\._prv": "a cross-check, in no guarantee",
+    r"pld\.rounding|if units == 1|FloorOdometer\.epsilon|min\(_BATCH": "a little more is counted, drawn or computed",
+    r"norms\[lost\] = 0\.0": "such a row is zero already",
+    r"token_hex\(8\)": "a name that nobody else takes",
+    r"torch\.zeros\(0, dtype|np\.einsum|astype\(np\.float64\)": "the type is that anyway",
+    r"refuse_weak|delta > population": "when a warning, or a sharper look, is due",
 }
 """Where a change makes no difference (a line, or a function), and why."""
 
@@ -61,7 +67,7 @@ GONE = {
     r"'(ascii|utf-8)'": "the file holds ASCII; names of encodings are the same in capitals",
     r"metadata\.version\('[a-z-]+'\)": "names that are the same in capitals",
     r"> 700\.0": "a guard against overflow, far below where it would happen",
-    r"'cpu'|(answer|rows)\.device": "on accelerators only",
+    r"'cpu'|\.device\b|device=device|\.to\(device|\.to\(copy\)": "on accelerators only",
     r"epsilon\(events, delta, 'pld'": "`pld` is the default",
     r"dtype=np\.(float64|int64)\)|copy=False": "the type is that anyway, or one copy more",
     r"adjacency in \('add_remove', 'zero_out'\)|type\(sampling\) is Poisson": "the general formula says it too",

@@ -155,6 +155,7 @@ def test_no_strategy_nearby_is_better(groups, momentum):
         ((0.0,), (0.5,), "scales must be > 0"),
         ((0.6, 0.5), (0.5, 0.9), "sum of at most 1"),
         ((math.nan,), (0.5,), "scales must be > 0"),
+        ((0.5,), (0.0,), r"decays must lie in \(0, 1\)"),
         ((0.5,), (1.0,), r"decays must lie in \(0, 1\)"),
         ((0.5,), (-0.5,), r"decays must lie in \(0, 1\)"),
         ((0.5,), (math.nan,), r"decays must lie in \(0, 1\)"),
@@ -261,3 +262,21 @@ def test_the_fewest_buffers_that_do_are_taken_with_as_many_groups_as_the_cohort_
     assert longer[0].sampling.expected_units == pytest.approx(1.0)
     expected = math.sqrt(buffered.mean_error(longer[0].correlation, 300)) * longer[0].noise_multiplier
     assert longer[0].error == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_rate_that_is_one_over_a_number_has_that_many_groups():
+    for groups in range(2, 60):
+        assert buffered.turns(10_000, 1.0 / groups, 1000).groups == groups
+
+
+def test_the_strategy_is_for_the_momentum_of_the_server():
+    plain, heavy = (buffered.choose(4.0, 1e-5, 1000, 0.05, 100, momentum)[0] for momentum in (0.0, 0.9))
+    assert heavy.correlation != plain.correlation
+    expected = math.sqrt(buffered.mean_error(heavy.correlation, 100, 0.9)) * heavy.noise_multiplier
+    assert heavy.error == pytest.approx(expected / heavy.sampling.expected_units, rel=1e-12)
+    again = buffered.optimise(heavy.correlation.buffers, 100, heavy.sampling.groups, 0.9)
+    assert again == heavy.correlation
+
+
+def test_an_error_is_over_at_least_one_round():
+    assert buffered.mean_error(STRATEGIES[0], 1) == pytest.approx(1.0)

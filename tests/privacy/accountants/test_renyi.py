@@ -1,8 +1,10 @@
 """The filter's closed form against dp_accounting, and its conversion."""
 
+import itertools
 import math
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
@@ -44,6 +46,15 @@ def test_divergences_of_the_accountant_never_fall_below_the_closed_form(rate: fl
     for order, value in zip(DEFAULT_RDP_ORDERS, found, strict=True):
         if order >= 2 and float(order).is_integer():
             assert value >= renyi.subsampled_gaussian_rdp(rate, z, int(order))
+
+
+def test_the_closed_form_is_rounded_up() -> None:
+    """At order 2 it is log(1 + q^2 (exp(1/z^2) - 1)), here to fifty digits."""
+    with mpmath.workdps(50):
+        for rate, z in itertools.product((0.01, 0.05, 0.3, 0.7), (0.5, 1.0, 1.7, 4.0)):
+            exact = mpmath.log(1 + mpmath.mpf(rate) ** 2 * mpmath.expm1(1 / mpmath.mpf(z) ** 2))
+            found = mpmath.mpf(renyi.subsampled_gaussian_rdp(rate, z, 2))
+            assert exact < found < exact * (1 + mpmath.mpf("3e-12"))
 
 
 def test_everyone_sampled_is_the_plain_gaussian() -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from privacy.clipping.clip_map import check_vector
 from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
 from privacy.clipping.whitening import AdaClip, GeoClip, whitening_weights
@@ -114,9 +115,20 @@ def test_directions_of_their_own_come_closer_to_it_one_by_one() -> None:
             "weights must have 1",
         ),
         (lambda: GeoClip(torch.zeros(3), torch.zeros(12), torch.ones(4), torch.ones(1), (3,), (4,)), "rank must be in"),
+        (
+            lambda: GeoClip(torch.zeros(3), torch.zeros(3), torch.ones(1), torch.ones(1), (3, 1), (1,)),
+            "sizes and ranks must be of the same length",
+        ),
         (lambda: GeoClip(torch.zeros(3), torch.zeros(0), torch.ones(0), torch.zeros(1), (3,), (0,)), "rank must be"),
     ],
 )
 def test_impossible_maps_are_refused(make, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
+
+
+@pytest.mark.parametrize("values", [torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1), torch.tensor([torch.inf])])
+def test_statistics_are_finite_float32_vectors(values: torch.Tensor) -> None:
+    check_vector("centre", torch.zeros(3))
+    with pytest.raises(ValueError, match="centre must be"):
+        check_vector("centre", values)

@@ -116,6 +116,16 @@ def test_the_ledger_tells_neither_the_draw_nor_any_time_and_takes_no_other_draw(
     assert lines == [{"commitment", "statement", "draw"}, {"cell", "ledger"}]
 
 
+def test_a_torn_line_is_noted_and_the_charge_stands(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.jsonl"
+    TuningLedger.charge(path, COMMITMENT, "", DRAW).close()
+    with path.open("ab") as file:
+        file.write(b'{"kind": "rel')
+    TuningLedger.open(path).close()
+    assert b'"torn"' in path.read_bytes()
+    assert TuningLedger.open(path, read_only=True).released is None
+
+
 def test_a_ledger_of_something_else_is_refused(tmp_path: Path) -> None:
     plain = replace(COMMITMENT, tuning=None)
     Ledger.create(tmp_path / "ledger.jsonl", plain).close()

@@ -61,6 +61,8 @@ class TestAccount:
         assert divergence_of_sum(1.0, 1) == 0.0  # one share is no sum
         with pytest.raises(ValueError, match="share must be"):
             divergence_of_sum(float(1 << 57), 2)
+        with pytest.raises(ValueError, match="count must be"):
+            divergence_of_sum(1.0, 0)
 
     def test_a_discrete_gaussian_costs_at_any_order_at_most_what_is_charged(self) -> None:
         """Renyi divergence of the sum of 8 - 1 shares under an integer shift, computed from exact probabilities."""
