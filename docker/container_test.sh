@@ -309,7 +309,8 @@ found = {one.metadata["Name"].lower() for one in importlib.metadata.distribution
 sys.exit(f"in the image: {found}" if found else 0)' || die "the image brings what installs packages"
 say "nothing in the image installs packages"
 if [ -n "${CONTAINER_RESULT:-}" ]; then
-  printf '{"image_bytes": %d, "base_bytes": %d, "seconds": %d}\n' "$SIZE" "$(docker image inspect -f '{{.Size}}' $BASE)" \
-    $(($(date +%s) - START)) >"$CONTAINER_RESULT"
+  printf '{"image_bytes": %d, "base_bytes": %d, "seconds": %d, "load": %s, "cores": %d, "commit": "%s"}\n' "$SIZE" \
+    "$(docker image inspect -f '{{.Size}}' $BASE)" $(($(date +%s) - START)) "$(cut -d' ' -f3 /proc/loadavg)" "$(nproc)" \
+    "$(git rev-parse --short=12 HEAD)" >"$CONTAINER_RESULT"
 fi
 say "passed"

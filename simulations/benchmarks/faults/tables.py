@@ -96,7 +96,8 @@ def containers(result: Results) -> str:
     return (
         f"{markdown(('image', 'size'), lines, 'lr')}\n"
         f"`docker/container_test.sh` took {result['seconds'] // 60}:{result['seconds'] % 60:02d} at load "
-        f"{result['load']:.0f} on {result['cores']} cores ({result['how']}); commit `{result['commit']}`.\n"
+        f"{result['load']:.0f} on {result['cores']} cores, the engine's installation included; commit "
+        f"`{result['commit']}`.\n"
     )
 
 
