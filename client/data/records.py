@@ -1,5 +1,6 @@
 """Tokenised records of ragged length, stored flat: one array of tokens and the offset of every record in it."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,14 +76,29 @@ class Records:
         token_weights: Iterable[Sequence[float]] | None = None,
     ) -> "Records":
         """Flatten Python lists of token ids (and, if given, of token weights)."""
-        rows = [np.asarray(row, dtype=np.int32) for row in sequences]
-        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+        flat, lengths = array("i"), [0]  # not an object for each of millions of records
+        for row in sequences:
+            flat.extend(row)
+            lengths.append(len(row))
         weights = None
         if token_weights is not None:
-            weights = np.concatenate([np.empty(0), *(np.asarray(row, dtype=np.float64) for row in token_weights)])
+            weights = array("f")
+            for weighed in token_weights:
+                weights.extend(weighed)
         return Records(
-            tokens=np.concatenate(rows) if rows else np.empty(0, dtype=np.int32),
-            offsets=offsets,
+            tokens=np.array(flat, dtype=np.int32),
+            offsets=np.cumsum(lengths, dtype=np.int64),
             labels=None if labels is None else np.asarray(labels, dtype=np.int64),
-            token_weights=None if weights is None else weights.astype(np.float32),
+            token_weights=None if weights is None else np.array(weights, dtype=np.float32),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Records"]) -> "Records":
+        """The tokens, and weights if the first has any, of all parts in their order; at least one."""
+        lengths = np.concatenate([[0], *(part.lengths for part in parts)])
+        weights = [part.token_weights for part in parts if part.token_weights is not None]
+        return Records(
+            tokens=np.concatenate([part.tokens for part in parts]),
+            offsets=np.cumsum(lengths, dtype=np.int64),
+            token_weights=np.concatenate(weights) if weights else None,
         )

@@ -182,5 +182,6 @@ def _separate(texts: dict[str, Texts], spec: DataSpec) -> tuple[dict[str, Texts]
         if not kept:
             raise ValueError(f"data.source = {spec.source!r}: every {part} text also occurs in the held-out data")
         parts[part] = texts[part].select(kept) if removed[part] else texts[part]
-        taken.update(keys)
+        if part == "validation":
+            taken.update(keys)
     return parts, removed

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,7 @@ def tokenise(
     if task == "instruction":
         return _conversations(texts, tokenizer, max_length, chat_template)
     end = tokenizer.eos_token_id if task == "causal-lm" else None
-    rows: list[list[int]] = []
-    weighed: list[list[float]] = []
+    parts = [Records.from_lists([], None, None if weights is None else [])]
     truncated = 0
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         chunk = slice(start, start + _TEXTS_AT_ONCE)
@@ -86,20 +85,24 @@ def tokenise(
             return_offsets_mapping=weights is not None,
         )
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or [])
-        rows += encoded["input_ids"]
+        rows, weighed = encoded["input_ids"], None
         if weights is not None:
-            weighed += [row.tolist() for row in token_weights(texts.texts[chunk], encoded["offset_mapping"], weights)]
-    if end is not None:
-        open_ended = [not row or row[-1] != end for row in rows]
-        rows = [[*row[: max_length - 1], end] if added else row for row, added in zip(rows, open_ended, strict=True)]
-        if weights is not None:
-            weighed = [
-                [*row[: max_length - 1], weights.other_weight] if added else row
-                for row, added in zip(weighed, open_ended, strict=True)
+            weighed = [row.tolist() for row in token_weights(texts.texts[chunk], encoded["offset_mapping"], weights)]
+        if end is not None:
+            open_ended = [not row or row[-1] != end for row in rows]
+            rows = [
+                [*row[: max_length - 1], end] if added else row for row, added in zip(rows, open_ended, strict=True)
             ]
-    if any(not row for row in rows):
-        raise ValueError(f"{sum(not row for row in rows)} texts have no tokens under the tokenizer of model.name")
-    return Tokenised(Records.from_lists(rows, labels, None if weights is None else weighed), truncated)
+            if weights is not None and weighed is not None:
+                weighed = [
+                    [*row[: max_length - 1], weights.other_weight] if added else row
+                    for row, added in zip(weighed, open_ended, strict=True)
+                ]
+        parts.append(Records.from_lists(rows, None, weighed))
+    records = Records.joined(parts)
+    if without := int((records.lengths == 0).sum()):
+        raise ValueError(f"{without} texts have no tokens under the tokenizer of model.name")
+    return Tokenised(replace(records, labels=labels), truncated)
 
 
 def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:

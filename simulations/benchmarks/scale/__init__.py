@@ -1,0 +1,1 @@
+"""What whole runs cost as they grow, and until they begin."""
