@@ -27,7 +27,10 @@ def sweep_command(
     results: Annotated[
         Path | None, typer.Option(help="Results file, read and continued.", show_default="OUTPUT/NAME/results.json")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each a process of one thread.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Cells at a time, each a process of one thread and, on several GPUs, one of them."),
+    ] = 1,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Cells to run, such as 'default-sst2/dp-lac*'. Repeatable."),

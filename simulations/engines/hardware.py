@@ -62,6 +62,12 @@ def available_gpus(device: str) -> int:
     return found.devices
 
 
+def gpu_names(device: str) -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` calls the devices of :func:`available_gpus`, which raises its errors."""
+    count, named = available_gpus(device), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
 def gpu_share(workers: int, gpus: int) -> float:
     """Fraction of a GPU per worker such that Ray makes room for at least ``workers`` actors.
 

@@ -107,14 +107,16 @@ def run_child(
     keys: Mapping[str, str | bool] | None = None,
     module: str = "simulations.engines.inprocess",
     threads: int | None = None,
+    gpu: str | None = None,
 ) -> None:
     """Run ``config`` in process, in a child process of its own, and wait for its end.
 
     Arguments and errors: see :func:`run_flower`; the log is ``inprocess.log``. ``module`` is what the child executes,
-    ``threads`` how many CPU threads it gets (default: all cores).
+    ``threads`` how many CPU threads it gets (default: all cores), ``gpu`` the only GPU that it sees (default: all).
     """
     run_folder = run_folder.resolve()
     output = run_folder / PROCESS_LOG
+    seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     plan = resources(config)
     if threads is not None:
         plan = replace(plan, threads=threads)
@@ -123,7 +125,7 @@ def run_child(
         child = subprocess.Popen(
             [sys.executable, "-m", module, str(os.getpid()), str(root), str(run_folder),
              str((plugins or Path.cwd()).resolve()), *([json.dumps(dict(keys))] if keys else [])],
-            cwd=root, env=environment(root, family.tag, plan), start_new_session=True,
+            cwd=root, env=environment(root, family.tag, plan) | seen, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
         )  # fmt: skip
         follow(lambda: child.poll() is None)

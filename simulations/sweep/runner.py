@@ -17,6 +17,7 @@ from pathlib import Path
 from server.config.load import ConfigError
 from server.run_folder.names import LEDGER_FILE
 from simulations.engines.flower import RunFailed
+from simulations.engines.hardware import gpu_names
 from simulations.engines.launcher import run_child
 from simulations.sweep.cells import CELL_FILE, Cell
 from simulations.sweep.rows import Row, is_complete, read_results, row, write_results
@@ -64,22 +65,24 @@ def run_cells(
     ended: Callable[[Outcome], None],
     look: Callable[[], None],
 ) -> None:
-    """Run `cells` in order, `jobs` at a time; call `look` between whiles. Every callback is called in this thread.
+    """Run `cells` in order, `jobs` at a time, and on several GPUs each on one; call `look` between whiles.
+
+    Every callback is called in this thread.
 
     `folder_of` makes the folder of a cell that is about to begin; what has a ledger there is resumed.
     If it is interrupted (``KeyboardInterrupt``), everything that was started is stopped before it is raised on.
     """
     stop = threading.Event()
     waiting = list(reversed(cells))
-    running: dict[Future[Outcome], Cell] = {}
+    running: dict[Future[Outcome], int] = {}  # the place of each among the jobs
     with ThreadPoolExecutor(jobs) as pool:
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    cell = waiting.pop()
+                    cell, place = waiting.pop(), min(set(range(jobs)) - set(running.values()))
                     folder = folder_of(cell)
                     started(cell, folder)
-                    running[pool.submit(_run, cell, folder, plugins, stop)] = cell
+                    running[pool.submit(_run, cell, folder, plugins, place, stop)] = place
                 done, _ = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
                 for future in done:
                     del running[future]
@@ -89,7 +92,7 @@ def run_cells(
             stop.set()  # the pool waits for its threads, and they for their processes to be gone
 
 
-def _run(cell: Cell, folder: Path, plugins: Path, stop: threading.Event) -> Outcome:
+def _run(cell: Cell, folder: Path, plugins: Path, place: int, stop: threading.Event) -> Outcome:
     def follow(is_alive: Callable[[], bool]) -> None:
         while is_alive():
             if stop.is_set():
@@ -98,7 +101,11 @@ def _run(cell: Cell, folder: Path, plugins: Path, stop: threading.Event) -> Outc
 
     try:
         keys = {"resume": str(folder)} if (folder / LEDGER_FILE).is_file() else None
-        run_child(cell.config, folder, follow=follow, plugins=plugins, keys=keys, module=_CELL_MODULE, threads=1)
+        gpus = gpu_names(cell.config.engine.device)
+        run_child(
+            cell.config, folder, follow=follow, plugins=plugins, keys=keys, module=_CELL_MODULE, threads=1,
+            gpu=gpus[place % len(gpus)] if gpus else None,
+        )  # fmt: skip
         return Outcome(cell, row(cell, folder))
     except RunFailed as failure:
         return Outcome(cell, None, str(failure))

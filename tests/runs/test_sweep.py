@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from rich.console import Console
 
 from privacy.ledger.ledger import Ledger
 from simulations import preflight
+from simulations.engines.flower import RunFailed
 from simulations.report.notation import epsilon_text
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import read_run
+from simulations.sweep import runner
 from simulations.sweep.cells import Cell, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
@@ -59,6 +63,25 @@ def test_a_dry_run_lists_the_cells_with_their_noise_and_runs_nothing(sweep, tmp_
     assert (code, fixed["cell"], fixed["done"]) == (0, "g/fixed/seed=0", False)
     assert min(fixed["noise_multipliers"]) > 0.3
     assert floor["noise_multipliers"] == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "seen"), [(3, ["4", "7"], "447"), (2, ["4", "7"], "47"), (2, [], [None, None])]
+)
+def test_cells_at_a_time_take_a_gpu_each(sweep, tmp_path: Path, monkeypatch, jobs: int, gpus: list, seen) -> None:
+    at_once, given = threading.Barrier(jobs), []
+
+    def run_child(*_, gpu: str | None, **__) -> None:
+        at_once.wait(60)
+        given.append(gpu)
+        at_once.wait(60)
+        raise RunFailed("enough is seen")
+
+    monkeypatch.setattr(runner, "run_child", run_child)
+    monkeypatch.setattr(runner, "gpu_names", lambda device: gpus)
+    cells = [replace(cells_of(tmp_path)[0], key=str(number)) for number in range(2 * jobs)]
+    run_cells(cells, lambda cell: tmp_path, jobs, tmp_path, lambda *_: None, lambda _: None, lambda: None)
+    assert [sorted(given[:jobs], key=str), sorted(given[jobs:], key=str)] == 2 * [list(seen)]
 
 
 def test_what_a_private_sweep_releases_is_no_table(sweep) -> None:

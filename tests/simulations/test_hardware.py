@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from client.models.devices import Cuda
 from server.config.load import parse
 from simulations.engines import hardware
 from simulations.engines.hardware import Resources, available_cores, gpu_share, resources, with_workers
@@ -62,3 +63,15 @@ def test_settled_workers_change_nothing_else():
     after = with_workers(before, 3)
     assert after.engine.workers == 3
     assert with_workers(after, 0) == before
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "names"),
+    [("auto", None, ["0", "1"]), ("auto", "5,GPU-7", ["5", "GPU-7"]), ("cpu", "5,GPU-7", [])],
+)
+def test_gpus_have_the_names_that_hide_the_others(device, visible, names, monkeypatch):
+    monkeypatch.setattr(hardware, "find_cuda", lambda: Cuda(2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware.gpu_names(device) == names
