@@ -86,6 +86,56 @@ def soak(result: Results) -> str:
     return f"{markdown(('', *(leg['engine'] for leg in legs)), lines, 'lr')}\nMachine: {machines}; commit {commits}.\n"
 
 
+def soak_containers(result: Results) -> str:
+    """One column per run of the soak of a deployment."""
+
+    def size(key: str) -> Any:
+        return lambda leg: f"{leg[key][0]:.0f} MB, {max(leg[key]):.0f} MB"
+
+    def counted(key: str, words: str) -> Any:
+        return lambda leg: ", ".join(f"{count:,} {words} {name}" for name, count in leg[key].items()) or "none"
+
+    def idle(leg: Results) -> str:
+        share = leg["idle_cpu_seconds"] / leg["idle_seconds"] / leg["idle_clients"]
+        return f"{1000 * share:.0f} ms of CPU a second"
+
+    rows: Columns = {
+        "rounds planned and paid for": "{rounds_planned}",
+        "rounds released": "{rounds_released}",
+        "faults": lambda leg: "; ".join(leg["faults"]),
+        "ends of containers that were caused": lambda leg: str(sum(leg["killed"].values())),
+        "ends of clients' own, each named in its log": lambda leg: str(sum(leg["ended_by_themselves"].values())),
+        "resumes": "{resumes}",
+        "charges in the ledger": "{charges}",
+        "charged, and lost with the process": "{charged_and_lost}",
+        "rounds released without a charge (lost in the ledger)": "{lost_rounds_in_the_ledger}",
+        "ε that the ledger states": "{epsilon_stated:.4f}",
+        "ε of all its charges, computed anew": "{epsilon_of_all_charges:.4f}",
+        "rounds with all three clients connected": lambda leg: str(leg["rounds_by_connected_clients"].get("3", 0)),
+        "longest wait for a round after a fault": lambda leg: (
+            f"{leg['longest_wait'][1]:.0f} s ({leg['longest_wait'][0]})"
+        ),
+        "calls that the gateway answered with other than success": counted("answers", "with"),
+        "SuperLink's database: first, largest": size("database_mb"),
+        "... after a restart of the SuperLink": "{database_after_restart_mb:.1f} MB",
+        "SuperLink's memory: first, largest": size("superlink_mb"),
+        "executor's memory: first, largest": size("executor_mb"),
+        "an idle client costs the SuperLink": idle,
+        "time": lambda leg: duration_text(leg["seconds"]),
+    }
+    legs = result["legs"]
+    names = (f"messages of {leg['message_mb']:.2g} MB" for leg in legs)
+    lines = [(name, *written(text, legs)) for name, text in rows.items()]
+    machines = "; ".join(distinct(legs, "machine"))
+    commits = ", ".join(f"`{commit}`" for commit in distinct(legs, "commit"))
+    loads = ", ".join(f"{leg['load']:.0f}" for leg in legs)
+    return (
+        f"{markdown(('', *names), lines, 'lr')}\n"
+        f"Three clients were online {legs[0]['stack_seconds']} s after the first `docker compose up -d`. "
+        f"Machine: {machines}, busy with other work (load {loads}); commit {commits}.\n"
+    )
+
+
 def containers(result: Results) -> str:
     """Sizes and the container test."""
     sizes = {
