@@ -6,10 +6,12 @@ import mmap
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
@@ -27,6 +29,7 @@ from simulations.benchmarks.engine import (
     speed,
 )
 from simulations.benchmarks.harness.timing import both_clocks, forget_peak, peak_memory, ratios
+from simulations.benchmarks.scale import populations
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' and Opacus' own
 
@@ -179,3 +182,19 @@ def test_lacquer_sends_one_message_per_worker_and_flower_one_per_client() -> Non
     assert kept["rounds"] == rebuilt["rounds"] == 1
     assert json.dumps([kept, rebuilt])
     assert all(row[f"{clock}_ratio"] > 0 for row in (kept, rebuilt) for clock in ("wall", "cpu"))
+
+
+def test_the_scale_benchmark_trains_clients_with_records_of_their_own(tmp_path: Path) -> None:
+    phrases, source = tmp_path / "phrases.parquet", tmp_path / "records.parquet"
+    table = {"sentence": [f"phrase {number} " for number in range(40)], "label": [0, 1] * 20}
+    pyarrow.parquet.write_table(pyarrow.table(table), phrases)
+    populations.write_source(source, 260, phrases)
+    found = pyarrow.parquet.read_table(source)
+    assert len(set(found["text"].to_pylist())) == len(found) == 520, "no two records are alike"
+    assert set(Counter(found["client"].to_pylist()).values()) == {2}
+    row = populations.measure(60, phrases)
+    assert (row["population"], row["records"], row["rounds"]) == (60, 120, populations.ROUNDS - 2)
+    assert min(row[name] for name in ("prepare_bytes", "prepared_bytes", "round_seconds", "run_bytes")) > 0
+    twice = {**row, "population": 120, "prepare_bytes": 2 * row["prepare_bytes"]}
+    assert populations.slopes([row, twice])["prepare_bytes"] == pytest.approx(1)
+    assert populations.slopes([row, twice])["round_seconds"] == 0

@@ -70,7 +70,8 @@ class PflWorker:
             "amp": amp,
         }
         self._process = subprocess.Popen(
-            [python, Path(__file__).with_name("pfl_worker.py"), folder, json.dumps(settings)],
+            # -P: beside it lies a profile.py, which would stand in the place of Python's own
+            [python, "-P", Path(__file__).with_name("pfl_worker.py"), folder, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -36,6 +36,8 @@ def steps(sst2: Path, flame: Path) -> dict[str, list[str]]:
         "engine.against_pfl": train,
         "engine.against_flower": train,
         "engine.population": [],
+        "scale.start_up": [],
+        "scale.populations": train[1:],
         "engine.memory": [],
         "faults.message_overhead": [],
         "privacy.batch_invariance": [],

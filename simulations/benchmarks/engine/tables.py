@@ -7,20 +7,22 @@ from simulations.benchmarks.harness.markdown import RATIO, Columns, Row, provena
 from simulations.report.notation import duration_text
 
 GOALS = {
-    ("tiny, 4 x 16", "engine", "plain PEFT in place"): 5.0,
-    ("tiny, 10 x 64", "engine", "plain PEFT in place"): 1.5,
+    ("tiny, 4 x 16", "engine", "plain PEFT in place"): 6.0,
+    ("tiny, 10 x 64", "engine", "plain PEFT in place"): 2.0,
     ("tiny, 4 x 16", "engine", "plain PEFT rebuilt"): 10.0,
-    ("MiniLM, ragged SST-2", "engine bf16", "plain PEFT in place"): 1.8,
+    ("MiniLM, ragged SST-2", "engine fp32", "plain PEFT in place"): 3.3,
+    ("MiniLM, ragged SST-2", "engine bf16", "plain PEFT in place"): 5.0,
     ("MiniLM, ragged SST-2", "engine bf16", "plain PEFT rebuilt"): 2.5,
     ("MiniLM, top 2 layers", "engine bf16, prefix cache", "plain PEFT in place"): 4.0,
     ("tiny, 4 x 16, fp32", "engine, record-level", "Opacus hooks"): 6.0,
-    ("MiniLM, 16 x 64, bf16", "engine, record-level", "Opacus hooks"): 1.5,
+    ("MiniLM, 16 x 64, fp32", "engine, record-level", "Opacus hooks"): 1.8,
+    ("MiniLM, 16 x 64, bf16", "engine, record-level", "Opacus hooks"): 2.8,
     ("tiny, 8 x 16, batches of 4", "engine fp32", "pfl-research"): 6.0,
     ("tiny, 20 x 64, batches of 10", "engine fp32", "pfl-research"): 1.6,
     ("MiniLM, ragged SST-2", "engine bf16", "pfl-research"): 1.8,
 }
 """Ratios that were set before anything was measured."""
-RECORD_LEVEL_GOAL = 0.9
+RECORD_LEVEL_GOAL = 0.95
 
 
 def goal(row: Row) -> str:
