@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +131,12 @@ class TestPlantedBugsFail:
         result = planted_bugs.reused_noise().audit_successive()
         assert not result.passed
         assert result.mu_estimate > 100
+
+    @pytest.mark.parametrize(
+        "planted", [planted_bugs.noise_before_averaging, planted_bugs.clipped_per_tensor, planted_bugs.reused_noise]
+    )
+    def test_the_bugs_that_only_the_nightly_tests_audit_find_their_lines(self, planted: Callable[[], Parts]) -> None:
+        assert planted().new_run()(ROWS).shape == (DIM,)
 
     def test_a_planted_bug_that_finds_its_line_gone_says_so(self) -> None:
         with pytest.raises(ValueError, match="once, it has 0"):
