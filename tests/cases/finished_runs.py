@@ -70,12 +70,12 @@ def finished_run(place: Path, task: str, architecture: str, **changed: Any) -> P
     return folder
 
 
-def run_of_every_task(place: Path) -> Callable[[str], Path]:
-    """A finished run of a task, made in `place` when it is first asked for."""
+def run_of_every_task(place: Path, **changed: Any) -> Callable[[str], Path]:
+    """A finished run of a task, made in `place` when it is first asked for, with settings changed."""
 
     @cache
     def make(task: str) -> Path:
         (place / task).mkdir()
-        return finished_run(place / task, task, "bert" if task == "classification" else "llama")
+        return finished_run(place / task, task, "bert" if task == "classification" else "llama", **changed)
 
     return make
