@@ -93,6 +93,7 @@ TABLES = {
     "pesgd-tuning": "papers.pe_sgd.tables:tuning",
     "pesgd-step": "papers.pe_sgd.step:steps",
     "pesgd-step.pairs": "papers.pe_sgd.step:pairs",
+    "pesgd-step.varied": "papers.pe_sgd.step:varied",
     "pesgd-rates": "papers.pe_sgd.tables:common",
     "pesgd-rates.claims": "papers.pe_sgd.tables:common_claims",
 }

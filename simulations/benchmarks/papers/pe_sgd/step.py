@@ -23,7 +23,14 @@ import torch
 import typer
 from torch import Tensor
 
-from simulations.benchmarks.harness.markdown import Row, grouped, markdown, mean_text, provenance_of_rows
+from simulations.benchmarks.harness.markdown import (
+    NOT_MEASURED,
+    Row,
+    grouped,
+    markdown,
+    mean_text,
+    provenance_of_rows,
+)
 from simulations.benchmarks.harness.results import RESULTS, origin, say
 from simulations.benchmarks.papers.pe_sgd.tables import difference_texts
 from simulations.benchmarks.papers.pe_sgd.training import Bench, Seed, read_settings, seed_of
@@ -32,6 +39,9 @@ from simulations.history.paired import Estimate
 LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 SHOWN = 0.1
 """The length that the table shows beside the best."""
+
+VALUES = 28_672
+"""What rank 8 trains of the small model."""
 
 FIRST_STEP = ("PE-SGD", "PDP-SGD", "GEP", "DP-SGD")
 NAMES = {"PE-SGD": "PE-SGD, FixSample"}
@@ -78,7 +88,6 @@ def measured(seed: Seed, towards: Tensor, method: str, draws: int, lengths: Sequ
         "draws": draws,
         "start_loss": round(seed.start_loss, 5),
         "start_accuracy": round(seed.start_accuracy, 5),
-        "values": engine.layout.dim,
     }
 
 
@@ -88,16 +97,23 @@ def main(
     seeds: Annotated[str, typer.Option(help="seeds, with commas")] = "0,1,2",
     draws: Annotated[int, typer.Option(min=1, help="releases of each method")] = 2,
     model: Annotated[str, typer.Option(help="folder of the settings' model, where it is not installed")] = "",
+    epsilon: Annotated[float, typer.Option(help="instead of the settings'")] = 0.0,
+    rank: Annotated[int, typer.Option(help="instead of the settings'; alpha changes in proportion")] = 0,
     out: Annotated[Path, typer.Option(help="result file")] = RESULTS / "pesgd-step.json",
 ) -> None:
     """Measure what is missing and write after each row."""
     torch.set_num_threads(1)
     settings, corpus = read_settings(settings_file), data.name.removeprefix("pesgd_")
+    if epsilon:
+        settings = settings.model_copy(update={"epsilon": epsilon})
+    if rank:
+        settings = settings.model_copy(update={"rank": rank, "alpha": settings.alpha * rank / settings.rank})
     bench = Bench(settings, model or settings.model)
     document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
-    keys = ("settings", "corpus", "seed", "method")
+    keys = ("settings", "corpus", "seed", "method", "epsilon", "values")
     for number in map(int, seeds.split(",")):
-        cells = [(settings_file.stem, corpus, number, method) for method in FIRST_STEP]
+        varied = (settings.epsilon, bench.engine.layout.dim)
+        cells = [(settings_file.stem, corpus, number, method, *varied) for method in FIRST_STEP]
         done = {tuple(row[key] for key in keys) for row in document["rows"]}
         missing = [cell for cell in cells if cell not in done]
         if not missing:
@@ -106,24 +122,41 @@ def main(
         towards = falling(seed)
         for cell in missing:
             began = time.process_time()
-            found = measured(seed, towards, cell[-1], draws, LENGTHS)
-            row = dict(zip(keys, cell, strict=True)) | {"model": settings.model, "epsilon": settings.epsilon, **found}
+            method = cell[3]
+            found = measured(seed, towards, method, draws, LENGTHS)
+            row = dict(zip(keys, cell, strict=True)) | {"model": settings.model, **found}
             row |= {"cpu_seconds": round(time.process_time() - began, 1), **origin()}
             document["rows"].append(row)
             out.write_text(json.dumps(document, indent=1) + "\n")
-            say(f"{corpus} seed {number} {cell[-1]}: cosine {row['cosine']:.3f}, falls {row['falls']}")
+            say(f"{corpus} seed {number} {method}: cosine {row['cosine']:.3f}, falls {row['falls']}")
+
+
+def of_the_paper_sizes(row: Row) -> bool:
+    """Whether a row is of the small model with rank 8, at epsilon 1."""
+    return bool(row["model"] == "lacquer-small" and row["epsilon"] == 1.0 and row["values"] == VALUES)
 
 
 def steps(results: Row) -> str:
-    """One line per method, model and corpus: cosine, fall of the loss at a short length and at the best one."""
+    """The three corpora with the small model: one line per method."""
+    return _steps([row for row in results["rows"] if of_the_paper_sizes(row)])
+
+
+def varied(results: Row) -> str:
+    """PubMed with one thing changed: epsilon, the adapter's rank, or the model with its prompts."""
+    changed = [row for row in results["rows"] if row["corpus"] == "pubmed" and not of_the_paper_sizes(row)]
+    return _steps(changed) if changed else NOT_MEASURED
+
+
+def _steps(found: Sequence[Row]) -> str:
+    """One line per method and setting: cosine, fall of the loss at a short length and at the best one."""
     lines = []
-    for where, rows in grouped(results["rows"], lambda row: (row["corpus"], row["model"])).items():
+    for where, rows in grouped(found, _setting).items():
         for method, own in grouped(rows, lambda row: row["method"]).items():
             short = [row["falls"][row["lengths"].index(SHOWN)] for row in own]
             best = [max(zip(row["falls"], row["lengths"], row["accuracy_gains"], strict=True)) for row in own]
             lines.append(
                 (
-                    ", ".join(where),
+                    where,
                     NAMES.get(method, method),
                     mean_text([row["cosine"] for row in own], 3),
                     mean_text(short, 4),
@@ -134,16 +167,23 @@ def steps(results: Row) -> str:
                 )
             )
     header = (
-        "corpus, model", "method", "cosine", f"fall of the loss at length {SHOWN:g}", "best fall", "at length",
+        "setting", "method", "cosine", f"fall of the loss at length {SHOWN:g}", "best fall", "at length",
         "next-token accuracy, points", "seeds",
     )  # fmt: skip
-    rows = results["rows"]
+    draws = " or ".join(str(number) for number in sorted({row["draws"] for row in found}))
     return (
-        f"{markdown(header, lines, 'llr')}\nMean ± standard deviation over seeds, {rows[0]['draws']} releases a seed; "
+        f"{markdown(header, lines, 'llr')}\nMean ± standard deviation over seeds, {draws} releases a seed; "
         f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)} (of lacquer-small: up to 3.2). The best is "
         "chosen on the same test texts, for every method; accuracy is that at the best.\n"
-        f"{provenance_of_rows(rows)}"
+        f"{provenance_of_rows(found)}"
     )
+
+
+def _setting(row: Row) -> str:
+    """Corpus and model, and what is not as in the paper's sizes."""
+    text = f"{row['corpus']}, {row['model']}"
+    text += "" if row["epsilon"] == 1.0 else f", ε = {row['epsilon']:g}"
+    return text if row["model"] != "lacquer-small" or row["values"] == VALUES else f"{text}, d = {row['values']:,}"
 
 
 def pairs(results: Row) -> str:
@@ -153,7 +193,8 @@ def pairs(results: Row) -> str:
         f"fall at {SHOWN:g}": lambda row: row["falls"][row["lengths"].index(SHOWN)],
         "best fall": lambda row: max(row["falls"]),
     }
-    of = grouped(results["rows"], lambda row: row["method"])
+    pooled = [row for row in results["rows"] if of_the_paper_sizes(row)]
+    of = grouped(pooled, lambda row: row["method"])
     rows = {method: {(row["corpus"], row["model"], row["seed"]): row for row in own} for method, own in of.items()}
     differences, counts = {}, set()
     for method in FIRST_STEP[:-1]:
