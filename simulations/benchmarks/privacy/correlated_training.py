@@ -18,6 +18,7 @@ NAMES = {
     "independent": "independent",
     "banded": "banded, as many bands as leave the least noise",
     "banded-4": "banded, 4 bands",
+    "blt": "buffers, as many as leave the least noise",
     "independent-momentum": "independent, server momentum",
     "banded-momentum": "banded, server momentum",
 }
