@@ -92,6 +92,16 @@ def test_it_sees_releases_and_public_values_only() -> None:
             assert not names & {"Units", "Contribution", "contribute", "charged_release"}, path.name
 
 
+def test_the_threshold_of_every_adapter_is_told(filtered: Ledger) -> None:
+    state = follow(SCRATCH, FILTER, filtered, 6)[-1]
+    clip = SCRATCH.plan(state, FILTER, 7).clip
+    assert isinstance(clip, PerAdapterClip)
+    assert len(set(clip.bounds)) == len(SIZES)
+    told = SCRATCH.released_values(state, FILTER)
+    assert [told[f"clip-bound-{number}"] for number in (1, 2, 3)] == pytest.approx(list(clip.bounds))
+    assert told["clip-bound"] == pytest.approx(math.hypot(*clip.bounds))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_ledger_pays_for_a_whole_run_whatever_the_agent_does(seed: int, filtered: Ledger) -> None:
     """Random offsets, up to the extremes; every round is held and epsilon is never exceeded."""

@@ -161,4 +161,6 @@ class Rl(Controller[RlState]):
 
     def released_values(self, state: RlState, info: RunInfo) -> dict[str, float]:
         bounds = [self.clip_norm / math.sqrt(len(state.scales)) * math.exp(scale) for scale in state.scales]
-        return {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset, "actions": float(state.actions)}
+        adapters = {f"clip-bound-{number}": bound for number, bound in enumerate(bounds, 1)}
+        told = {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset, "actions": float(state.actions)}
+        return told | adapters
