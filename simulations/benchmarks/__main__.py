@@ -26,6 +26,7 @@ BENCHMARKS = {
     "faults.message_overhead": "what a message costs a deployed client beside its training",
     "privacy.mechanism_audit": "two-world audits of the release path and of broken copies of it",
     "privacy.audit": "what the attacks of `lacquer audit` find in whole runs, from no privacy to epsilon 0.5",
+    "privacy.audit_cost": "what `lacquer audit` adds to the quickstart",
     "privacy.mutation": "how many small changes of the privacy kernel its tests notice",
     "privacy.flower_dp": "Flower's own DP wrappers under the checks that ours pass",
     "privacy.noise_throughput": "what noise, clipping and encoding cost a round",

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
+from simulations.benchmarks.harness.costs import costs
 from simulations.benchmarks.harness.markdown import NOT_MEASURED
 from simulations.benchmarks.harness.results import RESULTS, ROOT, say
 
@@ -31,6 +32,7 @@ TABLES = {
     "mechanism-audit": "privacy.mechanism_audit:audits",
     "mutation": "privacy.mutation:page",
     "audit": "privacy.audit:attacks",
+    "audit-cost": "privacy.audit_cost:table",
     "audit-power": "privacy.mechanism_audit:powers",
     "noise_throughput": "privacy.noise_throughput:table",
     "company": "privacy.batch_invariance:table",
@@ -99,6 +101,9 @@ TABLES = {
 }
 """Name -> the function of the results that writes the table, by its module below ``simulations.benchmarks``."""
 
+TABLES_OF_ALL: dict[str, Callable[[Path], str]] = {"costs": costs}
+"""Name -> a function of the folder of all results."""
+
 _BLOCK = re.compile(r"<!-- table:(?P<name>[\w.-]+) -->\n(?P<text>.*?)<!-- end table:(?P=name) -->", re.DOTALL)
 
 
@@ -108,8 +113,10 @@ def block(name: str, results: Path = RESULTS) -> str:
     Raises:
         ValueError: if there is no table of that name.
     """
+    if name in TABLES_OF_ALL:
+        return TABLES_OF_ALL[name](results)
     if name not in TABLES:
-        raise ValueError(f"there is no table {name!r}; known are {', '.join(sorted(TABLES))}")
+        raise ValueError(f"there is no table {name!r}; known are {', '.join(sorted(TABLES | TABLES_OF_ALL))}")
     file = results / f"{name.partition('.')[0]}.json"
     if not file.is_file():
         return NOT_MEASURED
