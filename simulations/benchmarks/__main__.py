@@ -40,6 +40,7 @@ BENCHMARKS = {
     "papers.sst2_sentences": "write SST-2 with a second test set of 3,000 whole sentences",
     "papers.balance": "write clinical notes of which a tenth are urgent",
     "papers.dp_lac_figure": "the figure of docs/dp-lac.md from the results of the sweep",
+    "papers.dp_adam_ac_figure": "the figure of docs/dp-adam-ac.md from the results of records-diabetes-why",
     "papers.atdp.chains": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.atdp.frontier": "exposure against perplexity of ways to forget, ATDP beside noise alone",
     "papers.atdp.curves": "the figure of docs/atdp.md from the results of papers.atdp.frontier",

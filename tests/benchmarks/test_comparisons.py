@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from simulations.benchmarks.papers.dp_adam_ac_figure import curves_figure
 from simulations.benchmarks.papers.dp_lac import choices, comparisons, difference_text
 from simulations.benchmarks.papers.dp_lac_claims import claims
 from simulations.benchmarks.papers.dp_lac_figure import comparison_figure
@@ -119,3 +120,14 @@ def test_the_figure_has_a_row_per_method_and_lines_for_the_rest() -> None:
     assert [text.get_text() for text in axes.texts] == ["public-only baseline"]
     with pytest.raises(ValueError, match="run the sweep first"):
         comparison_figure([], LIGHT)
+
+
+def test_the_curves_of_every_noise_level_stand_side_by_side() -> None:
+    curve = {"curve": [[10, 3.0], [20, 2.0]], "noise_multiplier": 0.7002, "not_private": None}
+    rows = [cell("sigma", variant, seed, 0.5, **curve) for variant in ("dp-lora", "adam-ac-20") for seed in (0, 1)]
+    rows.append(cell("sigma-0", "dp-lora", 0, 0.5, **{**curve, "not_private": "no noise is added"}))
+    without, noisy = curves_figure(rows, LIGHT).axes
+    assert (without.get_xlabel(), noisy.get_xlabel()) == ("step, σ = 0", "step, σ = 0.7")
+    assert (len(without.lines), len(noisy.lines)) == (1, 4)
+    with pytest.raises(ValueError, match="records-diabetes-why"):
+        curves_figure(ROWS, LIGHT)

@@ -28,7 +28,6 @@ NAMES = {
     "dp-lac": "DP-LAC, no histogram",
     "dp-lac-smooth": "DP-LAC `smooth`, no histogram",
     "dp-lac-histogram": "DP-LAC, histogram",
-    "dp-lac-histogram-smooth": "DP-LAC `smooth`, histogram",
     "dp-clac": "DP-CLAC",
     "dp-clac-centred": "DP-CLAC `centred`",
     "fixed": "fixed (Abadi)",
