@@ -1,6 +1,7 @@
 """How many small changes of the privacy kernel its tests notice.
 
-Run: `python -m simulations.benchmarks privacy.mutation [PATTERN ...] [--share 0.05]`, with the extra `mutation`.
+Run: `python -m simulations.benchmarks privacy.mutation [PATTERN ...] [--share 0.05]`, with the extra `mutation`. With
+`--again` only those are tried that nobody noticed and nobody explained when the results were written.
 
 mutmut changes one expression at a time (`[tool.mutmut]` in pyproject.toml says where: all that a proof leans on but for
 the words of errors) and runs the tests of tests/privacy that reach it. A change that no test notices is a survivor. It
@@ -29,11 +30,14 @@ import typer
 from scipy.stats import beta
 
 from simulations.benchmarks.harness.markdown import provenance, table
-from simulations.benchmarks.harness.results import ROOT, say, write
+from simulations.benchmarks.harness.results import RESULTS, ROOT, environment, say, write
 
 KILLED, SURVIVED, UNREACHED, TIMEOUT = "killed", "survived", "reached by no test", "ended by its time limit"
+GONE_LINE = "the line is gone"
 STATUS = {0: SURVIVED, 1: KILLED, 3: KILLED, 33: UNREACHED, 36: TIMEOUT, 24: TIMEOUT, 152: TIMEOUT, -24: TIMEOUT}
 """Exit codes of mutmut's workers."""
+
+ACCELERATORS = "on accelerators only"
 
 ANY_CHANGE = {
     r"_fail\(|_HELD\.format|__repr__|check_(vector|scales|length|matrix)\('|names = ', '|'votes', ": "words for people",
@@ -46,7 +50,7 @@ ANY_CHANGE = {
     r"composition\._gdp": "no bound, and in no guarantee",
     r"_Coins\.(__init__|_lanes|words)|// _AT_ONCE": "how much is computed or drawn ahead",
     r"F_FULLFSYNC|fcntl\(descriptor, full\)": "on macOS only",
-    r"torch\.dot\(row, row\)": "on accelerators only",
+    r"torch\.dot\(row, row\)": ACCELERATORS,
     r"<= least <= most <=": "no float32 equals the limits",
     r"> longest:|> MAX_UNITS": "a limit that nobody reaches",
     r"impulse\[0\] = 1\.0": "a factor, of which the logarithm is a constant",
@@ -67,7 +71,7 @@ GONE = {
     r"'(ascii|utf-8)'": "the file holds ASCII; names of encodings are the same in capitals",
     r"metadata\.version\('[a-z-]+'\)": "names that are the same in capitals",
     r"> 700\.0": "a guard against overflow, far below where it would happen",
-    r"'cpu'|\.device\b|device=device|\.to\(device|\.to\(copy\)": "on accelerators only",
+    r"'cpu'|\.device\b|device=device": ACCELERATORS,
     r"epsilon\(events, delta, 'pld'": "`pld` is the default",
     r"dtype=np\.(float64|int64)\)|copy=False": "the type is that anyway, or one copy more",
     r"adjacency in \('add_remove', 'zero_out'\)|type\(sampling\) is Poisson": "the general formula says it too",
@@ -85,6 +89,9 @@ GONE = {
 
 WORDS = re.compile(r"(remedy=|stamp_not_private\(|, remedy: str=)('[^']*'|\"[^\"]*\"|None)|, remedy=.*(?=\))")
 """What people read, as arguments."""
+
+TO_DEVICE = re.compile(r"\.to\((None|copy|(\w+\.)?device)\b")
+"""Where a tensor is moved; on a machine without accelerators there is one place."""
 
 
 def tried(folder: Path) -> Iterator[tuple[str, int]]:
@@ -120,6 +127,8 @@ def reason(survivor: Mapping[str, str]) -> str:
     name, new, old = (survivor[key] for key in ("where", "became", "was"))
     if WORDS.sub("", old) == WORDS.sub("", new):
         return "words for people"
+    if TO_DEVICE.sub("", old) == TO_DEVICE.sub("", new):
+        return ACCELERATORS
     everywhere = (why for pattern, why in ANY_CHANGE.items() if re.search(pattern, f"{name}\n{old}"))
     taken = (why for pattern, why in GONE.items() if re.search(pattern, old) and not re.search(pattern, new))
     return next(itertools.chain(everywhere, taken), "")
@@ -144,6 +153,24 @@ def summary(folder: Path) -> dict[str, Any]:
             survivors.append({"where": readable(name), "module": module, "was": old, "became": new, "status": status})
     rows = [{"module": module, **{status: found[status] for status in COUNTED}} for module, found in counts.items()]
     return {"rows": rows, "survivors": survivors}
+
+
+def tried_again(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """The results, with what becomes now of every survivor that had no reason."""
+    missed = [each for each in results["survivors"] if not reason(each)]
+    functions = {each["where"] for each in missed}
+    found = {}
+    for name in all_names(folder / "mutants"):
+        if (where := readable(name)) in functions:
+            new, old = changed_line(folder / "mutants", name)
+            found[where, old, new] = name
+    keys = {id(each): (each["where"], each["was"], each["became"]) for each in missed}
+    mutmut(folder, *(found[key] for key in keys.values() if key in found))
+    codes = dict(tried(folder / "mutants"))
+    for each in missed:
+        mutant = found.get(keys[id(each)])
+        each["again"] = GONE_LINE if mutant is None else STATUS.get(codes[mutant], KILLED)
+    return {**results, "again": environment()["commit"]}
 
 
 COUNTED = (KILLED, TIMEOUT, SURVIVED, UNREACHED)
@@ -191,13 +218,48 @@ def page(results: Mapping[str, Any]) -> str:
     reasons = Counter(reason(each) for each in results["survivors"] if reason(each))
     why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     missed = [each for each in results["survivors"] if not reason(each)]
-    listed = "".join(f"- `{each['where']}`: `{each['was']}` became `{each['became']}`\n" for each in missed)
+    listed = "".join(f"- `{each['where']}`: `{each['was']}` became `{each['became']}`{now(each)}\n" for each in missed)
+    others = "".join(
+        f"; {each['share']:.0%} of {each['made']:,} of `{each['names']}` at commit `{each['commit']}`"
+        for each in results.get("samples", ())
+    )
+    tried = f", tried again at commit `{results['again']}`" if "again" in results else ""
     return (
         f"{scores(results)}\n{results['share']:.0%} of {results['made']:,} changes, drawn with seed "
-        f"{results['seeds'][0]}; of the scores 95 % intervals (Clopper-Pearson). No difference: {why}.\n"
-        + (f"\nMissed:\n\n{listed}" if listed else "")
+        f"{results['seeds'][0]}{others}; of the scores 95 % intervals (Clopper-Pearson). No difference: {why}.\n"
+        + (f"\nMissed{tried}:\n\n{listed}" if listed else "")
         + provenance(results)
     ).replace("% of", " % of")
+
+
+def added(results: Mapping[str, Any], sample: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """Results with the rows and survivors of another sample, in place of what they say about its modules."""
+    modules = {row["module"] for row in sample["rows"]}
+    both = {
+        part: sorted(
+            [*(each for each in results[part] if each["module"] not in modules), *sample[part]],
+            key=lambda each: each["module"],
+        )
+        for part in ("rows", "survivors")
+    }
+    note = {
+        "names": names,
+        "commit": environment()["commit"],
+        **{key: sample[key] for key in ("made", "share", "seeds")},
+    }
+    return {**results, **both, "samples": [*results.get("samples", ()), note]}
+
+
+def now(survivor: Mapping[str, str]) -> str:
+    """What became of it since, in words."""
+    told = {
+        KILLED: "a test was added",
+        TIMEOUT: "a test was added",
+        SURVIVED: "still missed",
+        UNREACHED: "still missed",
+    }
+    found = survivor.get("again")
+    return f": {told.get(found, found)}" if found else ""
 
 
 def mutmut(folder: Path, *names: str, check: bool = True) -> None:
@@ -211,16 +273,26 @@ def main(
     share: Annotated[float, typer.Option(min=0.001, max=1.0, help="of the mutants, drawn at random")] = 1.0,
     seed: Annotated[int, typer.Option(help="of that draw")] = 0,
     least: Annotated[float, typer.Option(help="fail below this score; write nothing")] = 0.0,
+    add: Annotated[bool, typer.Option("--add", help="to the results there are, in place of these modules")] = False,
+    again: Annotated[bool, typer.Option("--again", help="only what was missed when the results were written")] = False,
 ) -> None:
     """Try the changes and write the results."""
+    file = RESULTS / "mutation.json"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "checkout"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
         mutmut(folder, "none of them", check=False)  # makes all, tries none, and says that it is an error
+        if again:
+            found = tried_again(folder, json.loads(file.read_text(encoding="utf-8")))
+            say(*(f"{each['where']}: {each['again']}" for each in found["survivors"] if "again" in each))
+            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            return
         names = [name for name in all_names(folder / "mutants") if fits(name, patterns or ["*"])]
         chosen = sorted(random.Random(seed).sample(names, max(1, round(share * len(names)))))
         mutmut(folder, *chosen)
         found = {"made": len(names), "share": share, "seeds": [seed], **summary(folder / "mutants")}
+        if add:
+            found = added(json.loads(file.read_text(encoding="utf-8")), found, " ".join(patterns or ["*"]))
     say(scores(found), *(f"{each['where']}: {each['became']}" for each in found["survivors"] if not reason(each)))
     if least:
         raise typer.Exit(score(groups(found)["all"])[0] < least)
