@@ -2,9 +2,13 @@
 
     python -m client.fork_server flower-supernode ...
 
-starts this in the place of ``flower-supernode``. Flower 1.41 gives its connection up after some faults of the line (an
-error whose text names TLS, an HTTP 500) and leaves a process behind that answers its own health check and does nothing
-else. Here the process ends, with exit code :data:`GONE`,
+starts this in the place of ``flower-supernode``. Flower 1.41 repeats a call that cannot connect or gets 502, 503, 504,
+for as long as it takes. It gives its connection up after an HTTP 500, which a SuperLink answers whose database is
+locked, and after an error whose text names TLS, such as a handshake that timed out. Here both are repeated for
+:data:`PATIENCE` seconds (:func:`repeating`; `server.network.patience` does so for the server).
+
+Where Flower gives up, it leaves a process behind that answers its own health check and does nothing else. Here the
+process ends, with exit code :data:`GONE`,
 
 - where Flower has given up, or anything else has ended its main thread;
 - where for :data:`LIMIT` seconds the server has answered no heartbeat, or no request for messages, which Flower makes
@@ -15,9 +19,9 @@ is the time of a file (``LACQUER_ALIVE``, by default ``lacquer-alive`` in the fo
 
     python -m client.supernode --healthy
 
-ends with 0 if that was within :data:`HEALTHY` seconds: the health check of a container.
+ends with 0 if that was within :data:`HEALTHY` seconds: the health check of a container, also of the server's executor.
 
-In one thing Flower's loop is changed, see :func:`in_step`.
+In one more thing Flower's loop is changed, see :func:`in_step`.
 """
 
 import logging
@@ -29,13 +33,18 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:  # else a health check would import Flower every few seconds
+    from flwr.supercore.retry import RetryInvoker
 
 VARIABLE = "LACQUER_ALIVE"
 LIMIT = 180.0
 """Seconds. Flower's server counts a node as gone after 60."""
 HEALTHY = 90.0
+PATIENCE = 300.0
+"""Seconds for which a call is repeated whose failure may pass, without one answer between."""
 GONE = 75
 """Of ``sysexits.h``: a failure that may pass."""
 
@@ -156,12 +165,80 @@ def in_step(flower: Any) -> None:
     flower._pull_and_store_message, flower._push_messages = pulled, pushed
 
 
+def passing(error: Exception) -> bool:
+    """Whether an error may pass and Flower would not wait for that."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+    text = str(error).lower()
+    return ("ssl" in text or "tls" in text) and "certificate" not in text
+
+
+def repeating(
+    invoker: "RetryInvoker", limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic
+) -> "RetryInvoker":
+    """The same invoker of Flower's, which gives up only after so many seconds of errors that may pass.
+
+    Args:
+        invoker: waits between its calls as it did.
+        limit: seconds.
+        clock: seconds.
+    """
+    gives_up, succeeded = invoker.should_giveup, invoker.on_success
+    failing_since: float | None = None
+
+    def should_giveup(error: Exception) -> bool:
+        nonlocal failing_since
+        if not passing(error):
+            return gives_up is not None and gives_up(error)
+        failing_since = clock() if failing_since is None else failing_since
+        lasted, said = clock() - failing_since, str(error).partition("\n")[0]
+        log.warning("the SuperLink fails (%s), for %.0f s now; it is asked again for %g s", said, lasted, limit)
+        return lasted >= limit
+
+    def on_success(state: object) -> None:
+        nonlocal failing_since
+        failing_since = None
+        if succeeded is not None:
+            succeeded(state)  # type: ignore[arg-type]
+
+    invoker.should_giveup, invoker.on_success = should_giveup, on_success
+    return invoker
+
+
+def patient(flower: Any) -> None:
+    """Make a SuperNode repeat its calls and heartbeats as :func:`repeating` does.
+
+    Args:
+        flower: Flower's module ``flwr.supernode.fleet_http_connection``, which makes its connection by these two names.
+    """
+    invoker, sender = flower.make_simple_http_retry_invoker, flower.HeartbeatSender
+
+    def forgiving(beat: Callable[[], bool]) -> Any:
+        def beaten() -> bool:
+            import httpx
+
+            try:
+                return beat()
+            except httpx.HTTPStatusError as error:
+                if not passing(error):
+                    raise
+                return False  # Flower sends the next one, at first at once; an error would end its thread
+
+        return sender(beaten)
+
+    flower.make_simple_http_retry_invoker = lambda: repeating(invoker())
+    flower.HeartbeatSender = forgiving
+
+
 def main(arguments: list[str]) -> None:
     """Flower's command with these arguments, until it ends or is ended."""
-    from flwr.supernode import start_client_internal
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     in_step(start_client_internal)
+    patient(fleet_http_connection)
     calls, watch = logging.getLogger("httpx"), Watch(mark())
     calls.addHandler(watch)
     calls.setLevel(logging.INFO)
@@ -186,11 +263,11 @@ def mark() -> Path:
 
 
 def healthy() -> str:
-    """Why this node is not reached by its server; empty if it is."""
+    """Why this process does not reach its server; empty if it does."""
     try:
         since = time.time() - mark().stat().st_mtime
     except OSError:
-        return "the server has not answered since this node was started"
+        return "the server has not answered since this process was started"
     return f"the server has last answered {since:.0f} s ago" if since > HEALTHY else ""
 
 

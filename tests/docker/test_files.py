@@ -113,6 +113,14 @@ def test_clients_know_whom_they_follow_and_are_started_again_when_nobody_answers
         assert service["restart"] == "unless-stopped"
 
 
+def test_health_is_an_answer_of_the_superlink() -> None:
+    services = compose(DOCKER / "compose.yaml")
+    assert services["executor"]["healthcheck"]["test"] == services["client-1"]["healthcheck"]["test"]
+    asked = services["superlink"]["healthcheck"]["test"]
+    assert asked[:3] == ["CMD", "python", "-c"]
+    assert "'https://127.0.0.1:8000/v1/control/list-nodes', b''" in asked[3]
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "gateway.Dockerfile"])
 def test_an_image_names_its_version_and_takes_a_base_by_its_digest(name: str) -> None:
     text = (DOCKER / name).read_text()

@@ -88,7 +88,9 @@ def wait_for(what: Any, process: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.timeout(600)
-def test_it_ends_when_flower_gives_up_its_connection(superlink: SuperLink, tmp_path: Path) -> None:
+def test_it_outlives_a_locked_database_and_ends_when_flower_gives_up_its_connection(
+    superlink: SuperLink, tmp_path: Path
+) -> None:
     alive = tmp_path / "alive"
     process = subprocess.Popen(
         [
@@ -111,12 +113,39 @@ def test_it_ends_when_flower_gives_up_its_connection(superlink: SuperLink, tmp_p
         wait_for(lambda: superlink.asked.get(POLL, 0) > 1 and superlink.asked.get(BEAT, 0) > 0, process)
         assert alive.exists()  # touched at a poll that was answered
         superlink.polls = 500  # "database is locked"
+        asked = superlink.asked[POLL]
+        wait_for(lambda: superlink.asked[POLL] > asked + 2, process)
+        superlink.polls = 200
+        alive.unlink()
+        wait_for(alive.exists, process)
+        superlink.polls = 404
         assert process.wait(timeout=120) == GONE
         assert process.stderr is not None
         assert b"Flower has given up its connection" in process.stderr.read()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, 9)
+
+
+@pytest.mark.parametrize(("error", "passes"), [(500, True), (404, False)])
+def test_a_heartbeat_that_meets_a_locked_database_is_sent_again(error: int, passes: bool) -> None:
+    """Flower's own ends its thread, and the node is offline from then on."""
+    answer = httpx.Response(error, request=httpx.Request("POST", "https://gateway" + BEAT))
+    beats = [answer, None]
+
+    def beat() -> bool:
+        if answered := beats.pop(0):
+            answered.raise_for_status()
+        return True
+
+    flower = SimpleNamespace(make_simple_http_retry_invoker=None, HeartbeatSender=lambda beat: beat)
+    supernode.patient(flower)
+    send = flower.HeartbeatSender(beat)
+    if passes:
+        assert (send(), send()) == (False, True)
+    else:
+        with pytest.raises(httpx.HTTPStatusError):
+            send()
 
 
 def test_only_a_supernode_is_watched() -> None:
@@ -216,7 +245,7 @@ def test_the_health_check_asks_when_the_server_last_answered(tmp_path: Path) -> 
         )  # fmt: skip
         return done.returncode, done.stderr
 
-    assert health() == (1, "the server has not answered since this node was started\n")
+    assert health() == (1, "the server has not answered since this process was started\n")
     (tmp_path / "alive").touch()
     assert health() == (0, "")
     os.utime(tmp_path / "alive", (0, time.time() - 2 * supernode.HEALTHY))

@@ -1,5 +1,6 @@
 """A SuperLink that answers HTTP 500 for a while, as Flower's does when its database is locked, ends no run."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import GetNodesResponse
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from server.network.patience import passing, patient
+from client.supernode import VARIABLE, passing
+from server.network.patience import patient
 
 NODES = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString()
 
@@ -115,19 +117,28 @@ def test_a_grid_in_this_process_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("command", "survives"), [(["flower-superexec"], False), (["-m", "server.network.patience"], True)]
 )
-def test_the_executor_outlives_a_locked_database(superlink: SuperLink, command: list[str], survives: bool) -> None:
+def test_the_executor_outlives_a_locked_database(
+    superlink: SuperLink, command: list[str], survives: bool, tmp_path: Path
+) -> None:
     """And Flower's own does not: once it does, the module can go."""
     superlink.codes = [500, 500]
     options = ["--insecure", f"--runtime-api-address=127.0.0.1:{superlink.server_address[1]}"]
     python = Path(sys.executable)
     start = [str(python), *command] if survives else [str(python.with_name(command[0]))]
-    with subprocess.Popen([*start, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as executor:
+    alive = tmp_path / "alive"  # what its health check looks at
+    with subprocess.Popen(
+        [*start, *options],
+        env={**os.environ, VARIABLE: str(alive)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as executor:
         ends = time.monotonic() + 60.0
         while executor.poll() is None and superlink.asked < 4 and time.monotonic() < ends:
             time.sleep(0.1)
-        alive = executor.poll() is None
+        lives = executor.poll() is None
         executor.terminate()
         _, said = executor.communicate(timeout=30.0)
-    assert alive == survives
+    assert lives == survives == alive.exists()
     assert superlink.paths == {"/v1/runtime/acquire-task"}
     assert ("it is asked again for 300 s" in said) == survives
