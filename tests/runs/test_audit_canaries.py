@@ -92,23 +92,35 @@ def test_a_right_run_stays_under_its_ledger_and_says_that_it_holds_canaries(tmp_
     assert note in (folder / names.ADAPTER_FOLDER / "README.md").read_text()
 
 
-@pytest.mark.usefixtures("hardly_ever_wrong")
-@pytest.mark.parametrize("controller", ["dp-lac", "quantile"])
-def test_clients_are_canaries_too_whatever_is_asked_of_them(controller: str, tmp_path: Path) -> None:
-    table = {
+def client_level(place: Path, **changes: Any) -> dict[str, Any]:
+    return {
         "rounds": 12, "clients": 120, "sampling-rate": 0.25, "privacy": {"delta": 1e-3},
-        "strategy": {"controller": controller, "aggregation": "ffa"},
+        "strategy": {"controller": "dp-lac", "aggregation": "ffa"},
         "model": {"name": "random:bert", "rank": 4, "max-length": 32},
-        "data": {"validation-records": 20, "test-records": 60, "records-per-client": 3, "cache": str(tmp_path / "c")},
+        "data": {"validation-records": 20, "test-records": 60, "records-per-client": 3, "cache": str(place / "c")},
         "engine": {"kind": "inprocess", "workers": 2},
-        "audit": {"canaries": 60},
+        "audit": {"canaries": 60}, **changes,
     }  # fmt: skip
-    folder = tmp_path / "run"
+
+
+def of_clients(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What the default audit of a run of clients finds, through strategy, workers and ledger."""
     folder.mkdir()
     run_inprocess(parse(table), folder)
     result = CliRunner().invoke(app, ["audit", str(folder), "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.usefixtures("hardly_ever_wrong")
+@pytest.mark.parametrize("controller", ["dp-lac", "quantile"])
+def test_clients_are_canaries_too_whatever_is_asked_of_them(controller: str, tmp_path: Path) -> None:
+    table = client_level(tmp_path, strategy={"controller": controller, "aggregation": "ffa"})
+    folder = tmp_path / "run"
+    found = of_clients(table, folder)
+    assert found["verdict"].startswith("Consistent with the ledger")
+    assert found["canaries"]["epsilon_lower"] <= found["upper_bound"]["epsilon"] <= 4.0
     assert found["canaries"]["wrong"] == []
     assert found["canaries"]["noise"]["lower"] < 1.2
     assert found["canaries"]["presence"]["upper"] > 1
@@ -158,6 +170,10 @@ def a_quarter_of_the_noise(patch: Patch) -> None:
     patch.setattr(GaussianNoise, "draw", lambda self, parts: draw(self, parts) // 4)
 
 
+def no_noise(patch: Patch) -> None:
+    patch.setattr(GaussianNoise, "draw", lambda self, parts: torch.zeros(sum(n for _, n in parts), dtype=torch.int64))
+
+
 def clipping_left_out(patch: Patch) -> None:
     patch.setattr(FlatClip, "encode", lambda self, rows: rows.double() / (100 * self.bound))
     patch.setattr(privacy.contribution, "squared_norms", lambda rows: torch.zeros(len(rows), dtype=torch.float64))
@@ -166,6 +182,7 @@ def clipping_left_out(patch: Patch) -> None:
 
 def without_validation(patch: Patch) -> None:
     """Sums that cannot be of clipped rows are refused; a bug that is seen by the audit alone has got past that."""
+    patch.setattr("strategies.messages.client_update.validate", lambda *parts: None)
     patch.setattr(strategies.private_training, "validate", lambda *parts: None)
     patch.setattr("privacy.mechanism.validate", lambda *parts: None)
 
@@ -213,5 +230,24 @@ def test_every_bug_is_caught_in_a_whole_run(
     )  # the less noise, the more an audit sees of the code
     bug(monkeypatch)
     found = audited(config, tmp_path)
+    assert found["verdict"].startswith("REFUTED"), found["canaries"]
+    assert said in found["verdict"]
+
+
+@pytest.mark.usefixtures("hardly_ever_wrong")
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        (a_quarter_of_the_noise, "noise in the releases"),
+        (no_noise, "noise in the releases"),
+        (clipping_left_out, "one unit moves"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_bug_in_a_whole_run_of_clients_is_caught(
+    bug: Callable[[Patch], None], said: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    bug(monkeypatch)
+    found = of_clients(client_level(tmp_path), tmp_path / "run")
     assert found["verdict"].startswith("REFUTED"), found["canaries"]
     assert said in found["verdict"]
