@@ -77,6 +77,7 @@ TABLES = {
     "records-diabetes-why.rl-1": "papers.diabetes:noise_or_agent",
     "records-diabetes-why.clip-rate": "papers.diabetes:clip_rates",
     "records-diabetes-why.ternary": "papers.diabetes:ternary",
+    "records-diabetes-why.registered": "papers.diabetes:registered",
     "records-diabetes-why.sigma": "papers.diabetes:noise_levels",
     "rldp": "papers.diabetes:fair_chance",
     "dp-lac-diabetes": "papers.dp_lac_language:comparison",

@@ -41,6 +41,9 @@ WHY_NAMES = {
     "adam-ac-20": "DP-Adam-AC, a fifth is to be clipped",
     "adam-ac-50": "DP-Adam-AC, a half is to be clipped",
     "adam-ac-90": "DP-Adam-AC, nine tenths are to be clipped",
+    "adam-ac-own": "*DP-Adam-AC, the published rule: not private*",
+    "geoclip": "GeoClip",
+    "rl-paid": "RLDP's controller: learning on, gain per spent ε, noise that moves",
 }
 """Of the sweep ``records-diabetes-why``, beside those of :data:`NAMES`."""
 
@@ -81,6 +84,13 @@ def ternary(results: Mapping[str, Any]) -> str:
 def noise_levels(results: Mapping[str, Any]) -> str:
     """DP-Adam-AC at the noise levels of its paper, of the sweep ``records-diabetes-why``."""
     return comparison({"cells": [row for row in results["cells"] if row["grid"].startswith("sigma")]})
+
+
+def registered(results: Mapping[str, Any]) -> str:
+    """The grid ``registered`` of ``records-diabetes-why``, beside DP-LoRA of ``rl-1``, whose settings are the same."""
+    own = [row for row in results["cells"] if row["grid"] == "registered"]
+    same = [row for row in results["cells"] if (row["grid"], row["variant"]) == ("rl-1", REFERENCE)]
+    return comparison({"cells": [*own, *({**row, "grid": "registered"} for row in same)] if own else []})
 
 
 def fair_chance(results: Mapping[str, Any]) -> str:
