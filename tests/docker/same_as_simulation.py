@@ -4,10 +4,11 @@
 
 docker/organisations_test.sh calls it: ``FOLDER/run`` is the run, ``FOLDER/own-NODE/state`` what each node kept of it
 (the secret that draws its cohorts, the seed of its clients' local randomness), ``RECORDS/NODE/records.jsonl`` its
-records.
+records. What was compared is written to ``simulations/benchmarks/results/organisations.json``.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from server.config.load import load
 from server.run_folder.telemetry import read_metrics
+from simulations.benchmarks.harness.results import origin, write
 from tests.cases.many_clients import adapter, charges, drawn, kept, roster_of, simulated
 
 
@@ -42,6 +44,20 @@ def main(folder: Path, records: Path) -> None:
     assert moved > 0
     cohorts = [len(drawn(nodes, round, config.sampling_rate)) for round in range(1, config.rounds + 1)]
     values = sum(value.numel() for value in ours.values())
+    write(
+        "organisations",
+        {
+            "rounds": len(rounds),
+            "clients_of_nodes": numbers,
+            "smallest_cohort": min(cohorts),
+            "largest_cohort": max(cohorts),
+            "values_compared": values,
+            "values_different": 0,
+            "values_of_lora_B_not_zero": moved,
+            **origin(),
+            "load": round(os.getloadavg()[2], 1),
+        },
+    )
     sys.stdout.write(
         f"{len(rounds)} rounds over nodes of {numbers} clients, {min(cohorts)} to {max(cohorts)} of them in a round: "
         f"all {values} values of the adapter ({moved} of lora_B are not 0) are those of the simulation\n"
