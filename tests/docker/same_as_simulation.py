@@ -52,7 +52,7 @@ def main(folder: Path, records: Path) -> None:
             "smallest_cohort": min(cohorts),
             "largest_cohort": max(cohorts),
             "values_compared": values,
-            "values_different": len(different),
+            "values_different": sum(int((ours[name] != theirs[name]).sum()) for name in ours),
             "values_of_lora_B_not_zero": moved,
             **origin(),
             "load": round(os.getloadavg()[2], 1),

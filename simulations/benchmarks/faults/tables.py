@@ -136,6 +136,44 @@ def soak_containers(result: Results) -> str:
     )
 
 
+def deployment_cost(result: Results) -> str:
+    """What idle clients and rounds cost the SuperLink."""
+    asking, still, run = result["asking"], result["still"], result["run"]
+    calls = [part["calls"].get("fleet", 0) / part["seconds"] for part in (asking, still)]
+    cpu = [part["cpu_seconds"] / part["seconds"] for part in (asking, still)]
+    client = (cpu[0] - cpu[1]) / result["clients"]
+    rows = {
+        "calls of the Fleet API by an idle client": f"{(calls[0] - calls[1]) / result['clients']:.2f} a second",
+        "CPU of such a call": f"{1000 * (cpu[0] - cpu[1]) / (calls[0] - calls[1]):.0f} ms",
+        "CPU of an idle client": f"{1000 * client:.1f} ms a second",
+        "idle clients that fill a core (computed)": f"{(1 - cpu[1]) / client:,.0f}",
+        "CPU without clients: executor, health check": f"{1000 * cpu[1]:.0f} ms a second",
+        f"CPU of a round of {result['clients']} clients, the run's start included": (
+            f"{run['cpu_seconds'] / result['rounds']:.2f} s"
+        ),
+        "calls of all APIs in such a round": f"{sum(run['calls'].values()) / result['rounds']:.0f}",
+        "all clients are online after the first `docker compose up -d`": f"{result['stack_seconds']} s",
+    }
+    environment = result["environment"]
+    return (
+        f"{markdown(('what', 'measured'), list(rows.items()), 'lr')}\n"
+        f"{asking['seconds']:.0f} s with idle clients, {still['seconds']:.0f} s with paused ones, a run of "
+        f"{result['rounds']} rounds in {run['seconds']:.0f} s; {environment['processor']}, load "
+        f"{environment['load'][1]:.0f} on {environment['cores']} cores; commit `{environment['commit']}`.\n"
+    )
+
+
+def organisations(result: Results) -> str:
+    """What nodes with many clients have learned, beside their simulation."""
+    nodes = " + ".join(f"{clients:,}" for clients in result["clients_of_nodes"])
+    return (
+        f"{result['rounds']} rounds without noise over nodes of {nodes} clients, {result['smallest_cohort']} to "
+        f"{result['largest_cohort']} of them in a round: {result['values_compared']:,} values of the adapter compared "
+        f"({result['values_of_lora_B_not_zero']:,} of `lora_B` are not 0), {result['values_different']} different. "
+        f"Machine: {result['machine']}, load {result['load']:.0f}; commit `{result['commit']}`.\n"
+    )
+
+
 def containers(result: Results) -> str:
     """Sizes and the container test."""
     sizes = {

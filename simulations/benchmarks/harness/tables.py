@@ -62,6 +62,8 @@ TABLES = {
     "bad-replies": "faults.tables:bad_replies",
     "soak": "faults.tables:soak",
     "soak-containers": "faults.tables:soak_containers",
+    "deployment-cost": "faults.tables:deployment_cost",
+    "organisations": "faults.tables:organisations",
     "containers": "faults.tables:containers",
     "message-overhead": "faults.tables:message_overhead",
     "secure-sums": "privacy.secure_sums:table",

@@ -1,0 +1,77 @@
+"""What clients and rounds cost the SuperLink of a federation in containers: its CPU, and the calls in its log.
+
+Run: `docker/soak_test.sh`, which brings the federation of docker/compose.yaml up and calls this first.
+
+Clients that only ask for work are compared with paused ones: what remains is the executor's asking and the container's
+health check. Then a run without faults is trained. The result is ``results/deployment-cost.json``.
+"""
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulations.benchmarks.faults.deployment import CLIENTS, Federation, Soak
+from simulations.benchmarks.harness.results import write
+
+
+@dataclass
+class Spent:
+    """CPU of the SuperLink, and the calls that it answered, from now on."""
+
+    federation: Federation
+    began: float = field(default_factory=time.time)
+    before: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.before = self.federation.cpu("superlink")
+
+    def until_now(self) -> dict[str, Any]:
+        """Seconds, CPU seconds, calls by API."""
+        used, seconds = self.federation.cpu("superlink") - self.before, time.time() - self.began
+        calls = dict(sorted(self.federation.calls(self.began).items()))
+        return {"seconds": round(seconds, 1), "cpu_seconds": round(used, 3), "calls": calls}
+
+
+def cost(federation: Federation, root: Path, seconds: float, rounds: int = 8) -> dict[str, Any]:
+    """What the SuperLink spends while clients ask for work, while they stand still, and in a run without faults."""
+    spent = Spent(federation)
+    time.sleep(seconds)
+    asking = spent.until_now()
+    for name in CLIENTS:
+        federation.docker("pause", name)
+    try:
+        spent = Spent(federation)
+        time.sleep(seconds)
+        still = spent.until_now()
+    finally:
+        for name in CLIENTS:
+            federation.docker("unpause", name)
+    federation.await_all()
+    spent = Spent(federation)
+    soak = Soak(federation, root, (f"rounds={rounds}",))
+    soak.train(rounds, ())
+    return {"clients": len(CLIENTS), "asking": asking, "still": still, "rounds": rounds, "run": spent.until_now()}
+
+
+def main(
+    compose: Annotated[list[str], typer.Argument(help="the compose command")],
+    project: Annotated[str, typer.Option(help="compose project that is up, in the folder docker")],
+    stack_seconds: Annotated[int, typer.Option(help="from the first `up -d` to three clients online")],
+    seconds: Annotated[float, typer.Option(help="for which idle clients are looked at, and paused ones")] = 60.0,
+) -> None:
+    """Measure a federation that is up, and write the result."""
+    federation = Federation(compose, project)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cost-") as folder:
+            found = cost(federation, Path(folder), seconds)
+    finally:
+        federation.close()
+    write("deployment-cost", {"stack_seconds": stack_seconds, **found})
+
+
+if __name__ == "__main__":
+    typer.run(main)
