@@ -58,6 +58,11 @@ class Checked:
     facts: DataFacts | None = None
     source: str = ""
 
+    @property
+    def multipliers(self) -> tuple[float, ...]:
+        """Noise multipliers of the rounds; none where every site calibrates for itself, or no noise is added."""
+        return tuple(self.noise["multipliers"]) if self.noise is not None else ()
+
     def hand_on(self, folder: Path) -> None:
         """The noise to the process that runs in ``folder``."""
         if self.noise is not None:
@@ -206,15 +211,15 @@ def _noise_of(ready: RecordLevelAssembly) -> Calibrated:
     return Calibrated(ready.commitment, ready.setting.noise_multipliers)
 
 
-def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
-    """Refuse all cells if one of them cannot run; their calibrated noise multipliers.
+def check_cells(cells: list[Cell]) -> dict[str, Checked]:
+    """Refuse all cells if one of them cannot run; what is known of each, by its key.
 
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
     """
-    multipliers: dict[str, tuple[float, ...]] = {}
+    checked: dict[str, Checked] = {}
     adapters: set[str] = set()  # loading a model for every cell would take longer than the rest
-    calibrated: dict[str, tuple[float, ...]] = {}  # seeds and data do not change the noise, and some take seconds
+    calibrated: dict[str, tuple[Any, str]] = {}  # seeds and data do not change the noise, and some take seconds
 
     def check_cell(cell: Cell) -> None:
         config = cell.config
@@ -224,17 +229,27 @@ def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
             noise = repr((noise, config.silo, config.data, config.model))
         if cell.kind == "public-only":
             check_public_only(config)
-        elif sites:  # every site calibrates for its own records
-            check_silos(config)
-        elif noise not in calibrated:
-            calibrated[noise] = (check_silo if cell.kind == "silo" else check_noise)(config).multipliers
-        multipliers[cell.key] = () if sites or cell.kind == "public-only" else calibrated[noise]
-        if cell.kind != "silo" and not sites:
             check_data(config)
-            adapter = repr((config.model, config.strategy, config.rounds, config.clients))
-            if adapter not in adapters:
-                adapters.add(adapter)
-                check_adapter(config)
+            check_adapter_once(config)
+            checked[cell.key] = Checked(config)  # no client takes part, so nobody's records cost anything
+        elif sites:  # every site calibrates for its own records
+            checked[cell.key] = Checked(config, source=check_silos(config).meta["source"])
+        elif cell.kind == "silo":
+            if noise not in calibrated:
+                ready = _ready_silo(config)
+                calibrated[noise] = _noise_of(ready).to_json(), ready.data.meta["source"]
+            checked[cell.key] = Checked(config, calibrated[noise][0], source=calibrated[noise][1])
+        else:
+            if noise not in calibrated:
+                calibrated[noise] = check_noise(config).to_json(), ""
+            checked[cell.key] = Checked(config, calibrated[noise][0], source=check_data(config).meta["source"])
+            check_adapter_once(config)
+
+    def check_adapter_once(config: RunConfig) -> None:
+        adapter = repr((config.model, config.strategy, config.rounds, config.clients))
+        if adapter not in adapters:
+            adapters.add(adapter)
+            check_adapter(config)
 
     # Files that are not there are told of before anything is calibrated, which takes minutes.
     for check_one in (lambda cell: check_sources(cell.config), check_cell):
@@ -246,10 +261,10 @@ def check_cells(cells: list[Cell]) -> dict[str, tuple[float, ...]]:
                 problems.setdefault(str(error), cell.key)
         if problems:
             raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
-    return multipliers
+    return checked
 
 
-def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[str, tuple[float, ...]], NoiseOf]:
+def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[str, Checked], NoiseOf]:
     """All that can be refused of a private sweep before anything is drawn or spent.
 
     Returns:

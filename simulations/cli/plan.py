@@ -1,7 +1,6 @@
 """What is known before a run starts: its data, what is likely to go wrong, what earlier runs have spent, its noise."""
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,32 +63,11 @@ def say_plan(checked: "Checked", *, as_json: bool) -> None:
 
 
 def earlier_runs(checked: "Checked") -> list[str]:
-    """What earlier runs in the output folder have committed on the same data, if there are any and it is anybody's."""
-    config = checked.config
-    if not checked.source or config.data.source == "notes" or config.privacy.non_private:
-        return []
-    from simulations.report.budget import data_digest
-    from simulations.report.read_run import read_run
+    """What this run and earlier ones in its output folder, sweeps included, have cost together on the same data."""
+    from simulations.history.earlier import planned, together
 
-    epsilon, delta, count = config.privacy.epsilon, config.privacy.delta, 0
-    for status in sorted(Path(config.output).glob("*/status.json")):
-        if data_digest(status.parent) != checked.source:
-            continue
-        run = read_run(status.parent)
-        guarantee = run.guarantee or {}
-        if run.account is None and not guarantee:
-            continue
-        count += 1
-        own = guarantee.get("epsilon")
-        epsilon += math.inf if run.not_private or not isinstance(own, int | float) else own
-        delta += float(guarantee.get("delta", 0.0))
-    if not count:
-        return []
-    runs = "1 earlier run" if count == 1 else f"{count} earlier runs"
-    return [
-        f"{runs} in {config.output} used the same data. With this one they add up to epsilon "
-        f"{epsilon_text(epsilon)} at delta {delta_text(delta)}; tighter: lacquer budget {config.output}"
-    ]
+    config = checked.config
+    return together(planned(config, checked.source, checked.noise), [Path(config.output)], "this run")
 
 
 def _noise(checked: "Checked") -> dict[str, float] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -12,7 +13,9 @@ from privacy.randomness.tries import chance_of_at_most
 from server.config.load import ConfigError
 from server.run_folder.errors import CannotResume
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
-from simulations.preflight import check_candidates
+from simulations.history.earlier import planned, together
+from simulations.preflight import Checked, check_candidates
+from simulations.report.budget import Cost
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text, plain_table, table_console
 from simulations.sweep.candidates import CANDIDATES, PrivateSweep, Released
 from simulations.sweep.cells import Cell
@@ -44,6 +47,9 @@ def private_sweep(
     with refusals(CannotResume):
         with console.status("Calibrating candidates"):
             plan, single, noise_of = check_candidates(cells, tries)
+            warnings = _together(single, plan, folder)
+        for warning in warnings:
+            console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
         if dry_run:
             with console.status("Calibrating the alternatives"):
                 print_plan(console, cells, plan, single, noise_of)
@@ -64,11 +70,19 @@ def private_sweep(
     _print_released(console, released, failures, folder)
 
 
+def _together(single: Mapping[str, Checked], plan: TuningPlan, folder: Path) -> list[str]:
+    """What this sweep and earlier runs have cost together; it is one event, charged once however often it goes on."""
+    one = next(iter(single.values()))
+    event = Cost(folder, plan.total, plan.delta, None, None, None)
+    new = [replace(run, cost=event) for run in planned(one.config, one.source, one.noise)]
+    return together(new, [folder.parent, Path(one.config.output)], "this private sweep", but=folder)
+
+
 def print_plan(
     console: Console,
     cells: Sequence[Cell],
     plan: TuningPlan,
-    single: Mapping[str, tuple[float, ...]],
+    single: Mapping[str, Checked],
     noise_of: NoiseOf,
 ) -> None:
     """What a dry run says: the noise of a candidate beside that of one run, and beside that of running every cell."""
@@ -103,7 +117,10 @@ def print_plan(
             title, justify="left" if title == "Noise multiplier" else "right", no_wrap=title == "Noise multiplier"
         )
     for cell in cells:
-        found = [single[cell.key], *(column[cell.key].multipliers for column in (plan.noise, *columns.values()))]
+        found = [
+            single[cell.key].multipliers,
+            *(column[cell.key].multipliers for column in (plan.noise, *columns.values())),
+        ]
         table.add_row(cell.key, *(_noise(multipliers) for multipliers in found))
     console.print(table)
     line("Nothing was drawn or started (--dry-run).")

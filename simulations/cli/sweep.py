@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +16,9 @@ from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, 
 from simulations.presets.load import named_file
 from simulations.report.notation import table_console
 from simulations.sweep.cells import chosen, read_cells, sweep_files
+
+if TYPE_CHECKING:
+    from simulations.preflight import Checked
 
 
 def sweep_command(
@@ -81,17 +85,21 @@ def sweep_command(
         store = Store(name, folder, results or folder / RESULTS_FILE, every)
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
-        multipliers = check_cells(cells if dry_run else todo)
+        checked = check_cells(cells if dry_run else todo)
+        warnings = _together([checked[cell.key] for cell in todo], output)
     console = Console(quiet=True) if as_json else table_console()
     if dry_run and as_json:
         listed = [
-            {"cell": cell.key, "noise_multipliers": multipliers[cell.key], "done": cell.key in store.done}
+            {"cell": cell.key, "noise_multipliers": checked[cell.key].multipliers, "done": cell.key in store.done}
             for cell in cells
         ]
-        typer.echo(json.dumps({"cells": listed}, indent=2))
+        typer.echo(json.dumps({"cells": listed, "warnings": warnings}, indent=2))
         return
     if dry_run:
-        print_cells(console, cells, multipliers, store.done)
+        print_cells(console, cells, {key: known.multipliers for key, known in checked.items()}, store.done)
+    for warning in warnings:
+        console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if dry_run:
         return
     store.save()
     progress = Progress(len(cells), sum(cell.key in store.done for cell in cells))
@@ -105,11 +113,21 @@ def sweep_command(
     compared = _show_comparison(folder, console) if store.done else []
     if as_json:
         said = {"folder": str(folder), "results": str(store.file), "groups": compared, "failed": dict(progress.failed)}
+        said["warnings"] = warnings
         typer.echo(json.dumps(said, indent=2))
     for key, error in progress.failed:
         say(f"\n{key} failed: {error}")
     if progress.failed:
         raise typer.Exit(FAILED)
+
+
+def _together(checked: Sequence["Checked"], output: Path) -> list[str]:
+    """What the cells to run, and earlier runs here and where they would go by themselves, have cost together."""
+    from simulations.history.earlier import planned, together
+
+    new = [run for cell in checked for run in planned(cell.config, cell.source, cell.noise)]
+    places = [output, *dict.fromkeys(Path(cell.config.output) for cell in checked)]
+    return together(new, places, "the {count} cells to run" if len(new) > 1 else "the cell to run")
 
 
 def _show_comparison(folder: Path, console: Console) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from privacy.accountants import composition
-from privacy.commitment import FloorStep
+from privacy.commitment import Commitment, FloorStep
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from server.run_folder.names import DATA_FILE, LEDGER_FILE, ROSTER_FILE, SOURCE_FILE, STATUS_FILE
@@ -154,8 +154,13 @@ def _cost(run: Run) -> Cost | None:
             epsilon = math.inf if reason else opened.guaranteed()
     except (CorruptRun, ValueError, OSError):
         return Cost(run.path, math.inf, 0.0, None, None, "its ledger cannot be read")
+    return committed_cost(run.path, commitment, reason, epsilon)
+
+
+def committed_cost(folder: Path, commitment: Commitment, not_private: str | None, epsilon: float) -> Cost:
+    """The cost of a run by what it commits to; `epsilon` is what it guarantees where it is private."""
     alone = commitment.mode == "floor" and commitment.tuning is None  # a law over runs has no loss distribution here
-    composes = alone and commitment.adjacency == "add_remove" and not reason
+    composes = alone and commitment.adjacency == "add_remove" and not not_private
     floor = commitment.floor if composes else None
     event = None if commitment.tuning is None else commitment.tuning.id
-    return Cost(run.path, epsilon, commitment.delta, floor, commitment.population, reason, event)
+    return Cost(folder, epsilon, commitment.delta, floor, commitment.population, not_private, event)

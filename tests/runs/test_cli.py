@@ -272,12 +272,12 @@ def test_a_run_for_a_program_ends_with_one_object(here, checked, monkeypatch):
 def test_runs_that_add_to_earlier_ones_are_warned_of(here, tmp_path):
     from tests.cases.recorded_runs import record_run_in
 
-    folder = record_run_in(tmp_path / "runs") if (tmp_path / "runs").mkdir() is None else None
+    (tmp_path / "runs" / "sweeps").mkdir(parents=True)
+    folder = record_run_in(tmp_path / "runs" / "sweeps")
     (folder / "source.digest").write_text("abc\n")
     config = parse({**tomllib.loads(SMALL), "output": str(tmp_path / "runs"), "data": {"source": "csv:a.csv"}})
     (text,) = earlier_runs(preflight.Checked(config, source="abc"))
     own = json.loads((folder / "privacy.json").read_text())["epsilon"]
-    assert text.startswith("1 earlier run in")
-    assert f"epsilon {epsilon_text(4.0 + own)} at delta 1.01e-3" in text
+    assert text.startswith("This run and 1 earlier run in runs use the same data")
+    assert f"epsilon at most {epsilon_text(4.0 + own)} at delta 1.01e-3" in text
     assert earlier_runs(preflight.Checked(config, source="abd")) == []
-    assert earlier_runs(preflight.Checked(config.but(data=config.data.but(source="notes")), source="abc")) == []

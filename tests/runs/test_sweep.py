@@ -21,6 +21,7 @@ from simulations.sweep.cells import Cell, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
 from simulations.sweep.runner import Store, attempts, finished_folder, fresh_folder, run_cells
+from tests.cases.recorded_runs import record_run_in
 from tests.cases.sweeps import BROKEN, HELD, RunSweep
 
 SWEEP = """
@@ -63,6 +64,27 @@ def test_a_dry_run_lists_the_cells_with_their_noise_and_runs_nothing(sweep, tmp_
     assert (code, fixed["cell"], fixed["done"]) == (0, "g/fixed/seed=0", False)
     assert min(fixed["noise_multipliers"]) > 0.3
     assert floor["noise_multipliers"] == []
+
+
+def test_what_all_cells_and_earlier_runs_on_the_same_data_add_up_to_is_said_first(sweep, tmp_path: Path) -> None:
+    rows = [f"{'burning' if number % 2 else 'itching'} pain {number},{number % 2}" for number in range(400)]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label", *rows]))
+    own = SWEEP.replace("[variants.fixed]", '[settings]\ndata.source = "csv:own.csv"\nclients = 40\n[variants.fixed]')
+    (tmp_path / "tiny.toml").write_text(own.replace("seeds = [0]", "seeds = [0, 1]"))
+    options = ("--dry-run", "--only", "g/f*", "--json")
+    code, output = sweep(*options)
+    assert code == 0, output
+    (text,) = json.loads(output)["warnings"]
+    assert text.startswith("The 2 cells to run use the same data (csv:")  # the public-only ones cost nothing
+    checked = preflight.check_cells([cell for cell in cells_of(tmp_path) if cell.variant == "fixed"])
+    (tmp_path / "runs" / "sweeps").mkdir(parents=True)
+    before = record_run_in(tmp_path / "runs" / "sweeps")
+    (before / "source.digest").write_text(next(iter(checked.values())).source)
+    (more,) = json.loads(sweep(*options)[1])["warnings"]
+    assert more.startswith("The 2 cells to run and 1 earlier run in runs use the same data")
+    first, second = (float(re.search(r"at most (\S+)", each)[1]) for each in (text, more))
+    assert first < second
+    assert "Warning: The 2 cells to run and" in sweep(*options[:-1])[1]
 
 
 @pytest.mark.parametrize(
