@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the images, brings a federation of three clients up, and shows what docker/README.md says of it:
 # an unregistered client is refused; clients cannot reach the Control API; strangers at the gateway do no harm; rounds train
-# on three clients' own records; a client killed in a round does not end the run; executor and SuperLink, killed, come back;
+# on three clients' own records; a locked database costs nothing; a client follows no other client; a client killed in a round
+# does not end the run; executor and SuperLink, killed, come back, and a resumed run waits for its clients;
 # clients that do not trust the server open sums together; clients protect their own patients; a key is renewed, a client
 # joins from another host, ledgers are backed up; no secret is in the image and no record of a client on the server.
 #
@@ -103,15 +104,41 @@ rounds() {
 at_least() { [ "$(rounds)" -ge "$1" ]; }
 failed() { inside superlink sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/dev/null; }
 got() { if failed; then inside superlink sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
-inside superlink lacquer deploy /config/test.toml >"$WORK/deploy.log" 2>&1 &
+inside superlink lacquer deploy /config/test.toml --set rounds=14 >"$WORK/deploy.log" 2>&1 &
 deploying=$!   # the engine may be a child of this shell too
 await 900 "two rounds" got 2
 say "two rounds are trained"
+# The SuperLink answers 500 while its database is locked. Nobody may end by that, nor a charged round be lost.
+ENDED=$(ends) BEFORE=$(rounds)
+charges() { inside superlink python -c '
+import pathlib
+from privacy.ledger.ledger import Ledger
+with Ledger.open(next(pathlib.Path("/runs").iterdir()) / "ledger.jsonl", read_only=True) as ledger:
+    print(*(event.round for event in ledger.events))'; }
+inside superlink python -c "
+import sqlite3, time
+database = sqlite3.connect('/state/superlink.db', isolation_level=None, timeout=60)
+database.execute('BEGIN EXCLUSIVE'); time.sleep(25); database.execute('ROLLBACK')"
+[ "$(logged gateway '" 500, ')" -gt 0 ] || die "the lock of the database was not felt"
+await 120 "a round after the lock" got $((BEFORE + 2))
+[ "$(charges | xargs -n 1 | sort -n | uniq -d)" = "" ] || die "a charged round was lost while the database was locked"
+failed && die "the run failed while the database was locked"
+[ "$(ends)" = "$ENDED" ] || die "a client ended while the database was locked"
+say "the database was locked for 25 s: no client ended, and no round was lost"
+# An admitted client speaks in the server's name to another one.
+node() { inside superlink lacquer clients | grep "$1" | cut -d' ' -f1 | tr -d '\r'; }
+NUMBER=$(inside superlink sh -c 'cat /runs/*/flower-run.json' | tr -dc 0-9)
+inside client-1 python - "$NUMBER" "$(node client-1)" "$(node client-3)" <docker/insider.py >"$WORK/insider.log" 2>&1 ||
+  { tail -5 "$WORK/insider.log"; die "Flower does not take the forged message any more"; }
+forged() { [ "$(logged client-3 'this message bears no signature of the server')" -gt 0 ]; }
+await 60 "client-3 refuses an instruction without the server's signature" forged
+say "an admitted client's message in the server's name was delivered, and refused"
 busy() { [ "$(inside client-2 sh -c 'cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\0" " "' | grep -c 'flwr-clientapp')" -gt 0 ]; }
-await 120 "client-2 is in its third round" busy
+await 120 "client-2 is in a round" busy
+BEFORE=$(rounds)
 docker kill "$(container client-2)" >/dev/null
-await 300 "the third round ends without client-2" got 3
-say "client-2 was killed in round 3, and the round has ended"
+await 300 "the round ends without client-2" got $((BEFORE + 1))
+say "client-2 was killed in round $((BEFORE + 1)), and the round has ended"
 # The executor ends, and with it the ServerApp. No command starts it again, and the resumed run must find one.
 EXECUTOR=$(container executor)
 healed() { [ "$(docker inspect -f '{{.RestartCount}} {{.State.Running}}' "$EXECUTOR")" = "1 true" ]; }
@@ -128,9 +155,19 @@ inside superlink lacquer stop "$RUN" >"$WORK/stop.log" 2>&1 || grep -q "nothing 
   { cat "$WORK/stop.log"; die "the run is not stopped"; }
 BEFORE=$(rounds)   # of quick clients more than three, while the executor was looked for
 [ "$BEFORE" -ge 3 ] || die "three rounds were trained, and $BEFORE are left"
+# Two of three clients are away: the resumed run waits for them, and charges nothing meanwhile.
+CHARGES=$(charges)
+compose stop client-1 client-3 >>"$WORK/up.log" 2>&1
+await 120 "two clients are away" online 1
 inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 &
 deploying=$!
+waits() { inside superlink grep -q "waiting for nodes: 1 of 3" "$RUN/status.json"; }
+await 120 "the resumed run waits for its clients" waits
+sleep 5
+[ "$(charges)" = "$CHARGES" ] || die "a round was charged although two of three clients were away"
+compose start client-1 client-3 >>"$WORK/up.log" 2>&1
 await 300 "the run is resumed" got $((BEFORE + 1))
+say "the resumed run waited for its clients before anything was charged"
 docker kill "$(container superlink)" >/dev/null
 wait $deploying || true
 compose up -d >>"$WORK/up.log" 2>&1
@@ -154,7 +191,7 @@ with Ledger.open(folder / "ledger.jsonl") as ledger:
     assert ledger.not_private is None and ledger.commitment.population == 3
 assert status["state"] in ("completed", "stopped-budget"), status
 assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= 3, rounds
-assert set(rounds) <= set(charges) and len(charges) <= 10, (rounds, charges)
+assert set(rounds) <= set(charges) and len(charges) <= 14, (rounds, charges)
 assert any(value.abs().max() > 0 for value in load_file(next(folder.rglob("adapter_model.safetensors"))).values())
 P
 head -1 "$WORK/records/client-1/records.jsonl" | python3 -c 'import json,sys; print(json.load(sys.stdin)["text"][:40])' >"$WORK/phrase"

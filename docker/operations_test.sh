@@ -48,6 +48,14 @@ compose run --rm -T keys cat /keys/authority/ca.crt >"$WORK/trust/ca.crt" 2>/dev
 export LACQUER_TRUST=$WORK/trust/ca.crt CLIENT_DATA=$WORK/records/client-1 LACQUER_GATEWAY=$HOST:${LACQUER_PORT:-8443}
 ELSEWHERE=1
 elsewhere run --rm -T keys >"$WORK/clinic.pub" 2>/dev/null
+inside superlink cat /keys/federation.json >"$WORK/federation.json"
+own() { elsewhere run --rm -T --user 10001:10001 keys "$@"; }
+own lacquer identity /keys/identity.key >"$WORK/identity" 2>/dev/null
+[ "$(tr -d '\r\n' <"$WORK/identity" | wc -c)" = 64 ] || { cat "$WORK/identity"; die "a client on another host has no identity"; }
+own sh -c 'cat > /keys/federation.json && lacquer federation /keys/federation.json' <"$WORK/federation.json" >"$WORK/digest" 2>/dev/null ||
+  die "the list of the federation is not put beside a client's key"
+inside superlink lacquer federation /keys/federation.json >"$WORK/digest-here"
+cmp "$WORK/digest" "$WORK/digest-here" || die "the list has another digest on another host"
 elsewhere up -d >>"$WORK/up.log" 2>&1
 inside superlink sh -c 'cat > /tmp/clinic.pub && lacquer admit /tmp/clinic.pub' <"$WORK/clinic.pub" >>"$WORK/admit.log"
 compose up -d >>"$WORK/up.log" 2>&1
