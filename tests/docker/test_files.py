@@ -134,6 +134,18 @@ def test_an_image_names_its_version_and_takes_a_base_by_its_digest(name: str) ->
     assert re.search(rf"(?m)^ARG {labels['base.name'][2:-1]}$", text)  # else the label is empty
 
 
+def test_every_image_is_in_the_nightly_bills_of_materials_and_scans() -> None:
+    services = compose(DOCKER / "compose.yaml").values()
+    images = {re.sub(r".*:-([a-z-]+):latest\}", r"\1", service["image"]) for service in services}
+    assert images == {"lacquer", "lacquer-gateway"}
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["supply-chain"]["steps"]
+    for command in ("syft scan", "grype:"):
+        (listed,) = [
+            re.findall(r"for image in (.*); do", step["run"]) for step in steps if command in step.get("run", "")
+        ]
+        assert {frozenset(line.split()) for line in listed} == {frozenset(images)}
+
+
 def test_a_gpu_client_is_given_what_its_image_is_built_for() -> None:
     (name, service), *more = compose(DOCKER / "gpu.client.yaml").items()
     assert not more
