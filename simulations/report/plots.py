@@ -154,10 +154,21 @@ def accuracy(
         axes.axhline(majority_accuracy, color=palette.muted, linestyle=":", linewidth=1.2)
         _label_line(axes, majority_accuracy, "always the most frequent class", palette.muted, right=True)
     if test_accuracy is not None:
+        text = f"test {percent_text(test_accuracy)}"
         (point,) = axes.plot(rounds[-1:], [test_accuracy], marker="o", linestyle="none", color=palette.second)
-        point.set(markersize=6, zorder=4, label=f"test {percent_text(test_accuracy)}")
-        # Beside the point it would lie on the curve, or on the line of the most frequent class.
-        axes.legend(loc="lower right", bbox_to_anchor=(1.02, 1.0), handletextpad=0.2, labelcolor="linecolor")
+        point.set(markersize=6, zorder=4, clip_on=False, label=text)
+        # In the margin at the height of the point: within the axes it would lie on the curve or on another line's name.
+        axes.annotate(
+            text.replace(" ", "\n", 1),
+            (1.0, test_accuracy),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            color=palette.second,
+            va="center",
+            linespacing=1.15,
+            annotation_clip=False,
+        )
     axes.set(ylabel="accuracy, public validation")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 2):g} %"))
     axes.margins(y=0.12)

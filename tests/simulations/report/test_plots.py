@@ -26,6 +26,14 @@ def lines(figure: Figure, panel: int = 0) -> dict[str, tuple[list[float], list[f
     }
 
 
+def test_the_test_result_is_named_beside_its_point(metrics: list[RoundRecord]) -> None:
+    (axes,) = plots.over_rounds(plots.accuracy, metrics, test_accuracy=0.7, majority_accuracy=0.2).axes
+    assert axes.get_legend() is None  # a marker in a legend looks like one more point
+    (name,) = [text for text in axes.texts if text.get_text().startswith("test")]
+    assert name.get_text() == "test\n70.0\u00a0%"
+    assert name.xy == (1.0, 0.7)
+
+
 def test_accuracy_over_rounds_with_test_point_and_baseline(metrics: list[RoundRecord]) -> None:
     drawn = lines(plots.over_rounds(plots.accuracy, metrics, test_accuracy=0.7, majority_accuracy=0.2))
     assert drawn[LIGHT.first] == (list(range(1, 21)), [pytest.approx(0.5 + 0.01 * n) for n in range(1, 21)])
