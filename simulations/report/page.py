@@ -49,6 +49,14 @@ from simulations.report.templating import rendered
 _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 
 
+def export_command(run: Run, code: str | None) -> str:
+    """What makes a model that loads without Lacquer; empty where the code that loads the adapter needs none."""
+    if code is None or "from client." not in code:
+        return ""
+    merged = "" if (run.results or {}).get("label_names") else " --merged"
+    return f"lacquer export {run.short_path} my-model{merged}"
+
+
 def loading_code(run: Run) -> str | None:
     """Python that loads the adapter onto its base model; None if the run has left no adapter.
 
@@ -159,6 +167,7 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         data_note=run.facts.note if run.facts else "",
         classes=classes(run),
         adapter_code=loading_code(run),
+        adapter_export=export_command(run, loading_code(run)),
         classifies=bool((run.results or {}).get("label_names")),
         examples=examples(run),
         rouge=rouge_terms(run.results or {}) if rouge_text(run.results or {}) else "",

@@ -12,16 +12,18 @@ import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 
+from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from server.config.load import load
 from simulations.engines.inprocess import run_inprocess
 from simulations.preflight import check
 from simulations.presets.load import configure
+from strategies.controllers.controller import RunInfo
 from strategies.optimizers.optimizer import ServerStep
 from tests.end_to_end.lacquer_process import TINY
 
 GUIDE = (Path(__file__).parents[2] / "docs/strategy.md").read_text(encoding="utf-8")
-NAME, OPTIMIZERS = "my_methods", "my_optimizers"
+NAME, OPTIMIZERS, SCHEDULES = "my_methods", "my_optimizers", "my_schedules"
 
 
 def blocks(language: str) -> list[str]:
@@ -31,23 +33,31 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with the examples in it, on the path as `lacquer run` puts it there."""
-    controller, _, optimizer, _ = blocks("python")
+    controller, _, optimizer, _, schedule, _ = blocks("python")
     (tmp_path / f"{NAME}.py").write_text(controller)
     (tmp_path / f"{OPTIMIZERS}.py").write_text(optimizer)
+    (tmp_path / f"{SCHEDULES}.py").write_text(schedule)
     (tmp_path / "tiny.toml").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     yield tmp_path
-    for name in (NAME, OPTIMIZERS):
+    for name in (NAME, OPTIMIZERS, SCHEDULES):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["controller", "optimizer"])
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["controller", "optimizer", "schedule"])
 def test_the_examples_are_short_and_conform(folder: Path, number: int) -> None:
     example, check = blocks("python")[2 * number : 2 * number + 2]
     assert len([line for line in example.splitlines() if line.strip()]) <= 50
     exec(check, {})
+
+
+def test_the_formula_is_that_of_the_threshold(folder: Path) -> None:
+    info = RunInfo(4, ((8,),), Poisson(0.1, 100), (1.0,) * 4, None)
+    cosine = importlib.import_module(SCHEDULES).Cosine(clip_norm=2.0)
+    bounds = [cosine.plan(None, info, round).clip.bound for round in range(1, 5)]
+    assert bounds == pytest.approx([2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5])
 
 
 def test_the_optimizer_does_what_it_says(folder: Path) -> None:

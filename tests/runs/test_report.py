@@ -82,6 +82,7 @@ def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(page: Page, co
     assert "2:05" in page.text
     assert 'load_base("minilm", "classification", num_labels=7)' in page.text
     assert f'PeftModel.from_pretrained(base, "{complete_run.parent.name}/small-1/adapter")' in page.text
+    assert f"lacquer export {complete_run.parent.name}/small-1 my-model makes a model that plain" in page.text
     assert "'loan', 'mortgage', 'savings', 'something <else>']" in page.text
     assert "truncation=True, max_length=128" in page.text
     assert "Poisson 0.05 of 1,000 clients" in page.text
