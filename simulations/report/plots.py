@@ -147,12 +147,28 @@ def accuracy(
     test_accuracy: float | None = None,
     majority_accuracy: float | None = None,
 ) -> None:
-    """Accuracy on public validation over rounds; the test result as a point, the majority class as a line."""
+    """Accuracy on public validation over rounds; the test result as a point, the majority class as a line.
+
+    A majority class far below the curve is said in words.
+    """
     rounds, values = _series(metrics, "validation_accuracy")
     axes.plot(rounds, values, color=palette.first, **_few(rounds))
     if majority_accuracy is not None:
-        axes.axhline(majority_accuracy, color=palette.muted, linestyle=":", linewidth=1.2)
-        _label_line(axes, majority_accuracy, "always the most frequent class", palette.muted, right=True)
+        text, low, high = "always the most frequent class", min(values, default=0.0), max(values, default=1.0)
+        if majority_accuracy >= low - max(0.02, 2 * (high - low)):
+            axes.axhline(majority_accuracy, color=palette.muted, linestyle=":", linewidth=1.2)
+            _label_line(axes, majority_accuracy, text, palette.muted, right=True)
+        else:  # a line so far below would leave the curve no height
+            axes.annotate(
+                f"{text}: {percent_text(majority_accuracy)}",
+                (1.0, 0.0),
+                xycoords="axes fraction",
+                xytext=(-4, 4),
+                textcoords="offset points",
+                color=palette.muted,
+                ha="right",
+                va="bottom",
+            )
     if test_accuracy is not None:
         text = f"test {percent_text(test_accuracy)}"
         (point,) = axes.plot(rounds[-1:], [test_accuracy], marker="o", linestyle="none", color=palette.second)

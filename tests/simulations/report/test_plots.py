@@ -35,10 +35,16 @@ def test_the_test_result_is_named_beside_its_point(metrics: list[RoundRecord]) -
 
 
 def test_accuracy_over_rounds_with_test_point_and_baseline(metrics: list[RoundRecord]) -> None:
-    drawn = lines(plots.over_rounds(plots.accuracy, metrics, test_accuracy=0.7, majority_accuracy=0.2))
+    drawn = lines(plots.over_rounds(plots.accuracy, metrics, test_accuracy=0.7, majority_accuracy=0.4))
     assert drawn[LIGHT.first] == (list(range(1, 21)), [pytest.approx(0.5 + 0.01 * n) for n in range(1, 21)])
     assert drawn[LIGHT.second] == ([20], [0.7])
-    assert drawn[LIGHT.muted][1] == [0.2, 0.2]
+    assert drawn[LIGHT.muted][1] == [0.4, 0.4]
+
+
+def test_a_most_frequent_class_far_below_leaves_the_curve_its_height(metrics: list[RoundRecord]) -> None:
+    (axes,) = plots.over_rounds(plots.accuracy, metrics, majority_accuracy=0.05).axes
+    assert axes.get_ylim()[0] > 0.4
+    assert [text.get_text() for text in axes.texts] == ["always the most frequent class: 5.0\u00a0%"]
 
 
 def test_loss_leaves_out_rounds_without_a_finite_value(metrics: list[RoundRecord]) -> None:
