@@ -28,7 +28,7 @@ from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.models.frozen_linear import choose
-from client.models.lora import LoraSpec
+from client.models.lora import LoraSpec, linear_shape
 from client.models.quantised import QUANTISATIONS
 from client.models.tasks import Metrics, Task
 from privacy import checks
@@ -85,7 +85,7 @@ class CohortEngine:
                 checks.integer_at_least(1, **{name: value}, remedy="None chooses")
         checks.integer_at_least(0, prefix_memory=prefix_memory)
         self.device = torch.device(device)
-        self.precision = choose(precision, self.device)
+        self.precision = choose(precision, self.device, _weight_shapes(model))
         self.task = task
         self.spec = spec
         self.slots = slots
@@ -260,3 +260,9 @@ class CohortEngine:
         wanted = int(8 * self.token_budget / tokens_per_step) + 1
         affordable = SLOT_MEMORY // (16 * max(1, self.layout.dim))
         return max(1, min(wanted, affordable))
+
+
+def _weight_shapes(model: nn.Module) -> set[tuple[int, int]]:
+    """`(out, in)` of the model's Linear layers."""
+    found = (linear_shape(module) for module in model.modules())
+    return {(shape[1], shape[0]) for shape in found if shape is not None}

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.models.frozen_linear import FEWEST_ROWS, FrozenWeight, enough_rows
+from client.models.frozen_linear import FrozenWeight, add_shared_expansion, shared_product
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Rows:
 def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
     """`x F^T`; x `[tokens, in]`, F `[out, in]` shared or `[slots, out, in]` stacked -> `[tokens, out]`."""
     if factor.dim() == 2:
-        return (enough_rows(x) @ factor.to(x.dtype).t())[: len(x)]
+        return shared_product(x, factor.to(x.dtype))
     grouped = x.view(rows.groups, -1, x.shape[-1])
     return torch.bmm(grouped, rows.pick(factor).to(x.dtype).transpose(1, 2)).view(-1, factor.shape[1])
 
@@ -87,10 +87,7 @@ def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
 def add_expansion(y: Tensor, u: Tensor, factor: Tensor, rows: Rows) -> None:
     """`y += u F`, in place; u `[tokens, out]`, F as in `project`, y `[tokens, in]`."""
     if factor.dim() == 2:
-        if len(u) < FEWEST_ROWS:  # a head's rows, on a y of zeros
-            y += (enough_rows(u) @ factor.to(y.dtype))[: len(u)]
-        else:
-            y.addmm_(u, factor.to(y.dtype))
+        add_shared_expansion(y, u, factor.to(y.dtype))
         return
     grouped = u.view(rows.groups, -1, u.shape[-1])
     y.view(rows.groups, -1, y.shape[-1]).baddbmm_(grouped, rows.pick(factor).to(y.dtype))

@@ -4,7 +4,7 @@ A frozen Linear costs two products, `x W^T` forwards and `dy W` backwards, and n
 (AMD Zen 4, 2,000 rows, 384 to 1,536 columns, torch 2.13): 105 GFLOP/s with torch's default float32 kernel (MKL), 240
 with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel. So:
 
-- `"fp32"`: oneDNN in float32 where the CPU has AVX-512, torch's default elsewhere;
+- `"fp32"`: oneDNN in float32 where the CPU has AVX2 or AVX-512, torch's default elsewhere;
 - `"bf16"`: products of frozen weights in bfloat16 (inputs and result rounded to 8 bits of mantissa, sums in float32);
   attention, norms, residuals, adapters and heads stay float32. What a frozen layer passes to a fused activation stays
   bfloat16: it is rounded already, and the next product rounds it anyway.
@@ -12,11 +12,15 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
   the loss, stay float32.
 - `"fp64"`: everything in float64, for tests of equality.
 
-In one thread of a CPU, `"fp32"` and `"bf16"` give a unit bit by bit the same contribution whatever other units it is
-computed with (client/engine/batching.py; docs/engine.md, "Batch invariance"), as the accountant takes it to be. Several
-threads, and a GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its size,
-bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware, and `"fp32"`
-elsewhere; bfloat16 elsewhere is for whoever asks for it, and privacy.json says that it was (`batch_invariance_note`).
+In one thread of a CPU with AVX2, `"fp32"` and `"bf16"` give a unit bit by bit the same contribution whatever others it
+is computed with (client/engine/batching.py; docs/engine.md, "Batch invariance"), as the accountant takes it to be.
+Two kernels choose how they sum by the number of rows, and are avoided for it: MKL's in float32, below 16 rows with
+AVX-512 and at all numbers with AVX2, and oneDNN's for AMX in bfloat16. So float32 goes through oneDNN, and bfloat16 on
+AMX in blocks of :data:`BLOCK` rows, the last filled up, so that the kernel never learns how many there are.
+Several threads, and a GPU, choose kernels by the number of rows too: float32 then moves a contribution by about 1e-5
+of its size, bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware and
+whose products of the model's shapes pass :func:`keeps_rows`, and `"fp32"` elsewhere; bfloat16 elsewhere is for whoever
+asks for it, and privacy.json says that it was (`batch_invariance_note`).
 
 A frozen layer may also be that of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764), as transformers loads it:
 
@@ -27,7 +31,8 @@ adapter beside it works on the plain input, as in PEFT. The weight is rounded on
 """
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 import torch
@@ -35,6 +40,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privacy import checks
+
+log = logging.getLogger(__name__)
 
 SMALLEST = 1e-5
 
@@ -50,16 +57,16 @@ class TernaryWeight:
     def __init__(self, module: nn.Module) -> None:
         weight, bias = module.weight.detach(), module.bias  # type: ignore[operator]
         assert isinstance(weight, Tensor)
-        self.weight = _ternary(weight) if getattr(module, "online_quant", False) else weight
+        weight = _ternary(weight) if getattr(module, "online_quant", False) else weight
         self.scale: Tensor | None = None if getattr(module, "online_quant", False) else module.weight_scale  # type: ignore[assignment]
-        self.bias = bias.detach() if isinstance(bias, Tensor) else None
+        self._products = in_own_dtype(weight, bias if isinstance(bias, Tensor) else None, weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(_quantise(x), self.weight, self.bias)
+        y = self._products.forward(_quantise(x))
         return y if self.scale is None else y * self.scale
 
     def backward(self, dy: Tensor) -> Tensor:
-        return torch.matmul(dy if self.scale is None else dy * self.scale, self.weight)
+        return self._products.backward(dy if self.scale is None else dy * self.scale)
 
 
 def _ternary(weight: Tensor) -> Tensor:
@@ -83,6 +90,17 @@ BEFORE_ACTIVATION = ("intermediate.dense", "mlp.gate_proj", "mlp.up_proj")
 
 
 FEWEST_ROWS = 4
+
+BLOCK = 128
+"""Rows of a bfloat16 product on AMX. Measured on one core of a Xeon with AMX, width 384 to 1,536: 64 rows run at 760
+GFLOP/s, 128 at 1,080, 256 at 1,240; what fills up the last block costs half a block a product."""
+
+PROBED = (4, 8, 16, 33, 96, 300, 1365)
+"""Numbers of rows whose products are compared by :func:`keeps_rows`; a vocabulary's never meets the most of them."""
+
+NARROWEST = 8
+"""A float32 matrix with a side so many times the other is a vocabulary's, and often the embeddings' tensor too: packing
+would hold it twice."""
 
 
 def enough_rows(x: Tensor) -> Tensor:
@@ -117,12 +135,12 @@ class OneDnnWeight:
     """float32 products by oneDNN. Holds the weight twice once it has gone backwards: 8 bytes a value."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight.detach().contiguous()
+        self.weight = _packed(weight.detach())
         self.bias = None if bias is None else bias.detach().contiguous()
 
     @functools.cached_property
     def transposed(self) -> Tensor:
-        return self.weight.t().contiguous()
+        return _packed_transpose(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return _onednn_linear(x, self.weight, self.bias)
@@ -135,23 +153,40 @@ class BF16Weight:
     """bfloat16 products. Holds the weight twice once it has gone backwards: 4 bytes a value.
 
     A bfloat16 input gives a bfloat16 gradient back; the result is bfloat16 only if `narrow`.
+
+    Args:
+        block: rows of a product, the last filled up with zeros; 0 takes all rows in one. None chooses: where AMX
+            multiplies, a row's bits depend on the number of rows.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False) -> None:
-        self.weight = weight.detach().to(torch.bfloat16).contiguous()
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False, block: int | None = None) -> None:
+        self.weight = _packed(weight.detach().to(torch.bfloat16))
         self.bias = None if bias is None else bias.detach().to(torch.bfloat16)
         self.narrow = narrow
+        self.block = (BLOCK if torch.cpu._is_amx_tile_supported() else 0) if block is None else block
 
     @functools.cached_property
     def transposed(self) -> Tensor:
-        return self.weight.t().contiguous()
+        return _packed_transpose(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x.to(torch.bfloat16), self.weight, self.bias)
-        return y if self.narrow else y.float()
+        return self._times(x, self.weight, self.bias, torch.bfloat16 if self.narrow else torch.float32)
 
     def backward(self, dy: Tensor) -> Tensor:
-        return F.linear(dy.to(torch.bfloat16), self.transposed)
+        return self._times(dy, self.transposed, None, torch.bfloat16)
+
+    def _times(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if not self.block or weight.device.type != "cpu":
+            return _bf16_linear(x.to(torch.bfloat16), weight, bias).to(dtype)
+        rows = x.reshape(-1, x.shape[-1])
+        result = torch.empty(len(rows), weight.shape[0], dtype=dtype)
+        for low in range(0, len(rows), self.block):
+            part = rows[low : low + self.block].to(torch.bfloat16)
+            count = len(part)
+            if count < self.block:
+                part = F.pad(part, (0, 0, 0, self.block - count))
+            result[low : low + count] = _bf16_linear(part, weight, bias)[:count]
+        return result.view(*x.shape[:-1], weight.shape[0])
 
 
 class MovedWeight:
@@ -218,7 +253,7 @@ def frozen(
         weight = weight.t()
 
     def products(weight: Tensor) -> FrozenWeight:
-        if precision == "bf16" and min(weight.shape) >= SMALLEST_BF16_SIDE and weight.dtype == torch.float32:
+        if precision == "bf16" and in_bf16((weight.shape[0], weight.shape[1])) and weight.dtype == torch.float32:
             return BF16Weight(weight, bias, narrow=not adapted and path.endswith(BEFORE_ACTIVATION))
         return in_own_dtype(weight, bias, device)
 
@@ -232,20 +267,66 @@ def in_own_dtype(weight: Tensor, bias: Tensor | None, device: torch.device) -> F
     return PlainWeight(weight, bias)
 
 
-def choose(precision: str, device: torch.device) -> str:
-    """`"auto"` becomes the fastest arithmetic in which units do not round one another."""
+def choose(precision: str, device: torch.device, shapes: Iterable[tuple[int, int]] = ()) -> str:
+    """`"auto"` becomes the fastest arithmetic in which units do not round one another.
+
+    Args:
+        shapes: `(out, in)` of the frozen weights, which are tried out before bfloat16 is taken.
+    """
     checks.one_of(PRECISIONS, precision=precision)
-    if precision != "auto":
+    if precision not in ("auto", "bf16"):
         return precision
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if device.type == "cpu" and torch.get_num_threads() == 1 and fast else "fp32"
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    if precision == "auto" and not (alone and fast):
+        return "fp32"
+    failed = [shape for shape in sorted(set(shapes)) if alone and in_bf16(shape) and not keeps_rows(shape)]
+    if not failed:
+        return "bf16"
+    log.warning(
+        "bfloat16 products of %s x %s round a row by the number of rows beside it on this processor: %s",
+        *failed[0],
+        "float32 is taken"
+        if precision == "auto"
+        else "units move each other's contributions; engine.precision = 'auto' takes float32 here",
+    )
+    return "bf16" if precision == "bf16" else "fp32"
+
+
+def in_bf16(shape: tuple[int, int]) -> bool:
+    """Whether a weight of this shape is multiplied in bfloat16 under that precision."""
+    return min(shape) >= SMALLEST_BF16_SIDE
+
+
+@functools.cache
+def keeps_rows(shape: tuple[int, int], block: int | None = None) -> bool:
+    """Whether a row of a bfloat16 product with a weight `(out, in)` has the same bits in few rows and in many.
+
+    Tried out in both directions, in this process and thread, on the first and on the last of the rows, at
+    :data:`PROBED` numbers of them. It takes some 10 ms a shape. `block`: see :class:`BF16Weight`.
+    """
+    draws = torch.Generator().manual_seed(0)
+    weight = BF16Weight(torch.randn(shape, generator=draws), None, narrow=True, block=block)
+    for product, width in ((weight.forward, shape[1]), (weight.backward, shape[0])):
+        most = min(PROBED[-1], 2**24 // max(shape))
+        x = torch.randn(most, width, generator=draws).to(torch.bfloat16)
+        many = product(x)
+        for rows in (rows for rows in PROBED if rows < most):
+            if not (torch.equal(product(x[:rows]), many[:rows]) and torch.equal(product(x[-rows:]), many[-rows:])):
+                return False
+    return True
 
 
 def batch_invariance_note(precision: str) -> tuple[str, ...]:
     """What a guarantee under this setting does not cover, for ``privacy.json``."""
     checks.one_of(PRECISIONS, precision=precision)
     if not precision.startswith("bf16"):
-        return ()
+        if precision == "fp64" or _has_fast_onednn():
+            return ()
+        return (
+            "rounding of gradients to float32: this processor has no kernels that are known to round a record alike "
+            "whatever records are computed with it, so one unit may move the contributions of others by their rounding",
+        )
     return (
         f"rounding of gradients to bfloat16 (engine.precision = {precision!r}) on a GPU or in several threads: it "
         "depends on which units are computed together, so one unit moves the contributions of others by some percent "
@@ -253,10 +334,32 @@ def batch_invariance_note(precision: str) -> tuple[str, ...]:
     )
 
 
+def shared_product(x: Tensor, factor: Tensor) -> Tensor:
+    """`x F^T` of a thin factor that all rows share; x `[n, in]`, F `[out, in]`, the same bits in any number of rows."""
+    if _by_onednn(x):
+        return _onednn_linear(enough_rows(x), factor.contiguous(), None)[: len(x)]
+    return (enough_rows(x) @ factor.t())[: len(x)]
+
+
+def add_shared_expansion(y: Tensor, u: Tensor, factor: Tensor) -> None:
+    """`y += u F`, in place; u `[n, out]`, F `[out, in]`, y `[n, in]`, the same bits in any number of rows."""
+    if _by_onednn(u) and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        y += shared_product(u, factor.t())
+    elif len(u) < FEWEST_ROWS:
+        y.copy_(enough_rows(y).addmm_(enough_rows(u), factor)[: len(u)])
+    else:
+        y.addmm_(u, factor)  # a third of oneDNN's time, and the bits of a row are its own with AVX-512
+
+
+def _by_onednn(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu" and _has_fast_onednn()
+
+
+@functools.cache
 def _has_fast_onednn() -> bool:
     return (
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
 
@@ -265,3 +368,20 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # torch's public F.linear uses oneDNN for bfloat16 only; this is the operator that torch.compile emits for float32
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
+
+
+def _bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _onednn_linear(x, weight, bias) if weight.is_mkldnn else F.linear(x, weight, bias)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """`weight` in oneDNN's own order, which each product would have to bring it into otherwise."""
+    weight = weight.contiguous()
+    vocabulary = weight.dtype == torch.float32 and max(weight.shape) >= NARROWEST * min(weight.shape)
+    if weight.device.type != "cpu" or vocabulary or not _has_fast_onednn():
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight, BLOCK)  # type: ignore[no-any-return]
+
+
+def _packed_transpose(weight: Tensor) -> Tensor:
+    return _packed((weight.to_dense() if weight.is_mkldnn else weight).t())

@@ -12,6 +12,7 @@ from client.data.records import Records
 from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
+from client.models.frozen_linear import OneDnnWeight, add_shared_expansion, shared_product
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from strategies.adapter.residual import residual_size
@@ -40,19 +41,10 @@ JOBS = {
         2**22,
     ),
 }
-PRECISIONS = [
-    "fp32",
-    pytest.param(
-        "bf16",
-        marks=[
-            pytest.mark.nightly,
-            pytest.mark.skipif(
-                not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()),
-                reason="no bfloat16 products in hardware, so nobody gets them unasked",
-            ),
-        ],
-    ),
-]
+BF16_IN_HARDWARE = pytest.mark.skipif(
+    not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()),
+    reason="no bfloat16 products in hardware, so nobody gets them unasked",
+)
 LONGEST = {"few words": 10, "a sentence": 40, "a paragraph": 90}
 
 
@@ -60,11 +52,17 @@ def _some_slow(cases: dict[str, Any], *fast: str) -> list[Any]:
     return [case if case in fast else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
 
 
-SOME_JOBS = _some_slow(
-    JOBS,
+FAST = (
     *("minilm, upper layers", "minilm, head alone", "lacquer-small"),
     *("lacquer-small, checkpointed", "lacquer-small, int8 and checkpointed", "lacquer-small, nf4"),
 )
+SOME_JOBS = [
+    *(pytest.param(job, "fp32", marks=[] if job in FAST else pytest.mark.nightly) for job in JOBS),
+    *(
+        pytest.param(job, "bf16", marks=[BF16_IN_HARDWARE, *([] if job == FAST[0] else [pytest.mark.nightly])])
+        for job in JOBS
+    ),
+]
 SOME_LENGTHS = _some_slow(LONGEST, "a sentence")
 
 
@@ -99,8 +97,26 @@ def _records(rng: np.random.Generator, count: int, longest: int, classes: int, s
     return Records.from_lists(tokens, rng.integers(0, classes, count) if classes else None)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("job", SOME_JOBS)
+@pytest.mark.parametrize("width", [64, 384])
+@pytest.mark.parametrize("rank", [1, 2, 3, 8])
+def test_a_row_of_a_product_does_not_know_how_many_there_are(rank: int, width: int) -> None:
+    draws = torch.Generator().manual_seed(rank)
+    x, u, y = (torch.randn(600, columns, generator=draws) for columns in (width, rank, width))
+    factor = torch.randn(rank, width, generator=draws)
+
+    def expanded(u: Tensor) -> Tensor:
+        result = y[: len(u)].clone()
+        add_shared_expansion(result, u, factor)
+        return result
+
+    frozen = OneDnnWeight(torch.randn(3 * width, width, generator=draws), None)
+    for product, rows in ((lambda x: shared_product(x, factor), x), (expanded, u), (frozen.forward, x)):
+        many = product(rows)
+        for count in (*range(1, 40), 48, 96, 127, 257):
+            assert torch.equal(product(rows[:count]), many[:count])
+
+
+@pytest.mark.parametrize(("job", "precision"), SOME_JOBS)
 @pytest.mark.parametrize("length", SOME_LENGTHS)
 def test_a_records_gradient_does_not_know_its_company(job: str, precision: str, length: str) -> None:
     engine, vector, classes = _made(job, precision)
@@ -120,8 +136,7 @@ def test_a_records_gradient_does_not_know_its_company(job: str, precision: str, 
     assert everybody.norm(dim=1).min() > 0
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("job", SOME_JOBS)
+@pytest.mark.parametrize(("job", "precision"), SOME_JOBS)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_clients_update_does_not_know_its_company(job: str, precision: str, batch: int) -> None:
     engine, vector, classes = _made(job, precision)

@@ -1,5 +1,7 @@
 """Kernels of the frozen weights, and attention of short sequences."""
 
+import os
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -8,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from client.engine.attention import LONGEST, short_attention
 from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
+from client.models import frozen_linear
 from client.models.frozen_linear import BF16Weight, OneDnnWeight, PlainWeight, batch_invariance_note, choose
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import SequenceClassification
@@ -31,6 +34,35 @@ def test_narrow_result_is_the_wide_one_rounded_once():
     wide, narrow = BF16Weight(w, None), BF16Weight(w, None, narrow=True)
     assert narrow.forward(x).dtype == torch.bfloat16
     assert torch.equal(narrow.forward(x).float(), wide.forward(x))
+
+
+def test_bfloat16_is_taken_only_where_rows_keep_their_bits(monkeypatch, caplog):
+    shapes = {(384, 384), (1536, 384), (384, 1536), (2, 384)}
+    cpu, fast = torch.device("cpu"), torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    with threads(1):
+        assert choose("auto", cpu, shapes) == ("bf16" if fast else "fp32")
+        assert all(frozen_linear.keeps_rows(shape) for shape in shapes)
+        if torch.cpu._is_amx_tile_supported() and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # what blocks are for
+            assert not frozen_linear.keeps_rows((384, 1536), block=0)
+        assert not caplog.records
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+        monkeypatch.setattr(frozen_linear, "keeps_rows", lambda shape: shape != (384, 1536))
+        assert choose("auto", cpu, shapes) == "fp32"
+        assert "384 x 1536" in caplog.text
+        assert "float32 is taken" in caplog.text
+        assert choose("bf16", cpu, shapes) == "bf16"
+        assert "each other's contributions" in caplog.text
+        assert choose("auto", cpu, shapes - {(384, 1536)}) == "bf16"
+
+
+def test_blocks_of_rows_change_nothing_but_rounding():
+    w, x, dy = torch.randn(300, 270), torch.randn(3, 50, 270), torch.randn(3, 50, 300)
+    bias = torch.randn(300)
+    whole, blocks = (BF16Weight(w, bias, block=block) for block in (0, 64))
+    assert distance(blocks.forward(x), whole.forward(x)) < 1e-3
+    assert distance(blocks.backward(dy), whole.backward(dy)) < 1e-2
+    assert blocks.backward(dy).dtype == torch.bfloat16
+    assert blocks.forward(x[:0]).shape == (0, 50, 300)
 
 
 @pytest.mark.parametrize("targets", [("query", "value"), ("intermediate.dense", "output.dense")])
