@@ -4,7 +4,8 @@ Run: `python -m simulations.benchmarks privacy.audit_cost [--repeats 3]`.
 
 Each repeat runs the quickstart as a user does, then audits it; the ratio is taken within a repeat. The first repeat
 prepares data and calibrates, the others find both in their caches, which makes the audit's share larger. CPU seconds
-count every process of the command, Ray's and Flower's too, and depend little on what else the machine does.
+count every process of the command, Ray's and Flower's too, and depend little on what else the machine does, once threads
+that wait sleep (OMP_WAIT_POLICY=PASSIVE): on a busy machine they would spin while others have the core.
 
 Linux: orphans of the command become this process's children, so that none is missed. Processes are looked at ten times
 a second; what one uses between its last look and its end is missed (up to a tenth of a second each).
@@ -82,7 +83,7 @@ def _look(own: psutil.Process, used: dict[tuple[int, float], float]) -> bool:
 def measured(scratch: Path) -> dict[str, float]:
     """One run of the quickstart and its audit."""
     program, load = [sys.executable, "-m", "simulations"], os.getloadavg()[0]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(scratch / "xdg")}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(scratch / "xdg"), "OMP_WAIT_POLICY": "PASSIVE"}
     folder = [f"--set=output={scratch / 'runs'}", f"--set=data.cache={scratch / 'cache'}"]
     run_cpu, run_wall, run = both_clocks([*program, "run", "quickstart", "--quiet", *folder], environment)
     audit_cpu, audit_wall, _ = both_clocks([*program, "audit", run], environment)
@@ -113,7 +114,7 @@ def table(results: Mapping[str, Any]) -> str:
     environment = results["environment"]
     return (
         f"{said.replace('%', ' %')}\n\n{rows_of(rows, columns)}\nA load above {environment['cores']} says that other "
-        f"programs had the cores: then compare CPU seconds.\n{provenance(results)}"
+        f"programs had the cores: then compare CPU seconds. Waiting threads slept (`OMP_WAIT_POLICY=PASSIVE`).\n{provenance(results)}"
     )
 
 
