@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -25,9 +26,30 @@ def test_a_job_that_is_not_committed_is_said() -> None:
 
 
 def test_other_processors_are_not_judged() -> None:
-    here: dict[str, Any] = {"processor": "A", "packages": {"torch": "2"}}
+    here: dict[str, Any] = {"processor": "A", "packages": {"torch": "2"}, "capability": "AVX512"}
     assert guard.other_machine(here, here) == ""
     assert guard.other_machine(here, {**here, "processor": "B"}) == "processor A, not B"
+    assert guard.other_machine(here, {**here, "capability": "AVX2"}) == "vector units AVX512, not AVX2"
+
+
+def test_a_machine_without_the_committed_vector_units_passes_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    committed = json.loads((results.RESULTS / f"{guard.NAME}.json").read_text())
+    monkeypatch.setattr(guard, "environment", lambda: committed["environment"])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(guard, "measured", lambda: pytest.fail("it measured"))
+    guard.main()
+    assert "not judged: vector units AVX2, not AVX512" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_tiny_job_takes_long_enough_and_is_the_one_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(guard, "interleaved", lambda works, rounds: {name: [1.0] * rounds for name in works})
+    monkeypatch.setattr(guard.jobs, "plain_peft", lambda job: made.append(job))
+    list(guard.measured(1))
+    assert [records.lengths.tolist() for records in made[0].clients] == [[16] * 8] * 128
+    assert made[0].local.batch_size == 4
 
 
 def test_the_guard_fails_where_the_engine_became_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
