@@ -71,6 +71,7 @@ def test_the_guard_fails_where_the_engine_became_slower(tmp_path: Path, monkeypa
 
 
 def test_every_step_of_the_one_command_exists(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").touch()
     for name, options in measure_all.steps(tmp_path, tmp_path / "flame.svg").items():
         app = typer.Typer()
         app.command()(importlib.import_module(f"simulations.benchmarks.{name}").main)
