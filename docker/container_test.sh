@@ -8,6 +8,7 @@
 #
 # usage: docker/container_test.sh      with the variables of test_engine.sh
 #        CONTAINER_RESULT=FILE gets the sizes and the time as JSON.
+#        SUPERLINK_COST=PYTHON also measures what clients cost the SuperLink (faults/superlink_cost.py), two minutes more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . docker/test_engine.sh
@@ -30,6 +31,7 @@ say "labels are right; a GPU that is not there is missed in words"
 
 # --- three clients with records of their own ------------------------------------------------------------------------------
 prepare
+BEGAN=$SECONDS
 compose up -d superlink executor gateway client-1 >"$WORK/up.log" 2>&1 || { cat "$WORK/up.log"; die "compose up"; }
 
 refused() { [ "$(logged client-1 'its key was not let in')" -gt 0 ]; }
@@ -38,7 +40,8 @@ say "an unregistered client is refused"
 inside superlink lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
 compose up -d >>"$WORK/up.log" 2>&1
 await 180 "three clients are online" online 3
-say "three clients are online"
+ONLINE=$((SECONDS - BEGAN))
+say "three clients are online $ONLINE s after the first up -d"
 
 inside client-1 python - <<'P' || die "a client reaches more than the Fleet API"
 import socket, ssl, urllib.error, urllib.request
@@ -94,6 +97,11 @@ ENDED=$(ends)
 docker pause "$(container gateway)" >/dev/null; sleep 75; docker unpause "$(container gateway)" >/dev/null
 await 240 "three clients are online after the line stood still" online 3
 say "the line stood still for 75 s, clients were started again $(($(ends) - ENDED)) times, and three are online"
+
+if [ -n "${SUPERLINK_COST:-}" ]; then
+  (cd docker && PYTHONPATH=.. "$SUPERLINK_COST" -m simulations.benchmarks faults.superlink_cost --project "$PROJECT" --stack-seconds $ONLINE \
+    --seconds 50 --rounds 0 -- "${COMPOSE[@]}") || die "the SuperLink's cost"
+fi
 
 # --- the run --------------------------------------------------------------------------------------------------------------
 rounds() {

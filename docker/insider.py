@@ -18,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import push_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import remove_content_from_message
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -27,8 +28,8 @@ def main(run: int, own: int, victim: int, gateway: str = "gateway:8443", keys: P
     """Push it."""
     key = load_ssh_private_key((keys / "key").read_bytes(), password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, 1  # go into the message
     message = Message(RecordDict({"config": ConfigRecord({"round": 1})}), dst_node_id=victim, message_type="train")
-    message.metadata.__dict__.update(_run_id=run, _src_node_id=SUPERLINK_NODE_ID)
     signing = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),

@@ -36,7 +36,7 @@ class Spent:
         return {"seconds": round(seconds, 1), "cpu_seconds": round(used, 3), "calls": calls}
 
 
-def cost(federation: Federation, root: Path, seconds: float, rounds: int = 8) -> dict[str, Any]:
+def cost(federation: Federation, root: Path, seconds: float, rounds: int) -> dict[str, Any]:
     """What the SuperLink spends while clients ask for work, while they stand still, and in a run without faults."""
     spent = Spent(federation)
     time.sleep(seconds)
@@ -51,10 +51,13 @@ def cost(federation: Federation, root: Path, seconds: float, rounds: int = 8) ->
         for name in CLIENTS:
             federation.docker("unpause", name)
     federation.await_all()
+    found = {"clients": len(CLIENTS), "asking": asking, "still": still, "rounds": rounds}
+    if not rounds:
+        return found
     spent = Spent(federation)
     soak = Soak(federation, root, (f"rounds={rounds}",))
     soak.train(rounds, ())
-    return {"clients": len(CLIENTS), "asking": asking, "still": still, "rounds": rounds, "run": spent.until_now()}
+    return {**found, "run": spent.until_now()}
 
 
 def main(
@@ -62,12 +65,13 @@ def main(
     project: Annotated[str, typer.Option(help="compose project that is up, in the folder docker")],
     stack_seconds: Annotated[int, typer.Option(help="from the first `up -d` to three clients online")],
     seconds: Annotated[float, typer.Option(help="for which idle clients are looked at, and paused ones")] = 60.0,
+    rounds: Annotated[int, typer.Option(help="of a run without faults; 0: none")] = 8,
 ) -> None:
     """Measure a federation that is up, and write the result."""
     federation = Federation(compose, project)
     try:
         with tempfile.TemporaryDirectory(prefix="cost-") as folder:
-            found = cost(federation, Path(folder), seconds)
+            found = cost(federation, Path(folder), seconds, rounds)
     finally:
         federation.close()
     write("deployment-cost", {"stack_seconds": stack_seconds, **found})

@@ -138,7 +138,7 @@ def soak_containers(result: Results) -> str:
 
 def deployment_cost(result: Results) -> str:
     """What idle clients and rounds cost the SuperLink."""
-    asking, still, run = result["asking"], result["still"], result["run"]
+    asking, still, run = result["asking"], result["still"], result.get("run")
     calls = [part["calls"].get("fleet", 0) / part["seconds"] for part in (asking, still)]
     cpu = [part["cpu_seconds"] / part["seconds"] for part in (asking, still)]
     client = (cpu[0] - cpu[1]) / result["clients"]
@@ -148,17 +148,17 @@ def deployment_cost(result: Results) -> str:
         "CPU of an idle client": f"{1000 * client:.1f} ms a second",
         "idle clients that fill a core (computed)": f"{(1 - cpu[1]) / client:,.0f}",
         "CPU without clients: executor, health check": f"{1000 * cpu[1]:.0f} ms a second",
-        f"CPU of a round of {result['clients']} clients, the run's start included": (
-            f"{run['cpu_seconds'] / result['rounds']:.2f} s"
-        ),
-        "calls of all APIs in such a round": f"{sum(run['calls'].values()) / result['rounds']:.0f}",
         "all clients are online after the first `docker compose up -d`": f"{result['stack_seconds']} s",
     }
+    text = f"{asking['seconds']:.0f} s with idle clients, {still['seconds']:.0f} s with paused ones; "
+    if run is not None:
+        title = f"CPU of a round of {result['clients']} clients, the run's start included"
+        rows[title] = f"{run['cpu_seconds'] / result['rounds']:.2f} s"
+        rows["calls of all APIs in such a round"] = f"{sum(run['calls'].values()) / result['rounds']:.0f}"
+        text += f"a run of {result['rounds']} rounds in {run['seconds']:.0f} s; "
     environment = result["environment"]
     return (
-        f"{markdown(('what', 'measured'), list(rows.items()), 'lr')}\n"
-        f"{asking['seconds']:.0f} s with idle clients, {still['seconds']:.0f} s with paused ones, a run of "
-        f"{result['rounds']} rounds in {run['seconds']:.0f} s; {environment['processor']}, load "
+        f"{markdown(('what', 'measured'), list(rows.items()), 'lr')}\n{text}{environment['processor']}, load "
         f"{environment['load'][1]:.0f} on {environment['cores']} cores; commit `{environment['commit']}`.\n"
     )
 
