@@ -95,10 +95,6 @@ def soak_containers(result: Results) -> str:
     def counted(key: str, words: str) -> Any:
         return lambda leg: ", ".join(f"{count:,} {words} {name}" for name, count in leg[key].items()) or "none"
 
-    def idle(leg: Results) -> str:
-        share = leg["idle_cpu_seconds"] / leg["idle_seconds"] / leg["idle_clients"]
-        return f"{1000 * share:.0f} ms of CPU a second"
-
     rows: Columns = {
         "rounds planned and paid for": "{rounds_planned}",
         "rounds released": "{rounds_released}",
@@ -107,7 +103,7 @@ def soak_containers(result: Results) -> str:
         "ends of clients' own, each named in its log": lambda leg: str(sum(leg["ended_by_themselves"].values())),
         "resumes": "{resumes}",
         "charges in the ledger": "{charges}",
-        "charged, and lost with the process": "{charged_and_lost}",
+        "charged and lost": "{charged_and_lost}",
         "rounds released without a charge (lost in the ledger)": "{lost_rounds_in_the_ledger}",
         "ε that the ledger states": "{epsilon_stated:.4f}",
         "ε of all its charges, computed anew": "{epsilon_of_all_charges:.4f}",
@@ -120,7 +116,6 @@ def soak_containers(result: Results) -> str:
         "... after a restart of the SuperLink": "{database_after_restart_mb:.1f} MB",
         "SuperLink's memory: first, largest": size("superlink_mb"),
         "executor's memory: first, largest": size("executor_mb"),
-        "an idle client costs the SuperLink": idle,
         "time": lambda leg: duration_text(leg["seconds"]),
     }
     legs = result["legs"]
