@@ -4,8 +4,8 @@ Run: `python -m simulations.benchmarks privacy.audit_cost [--repeats 3]`.
 
 Each repeat runs the quickstart as a user does, then audits it; the ratio is taken within a repeat. The first repeat
 prepares data and calibrates, the others find both in their caches, which makes the audit's share larger. CPU seconds
-count every process of the command, Ray's and Flower's too, and depend little on what else the machine does, once threads
-that wait sleep (OMP_WAIT_POLICY=PASSIVE): on a busy machine they would spin while others have the core.
+count every process of the command, Ray's and Flower's too, and depend little on what else the machine does, once
+threads that wait sleep (OMP_WAIT_POLICY=PASSIVE): on a busy machine they would spin while others have the core.
 
 Linux: orphans of the command become this process's children, so that none is missed. Processes are looked at ten times
 a second; what one uses between its last look and its end is missed (up to a tenth of a second each).
@@ -59,11 +59,21 @@ def both_clocks(command: list[str], environment: Mapping[str, str]) -> tuple[flo
         wall = time.perf_counter() - begun
         while _look(own, used):  # those that end after the command
             time.sleep(_LOOK)
+        _forget_the_dead()
         log.seek(0)
         lines = log.read().split("\n")
         if process.returncode:
             raise RuntimeError(f"{command} failed: {lines[-20:]}")
     return sum(used.values()), wall, next(line for line in reversed(lines) if line)
+
+
+def _forget_the_dead() -> None:
+    """Reap the orphans that have ended: until then the next command's children would hold them too."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
 
 
 def _look(own: psutil.Process, used: dict[tuple[int, float], float]) -> bool:
@@ -114,7 +124,8 @@ def table(results: Mapping[str, Any]) -> str:
     environment = results["environment"]
     return (
         f"{said.replace('%', ' %')}\n\n{rows_of(rows, columns)}\nA load above {environment['cores']} says that other "
-        f"programs had the cores: then compare CPU seconds. Waiting threads slept (`OMP_WAIT_POLICY=PASSIVE`).\n{provenance(results)}"
+        "programs had the cores: then compare CPU seconds. Waiting threads slept (`OMP_WAIT_POLICY=PASSIVE`).\n"
+        f"{provenance(results)}"
     )
 
 
