@@ -24,16 +24,18 @@ class Reading(Table):
     """How records are read out of a file; the part of ``[data]`` that nodes with records of their own are sent.
 
     Attributes:
-        text_column: column of the texts, of prompts or of conversations.
-        text_pair_column: column of second texts, of summaries or of answers; empty for none.
+        text_column: column of the texts, the prompts or the conversations.
+        text_pair_column: column of the second texts, the summaries or the answers; empty for none.
         label_column: column of the labels; a language model needs none.
-        client_column: column that says whose client a record is (``partition = "natural"``); empty for none.
-        unit_column: column of what makes records one unit of privacy (a patient, a document); without it every record
-            is one.
-        least_words: records with fewer words (between blanks) are left out, public ones too, the test source excepted.
-        separator: between the cells of a CSV file; empty takes a comma, or a tab in a file named .tsv.
-        columns: names of the columns of a CSV file whose first line is no header, separated by commas; empty: it is.
-        encoding: of the text in a CSV file, as Python names it, such as latin-1.
+        client_column: column that names the client of a record (``partition = "natural"``); empty for none.
+        unit_column: column that names the unit of privacy of a record (a patient, a document); empty makes every record
+            a unit.
+        least_words: fewest words of a record; shorter records are left out, public ones too, except those of the test
+            source.
+        separator: character between the cells of a CSV file; empty takes a comma, or a tab in a file named .tsv.
+        columns: names of the columns of a CSV file without a header, separated by commas; empty reads the first line as
+            header.
+        encoding: encoding of a CSV file, by Python's name, such as latin-1.
     """
 
     text_column: Annotated[str, Field(min_length=1)] = "text"
@@ -68,31 +70,32 @@ class DataSettings(Reading):
     """Where records come from and how they become clients, a public validation set and a test set.
 
     Attributes:
-        held_by: who has the clients' records; with ``nodes``, a deployment, every node is one client and reads records
-            of its own, in columns of these names. ``source`` and ``test_source`` then hold public records only, the
-            validation and the test set.
-        nodes: how many nodes hold the clients' records, each those of many clients, whom ``client_column`` names there;
-            with 0 every node is one client.
-        source: where records are: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub id.
-        test_source: where the test set is, same syntax; empty carves it out of `source`.
-        partition: how records become clients, see docs/data.md. ``repeated`` is for speed tests, any number of clients
-            share the records.
-        partition_options: what a partitioner of flwr-datasets is made with, by name.
+        held_by: holder of the clients' records: this server, which simulates the clients, or the nodes of a deployment.
+            With ``nodes`` every node is one client and reads records of its own, in columns of these names; ``source``
+            and ``test_source`` then hold public records only, the validation and the test set.
+        nodes: number of nodes in a deployment whose nodes hold many clients each, named by ``client_column``; 0 makes
+            every node one client.
+        source: source of the records: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub
+            id.
+        test_source: source of the test set, in the same syntax; empty takes test records out of `source`.
+        partition: way in which records become clients, see docs/data.md. ``repeated`` measures speed: any number of
+            clients share the records.
+        partition_options: options of a partitioner of flwr-datasets, by name.
         dirichlet_alpha: concentration of the label skew; small values give every client few labels.
         validation_records: size of the public validation set.
-        test_records: size of a test set carved out of `source`.
-        test_limit: most records of `test_source` that are tested on, the same for every seed; 0 tests on all.
+        test_records: size of a test set that is taken out of `source`.
+        test_limit: most records of `test_source` that are tested on, the same ones for every seed; 0 tests on all.
         train_records: most records dealt to the clients, drawn by the seed; 0 deals all.
-        records_per_client: generated notes per client, on average; window of the ``repeated`` partition.
-        canaries: secrets planted into the training records for audits, see docs/data.md.
-        canary_kind: what they look like.
-        canary_copies: records that hold the same secret.
-        sensitive: what is done about sensitive spans of the training records, be it nothing, weights of their tokens or
-            redaction.
-        detector: finds the sensitive spans, see docs/data.md.
-        mask: what a redacted span is replaced by.
+        records_per_client: mean number of generated notes of a client; with the ``repeated`` partition, the records of
+            each client.
+        canaries: number of secrets planted into the training records for audits, see docs/data.md.
+        canary_kind: form of the planted secrets.
+        canary_copies: number of records that hold the same secret.
+        sensitive: treatment of sensitive spans in the training records: none, redaction, or weights of their tokens.
+        detector: detector of the sensitive spans, see docs/data.md.
+        mask: text that replaces a redacted span.
         other_weight: weight of the tokens outside sensitive spans, where tokens are weighted.
-        cache: folder of prepared data sets; empty is ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
+        cache: folder of prepared data sets; empty takes ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
     """
 
     held_by: Literal["server", "nodes"] = "server"

@@ -16,17 +16,17 @@ class LocalTraining(Table):
     same defaults and start fresh in every round.
 
     Attributes:
-        optimizer: of a client's steps; ``momentum`` is heavy ball, as `torch.optim.SGD` has it.
-        learning_rate: of a client's steps, constant over the round.
-        batch_size: records per step; the last step of an epoch takes what is left.
+        optimizer: optimizer of a client's steps; ``momentum`` is heavy ball, as in `torch.optim.SGD`.
+        learning_rate: learning rate of a client's steps, constant over the round.
+        batch_size: records in a step; the last step of an epoch takes the rest.
         epochs: passes over the client's records, each in a new order.
-        max_steps: most steps of a client in a round; 0 runs all epochs whatever they take. The default keeps one client
-            with very many records from holding up its worker and the clients beside it. With 1, a client takes one
-            batch of its records, drawn anew in every round, which costs a fraction of the time where they are many.
-        momentum: of the optimizer of that name.
-        weight_decay: L2 added to the gradient (sgd, momentum), decoupled (adamw).
-        balance: with ``prior`` the loss is adjusted for the client's label skew; wrong where the test set is skewed.
-            See :class:`client.models.tasks.SequenceClassification`.
+        max_steps: most steps of a client in a round; 0 runs all epochs. The default keeps a client with very many
+            records from holding up its worker. With 1 a client takes one batch of its records, drawn anew in every
+            round, which costs a fraction of the time where they are many.
+        momentum: momentum of the optimizer of that name.
+        weight_decay: weight decay: L2 added to the gradient (sgd, momentum), decoupled (adamw).
+        balance: correction of the loss for the client's label skew: ``prior`` makes it, and is wrong where the test set
+            is skewed too. See :class:`client.models.tasks.SequenceClassification`.
     """
 
     optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"

@@ -18,15 +18,15 @@ class FrozenBase(Table):
     """Where the frozen model is, in how many bits, and what of a forward pass is kept.
 
     Attributes:
-        device: where the model is; ``auto`` takes a CUDA device where torch can use one, the CPU where there is none,
-            and is refused where there is one that torch cannot use.
-        precision: of the products with frozen weights, see docs/engine.md. With ``bf16-model`` weights are loaded in
-            bfloat16.
-        quantisation: of the blocks' weights, see docs/engine.md.
-        checkpoint_blocks: less memory for about a third more time, to the same numbers. The input of each block is
-            kept only, and the block computed again in the backward pass.
-        attention: transformers' implementation; ``flash_attention_2`` needs a GPU and its package. `"eager"` is none
-            of them: its softmax rounds a short record by the company it is computed in.
+        device: device of the model; ``auto`` takes a CUDA device that torch can use, or the CPU where there is no CUDA
+            device, and refuses one that torch cannot use.
+        precision: precision of the products with frozen weights, see docs/engine.md. ``bf16-model`` also loads the
+            weights in bfloat16.
+        quantisation: quantisation of the blocks' weights, see docs/engine.md.
+        checkpoint_blocks: recomputation of each block in the backward pass: less memory for about a third more time, to
+            the same numbers.
+        attention: attention implementation of transformers; ``flash_attention_2`` needs a GPU and its package.
+            `"eager"` is not offered: its softmax rounds a short record by the records beside it.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"

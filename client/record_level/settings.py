@@ -55,10 +55,11 @@ class PrivacyTarget(Table):
     """The guarantee that is asked for, and the kind of noise that gives it; of the ``[privacy]`` table.
 
     Attributes:
-        epsilon: budget of the whole run, for one unit added or removed.
+        epsilon: epsilon of the whole run, for one unit added or removed.
         delta: probability with which the guarantee may fail; below one over the number of units.
         noise: distribution of the noise; ``insecure-zero`` adds none and voids the guarantee.
-        mode: ``floor`` fixes the noise of every round before the run, ``filter`` lets it be spent unevenly.
+        mode: rule of the ledger: ``floor`` fixes the noise of every round before the run, ``filter`` lets it be spent
+            unevenly.
     """
 
     epsilon: Positive = 4.0
@@ -71,11 +72,12 @@ class MethodSettings(Table):
     """The ``[strategy]`` table: the methods of whoever plans the releases, a server or a site.
 
     Attributes:
-        controller: decides clipping and noise of the next round; a name (see docs), or "package.module:Class".
-        aggregation: what of the adapter is trained and how it is combined; named alike.
-        optimizer: the step on the released update; named alike.
-        controller_options, aggregation_options, optimizer_options: what that method is made with, by name.
-        served_average: decay of the exponential moving average of the served adapter.
+        controller: method that decides clipping and noise of the next round: a name (docs/methods.md), or
+            "package.module:Class".
+        aggregation: method that decides which values of the adapter are trained and how they are combined; named alike.
+        optimizer: method that takes the step on the released update; named alike.
+        controller_options, aggregation_options, optimizer_options: options of that method, by name.
+        served_average: decay of the exponential moving average that gives the served adapter.
     """
 
     controller: str = "dp-lac"
@@ -91,13 +93,14 @@ class StepSettings(Table):
     """What a private step takes and how far it goes; of the ``[silo]`` table.
 
     Attributes:
-        sampling_level: what a batch draws by itself where groups are protected: ``user`` draws whole units, each of
-            which brings one clipped row; ``example`` draws records, each of which brings one.
-        batch_size: units (records, patients) expected in a batch; records with ``sampling-level = "example"``.
+        sampling_level: what a batch draws where groups are protected: ``user`` draws whole units, each of which brings
+            one clipped row; ``example`` draws records, each of which brings one.
+        batch_size: expected number of units (records, patients) in a batch; of records with ``sampling-level =
+            "example"``.
         records_per_unit: most records of a unit in one step, which bounds the work on a large group; 0 takes all. With
-            ``sampling-level = "example"`` most records of a unit in the whole run, which its noise is for.
-        combine: how the gradients of the records of a unit become one.
-        schedule: of the learning rate over the steps.
+            ``sampling-level = "example"`` most records of a unit in the whole run, which its noise covers.
+        combine: rule that combines the gradients of a unit's records.
+        schedule: schedule of the learning rate over the steps.
         warm_up: steps in which the learning rate rises.
     """
 

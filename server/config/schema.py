@@ -22,12 +22,12 @@ class RunConfig(Table):
     """Everything that decides a run.
 
     Attributes:
-        name: what the run, its folder and its report are called.
-        rounds: how many rounds of training; of one site its private steps.
-        clients: how many logical clients; 0 takes as many as ``data.client-column`` names.
+        name: name of the run, of its folder and of its report.
+        rounds: number of training rounds; of a single site, its private steps.
+        clients: number of clients; 0 takes as many as ``data.client-column`` names.
         sampling_rate: probability with which each client takes part in a round.
-        seed: decides everything random but the noise and the cohorts.
-        output: folder in which the folders of runs are made.
+        seed: seed of everything random except the noise and the cohorts.
+        output: folder in which run folders are made.
     """
 
     name: str = "run"

@@ -21,11 +21,12 @@ class Secagg(Table):
     """Sums that the clients open together (``privacy.trust = "secagg"``), see docs/trust.md.
 
     Attributes:
-        min_survivors: clients that make the whole noise; with fewer a round ends with nothing. 0 takes four fifths.
-        colluding: clients that may tell the server what they know without weakening the guarantee.
-        modulus_bits: width of the integers that are summed.
-        step_timeout: seconds for each of the short steps of a sum.
-        federation: file with everybody's public identity; empty in a simulation, which makes one.
+        min_survivors: fewest clients that must complete a round; together they make the whole noise. With fewer the
+            round releases nothing. 0 takes four fifths of the clients.
+        colluding: number of clients that may collude with the server without weakening the guarantee.
+        modulus_bits: width in bits of the integers that are summed.
+        step_timeout: seconds that a client has for each step of a sum.
+        federation: file with the public identities of all clients; empty in a simulation, which makes its own.
     """
 
     min_survivors: CountOrAuto = 0
@@ -39,17 +40,20 @@ class Privacy(PrivacyTarget):
     """The guarantee, for one unit added or removed.
 
     Attributes:
-        unit: what is protected, be it a client or, inside every client with a ledger of its own, a record, or a
-            group of records that share ``data.unit-column`` (for generated notes a patient). The last two train as
-            ``[silo]`` says.
-        non_private: allows what voids the guarantee; the run is marked as such.
-        seeded_cohorts: cohorts are drawn from the seed, which voids the guarantee.
-        trust: who is trusted with the sum over a cohort, be it the server or nobody (clients make the noise together).
-        noise_correlation: whether the noise of a round takes off some of that before it, which pays where the noise
-            multiplier is small; "banded" is BandMF, "blt" keeps a few buffers and counts on no sampling. Clients take
-            part in turns with either (docs/correlated-noise.md).
-        bands: of "banded" noise, groups of clients that take turns; 0 takes the number with the least noise.
-        buffers: of "blt" noise, vectors the server keeps; 0 takes the fewest within a percent of the least noise.
+        unit: unit that is protected: a whole client, one record, or a group of records that share ``data.unit-column``
+            (for generated notes a patient). With records and groups every client keeps a ledger of its own and trains
+            as ``[silo]`` says.
+        non_private: permission for settings that void the guarantee; the run is then marked as not private.
+        seeded_cohorts: cohorts drawn from the seed, which voids the guarantee.
+        trust: party that adds the noise: the server, which is then trusted with the sum over a cohort, or the clients
+            together (``secagg``), so that nobody sees a sum without noise.
+        noise_correlation: correlation of the noise between rounds: a round takes off part of the noise before it, which
+            pays where the noise multiplier is small. ``banded`` is BandMF; ``blt`` keeps a few buffers and needs no
+            sampling. With either, clients take part in turns (docs/correlated-noise.md).
+        bands: number of groups of clients that take turns, with ``banded`` noise; 0 takes the number with the least
+            noise.
+        buffers: number of vectors that the server keeps, with ``blt`` noise; 0 takes the fewest within a percent of the
+            least noise.
     """
 
     unit: Literal["client", "record", "group"] = "client"
@@ -76,15 +80,16 @@ class Model(Table):
     """The frozen base model and the LoRA adapter on it.
 
     Attributes:
-        name: the base model, be it minilm, smollm2, lacquer-small, a folder of transformers, or a hub id.
-        task: what is learnt, be it labels, texts, summaries or answers.
-        rank: r of every adapter; its values grow with it.
-        alpha: the scale of an adapter is alpha / rank.
-        targets: names of the linear layers that get an adapter, separated by commas; "auto" takes
-            the queries and values of the model's attention, "all-linear" every linear layer of its blocks.
-        layers: how many layers, from the top, are adapted; 0 adapts all.
-        max_length: most tokens of a record; what is longer is cut.
-        chat_template: renders conversations (Jinja); empty takes the tokenizer's own.
+        name: base model: minilm, smollm2, lacquer-small, a folder in transformers' format, or a hub id.
+        task: what the model learns: labels (classification), texts (causal-lm), summaries (summarisation) or answers
+            (instruction).
+        rank: rank r of every adapter; the number of trained values grows with it.
+        alpha: scale of an adapter: its output is multiplied by alpha / rank.
+        targets: names of the linear layers that get an adapter, separated by commas; ``auto`` takes the queries and
+            values of the model's attention, ``all-linear`` every linear layer of its blocks.
+        layers: number of layers, counted from the top, that get adapters; 0 adapts all.
+        max_length: most tokens of a record; longer records are cut.
+        chat_template: Jinja template that renders conversations; empty takes the tokenizer's own.
     """
 
     name: str = "minilm"
@@ -101,11 +106,11 @@ class Public(Table):
     """What the server does with its own public records besides validation; none of it costs privacy.
 
     Attributes:
-        training_fraction: share of the public validation records that is trained on, and no longer validated with, if
-            there is a warm start.
-        warm_start_epochs: passes over these records before round 1; 0 is no warm start.
-        warm_start_learning_rate: of AdamW in the warm start.
-        warm_start_batch_size: records per step of the warm start.
+        training_fraction: share of the public validation records that the warm start trains on; they no longer
+            validate.
+        warm_start_epochs: passes over those records before round 1; 0 leaves the warm start out.
+        warm_start_learning_rate: learning rate of AdamW in the warm start.
+        warm_start_batch_size: records in a step of the warm start.
     """
 
     training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -118,14 +123,14 @@ class Engine(FrozenBase):
     """Where and how the clients train.
 
     Attributes:
-        kind: Flower's simulation on Ray, or all in one process.
-        workers: processes that train; 0 takes one per GPU, or per core where there is none.
-        sequential: clients train one after the other with plain PEFT; slow, for comparison.
-        token_budget: most tokens of a micro-batch, padding included; 0 chooses by the memory there is.
-        prefix_cache_mb: memory a worker may use to keep the hidden states below the lowest adapter; 0 keeps none.
-        round_timeout: seconds after which a client's reply is no longer waited for.
-        ray_address: HOST:PORT of a Ray cluster that is already there (as ``ray start`` says); needs ``workers``, for
-            how many it has room. Empty starts Ray for the run, on this host. See docs/scale.md.
+        kind: engine: Flower's simulation on Ray, or everything in one process.
+        workers: number of processes that train; 0 takes one per GPU, or one per core where there is none.
+        sequential: training of clients one after the other with plain PEFT; slow, for comparison.
+        token_budget: most tokens of a micro-batch, padding included; 0 chooses by the free memory.
+        prefix_cache_mb: memory in MB in which a worker keeps the hidden states below the lowest adapter; 0 keeps none.
+        round_timeout: seconds after which the server stops waiting for a client's reply.
+        ray_address: HOST:PORT of a Ray cluster that runs already (``ray start`` prints it); needs ``workers``, the
+            number it has room for. Empty starts Ray for the run, on this host. See docs/scale.md.
     """
 
     kind: Literal["flower", "inprocess"] = "flower"
@@ -158,7 +163,8 @@ class Simulation(Table):
     """How clients are laid out on Flower's nodes.
 
     Attributes:
-        clients_per_node: with 0 a node is a worker and trains its share of the cohort, with 1 it is one client.
+        clients_per_node: clients on each of Flower's nodes: 1 makes every node one client; 0 makes every node a worker
+            that trains its share of the cohort.
     """
 
     clients_per_node: Annotated[int, Field(ge=0, le=1)] = 0
@@ -168,10 +174,10 @@ class Evaluation(Table):
     """What is measured on public records. Runs of answers or summaries end with what the adapter writes to some.
 
     Attributes:
-        every: rounds between two evaluations on the public validation set; controllers that read it need 1.
-        rouge_records: answers to test records that ROUGE is measured on; 0 for none.
+        every: rounds from one evaluation on the public validation set to the next; controllers that read it need 1.
+        rouge_records: number of test records whose answers ROUGE measures; 0 for none.
         rouge_tokens: most new tokens of an answer; 0 takes half of ``model.max-length``.
-        examples: answers that are shown beside what the base model says.
+        examples: number of answers that the report shows beside those of the base model.
     """
 
     every: Count = 1
@@ -184,8 +190,8 @@ class Audit(Table):
     """What a run carries for an attack on it (``lacquer audit``), see docs/audit.md.
 
     Attributes:
-        canaries: how many of the protected units, the last ones, are canaries: each of them that a secret coin takes in
-            brings a made-up update in place of its own. The guarantee stays; the model is not for use.
+        canaries: number of protected units, the last ones, that are canaries. A secret coin decides for each whether it
+            takes part; it then brings a made-up update. The guarantee stays, but the model is not for use.
     """
 
     canaries: CountOrAuto = 0
@@ -195,19 +201,19 @@ class Span(Table):
     """Public texts, written by the model, in the span of whose gradients a site's releases lie.
 
     Attributes:
-        method: how releases lie in the span; empty for none. ``coefficients`` is PE-SGD where the
-            texts ``evolve``, else FixSample; ``projection`` is PDP-SGD, ``embedding-residual`` GEP.
+        method: how releases lie in the span; empty leaves the span out. ``coefficients`` is PE-SGD where the texts
+            ``evolve``, else FixSample; ``projection`` is PDP-SGD, ``embedding-residual`` GEP, ``embedding`` B-GEP.
         evolve: whether the texts change during the run.
-        samples: how many texts.
-        variants: texts that come of one seed text.
+        samples: number of texts.
+        variants: number of texts that are made from one seed text.
         openings: beginnings that random texts continue, separated by ``|``.
-        form: how a text is varied.
-        instruction: what the model is asked where ``form`` is ``instruction``; holds {sample} and {tone}.
-        rule: how the weight of a text becomes its chance to be kept.
-        directions: size of the basis, for the methods with one.
-        residual_bound: GEP's S1; S0 is the controller's threshold.
-        warm_start_epochs: passes over the first texts, which cost no privacy, before step 1.
-        warm_start_learning_rate: of these passes.
+        form: way in which a text is varied: the model continues it, or follows an instruction about it.
+        instruction: request to the model where ``form`` is ``instruction``; holds {sample} and {tone}.
+        rule: rule that turns the weight of a text into its chance to be kept.
+        directions: size of the basis, for the methods that have one.
+        residual_bound: clip threshold of GEP's residual (S1); that of the embedding (S0) is the controller's.
+        warm_start_epochs: passes over the first texts before step 1; they cost no privacy.
+        warm_start_learning_rate: learning rate of these passes.
     """
 
     method: Literal["", "coefficients", "projection", "embedding-residual", "embedding"] = ""
@@ -231,9 +237,9 @@ class Silo(StepSettings):
     run of one site.
 
     Attributes:
-        steps: private steps of every site in a round, where several are averaged.
-        gradients: how gradients of single records are computed.
-        checkpoint_every: steps between two checkpoints.
+        steps: private steps that every site takes in a round, before the sites are averaged.
+        gradients: way in which gradients of single records are computed: by Lacquer's stacked engine or by Opacus.
+        checkpoint_every: steps from one checkpoint to the next.
     """
 
     steps: Count = 1

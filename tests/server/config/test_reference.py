@@ -24,8 +24,8 @@ def test_limits_and_choices_are_those_that_are_checked() -> None:
 
 
 def test_the_line_of_a_setting_is_its_first_sentence() -> None:
-    assert FOUND["clients"].line == "How many logical clients"
-    assert FOUND["clients"].meaning.startswith("How many logical clients; 0 takes as many as")
+    assert FOUND["clients"].line == "Number of clients"
+    assert FOUND["clients"].meaning.startswith("Number of clients; 0 takes as many as")
 
 
 def test_the_schema_names_and_explains_every_key() -> None:
@@ -34,5 +34,5 @@ def test_the_schema_names_and_explains_every_key() -> None:
     assert (rate["exclusiveMinimum"], rate["maximum"]) == (0, 1)
     assert rate["description"] == "Probability with which each client takes part in a round."
     epsilon = schema["$defs"]["Privacy"]["properties"]["epsilon"]
-    assert epsilon["description"].startswith("Budget of the whole run")
+    assert epsilon["description"].startswith("Epsilon of the whole run")
     assert schema["additionalProperties"] is False

@@ -23,7 +23,7 @@ def test_config_prints_a_line_for_every_setting_that_begins_so() -> None:
         "public.warm-start-learning-rate",
         "public.warm-start-batch-size",
     ]
-    assert lines[1].endswith("0  integer >= 0  Passes over these records before round 1")
+    assert lines[1].endswith("0  integer >= 0  Passes over those records before round 1")
 
 
 def test_config_explains_one_setting_whole_and_suggests_another() -> None:
