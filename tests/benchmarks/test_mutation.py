@@ -28,6 +28,10 @@ def x_price__mutmut_3(rate, pairs):
 def x_price__mutmut_4(rate, pairs):
     low = max(rate, 0)
     return sum(a for a, b in zip(pairs, pairs, strict=True)) - low
+
+def x_price__mutmut_5(rate, pairs):
+    low = max(None, 0)
+    return sum(a for a, b in zip(pairs, pairs, strict=True)) + low
 """
 CODES = {1: 0, 2: 0, 3: 1, 4: 33, 5: None}
 
@@ -68,6 +72,50 @@ def test_survivors_are_listed_with_their_line_and_counted_by_module(made: Path) 
     assert "10 % of 40 changes, drawn with seed 4" in page
     assert "No difference: lengths are equal" in page
     assert "- `privacy.ledger.budget.price`: `low = max(rate, 0)` became `low = max(rate, 1)`" in page
+
+
+@pytest.mark.parametrize(
+    ("was", "became", "explained"),
+    [
+        ("m, f = (self.g.to(finite.device, torch.float64), self._f.to(d.device))",
+         "m, f = (self.g.to(finite.device, torch.float64), self._f.to(None))", True),
+        ("rest = self.rest.to(device, torch.float64)", "rest = self.rest.to(torch.float64)", True),
+        ("rest = self.rest.to(device, torch.float64)", "rest = self.rest.to(device, None)", False),
+        ("scale.to(copy) + 1", "scale.to(None) - 1", False),
+    ],
+)  # fmt: skip
+def test_where_a_tensor_lies_makes_no_difference_and_all_else_does(was: str, became: str, explained: bool) -> None:
+    assert bool(mutation.reason({"where": "privacy.it", "was": was, "became": became})) is explained
+
+
+def test_what_was_missed_is_tried_again_alone(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = mutation.summary(made)
+    results["survivors"].append({"where": "privacy.ledger.budget.price", "was": "gone", "became": "too", "status": ""})
+    (made / "mutants").symlink_to(made, target_is_directory=True)
+    asked: list[str] = []
+
+    def try_these(folder: Path, *names: str) -> None:
+        asked.extend(names)
+        path = folder / "privacy" / "ledger" / "budget.py.meta"
+        path.write_text(json.dumps({"exit_code_by_key": {name: int(name.endswith("_1")) for name in names}}))
+
+    monkeypatch.setattr(mutation, "mutmut", try_these)
+    found = mutation.tried_again(made, results)
+    assert [name.rpartition("_")[2] for name in asked] == ["1", "4"]  # the second has a reason
+    assert [each.get("again") for each in found["survivors"]] == ["killed", None, "survived", "the line is gone"]
+    assert found["rows"] == results["rows"]  # the score stays that of the sample as drawn
+    assert [mutation.now(each) for each in found["survivors"]] == [
+        ": a test was added", "", ": still missed", ": the line is gone",
+    ]  # fmt: skip
+
+
+def test_a_second_sample_takes_the_place_of_what_was_said_about_its_modules(made: Path) -> None:
+    sample = {**mutation.summary(made), "made": 5, "share": 0.2, "seeds": [1]}
+    old = {"rows": [{"module": "privacy.ledger.budget"}, {"module": "privacy.checks"}], "survivors": [], "made": 9}
+    both = mutation.added(old, sample, "privacy.ledger*")
+    assert [row["module"] for row in both["rows"]] == ["privacy.checks", "privacy.ledger.budget"]
+    assert both["rows"][1]["killed"] == 1
+    assert (both["made"], both["samples"][0]["names"], len(both["survivors"])) == (9, "privacy.ledger*", 3)
 
 
 def test_the_score_leaves_out_what_makes_no_difference_and_has_an_exact_interval() -> None:

@@ -90,7 +90,7 @@ GONE = {
 WORDS = re.compile(r"(remedy=|stamp_not_private\(|, remedy: str=)('[^']*'|\"[^\"]*\"|None)|, remedy=.*(?=\))")
 """What people read, as arguments."""
 
-TO_DEVICE = re.compile(r"\.to\((None|copy|(\w+\.)?device)\b")
+TO_DEVICE = re.compile(r"(?<=\.to\()(None|copy|(\w+\.)?device)\b(, )?")
 """Where a tensor is moved; on a machine without accelerators there is one place."""
 
 
