@@ -10,7 +10,8 @@ MEASURE = """
 import json, os, sys
 from simulations.benchmarks.privacy import audit_cost
 audit_cost.adopt_orphans()
-print(json.dumps([audit_cost.both_clocks([sys.executable, "-c", text], os.environ) for text in json.loads(sys.argv[1])]))
+commands = [[sys.executable, "-c", text] for text in json.loads(sys.argv[1])]
+print(json.dumps([audit_cost.both_clocks(command, os.environ) for command in commands]))
 """
 
 

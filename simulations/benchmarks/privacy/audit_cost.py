@@ -59,7 +59,6 @@ def both_clocks(command: list[str], environment: Mapping[str, str]) -> tuple[flo
         wall = time.perf_counter() - begun
         while _look(own, used):  # those that end after the command
             time.sleep(_LOOK)
-        bury()
         _forget_the_dead()
         log.seek(0)
         lines = log.read().split("\n")
@@ -75,12 +74,6 @@ def _forget_the_dead() -> None:
             pass
     except ChildProcessError:
         return
-
-
-def bury() -> None:
-    """Take the dead among the adopted away, so that the next command is not charged for them."""
-    while psutil.Process().children():
-        os.waitpid(-1, 0)
 
 
 def _look(own: psutil.Process, used: dict[tuple[int, float], float]) -> bool:
