@@ -24,7 +24,7 @@ BENCHMARKS = {
     "faults.soak": "a long run under failing nodes and kill -9",
     "faults.deployment": "the same in containers, whose lines and lives fail; docker/soak_test.sh calls it",
     "faults.message_overhead": "what a message costs a deployed client beside its training",
-    "faults.superlink_cost": "what idle clients and a round cost the SuperLink in containers; docker/soak_test.sh calls it",
+    "faults.superlink_cost": "what idle clients and a round cost the SuperLink; docker/soak_test.sh calls it",
     "privacy.mechanism_audit": "two-world audits of the release path and of broken copies of it",
     "privacy.audit": "what the attacks of `lacquer audit` find in whole runs, from no privacy to epsilon 0.5",
     "privacy.audit_cost": "what `lacquer audit` adds to the quickstart",
