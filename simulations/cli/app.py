@@ -88,6 +88,9 @@ Settings = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="For programs: no progress; one object with folder and results at the end.")
+]
 Track = Annotated[
     str | None,
     typer.Option(metavar="TRACKER[:PROJECT]", help="Tell a tracker too: wandb, mlflow or trackio."),
@@ -109,9 +112,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, say what would be run, and run nothing.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: no progress; one object with folder and results at the end.")
-    ] = False,
+    as_json: AsJson = False,
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
@@ -169,6 +170,7 @@ def resume(
     other_code: Annotated[
         bool, typer.Option("--other-code", help="Resume although the code has changed since the run was started.")
     ] = False,
+    as_json: AsJson = False,
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
@@ -185,7 +187,8 @@ def resume(
         with Telemetry(folder, tensorboard=False) as telemetry:
             telemetry.status("preparing", "resuming")
     with interruptible():
-        _run(asked, folder, here, quiet, {"resume": str(folder), "other-code": other_code}, track=track)
+        keys: dict[str, str | bool] = {"resume": str(folder), "other-code": other_code}
+        _run(asked, folder, here, quiet, keys, as_json=as_json, track=track)
 
 
 def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
@@ -246,12 +249,19 @@ def _run(
 
 def report(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: one object with the page, the state and the results.")
+    ] = False,
 ) -> None:
     """Write (again) the report of a run: one page that needs nothing else."""
-    from simulations.report import page, read_run
+    from simulations.report import page, read_run, summary
 
     with refusals(read_run.NoRunFolder):
-        typer.echo(page.write_report(run_folder))
+        written = page.write_report(run_folder)
+    if as_json:
+        typer.echo(json.dumps({"page": str(written), **summary.plain_results(run_folder)}, indent=2))
+    else:
+        typer.echo(written)
 
 
 def _say_interrupted(folder: Path) -> None:

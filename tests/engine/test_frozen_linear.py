@@ -17,6 +17,19 @@ from client.models.tasks import SequenceClassification
 from tests.cases.cohorts import WORDS, build, clients, distance, fresh, start, threads
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch is built without oneDNN")
+def test_torch_still_has_the_operators_of_onednn_that_the_engine_calls():
+    gone = [name for name in ("_linear_pointwise", "_reorder_linear_weight") if not hasattr(torch.ops.mkldnn, name)]
+    assert not gone, (
+        f"torch {torch.__version__} has no torch.ops.mkldnn.{', '.join(gone)}: float32 products on the CPU fall back "
+        "to plain ones and lose their speed; find the operator that torch.compile now emits for a frozen float32 "
+        "linear layer, and put it into client/models/frozen_linear.py"
+    )
+    x, weight = torch.randn(32, 24), torch.randn(40, 24)
+    product = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    assert distance(product, x.double() @ weight.double().t()) < 1e-6
+
+
 @pytest.mark.parametrize(("kind", "tolerance"), [(PlainWeight, 1e-6), (OneDnnWeight, 1e-6), (BF16Weight, 5e-3)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_both_products_of_a_frozen_weight(kind, tolerance, bias):

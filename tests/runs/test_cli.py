@@ -269,6 +269,14 @@ def test_a_run_for_a_program_ends_with_one_object(here, checked, monkeypatch):
     assert said["folder"].startswith(str(here / "runs"))
 
 
+def test_a_resumed_run_and_a_report_for_a_program_end_with_one_object(here, broken_off, monkeypatch):
+    engine(monkeypatch, completed)
+    said = json.loads(runner.invoke(app, ["resume", "runs/small-1", "--json"]).stdout)
+    assert (said["folder"], said["state"], said["results"]) == (str(broken_off), "completed", {})
+    said = json.loads(runner.invoke(app, ["report", "runs/small-1", "--json"]).stdout)
+    assert (said["page"], said["state"]) == ("runs/small-1/report.html", "completed")
+
+
 def test_runs_that_add_to_earlier_ones_are_warned_of(here, tmp_path):
     from tests.cases.recorded_runs import record_run_in
 

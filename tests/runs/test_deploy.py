@@ -3,6 +3,7 @@
 import contextlib
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,16 @@ def test_a_superlink_that_fails_for_a_moment_ends_nothing(tmp_path: Path, monkey
     with pytest.raises(RunFailed, match="HTTP 500"):
         follow(tmp_path / "second", superlink, "completed")
     assert superlink.stopped == ["17"]
+
+
+def test_a_deployed_run_for_a_program_ends_with_one_object(
+    record_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = record_run()
+    following.show_end(folder, quiet=False, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["folder"], said["state"], said["results"]["test_accuracy"]) == (str(folder), "completed", 0.8125)
+    assert (folder / "report.html").is_file()
 
 
 @pytest.fixture

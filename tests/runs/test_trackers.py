@@ -1,5 +1,6 @@
 """Runs in experiment trackers: what is told, once, in order, and never more than the run folder tells everybody."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,15 @@ def test_every_record_is_told_once_and_the_guarantee_at_the_end(
     assert tracker.settings["privacy.epsilon"] == 2.0
     assert track(folder, "memory") == 0
     assert tracker.begun == [(folder.name, None), (folder.name, "run-7")]
+
+
+def test_the_command_says_how_much_it_sent_also_to_programs(
+    record_run: Callable[..., Path], tracker: Remembering
+) -> None:
+    folder = str(record_run())
+    said = CliRunner().invoke(app, ["track", folder, "--to", "memory", "--json"]).stdout
+    assert json.loads(said) == {"folder": folder, "tracker": "memory", "records_sent": 7}
+    assert "0 new records sent to memory" in CliRunner().invoke(app, ["track", folder, "--to", "memory"]).stdout
 
 
 def test_a_run_is_followed_until_it_ends_and_a_resumed_one_goes_on_in_its_place(

@@ -43,6 +43,9 @@ def deploy_command(
     other_code: Annotated[bool, typer.Option("--other-code", help="Resume although the code has changed.")] = False,
     address: Address = ADDRESS,
     ca: Trust = Path(TRUST),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: no progress; one object with folder and results at the end.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the path of the run folder.")] = False,
 ) -> None:
     """Train on the nodes of a federation, under differential privacy."""
@@ -75,14 +78,14 @@ def deploy_command(
             durable.write(folder / CLIENTS_FILE, json.dumps(names(), indent=1) + "\n")
             run = hand_over(superlink, folder, keys)
             with stopped_if_interrupted(superlink, run):
-                watch(superlink, run, config, folder, quiet=quiet)
+                watch(superlink, run, config, folder, quiet=quiet or as_json)
             judge(superlink, run, folder)
         except RunFailed as failure:
             fail(f"The run failed: {failure}\n\nRun folder: {folder}", FAILED)
         except KeyboardInterrupt:
             say(f"Interrupted; the run is stopped.\nRun folder: {folder}", style="yellow")
             raise typer.Exit(INTERRUPTED) from None
-    show_end(folder, quiet=quiet)
+    show_end(folder, quiet=quiet, as_json=as_json)
 
 
 def check_deployed(config: RunConfig) -> None:

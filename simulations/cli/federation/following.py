@@ -115,15 +115,18 @@ def stopped_if_interrupted(superlink: Control, run: str) -> Iterator[None]:
         raise
 
 
-def show_end(folder: Path, *, quiet: bool) -> None:
-    """Report and summary of a run that has completed, or its folder alone."""
-    if quiet:
+def show_end(folder: Path, *, quiet: bool, as_json: bool = False) -> None:
+    """Report and summary of a run that has completed; for programs its results, or its folder alone."""
+    if quiet and not as_json:
         typer.echo(folder)
         return
     from simulations.report import page, summary
 
     page.write_report(folder)
-    summary.print_summary(folder, Console())
+    if as_json:
+        typer.echo(json.dumps(summary.plain_results(folder), indent=2))
+    else:
+        summary.print_summary(folder, Console())
 
 
 def _asking(

@@ -1,5 +1,6 @@
 """``lacquer track`` and ``lacquer run --track``: a run in an experiment tracker."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,16 @@ PATIENCE = 60.0
 def track_command(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a run, at work or not.", exists=True, file_okay=False)],
     to: Annotated[str, typer.Option(metavar="TRACKER[:PROJECT]", help="wandb, mlflow or trackio.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Send a run to an experiment tracker: settings, released values, results. Follows one that is at work."""
     with refusals(ValueError):
         from simulations.history.trackers import track
 
         told = track(run_folder.resolve(), to)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(run_folder), "tracker": to, "records_sent": told}, indent=2))
+        return
     typer.echo(f"{run_folder}: {told} new records sent to {to}")
 
 

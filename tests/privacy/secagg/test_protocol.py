@@ -350,6 +350,13 @@ class TestShamir:
         found = sum(w * (7 + 3 * x + x * x) for w, x in zip(primitives.weights_at_zero(points), points, strict=True))
         assert found % primitives.PRIME == 7
 
+    @pytest.mark.parametrize("points", list(itertools.combinations(range(1, 7), 3)))
+    def test_the_worked_example_of_the_encyclopedia(self, points: tuple[int, ...]) -> None:
+        """https://en.wikipedia.org/wiki/Shamir%27s_secret_sharing: six shares of 1234, of which any three suffice."""
+        shares = {1: 1494, 2: 1942, 3: 2578, 4: 3402, 5: 4414, 6: 5614}
+        weights = primitives.weights_at_zero(list(points))
+        assert sum(w * shares[x] for w, x in zip(weights, points, strict=True)) % primitives.PRIME == 1234
+
 
 class TestFederation:
     def test_text_brings_back_the_same(self) -> None:
