@@ -361,6 +361,7 @@ def _has_fast_onednn() -> bool:
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 
 
