@@ -32,6 +32,7 @@ TABLES = {
     "mechanism-audit": "privacy.mechanism_audit:audits",
     "mutation": "privacy.mutation:page",
     "audit": "privacy.audit:attacks",
+    "audit.tpr": "privacy.audit:rates",
     "audit-cost": "privacy.audit_cost:table",
     "audit-power": "privacy.mechanism_audit:powers",
     "noise_throughput": "privacy.noise_throughput:table",
