@@ -36,6 +36,7 @@ GENERATED = {
     "docs/settings": generated.settings_tables,
     "docs/methods": generated.methods_index,
     "docs/api": generated.api_directives,
+    "docs/troubleshooting": generated.refusals_list,
 }
 """Pages to which something of the code is appended."""
 SECTION = re.compile(r"^## (.+)\n((?:.*\n)*?)(?=^## |\Z)", re.MULTILINE)

@@ -1,5 +1,6 @@
 """What the site takes from the code: settings from the schema, methods from their docstrings, the Python interface."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -51,13 +52,19 @@ MEASURED = {
     "adaclip": ("Behind a fixed threshold, with a deviation per value far behind (significant).", "rldp.md"),
     "percentile": ("Behind a tuned fixed threshold at every ε that was tried.", "dp-adam-ac.md"),
     "rise-reset": ("No better at forgetting than noise that reads no record.", "atdp.md"),
-    "fedadam": ("", "dp-adam-ac.md"),
-    "fedadamw": ("", "dp-adam-ac.md"),
-    "fedavg": ("", "comparisons.md"),
-    "fedavgm": ("", "comparisons.md"),
+    "fedadam": ("No verdict of its own.", "dp-adam-ac.md"),
+    "fedadamw": ("No verdict of its own.", "dp-adam-ac.md"),
+    "fedavg": ("No verdict of its own.", "comparisons.md"),
+    "fedavgm": ("No verdict of its own.", "comparisons.md"),
     **dict.fromkeys(("plain", "ffa", "rolora", "fedsvd", "dp-dylora", "zero-pad"), (NO_CHOICE, "comparisons.md")),
 }
-"""What was found of a method, without numbers, and the pages with them; a method that has no row has no result."""
+"""What was found of a method, and the pages that say so; the numbers are those of :data:`COMPARED`."""
+RESULTS = Path(__file__).resolve().parents[1] / "simulations/benchmarks/results"
+COMPARED = {
+    "controller": ("controllers", "dp-lac-diabetes", "rldp", "records-diabetes", "records-diabetes-why"),
+    "aggregation": ("lora",),
+}
+"""Result files whose rows say how a method of a kind did. `fixed` and `plain` are in all of them, to compare with."""
 PARTS = re.compile(r"(?:^|(?<=\. ))(References?|Guarantee|Deviations)\b([^:\n]*):[ \n]", re.MULTILINE)
 ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
@@ -121,18 +128,44 @@ def _method_page(kind: str, module: str, places: Mapping[str, str]) -> str:
         said = f"{condition.strip(' ,')}: {body}" if condition.strip(" ,") else body
         parts += [f"## {heading}", _markdown(said[0].upper() + said[1:])]
     parts += [_options(name, kind, place) for name, place in places.items()]
-    parts += ["## Measured", _measured(places), f"Source: `{module.replace('.', '/')}.py`"]
+    parts += ["## Measured", _measured(kind, places), f"Source: `{module.replace('.', '/')}.py`"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _measured(names: Iterable[str]) -> str:
-    lines = []
+def _measured(kind: str, names: Iterable[str]) -> str:
+    lines, rows = [], []
     for name in names:
         verdict, pages = MEASURED.get(name, ("", ""))
         links = ", ".join(f"[](../{page})" for page in pages.split())
-        found = " ".join(part for part in (verdict, links) if part)
-        lines.append(f"- `{name}`: {found}" if found else f"- `{name}` has no page of measured results.")
-    return "\n".join(lines)
+        own = [] if name in ("fixed", "plain") else list(_numbers(kind, name))
+        found = " ".join(part for part in (verdict, links) if part) or ("No verdict yet." if own else "Not measured.")
+        lines.append(f"- `{name}`: {found}")
+        rows += own
+    head = ("results", "variant", "ε", "test, mean over seeds", "seeds")
+    return "\n".join(lines) + (f"\n\n{_table(head, rows)}" if rows else "")
+
+
+def _numbers(kind: str, name: str) -> Iterator[tuple[str, ...]]:
+    """What the committed results hold of a method: a row for each variant, at each epsilon and value of other axes."""
+    for file in COMPARED.get(kind, ()):
+        groups: dict[tuple[str, ...], list[Mapping[str, object]]] = {}
+        for cell in json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["cells"]:
+            if cell[kind] == name:
+                axes = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in cell["axes"].items()
+                                 if key != "privacy.epsilon")  # fmt: skip
+                variant = ", ".join(part for part in (f"`{cell['variant']}`", axes) if part)
+                groups.setdefault((f"`{file}`, {cell['grid']}", variant, f"{cell['epsilon']:g}"), []).append(cell)
+        for group, cells in groups.items():
+            perplexities = [cell["test_perplexity"] for cell in cells if cell.get("test_perplexity") is not None]
+            accuracies = [cell["test_accuracy"] for cell in cells if cell["test_accuracy"] is not None]
+            if perplexities:
+                yield *group, f"perplexity {_mean(perplexities):.3g}", str(len(perplexities))
+            elif accuracies:
+                yield *group, f"accuracy {100 * _mean(accuracies):.1f} %", str(len(accuracies))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _options(name: str, kind: str, place: str) -> str:
@@ -217,6 +250,43 @@ def api_directives() -> str:
             members = "\n   :members:" if kind == "autoclass" else ""
             parts.append(f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{members}\n```\n")
     return "\n".join(parts)
+
+
+REFUSING = ("server/config", "server/run_folder", "simulations", "client/data", "client/models", "client/record_level")
+"""Folders whose refusals a user meets."""
+
+
+def refusals() -> list[str]:
+    """Messages of refusals as the source has them, in alphabetical order; values that are filled in are "..."."""
+    root = RESULTS.parents[2]
+    files = [file for folder in REFUSING for file in sorted((root / folder).rglob("*.py"))]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files if "benchmarks" not in file.parts]
+    calls = [call for tree in trees for node in ast.walk(tree) if isinstance(call := _refusing(node), ast.Call)]
+    found = {_message(call.args[0]) for call in calls if call.args}
+    return sorted((text for text in found if len(text.replace("...", "").split()) > 2), key=str.casefold)
+
+
+def _refusing(node: ast.AST) -> ast.AST | None:
+    """What is raised; or what is noted as wrong, to be raised with the rest."""
+    if isinstance(node, ast.Raise):
+        return node.exc
+    noted = isinstance(node, ast.Call) and ast.unparse(node.func) in ("wrong.append", "problems.append")
+    return node if noted else None
+
+
+def _message(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return " ".join(str(node.value).split())
+    if isinstance(node, ast.JoinedStr):
+        parts = (str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+        return " ".join("".join(parts).split())
+    return ""
+
+
+def refusals_list() -> str:
+    """A section for the page of refusals: also those that explain themselves."""
+    lines = "\n".join(f"- `{text.replace('`', chr(39))}`" for text in refusals())
+    return f"## Refusals from A to Z\n\nIn alphabetical order, from the source; `...` stands for a value.\n\n{lines}\n"
 
 
 def write_method_pages(folder: Path) -> None:

@@ -221,6 +221,22 @@ def test_every_method_has_a_page_with_its_reference_and_guarantee() -> None:
     measured = set(made["MEASURED"])
     assert measured <= methods
     assert all((ROOT / "docs" / page).is_file() for _, pages in made["MEASURED"].values() for page in pages.split())
+    assert "| `rldp`, far | `rl` | 2 | perplexity" in pages["rl"], "the numbers of a method come from the results"
+
+
+def test_the_site_lists_refusals_from_the_source() -> None:
+    found = runpy.run_path(str(ROOT / "docs/generated.py"))["refusals"]()
+    assert found == sorted(found, key=str.casefold)
+    for said in (
+        "--tries and --draw need --private",
+        "privacy.unit must be 'client' with privacy.trust = 'secagg'",
+        "configuration file ... does not exist",
+        "clients = 0 takes as many as data.client-column names; it needs data.partition = 'natural' and records in a "
+        "file or on the hub",
+    ):
+        assert said in found
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "server/config").glob("*.py")]
+    assert len(found) > sum(text.count("raise ") for text in sources)
 
 
 def test_every_page_is_in_the_contents() -> None:
