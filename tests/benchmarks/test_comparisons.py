@@ -8,6 +8,7 @@ from simulations.benchmarks.papers.dp_adam_ac_figure import curves_figure
 from simulations.benchmarks.papers.dp_lac import choices, comparisons, difference_text
 from simulations.benchmarks.papers.dp_lac_claims import claims
 from simulations.benchmarks.papers.dp_lac_figure import comparison_figure
+from simulations.benchmarks.privacy.correlated_training import seeds_needed, seeds_text
 from simulations.history.paired import paired_difference
 from simulations.report.plots import LIGHT
 
@@ -131,3 +132,12 @@ def test_the_curves_of_every_noise_level_stand_side_by_side() -> None:
     assert (len(without.lines), len(noisy.lines)) == (1, 4)
     with pytest.raises(ValueError, match="records-diabetes-why"):
         curves_figure(ROWS, LIGHT)
+
+
+def test_how_many_seeds_a_difference_takes() -> None:
+    assert seeds_needed(1.0, 1.0) == 10  # paired t test, 5 %, power 80 %, as in the tables of Cohen
+    assert seeds_needed(1.0, 0.5) == 34
+    one, other = {0: 1.0, 1: 1.2, 2: 1.1}, {0: 1.0, 1: 1.1, 2: 1.2}
+    assert seeds_text(one, other) == f"{seeds_needed(0.1, math.log(1.03))}"
+    assert seeds_text(one, one) == ""
+    assert seeds_text({0: 1.0}, other) == ""

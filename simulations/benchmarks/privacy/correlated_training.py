@@ -4,9 +4,12 @@ Tables of docs/correlated-noise.md from the results of the sweep ``correlated-no
 beforehand. Differences are of log perplexities, told as changes of perplexity, seed by seed against independent noise.
 """
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
+
+from scipy.stats import nct, t
 
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, grouped, mean_text, table
 from simulations.benchmarks.papers.diabetes import change_text, log_perplexities, smallest_text
@@ -14,6 +17,9 @@ from simulations.benchmarks.papers.dp_lac import COST, is_choosing, marked, meth
 from simulations.report.notation import delta_text, number_text
 
 REFERENCE = "independent"
+
+WANTED = 0.03
+"""Of the perplexity: the gain that was asked for."""
 NAMES = {
     "independent": "independent",
     "banded": "banded, as many bands as leave the least noise",
@@ -45,6 +51,7 @@ def _table(rows: list[Row]) -> str:
             else marked(change_text(row["difference"]), row["significant"])
         ),
         "smallest that would show": lambda row: smallest_text(row["smallest"]),
+        f"seeds for {100 * WANTED:g} %": lambda row: seeds_text(found[row["name"]], found[REFERENCE]),
         **COST,
     }
     row = rows[0]
@@ -55,6 +62,24 @@ def _table(rows: list[Row]) -> str:
         f"{row['test_records']:,} test tokens."
     )
     return f"{caption}\n\n{table(methods(ranked, groups, found, REFERENCE), columns)}{provenance(rows)}"
+
+
+def seeds_text(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+    """How many seeds a difference of :data:`WANTED` would take, by the spread of these; empty where there are few."""
+    seeds = sorted(one.keys() & other.keys())
+    if one is other or len(seeds) < 2:
+        return ""
+    return f"{seeds_needed(statistics.stdev(one[seed] - other[seed] for seed in seeds), math.log1p(WANTED)):,}"
+
+
+def seeds_needed(deviation: float, difference: float, power: float = 0.8, level: float = 0.05) -> int:
+    """Fewest seeds with which a paired t test, two-sided, finds ``difference`` with this power."""
+    seeds = 2
+    while True:
+        edge, shift = float(t.isf(level / 2, seeds - 1)), difference / deviation * math.sqrt(seeds)
+        if float(nct.sf(edge, seeds - 1, shift)) >= power:
+            return seeds
+        seeds += 1
 
 
 def choices(results: Mapping[str, Any]) -> str:
