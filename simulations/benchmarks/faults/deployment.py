@@ -206,11 +206,6 @@ class Federation:
         found = re.findall(r'"POST [^"]*" (\d{3}), ', log)
         return dict(sorted(Counter(status for status in found if status >= "400").items()))
 
-    def calls(self, since: float) -> Counter[str]:
-        """How many calls of each of its APIs the SuperLink has answered since then, in seconds of the epoch."""
-        done = _docker("logs", "--since", f"{since:.3f}", self.identifiers["superlink"])
-        return Counter(re.findall(r'"POST /v1/(\w+)/[^"]*" \d{3}', done.stdout + done.stderr))
-
     def named(self, service: str) -> int:
         """How many ends of its own a container's log names."""
         done = _docker("logs", self.identifiers[service])

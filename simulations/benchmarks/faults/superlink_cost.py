@@ -1,9 +1,10 @@
-"""What clients and rounds cost the SuperLink of a federation in containers: its CPU, and the calls in its log.
+"""What clients and rounds cost the SuperLink of a federation in containers: CPU of its container.
 
 Run: `docker/soak_test.sh`, which brings the federation of docker/compose.yaml up and calls this first.
 
 Clients that only ask for work are compared with paused ones: what remains is the executor's asking and the container's
-health check. Then a run without faults is trained. The result is ``results/deployment-cost.json``.
+health check. Flower logs no polls, so what a call costs follows from the intervals at which a client makes them. Then a
+run without faults is trained. The result is ``results/deployment-cost.json``.
 """
 
 import tempfile
@@ -20,7 +21,7 @@ from simulations.benchmarks.harness.results import write
 
 @dataclass
 class Spent:
-    """CPU of the SuperLink, and the calls that it answered, from now on."""
+    """CPU of the SuperLink from now on."""
 
     federation: Federation
     began: float = field(default_factory=time.time)
@@ -30,10 +31,9 @@ class Spent:
         self.before = self.federation.cpu("superlink")
 
     def until_now(self) -> dict[str, Any]:
-        """Seconds, CPU seconds, calls by API."""
+        """Seconds and CPU seconds."""
         used, seconds = self.federation.cpu("superlink") - self.before, time.time() - self.began
-        calls = dict(sorted(self.federation.calls(self.began).items()))
-        return {"seconds": round(seconds, 1), "cpu_seconds": round(used, 3), "calls": calls}
+        return {"seconds": round(seconds, 1), "cpu_seconds": round(used, 3)}
 
 
 def cost(federation: Federation, root: Path, seconds: float, rounds: int) -> dict[str, Any]:
