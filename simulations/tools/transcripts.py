@@ -116,9 +116,13 @@ def tasks() -> tuple[Task, ...]:
 PAGE = """\
 # Transcripts
 
-The first tasks of a new user, each in at most three commands, run by `python -m simulations.tools.transcripts` as they
-stand here, from a fresh clone. Runs are short, to be quick: their accuracies are no results. A chat model has
-[a page of its own](chat-transcript.md).
+The first tasks from a fresh clone, each in at most three commands, with what the terminal prints. Runs are short, so
+their accuracies are no results. A chat model has [its own page](chat-transcript.md).
+"""
+MADE = """
+---
+
+Made by `python -m simulations.tools.transcripts docs/transcripts.md`, which runs the commands as they stand here.
 """
 
 
@@ -138,7 +142,7 @@ def write(page: Path) -> None:
                 parts.append("\n```{}\n{}```\n".format(*task.file))
             for number, line in enumerate(task.commands):
                 parts.append(f"\n```console\n{session.run(line, interrupt=task.interrupted and number == 0)}\n```\n")
-        page.write_text("".join(parts), encoding="utf-8")
+        page.write_text("".join([*parts, MADE]), encoding="utf-8")
 
 
 class _Session:
