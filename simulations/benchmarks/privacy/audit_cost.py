@@ -120,12 +120,13 @@ def table(results: Mapping[str, Any]) -> str:
     }
     rows = [{"number": number, **row} for number, row in enumerate(results["rows"], 1)]
     most = max(share(row, "cpu_seconds") for row in results["rows"])
-    said = f"The default audit adds at most {most:.0%} of the quickstart's CPU seconds; the goal is {GOAL:.0%}."
-    environment = results["environment"]
+    among = "in one repeat" if len(rows) == 1 else f"at most, in {len(rows)} repeats,"
+    said = f"The default audit adds {among} {most:.0%} of the quickstart's CPU seconds; the goal is {GOAL:.0%}."
+    cores = results["environment"]["cores"]
     return (
-        f"{said.replace('%', ' %')}\n\n{rows_of(rows, columns)}\nThe first repeat also prepares data and calibrates. A load above "
-        f"{environment['cores']} says that other programs had the cores: then compare CPU seconds. Waiting threads slept (`OMP_WAIT_POLICY=PASSIVE`).\n"
-        f"{provenance(results)}"
+        f"{said.replace('%', ' %')}\n\n{rows_of(rows, columns)}\nThe first repeat also prepares data and calibrates. "
+        f"A load above {cores} says that other programs had the cores: then compare CPU seconds. Waiting threads slept "
+        f"(`OMP_WAIT_POLICY=PASSIVE`).\n{provenance(results)}"
     )
 
 
