@@ -49,8 +49,8 @@ export LACQUER_TRUST=$WORK/trust/ca.crt CLIENT_DATA=$WORK/records/client-1 LACQU
 ELSEWHERE=1
 elsewhere run --rm -T keys >"$WORK/clinic.pub" 2>/dev/null
 inside superlink cat /keys/federation.json >"$WORK/federation.json"
-own() { elsewhere run --rm -T --user 10001:10001 keys "$@"; }
-own lacquer identity /keys/identity.key >"$WORK/identity" 2>/dev/null
+own() { elsewhere run --rm -T keys "$@"; }
+own sh -c 'lacquer identity /keys/identity.key && chown 10001:10001 /keys/identity.key' >"$WORK/identity" 2>/dev/null
 [ "$(tr -d '\r\n' <"$WORK/identity" | wc -c)" = 64 ] || { cat "$WORK/identity"; die "a client on another host has no identity"; }
 own sh -c 'cat > /keys/federation.json && lacquer federation /keys/federation.json' <"$WORK/federation.json" >"$WORK/digest" 2>/dev/null ||
   die "the list of the federation is not put beside a client's key"
