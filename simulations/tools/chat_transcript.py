@@ -36,13 +36,29 @@ for line in open(sys.argv[2]):
     print(f"> {asked[0]['content']}\\n\\n{tokenizer.decode(answer, skip_special_tokens=True)}\\n")
 """
 
+TRAIN = "lacquer run chat --set data.source=jsonl:conversations.jsonl --set data.client-column=user --set clients=0"
+QUESTION = "I notice sudden loss of speech. Is that serious?"
+MADE_HERE = (TRAIN, f'lacquer generate RUN --prompt "{QUESTION}"', "lacquer export RUN my-model --merged")
+"""From the file to a model; RUN stands for the folder of the run."""
+
+
+def used_elsewhere() -> tuple[str, ...]:
+    """From the model to answers, where Lacquer is not installed."""
+    libraries = " ".join(f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers"))
+    return (
+        f"python3 -m venv elsewhere && elsewhere/bin/pip install -q {libraries}",
+        "elsewhere/bin/python ask.py my-model prompts.jsonl",
+    )
+
+
 PAGE = """\
 # Chat: a transcript
 
-Four commands from conversations to answers, run by `python -m simulations.tools.chat_transcript` as they stand here.
-The {users:,} users are invented, each with one conversation; every one of them is protected.
+Three commands take you from a file of conversations to a model: train, ask, export. Two more load it where Lacquer is
+not installed. [Fine-tune a chat model privately](chat.md) explains the settings.
 
-`conversations.jsonl` holds lines like this:
+The {users:,} users are invented and have one conversation each. Every user is protected. `conversations.jsonl` holds
+lines like this:
 
 ```json
 {record}
@@ -52,32 +68,38 @@ The {users:,} users are invented, each with one conversation; every one of them 
 
 {train}
 
-## 2. Export
+## 2. Ask
+
+{generate}
+
+## 3. Export
 
 {export}
 
-## 3. An environment without Lacquer
+## Where Lacquer is not installed
 
-{environment}
-
-## 4. Ask
-
-`prompts.jsonl` holds questions that were not trained on; `ask.py` needs transformers only:
+`prompts.jsonl` holds questions that were not trained on. `ask.py` needs transformers only:
 
 ```python
 {ask}```
 
+{environment}
+
 {answers}
+
+---
+
+Training takes five to nine minutes on two free cores, longer on a busy machine.
+Made by `python -m simulations.tools.chat_transcript docs/chat-transcript.md`.
 """
 
 
 def write(page: Path, users: int) -> None:
-    """Run the four commands in a temporary folder and write them to `page` with what they printed.
+    """Run the commands in a temporary folder and write them to `page` with what they printed.
 
     Raises:
         subprocess.CalledProcessError: a command failed; its output was shown.
     """
-    libraries = " ".join(f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers"))
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         (records,) = write_records(work, 1, users, chat=True)
@@ -85,19 +107,13 @@ def write(page: Path, users: int) -> None:
         prompts = [one.question for one in consultations.generate(ASKED, 1, seed=2)]
         (work / "prompts.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts), encoding="utf-8")
         (work / "ask.py").write_text(ASK, encoding="utf-8")
-        source = "--set data.source=jsonl:conversations.jsonl --set data.client-column=user --set clients=0"
-        train, printed = _command(work, f"lacquer run chat {source}")
+        train, printed = _command(work, TRAIN)
         run = printed.partition("run folder: ")[2].partition(";")[0]
-        export, _ = _command(work, f"lacquer export {run} my-model --merged")
-        environment, _ = _command(work, f"python3 -m venv elsewhere && elsewhere/bin/pip install -q {libraries}")
-        answers, _ = _command(work, "elsewhere/bin/python ask.py my-model prompts.jsonl")
+        generate, export = (_command(work, line.replace("RUN", run))[0] for line in MADE_HERE[1:])
+        environment, answers = (_command(work, line)[0] for line in used_elsewhere())
         record = (work / "conversations.jsonl").read_text(encoding="utf-8").partition("\n")[0]
-    page.write_text(
-        PAGE.format(
-            users=users, record=record, train=train, export=export, environment=environment, ask=ASK, answers=answers
-        ),
-        encoding="utf-8",
-    )
+    blocks = {"train": train, "generate": generate, "export": export, "environment": environment, "answers": answers}
+    page.write_text(PAGE.format(users=users, record=record, ask=ASK, **blocks), encoding="utf-8")
 
 
 def _command(folder: Path, line: str) -> tuple[str, str]:

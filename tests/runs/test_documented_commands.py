@@ -26,6 +26,7 @@ from simulations import api
 from simulations.api import run as run_whole
 from simulations.cli.app import app
 from simulations.planning import choices
+from simulations.tools import chat_transcript
 from tests.cases.finished_runs import records, run_of_every_task
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ BENCHMARK = "hours; tests/test_documents.py checks its name"
 NOT_RUN = {
     r"docker/README\.md: ": "containers: docker/container_test.sh, operations_test.sh, organisations_test.sh",
     r"docs/transcripts\.md: ": "simulations/tools/transcripts.py ran them, and tests/test_documents.py compares",
-    r"docs/chat-transcript\.md: ": "simulations/tools/chat_transcript.py ran them and writes the page",
+    r"docs/chat-transcript\.md: ": "simulations/tools/chat_transcript.py ran them; the last test compares",
     r".*: make run": "installs for minutes; simulations/tools/transcripts.py runs it in a fresh clone",
     r".*: flwr (run|build)": "installs gigabytes",
     r".*: python -m simulations\.benchmarks ": BENCHMARK,
@@ -284,3 +285,10 @@ def test_a_command_is_found_in_every_kind_of_block() -> None:
         "docker compose    up",
     ]
     assert shown("python", "lacquer runs\n") == []
+
+
+def test_the_chat_transcript_shows_the_commands_of_its_script() -> None:
+    page = (ROOT / "docs/chat-transcript.md").read_text(encoding="utf-8")
+    lines = [re.sub(r"\bruns/[\w-]+", "RUN", line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)]
+    assert lines == [*chat_transcript.MADE_HERE, *chat_transcript.used_elsewhere()]
+    assert max(len(chat_transcript.MADE_HERE), len(chat_transcript.used_elsewhere())) <= 3
