@@ -78,7 +78,8 @@ def parts(page: str) -> list[tuple[str, str]]:
     for marked, language, block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
         if language == "python" and marked:
             found.append((language, block))
-        found += [("sh", line) for line in shown(language, block) if not excuses(page, line)]
+        lines = [("sh", line) for line in shown(language, block) if not excuses(page, line)]
+        found += [each for each in lines if "RUN" in each[1] or each not in found]  # a page may show one again
     return found
 
 
