@@ -22,7 +22,7 @@ MakeRun = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
-    """A finished run of a task, made once; its steps are so long that no answer stays what it was, whatever the noise."""
+    """A finished run of a task, made once, with steps so long that every answer changes, whatever the noise."""
     return run_of_every_task(tmp_path_factory.mktemp("generate"), **{"strategy.optimizer-options.learning-rate": 20.0})
 
 
