@@ -90,7 +90,7 @@ def texts(finished: Runs) -> Callable[[str], tuple[FinishedRun, FinishedRun]]:
         shutil.copytree(private.folder, folder)
         config, data = private.config, prepare(data_spec(private.config))
         assembly = assembled(config, methods(config), data)
-        local = LocalTraining(optimizer="adamw", learning_rate=0.01, batch_size=len(data.train), epochs=60)
+        local = LocalTraining(optimizer="adamw", learning_rate=0.01, batch_size=len(data.train), epochs=120)
         adapter = trained_without_noise(make_engine(assembly.job), assembly.start, data.train, local, 0)
         save_adapter(folder / names.ADAPTER_FOLDER, config, Final(adapter, assembly.layout, assembly.spec))
         return private, read_finished(folder)
