@@ -2,7 +2,7 @@
 # Builds the images, brings a federation of three clients up, and shows what docker/README.md says of it:
 # an unregistered client is refused; clients cannot reach the Control API; strangers at the gateway do no harm; rounds train
 # on three clients' own records; a locked database costs nothing; a client follows no other client; a client killed in a round
-# does not end the run; executor and SuperLink, killed, come back;
+# does not end the run; executor and SuperLink, killed, come back; a resumed run waits for its clients;
 # clients that do not trust the server open sums together; clients protect their own patients; a key is renewed, a client
 # joins from another host, ledgers are backed up; no secret is in the image and no record of a client on the server.
 #
@@ -159,13 +159,25 @@ await 240 "three clients are online again" online 3
 say "executor and server were killed and are back, with all clients"
 RUN=$(inside superlink sh -c 'ls -d /runs/*' | tr -d '\r')
 # Its process died with the executor. Until the SuperLink notices, it takes the run for unfinished and would refuse to resume it.
-inside superlink lacquer stop "$RUN" >"$WORK/stop.log" 2>&1 || grep -Eq "nothing to stop|already finished" "$WORK/stop.log" ||
+inside superlink lacquer stop "$RUN" >"$WORK/stop.log" 2>&1 || grep -q "nothing to stop" "$WORK/stop.log" ||
   { cat "$WORK/stop.log"; die "the run is not stopped"; }
 BEFORE=$(rounds)   # of quick clients more than three, while the executor was looked for
 [ "$BEFORE" -ge 3 ] || die "three rounds were trained, and $BEFORE are left"
+# Two of three clients are away: the resumed run waits for one of them before it charges anything, and nothing starts beside it.
+CHARGES=$(charges)
+compose stop client-1 client-3 >>"$WORK/up.log" 2>&1
+await 180 "two clients are away" online 1
 inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 &
 deploying=$!
+waits() { inside superlink grep -q "waiting for nodes: 1 of 3" "$RUN/status.json"; }
+await 180 "the resumed run waits for its clients" waits
+inside superlink lacquer deploy --resume "$RUN" >"$WORK/beside.log" 2>&1 && die "the run is resumed twice"
+grep -q "the SuperLink has a run of this folder" "$WORK/beside.log" || { cat "$WORK/beside.log"; die "a second resume is refused for another reason"; }
+waits || die "the resumed run waits no longer, with one client of three"
+[ "$(charges)" = "$CHARGES" ] || die "a round was charged although two of three clients were away"
+compose start client-1 client-3 >>"$WORK/up.log" 2>&1
 await 300 "the run is resumed" got $((BEFORE + 1))
+say "the resumed run waited for its clients before anything was charged, and no second one started"
 docker kill "$(container superlink)" >/dev/null
 wait $deploying || true
 compose up -d >>"$WORK/up.log" 2>&1

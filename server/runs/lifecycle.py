@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
+from safetensors.torch import save_file
 from torch import Tensor
 
 from client.data.prepared import PreparedData
@@ -24,7 +25,15 @@ from server.network.grid import roster
 from server.run_folder.canaries import canaries_of, canary_note, note_seen
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
 from server.run_folder.data_facts import write_facts
-from server.run_folder.names import CANARIES_FILE, LEDGER_FILE, ROSTER_FILE, SITES_FILE, SOURCE_FILE, write_config
+from server.run_folder.names import (
+    CANARIES_FILE,
+    LEDGER_FILE,
+    PUBLIC_START_FILE,
+    ROSTER_FILE,
+    SITES_FILE,
+    SOURCE_FILE,
+    write_config,
+)
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import (
@@ -110,6 +119,9 @@ class Run:
             if self.config.public.warm_start_epochs:
                 self.status("warm start on public records")
             first = start()
+            if self.config.public.warm_start_epochs:
+                with durable.replacing(self.folder / PUBLIC_START_FILE) as draft:
+                    save_file({"adapter": first.contiguous()}, draft)
             self.status("first evaluation")
             loop.begin(first)
         return loop.run()

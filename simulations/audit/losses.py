@@ -1,18 +1,23 @@
 """Losses of single records under a run's adapter, and under a reference that has seen no private record.
 
-The reference is the public start: the base model with what was trained into it on public records. A classifier whose
-run had no warm start gets one here, because an untrained head takes all records for alike.
+The reference is the public start: the base model with what was trained into it on public records, as the run kept it.
+Where it kept none, the warm start is done again. A classifier whose run had none gets one here, because an untrained
+head takes all records for alike.
 """
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from client.data.prepared import PreparedData
 from client.data.records import Records
 from client.engine.engine import Engine
+from privacy.errors import CorruptRun
 from server.config.methods import methods
 from server.evaluation.finished import FinishedRun
+from server.run_folder.names import PUBLIC_START_FILE
 from server.runs.assembly import assembled
 from server.runs.public_data import PublicTraining
 
@@ -29,7 +34,28 @@ def adapter_losses(run: FinishedRun, sets: list[Records]) -> list[Floats]:
 
 
 def reference_losses(run: FinishedRun, data: PreparedData, sets: list[Records]) -> list[Floats]:
-    """The same under the reference."""
+    """The same under the reference.
+
+    Raises:
+        CorruptRun: the start that the run kept is damaged.
+    """
+    engine, start = _kept_start(run) or _made_start(run, data)
+    return [record_losses(engine, start, records) for records in sets]
+
+
+def _kept_start(run: FinishedRun) -> tuple[Engine, torch.Tensor] | None:
+    path = run.folder / PUBLIC_START_FILE
+    if not path.is_file():
+        return None
+    try:
+        start = load_file(path)["adapter"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CorruptRun(f"{path} cannot be read: {error}; restore or delete it: an audit can make it again") from error
+    engine, adapter = run.engine()
+    return (engine, start) if start.shape == adapter.shape else None  # a method may have changed the adapter's form
+
+
+def _made_start(run: FinishedRun, data: PreparedData) -> tuple[Engine, torch.Tensor]:
     config = run.config.but(local=run.config.local.but(balance="none"))
     if run.label_names and not config.public.warm_start_epochs:
         config = config.but(public=config.public.but(warm_start_epochs=EPOCHS))
@@ -41,8 +67,7 @@ def reference_losses(run: FinishedRun, data: PreparedData, sets: list[Records]) 
         engine: Engine = make_engine(assembly.job)
     else:
         engine = public.engine
-    start = public.warm_start(assembly.start)
-    return [record_losses(engine, start, records) for records in sets]
+    return engine, public.warm_start(assembly.start)
 
 
 def record_losses(engine: Engine, vector: torch.Tensor, records: Records) -> Floats:

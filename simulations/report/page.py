@@ -88,6 +88,7 @@ _FILES = {
     names.ADAPTER_FOLDER: "the released adapter, loads with PEFT",
     names.PHASES_FOLDER: "what a resumed run continues from; it shows who was in a batch, so never share it",
     names.CHECKPOINT_FOLDER: "what a resumed run continues from",
+    names.PUBLIC_START_FILE: "the adapter after the warm start on public records",
     names.TENSORBOARD_FOLDER: "the metrics as TensorBoard scalars",
     names.ORIGIN_FILE: "what it was started with; a resumed run is held against it",
     names.RESUMES_FILE: "a line for each time it was resumed",

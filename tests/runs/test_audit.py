@@ -12,13 +12,16 @@ from typer.testing import CliRunner, Result
 from client.data.prepare import prepare
 from client.engine.local_training import LocalTraining
 from client.worker import make_engine
+from privacy.errors import CorruptRun
 from server.config.load import load
 from server.config.methods import methods
+from server.evaluation.finished import read_finished
 from server.run_folder import names
 from server.runs.artefacts import Final, save_adapter
 from server.runs.assembly import assembled, data_spec
 from server.runs.public_data import trained_without_noise
 from server.runs.start import run_in_folder
+from simulations.audit.losses import adapter_losses, reference_losses
 from simulations.cli.app import app
 from tests.cases import finished_runs
 
@@ -92,6 +95,29 @@ def test_training_without_noise_is_caught_and_refutes_the_ledger_that_lies_besid
     assert level["bound"]["epsilon_lower"] > values["upper_bound"]["epsilon"]
     assert values["verdict"].startswith("REFUTED")
     assert "REFUTED" in audit(overfitted).stdout
+
+
+def test_the_public_start_that_a_run_keeps_is_the_one_an_audit_would_make(tmp_path: Path) -> None:
+    config = finished_runs.settings(
+        tmp_path, "causal-lm", str(finished_runs.base_model(tmp_path / "base", "llama", "causal-lm")),
+        **{
+            "model.targets": "q_proj,v_proj", "public.warm-start-epochs": 2, "public.training-fraction": 0.5,
+            "evaluation.examples": 0,
+        },
+    )  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run_in_folder(config, folder)
+    run, data = read_finished(folder), prepare(data_spec(config))
+    kept = reference_losses(run, data, [data.test])
+    before = adapter_losses(run, [data.test])
+    start = folder / names.PUBLIC_START_FILE
+    start.rename(tmp_path / "start")
+    assert np.array_equal(kept, reference_losses(run, data, [data.test]))
+    assert not np.array_equal(kept, before)
+    start.write_bytes((tmp_path / "start").read_bytes()[:-1])
+    with pytest.raises(CorruptRun, match="restore or delete it"):
+        reference_losses(run, data, [data.test])
 
 
 def test_findings_stay_with_the_auditor(private: Path) -> None:

@@ -203,6 +203,23 @@ def test_a_run_is_stopped_and_its_log_is_shown(deployed: tuple[SuperLink, Path])
     assert superlink.logs == [("17", True)]
 
 
+def test_a_run_that_ends_before_the_order_arrives_needs_no_stop(
+    deployed: tuple[SuperLink, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink, folder = deployed
+
+    def stop(run: str) -> None:
+        superlink.runs[run] = left
+        raise RunFailed("Run ID is already finished")
+
+    monkeypatch.setattr(superlink, "stop", stop)
+    superlink.runs["17"], left = "running", "finished:completed"
+    ended = RUNNER.invoke(app, ["stop", str(folder)])
+    assert (ended.exit_code, "there is nothing to stop" in ended.stderr) == (2, True)
+    superlink.runs["17"], left = "running", "running"
+    assert isinstance(RUNNER.invoke(app, ["stop", str(folder)]).exception, RunFailed)  # `control` puts it into words
+
+
 def test_only_folders_of_deployed_runs_are_followed(tmp_path: Path) -> None:
     for command in ("follow", "stop", "logs"):
         refused = RUNNER.invoke(app, [command, str(tmp_path)])

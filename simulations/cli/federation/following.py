@@ -31,6 +31,7 @@ NOT_TAKEN = (
     "the SuperLink has not started this run for a minute: nobody takes it. See that flower-superexec, which starts "
     "runs, is up (its container, or the SuperLink's), restart it if not, and look at its log; Ctrl-C stops waiting"
 )
+NOTHING_TO_STOP = "the SuperLink has no unfinished run of this folder; there is nothing to stop"
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that `lacquer deploy` started.")]
 
 
@@ -58,6 +59,10 @@ def number_of(folder: Path) -> str:
         raise ConfigError(f"{folder} is no folder of a run that `lacquer deploy` started ({error})") from error
 
 
+def _unfinished(state: str | None) -> bool:
+    return state is not None and not state.startswith("finished")
+
+
 def refuse_unfinished(superlink: Control, folder: Path) -> None:
     """End the command if the SuperLink still has an unfinished run of this folder: it would train beside a second."""
     if not (folder / FLOWER_RUN_FILE).is_file():
@@ -65,7 +70,7 @@ def refuse_unfinished(superlink: Control, folder: Path) -> None:
     with refusals():
         run = number_of(folder)
     state = superlink.known(run)
-    if state is not None and not state.startswith("finished"):
+    if _unfinished(state):
         fail(
             f"{folder}: the SuperLink has a run of this folder that is {state}; watch it (lacquer follow {folder}), or "
             f"stop it first (lacquer stop {folder})",
@@ -189,10 +194,14 @@ def stop_command(folder: Folder, address: Address = ADDRESS, ca: Trust = Path(TR
     """End a deployed run; it can be resumed."""
     folder, run = _named(folder)
     with control(address, ca) as superlink:
-        state = superlink.known(run)
-        if state is None or state.startswith("finished"):
-            fail(f"{folder}: the SuperLink has no unfinished run of this folder; there is nothing to stop", MISUSED)
-        superlink.stop(run)
+        if not _unfinished(superlink.known(run)):
+            fail(f"{folder}: {NOTHING_TO_STOP}", MISUSED)
+        try:
+            superlink.stop(run)
+        except RunFailed:
+            if _unfinished(superlink.known(run)):
+                raise
+            fail(f"{folder}: {NOTHING_TO_STOP}", MISUSED)  # it ended between question and order
     typer.echo(f"The run is stopped. Go on with: lacquer deploy --resume {folder}")
 
 
