@@ -448,8 +448,8 @@ def main(
     compose: Annotated[list[str], typer.Argument(help="the compose command")],
     project: Annotated[str, typer.Option(help="compose project that is up, in the folder docker")],
     stack_seconds: Annotated[int, typer.Option(help="from the first `up -d` to three clients online")],
-    rounds: Annotated[int, typer.Option(help="of the run with small messages; 0: its last result is kept")] = 60,
-    large_rounds: Annotated[int, typer.Option(help="of the run with large messages; 0: its last result is kept")] = 6,
+    rounds: Annotated[int, typer.Option(help="of the run with small messages; 0: its last result is kept")] = 90,
+    large_rounds: Annotated[int, typer.Option(help="of the run with large messages; 0: its last result is kept")] = 9,
     rank: Annotated[int, typer.Option(help="of its adapter")] = 384,
 ) -> None:
     """Soak a federation that is up, and write the result."""

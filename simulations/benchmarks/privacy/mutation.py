@@ -34,6 +34,7 @@ from simulations.benchmarks.harness.results import RESULTS, ROOT, environment, s
 
 KILLED, SURVIVED, UNREACHED, TIMEOUT = "killed", "survived", "reached by no test", "ended by its time limit"
 GONE_LINE = "the line is gone"
+NOTICED = (KILLED, TIMEOUT)
 STATUS = {0: SURVIVED, 1: KILLED, 3: KILLED, 33: UNREACHED, 36: TIMEOUT, 24: TIMEOUT, 152: TIMEOUT, -24: TIMEOUT}
 """Exit codes of mutmut's workers."""
 
@@ -219,16 +220,23 @@ def page(results: Mapping[str, Any]) -> str:
     reasons = Counter(reason(each) for each in results["survivors"] if reason(each))
     why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     missed = [each for each in results["survivors"] if not reason(each)]
-    listed = "".join(f"- `{each['where']}`: `{each['was']}` became `{each['became']}`{now(each)}\n" for each in missed)
+    gone = [each for each in missed if each.get("again") == GONE_LINE]
+    left = [each for each in missed if each.get("again") not in (*NOTICED, GONE_LINE)]
+    listed = "".join(f"- `{each['where']}`: `{each['was']}` became `{each['became']}`\n" for each in left)
     others = "".join(
         f"; {each['share']:.0%} of {each['made']:,} of `{each['names']}` at commit `{each['commit']}`"
         for each in results.get("samples", ())
     )
-    tried = f", tried again at commit `{results['again']}`" if "again" in results else ""
+    tried = (
+        f" Of the {len(missed)} missed, the tests of commit `{results['again']}` notice "
+        f"{len(missed) - len(left) - len(gone)}; lines that are gone: {len(gone)}."
+        if "again" in results
+        else ""
+    )
     return (
         f"{scores(results)}\n{results['share']:.0%} of {results['made']:,} changes, drawn with seed "
-        f"{results['seeds'][0]}{others}; of the scores 95 % intervals (Clopper-Pearson). No difference: {why}.\n"
-        + (f"\nMissed{tried}:\n\n{listed}" if listed else "")
+        f"{results['seeds'][0]}{others}; of the scores 95 % intervals (Clopper-Pearson). No difference: {why}.{tried}\n"
+        + (f"\nStill missed:\n\n{listed}" if listed else "")
         + provenance(results)
     ).replace("% of", " % of")
 
@@ -249,18 +257,6 @@ def added(results: Mapping[str, Any], sample: Mapping[str, Any], names: str) -> 
         **{key: sample[key] for key in ("made", "share", "seeds")},
     }
     return {**results, **both, "samples": [*results.get("samples", ()), note]}
-
-
-def now(survivor: Mapping[str, str]) -> str:
-    """What became of it since, in words."""
-    told = {
-        KILLED: "a test was added",
-        TIMEOUT: "a test was added",
-        SURVIVED: "still missed",
-        UNREACHED: "still missed",
-    }
-    found = survivor.get("again")
-    return f": {told.get(found, found)}" if found else ""
 
 
 def mutmut(folder: Path, *names: str, check: bool = True) -> None:
