@@ -90,7 +90,7 @@ flwr-defaults: install ## rewrite what Flower reads in pyproject.toml: settings 
 	$(BIN)/python -m simulations.tools.flwr_defaults
 
 # What the image installs, with the SHA-256 of every file; torch, whose builds differ, is pinned by constraints.txt alone.
-LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 -c constraints.txt --generate-hashes --no-annotate --no-header
+LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 -c constraints.txt --generate-hashes --no-annotate --no-header
 NEEDS = $(BIN)/python docker/requirements.py pyproject.toml offline,chat
 hashes: install ## rewrite docker/hashes.txt, after every change of constraints.txt
 	mkdir -p build
