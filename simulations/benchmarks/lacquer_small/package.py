@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from client.data.prepared import sha256
 from client.models.files import LACQUER_SMALL_FOLDER
-from simulations.benchmarks.harness.results import processor, say
+from simulations.benchmarks.harness.results import say
 from simulations.benchmarks.lacquer_small import train
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -95,9 +95,7 @@ def draw(log: Sequence[dict[str, float]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def text(
-    recipe: dict[str, Any], log: Sequence[dict[str, float]], quality: Perplexity, parameters: int, machine: str
-) -> str:
+def text(recipe: dict[str, Any], log: Sequence[dict[str, float]], quality: Perplexity, parameters: int) -> str:
     """README.md of the model's folder."""
     last = log[-1]
     seen = last["tokens"] / (recipe["tokens_articles"] + recipe["tokens_novels"])
@@ -108,30 +106,21 @@ language: en
 
 # lacquer-small
 
-A language model for the tests and experiments of Lacquer, which have no model hub at hand: Llama with {parameters:,}
-parameters ({recipe["layers"]} layers of width {recipe["width"]}, {recipe["heads"]} attention heads on
-{recipe["groups"]} key-value heads, tied embeddings, {recipe["vocabulary"]:,} tokens, context {recipe["context"]}),
-stored in bfloat16. It is far too small to be of use for anything else.
+A language model for Lacquer's tests and experiments, far too small for anything else: Llama with {parameters:,}
+parameters in bfloat16, {recipe["vocabulary"]:,} tokens, context {recipe["context"]}.
 
-- **Perplexity**, WikiText-2 validation ({quality.tokens:,} tokens, {quality.words:,} words and line ends), windows of
-  {recipe["context"]} tokens that overlap by half: **{quality.per_token:.1f} per token, {quality.per_word:.1f} per
-  word**. The text is the tokenised one, in which rare words are `<unk>`.
+- **Perplexity**, WikiText-2 validation (tokenised, rare words as `<unk>`; windows of {recipe["context"]} tokens that
+  overlap by half): **{quality.per_token:.1f} per token, {quality.per_word:.1f} per word**.
 - **Data**: ELTeC-eng, 37 English novels, {recipe["tokens_novels"]:,} tokens (texts in the public domain, mark-up CC BY
-  4.0; doi:10.5281/zenodo.4662490); WikiText-2, training split without the third of the articles that
-  `client.data.catalog.corpora.held_back` names, {recipe["tokens_articles"]:,} tokens (CC BY-SA 3.0; Merity et al.
-  2016). The third is left out so that experiments can call it private. A {recipe["articles"]:.0%} share of the
-  sequences is WikiText-2. No validation or test text was used.
-- **Training**: {last["step"]:,} steps of {recipe["windows"]} sequences, {last["tokens"]:,} tokens in all ({seen:.2f}
-  times the corpus), {last["seconds"] / 60:.0f} minutes of wall time and {last["cpu_seconds"] / 60:.1f} minutes of one
-  CPU thread on {machine}, shared with other work. Hidden matrices by Muon, the rest by AdamW; peak learning rate
-  {recipe["matrix_rate"]:g}, cosine to zero by the clock; matrix products in bfloat16; seed {recipe["seed"]}.
-- **Tokenizer**: byte-level BPE trained on the same text; every digit is one token.
+  4.0; doi:10.5281/zenodo.4662490); WikiText-2, training split, {recipe["tokens_articles"]:,} tokens (CC BY-SA 3.0;
+  Merity et al. 2016). The third of its articles that `client.data.catalog.corpora.held_back` names is left out, so that
+  experiments can call it private. No validation or test text was used.
+- **Training**: {last["tokens"]:,} tokens ({seen:.2f} times the corpus), {last["seconds"] / 60:.0f} minutes on one CPU
+  thread; settings in `recipe.json`, losses in `training.jsonl`.
 
 ![Loss]({CURVE})
 
-Made by `python -m simulations.benchmarks.lacquer_small.train`, packed by `python -m
-simulations.benchmarks.lacquer_small.package`. `training.jsonl` and `recipe.json` hold the numbers above. The files are
-checked by SHA-256 when the model is loaded.
+Made by `lacquer_small.train` and `lacquer_small.package` of `python -m simulations.benchmarks`.
 """
 
 
@@ -157,7 +146,7 @@ def main(
         shutil.copyfile(model / name, out / name)
     draw(log, out / CURVE)
     parameters = sum(values.numel() for values in network.parameters())
-    (out / "README.md").write_text(text(recipe, log, quality, parameters, processor()))
+    (out / "README.md").write_text(text(recipe, log, quality, parameters))
     hashes = {name: sha256(out / name) for name in FILES}
     (out / "__init__.py").write_text(_MODULE.format(hashes="".join(f'    "{n}": "{h}",\n' for n, h in hashes.items())))
     say(f"{parameters:,} parameters, {size:,} bytes, {quality}")
