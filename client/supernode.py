@@ -207,11 +207,47 @@ def repeating(
     return invoker
 
 
+class Completing:
+    """Mixed into a client of Flower's API: what was carried out although its answer was lost can be sent again.
+
+    A reply whose sending was cut short is known to the SuperLink, and its server may have taken it already and wait for
+    its objects. Sent again it is refused in silence: the SuperLink asks for none of its objects, and the round waits in
+    vain. An object that is sent again is "not stored", which Flower takes for the end of its message. Here all objects
+    of such a message are sent, for whichever session waits for them, and an object that is there counts as stored.
+    """
+
+    def PushMessages(self, request: Any) -> Any:
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        response = super().PushMessages(request)  # type: ignore[misc]
+        wanted = set(response.objects_to_push)
+        again = [tree for tree in request.message_object_trees if tree.object_id not in wanted]
+        if again:
+            response.session_id = ""  # the SuperLink looks for one that waits for the object
+            wanted |= {node.object_id for tree in again for node in iterate_object_tree(tree)}
+            response.objects_to_push[:] = sorted(wanted)
+        return response
+
+    def PushObject(self, request: Any) -> Any:
+        from flwr.proto.message_pb2 import PullObjectRequest
+
+        push = super().PushObject  # type: ignore[misc]
+        response = push(request)
+        if not request.session_id:
+            while response.stored:  # until no further session waits for it
+                response = push(request)
+            response.stored = True
+        elif not response.stored:
+            asked = PullObjectRequest(node=request.node, run_id=request.run_id, object_id=request.object_id)
+            response.stored = self.PullObject(asked).object_available or push(request).stored  # type: ignore[attr-defined]
+        return response
+
+
 def patient(flower: Any) -> None:
-    """Make a SuperNode repeat its calls and heartbeats as :func:`repeating` does.
+    """Make a SuperNode repeat its calls and heartbeats as :func:`repeating` and :class:`Completing` do.
 
     Args:
-        flower: Flower's module ``flwr.supernode.fleet_http_connection``, which makes its connection by these two names.
+        flower: Flower's module ``flwr.supernode.fleet_http_connection``, which makes its connection by these names.
     """
     invoker, sender = flower.make_simple_http_retry_invoker, flower.HeartbeatSender
 
@@ -230,6 +266,7 @@ def patient(flower: Any) -> None:
 
     flower.make_simple_http_retry_invoker = lambda: repeating(invoker())
     flower.HeartbeatSender = forgiving
+    flower.FleetHttpClient = type("FleetClient", (Completing, flower.FleetHttpClient), {})
 
 
 def main(arguments: list[str]) -> None:

@@ -1,8 +1,8 @@
 """A deployed run and Flower's executor outlive a SuperLink that fails for a moment.
 
 Flower 1.41 gives up at an HTTP 500 or an error of TLS: one of them ended the run, or the executor and with it every run
-that it had started. Here both are repeated (:func:`client.supernode.repeating`). Every call of a ServerApp may be
-repeated: the SuperLink knows a message that it has already.
+that it had started. Here both are repeated (:func:`client.supernode.repeating`), and a message whose first sending was
+cut short is completed (:class:`client.supernode.Completing`).
 
     python -m server.network.patience --runtime-api-address ...
 
@@ -17,8 +17,13 @@ from typing import Any
 
 from flwr.serverapp import Grid
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
 
-from client.supernode import PATIENCE, mark, repeating
+from client.supernode import PATIENCE, Completing, mark, repeating
+
+
+class RuntimeClient(Completing, RuntimeHttpClient):
+    """What a grid calls the SuperLink by."""
 
 
 def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> Grid:
@@ -26,6 +31,8 @@ def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = ti
     invoker = getattr(grid, "_retry_invoker", None)  # of Flower's HttpGrid; a grid in this process has none
     if isinstance(invoker, RetryInvoker):
         repeating(invoker, limit, clock)
+        module: Any = importlib.import_module("flwr.superlink.grid.http_grid")
+        module.RuntimeHttpClient = RuntimeClient  # by this name a grid makes its client, with its first call
     return grid
 
 

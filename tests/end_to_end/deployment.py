@@ -70,7 +70,8 @@ class Deployment:
         keys = self.keys / "superlink"
         self.start(
             "superlink",
-            *("flower-superlink", f"--ssl-ca-certfile={keys}/ca.crt", f"--ssl-certfile={keys}/server.crt"),
+            *(sys.executable, "-m", "server.network.superlink"),
+            *(f"--ssl-ca-certfile={keys}/ca.crt", f"--ssl-certfile={keys}/server.crt"),
             *(f"--ssl-keyfile={keys}/server.key", "--enable-supernode-auth", "--host=127.0.0.1"),
             *(f"--port={self.port}", f"--database={self.folder}/state.db"),
         )

@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import GetNodesResponse
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from client.supernode import VARIABLE, passing
-from server.network.patience import patient
+from server.network.patience import RuntimeClient, patient
 
 NODES = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString()
 
@@ -80,6 +80,7 @@ def test_a_call_is_repeated_until_it_is_answered(grid: HttpGrid, superlink: Supe
     superlink.codes = [500, 503, 500, 500]
     assert patient(grid).get_node_ids() == [7]
     assert superlink.asked == 5
+    assert isinstance(grid._client, RuntimeClient)
 
 
 def test_a_failure_that_lasts_is_an_error(grid: HttpGrid, superlink: SuperLink, caplog: Any) -> None:

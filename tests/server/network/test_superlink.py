@@ -1,0 +1,211 @@
+"""A call that Flower's SuperLink has carried out, but answered with an error, loses no message.
+
+Flower's own state, with a database, and its own handlers of calls, without HTTP between.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.app.message.message import make_message, remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+from sqlalchemy.exc import OperationalError
+
+from client.supernode import Completing
+from server.network.superlink import uncounted
+
+
+class SuperLink:
+    """A run and one node. So many answers to the next object that is sent are lost."""
+
+    def __init__(self, folder: Path, kind: type[SqlLinkState] = SqlLinkState) -> None:
+        path = str(folder / "state.db")
+        self.state = kind(path, NoOpFederationManager(), ObjectStoreFactory(path).store())
+        self.state.initialize()
+        self.node = self.state.create_node("a", "a", b"key", 60.0)
+        self.state.activate_node(self.node, 60.0)
+        self.run = self.state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, "serverapp")
+        (self.task,) = self.state.get_tasks(run_ids=[self.run])
+        assert self.state.claim_task(self.task.task_id)
+        assert self.state.activate_task(self.task.task_id)
+        self.lost = 0
+
+
+class Fleet:
+    """What a SuperNode calls."""
+
+    request, more = PushMessagesRequest, ()
+    handlers: Any = fleet_handlers
+
+    def __init__(self, link: SuperLink, sender: int) -> None:
+        self.link, self.sender = link, Node(node_id=sender)
+
+    def PushMessages(self, request: Any) -> Any:
+        return self.handlers.push_messages(request, self.link.state, *self.more)
+
+    def PushObject(self, request: Any) -> Any:
+        response = self.handlers.push_object(request, self.link.state, *self.more)
+        while self.link.lost:
+            self.link.lost -= 1
+            response = self.handlers.push_object(request, self.link.state, *self.more)
+        return response
+
+    def PullObject(self, request: Any) -> Any:
+        return self.handlers.pull_object(request, self.link.state, *self.more)
+
+    def announce(self, message: Message) -> Any:
+        """The message without its objects."""
+        message.metadata.__dict__["_message_id"] = message.object_id
+        named = {"node": self.sender} if self.request is PushMessagesRequest else {}
+        request = self.request(
+            **named,
+            messages_list=[message_to_proto(remove_content_from_message(message))],
+            message_object_trees=[get_object_tree(message)],
+        )
+        return self.PushMessages(request)
+
+    def send(self, message: Message) -> None:
+        """As Flower does: the message, then what is asked for of its objects."""
+        answered = self.announce(message)
+        push = make_push_object_fn_protobuf(self.PushObject, self.sender, self.link.run, answered.session_id)
+        push_objects(get_all_nested_objects(message), push, object_ids_to_push=set(answered.objects_to_push))
+
+
+class Runtime(Fleet):
+    """What a ServerApp calls."""
+
+    request, handlers = PushAppMessagesRequest, runtime_handlers
+
+    def __init__(self, link: SuperLink, sender: int = SUPERLINK_NODE_ID) -> None:
+        super().__init__(link, sender)
+        self.more = (link.task,)
+
+
+class CompleteFleet(Completing, Fleet):
+    pass
+
+
+class CompleteRuntime(Completing, Runtime):
+    pass
+
+
+def instruction(link: SuperLink) -> Message:
+    content = RecordDict({"a": ConfigRecord({"x": time.time()}), "b": ConfigRecord({"y": 2})})
+    return make_message(
+        metadata=Metadata(link.run, "", SUPERLINK_NODE_ID, link.node, "", "", time.time(), 600.0, "train"),
+        content=content,
+    )
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> SuperLink:
+    return SuperLink(tmp_path_factory.mktemp("superlink"))  # takes seconds to make
+
+
+def reply(link: SuperLink) -> Message:
+    """To an instruction that the node has taken."""
+    asked = instruction(link)
+    Runtime(link).send(asked)
+    link.state.get_message_ins(link.node, limit=1)
+    made = Message(
+        RecordDict({"a": ConfigRecord({"z": time.time()}), "shared": ConfigRecord({"z": 7})}), reply_to=asked
+    )
+    made.metadata.__dict__["_src_node_id"] = link.node
+    return made
+
+
+def take(link: SuperLink, *replies: Message) -> None:
+    """As a ServerApp does, which waits for the objects then."""
+    names = [each.metadata.reply_to_message_id for each in replies]
+    runtime_handlers.pull_messages(PullAppMessagesRequest(message_ids=names), link.state, link.task)
+
+
+def arrived(link: SuperLink, message: Message) -> bool:
+    return all(link.state.object_store.get(name) for name in get_all_nested_objects(message))
+
+
+@pytest.mark.parametrize(("client", "whole"), [(Fleet, False), (CompleteFleet, True)])
+def test_a_reply_that_was_taken_before_it_is_sent_again_is_complete(link: SuperLink, client: Any, whole: bool) -> None:
+    """Flower's own is not: once it is, the mending can go."""
+    message = reply(link)
+    Fleet(link, link.node).announce(message)  # the answer is lost
+    take(link, message)
+    client(link, link.node).send(message)
+    assert arrived(link, message) is whole
+
+
+def test_an_object_that_two_replies_wait_for_is_there_for_both(link: SuperLink) -> None:
+    both = [reply(link), reply(link)]
+    for message in both:
+        Fleet(link, link.node).announce(message)
+    take(link, *both)
+    for message in both:
+        CompleteFleet(link, link.node).send(message)
+        assert arrived(link, message)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    ("own", "mended", "made", "by_node"),
+    [(Fleet, CompleteFleet, reply, True), (Runtime, CompleteRuntime, instruction, False)],
+)
+def test_an_object_that_is_there_counts_as_sent(
+    link: SuperLink, own: Any, mended: Any, made: Callable[[SuperLink], Message], by_node: bool, times: int
+) -> None:
+    sender, message, other = link.node if by_node else SUPERLINK_NODE_ID, made(link), made(link)
+    link.lost = 1
+    with pytest.raises(ObjectPushError):
+        own(link, sender).send(other)
+    link.lost = times
+    mended(link, sender).send(message)
+    assert arrived(link, message)
+
+
+def test_an_object_that_nobody_waits_for_is_still_an_error(link: SuperLink) -> None:
+    push = make_push_object_fn_protobuf(
+        CompleteFleet(link, link.node).PushObject, Node(node_id=link.node), link.run, "other"
+    )
+    with pytest.raises(ObjectPushError):
+        push("0" * 64, b"bytes")
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_call_whose_bytes_cannot_be_counted_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
+    """Else a node's next message is lost: it counts as delivered."""
+
+    class State(SqlLinkState):
+        pass
+
+    def locked(*arguments: Any, **named: Any) -> None:
+        raise OperationalError("UPDATE run", None, Exception("database is locked"))
+
+    monkeypatch.setattr(State, "store_traffic", locked)
+    if mended:
+        uncounted(State)
+    link = SuperLink(tmp_path, State)
+    Runtime(link).send(instruction(link))
+    request = PullMessagesRequest(node=Node(node_id=link.node))
+    if not mended:
+        with pytest.raises(OperationalError):
+            fleet_handlers.pull_messages(request, link.state, link.state.object_store)
+        assert link.state.get_message_ins(link.node, limit=1) == []
+        return
+    assert len(fleet_handlers.pull_messages(request, link.state, link.state.object_store).messages_list) == 1
