@@ -92,7 +92,7 @@ class DataSettings(Reading):
         canary_kind: form of the planted secrets.
         canary_copies: number of records that hold the same secret.
         sensitive: treatment of sensitive spans in the training records: none, redaction, or weights of their tokens.
-        detector: detector of the sensitive spans, see docs/data.md.
+        detector: detector of the sensitive spans, see docs/atdp.md.
         mask: text that replaces a redacted span.
         other_weight: weight of the tokens outside sensitive spans, where tokens are weighted.
         cache: folder of prepared data sets; empty takes ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.

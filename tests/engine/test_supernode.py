@@ -19,9 +19,10 @@ from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import FleetHttpClient
 
 from client import fork_server, supernode
-from client.supernode import BEAT, GONE, POLL, Watch, in_step, watched
+from client.supernode import BEAT, GONE, POLL, Completing, Watch, in_step, watched
 
 
 class SuperLink(ThreadingHTTPServer):
@@ -138,8 +139,11 @@ def test_a_heartbeat_that_meets_a_locked_database_is_sent_again(error: int, pass
             answered.raise_for_status()
         return True
 
-    flower = SimpleNamespace(make_simple_http_retry_invoker=None, HeartbeatSender=lambda beat: beat)
+    flower = SimpleNamespace(
+        make_simple_http_retry_invoker=None, HeartbeatSender=lambda beat: beat, FleetHttpClient=FleetHttpClient
+    )
     supernode.patient(flower)
+    assert issubclass(flower.FleetHttpClient, Completing)
     send = flower.HeartbeatSender(beat)
     if passes:
         assert (send(), send()) == (False, True)

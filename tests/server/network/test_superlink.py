@@ -28,6 +28,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy.exc import OperationalError
 
 from client.supernode import Completing
+from server.network import superlink
 from server.network.superlink import uncounted
 
 
@@ -209,3 +210,11 @@ def test_a_call_whose_bytes_cannot_be_counted_is_answered(
         assert link.state.get_message_ins(link.node, limit=1) == []
         return
     assert len(fleet_handlers.pull_messages(request, link.state, link.state.object_store).messages_list) == 1
+
+
+def test_the_command_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    mended: list[type] = []
+    monkeypatch.setattr(superlink, "uncounted", mended.append)
+    monkeypatch.setattr("flwr.superlink.cli.flower_superlink", lambda: mended.append(int))
+    superlink.main()
+    assert mended == [SqlLinkState, int]  # before Flower starts
