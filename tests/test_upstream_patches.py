@@ -24,5 +24,5 @@ def test_a_patch_applies(patch: Path, tmp_path: Path) -> None:
 
 def test_each_is_explained() -> None:
     page = (PATCHES[0].parent / "README.md").read_text()
-    assert len(PATCHES) == 3
+    assert len(PATCHES) == 4
     assert all(f"]({patch.name})" in page for patch in PATCHES)
