@@ -47,7 +47,7 @@ def test_a_preset_is_shown_with_its_time_and_its_needs() -> None:
     assert 'label-column = "label"' in shown
     listed = {one["name"]: one for one in json.loads(lacquer("presets", "--json"))}
     assert listed["silo-samsum"]["needs"]["text"].endswith("rouge-score (the extra [chat])")
-    assert listed["wikitext2"]["needs"]["time"] == "not measured"
+    assert listed["silo-diabetes-paper"]["needs"]["time"] == "not measured"
     assert "Time:" not in listed["quickstart"]["about"]
     assert CliRunner().invoke(app, ["presets", "quikstart"]).exit_code == 2
 
