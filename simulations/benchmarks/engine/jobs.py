@@ -93,6 +93,11 @@ def minilm() -> nn.Module:
     return load_base("minilm", "classification", 2)[0]
 
 
+def smollm2() -> nn.Module:
+    """SmolLM2-135M-Instruct: 30 layers, width 576, vocabulary 49,152."""
+    return load_base("smollm2", "causal-lm")[0]
+
+
 def llama(**shape: Any) -> nn.Module:
     """A language model, by default of the size of ours: 4 layers, width 256, vocabulary 4,096."""
     ours = {

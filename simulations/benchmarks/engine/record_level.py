@@ -59,7 +59,7 @@ def opacus_hooks(job: jobs.Job, noise_multiplier: float = jobs.NOISE_MULTIPLIER)
     def step(parameters: list[nn.Parameter], batch: Batch) -> None:
         optimizer = DPOptimizer(**_options(job, parameters, batch, noise_multiplier))
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(jobs.logits_of(model, batch), batch.labels)  # type: ignore[arg-type]
+        loss = job.task.per_record_loss(jobs.logits_of(model, batch), batch).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
@@ -124,23 +124,25 @@ def _peft_model(job: jobs.Job) -> Any:
 
 
 def variants(job: jobs.Job, precision: str) -> dict[str, Callable[[], Callable[[], Tensor]]]:
-    """What is compared; each is built when it is called."""
-    return {
+    """What is compared; each is built when it is called. Opacus' ghost clipping takes a loss of classes only."""
+    found: dict[str, Callable[[], Callable[[], Tensor]]] = {
         PLAIN: lambda: jobs.plain_peft(job),
         ENGINE: lambda: jobs.engine_training(job, job.engine(precision)),
         PRIVATE: lambda: jobs.private_step(job, job.engine(precision)),
         HOOKS: lambda: opacus_hooks(job),
-        GHOST: lambda: opacus_ghost(job),
     }
+    return found if isinstance(job.task, CausalLM) else {**found, GHOST: lambda: opacus_ghost(job)}
 
 
 def make_jobs(quick: bool, sst2: Path | None) -> list[tuple[jobs.Job, str]]:
-    """Short records on a tiny model, where overhead counts; MiniLM with full and with ragged records."""
+    """Short records on a tiny model, where overhead counts; MiniLM with full and with ragged records; SmolLM2."""
     small, large = (4, 2) if quick else (64, 6)
     tiny = jobs.Job("tiny, 4 x 16", jobs.tiny, jobs.SPEC, jobs.uniform_clients(small, 4, 16), jobs.ADAMW)
     long = jobs.Job("MiniLM, 16 x 64", jobs.minilm, jobs.SPEC, jobs.uniform_clients(large, 16, 64), jobs.ADAMW)
     ragged = jobs.Job("MiniLM, ragged SST-2", jobs.minilm, jobs.SPEC, jobs.ragged_clients(large, sst2), jobs.ADAMW)
-    made = [(tiny, "fp32"), (long, "fp32"), (long, "bf16"), (ragged, "bf16")]
+    records = jobs.uniform_clients(1 if quick else 2, 8, 64)
+    chat = jobs.Job("SmolLM2, 8 x 64", jobs.smollm2, jobs.LLAMA_SPEC, records, jobs.ADAMW, CausalLM())
+    made = [(tiny, "fp32"), (long, "fp32"), (long, "bf16"), (ragged, "bf16"), (chat, "fp32")]
     return [(jobs.one_step(replace(job, name=f"{job.name}, {precision}")), precision) for job, precision in made]
 
 
@@ -150,7 +152,7 @@ def gradient_rows(quick: bool, sst2: Path | None) -> list[dict[str, Any]]:
     for job, precision in make_jobs(quick, sst2):
         works = {name: build() for name, build in variants(job, precision).items()}
         seconds = interleaved(works, 1 if quick else 5)
-        for reference in (ENGINE, HOOKS, GHOST):
+        for reference in [name for name in (ENGINE, HOOKS, GHOST) if name in works]:
             rows = ratios(job.name, seconds, reference, len(job.clients))
             found += [row for row in rows if row["variant"] == PRIVATE or reference == ENGINE]
     return found

@@ -24,10 +24,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 
 from client.data.records import Records
-from client.models.base import load_base
 from client.models.frozen_linear import BF16Weight, FrozenWeight, OneDnnWeight, PlainWeight
 from client.models.tasks import make_task
 from privacy.randomness.rng import simulation_generator
@@ -88,11 +87,6 @@ def minilm_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, 
     return compare(job, engines, rounds) + compare(top, engines_of_top, rounds, rebuilt=False)
 
 
-def smollm2() -> nn.Module:
-    """SmolLM2-135M-Instruct: 30 layers, width 576, vocabulary 49,152."""
-    return load_base("smollm2", "causal-lm")[0]
-
-
 def smollm2_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
     """Four records of 32 to 96 random tokens a client, in batches of two."""
     rng = simulation_generator(0, "benchmark", "smollm2")
@@ -101,7 +95,7 @@ def smollm2_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
         for _ in range(clients)
     ]
     local = jobs.ADAMW.but(batch_size=2)
-    job = jobs.Job("all 30 layers", smollm2, jobs.LLAMA_SPEC, cohort, local, make_task("causal-lm"))
+    job = jobs.Job("all 30 layers", jobs.smollm2, jobs.LLAMA_SPEC, cohort, local, make_task("causal-lm"))
     top = replace(job, name="top 6 layers", spec=replace(job.spec, layers=SMOLLM2_TOP))
     works = {(job.name, IN_PLACE): jobs.plain_peft(job), (job.name, "engine"): engine(job, "fp32")}
     works |= {(top.name, IN_PLACE): jobs.plain_peft(top), (top.name, "engine"): engine(top, "fp32")}
@@ -130,6 +124,7 @@ def smollm2_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
                 "wall_seconds": (on_the_wall := statistics.median(wall)),
                 "first_cpu_seconds": first[name, variant],
                 "tokens_per_cpu_second": tokens / seconds,
+                "clients_per_second": len(cohort) / seconds,
                 "tokens_per_wall_second": tokens / on_the_wall,
                 "difference": float((updates[name, variant] - truth).norm() / truth.norm()),
                 "rounds": rounds,

@@ -33,7 +33,7 @@ from server.network.superlink import uncounted
 
 
 class SuperLink:
-    """A run and one node. So many answers to the next object that is sent are lost."""
+    """A run and one node."""
 
     def __init__(self, folder: Path, kind: type[SqlLinkState] = SqlLinkState) -> None:
         path = str(folder / "state.db")
@@ -45,25 +45,24 @@ class SuperLink:
         (self.task,) = self.state.get_tasks(run_ids=[self.run])
         assert self.state.claim_task(self.task.task_id)
         assert self.state.activate_task(self.task.task_id)
-        self.lost = 0
 
 
 class Fleet:
-    """What a SuperNode calls."""
+    """What a SuperNode calls. So many answers to the objects that it sends are lost."""
 
     request, more = PushMessagesRequest, ()
     handlers: Any = fleet_handlers
 
-    def __init__(self, link: SuperLink, sender: int) -> None:
+    def __init__(self, link: SuperLink, sender: int, lost: int = 0) -> None:
         self.link, self.sender = link, Node(node_id=sender)
+        self.lost = iter(range(lost))  # each is taken once, although objects are sent by several threads
 
     def PushMessages(self, request: Any) -> Any:
         return self.handlers.push_messages(request, self.link.state, *self.more)
 
     def PushObject(self, request: Any) -> Any:
         response = self.handlers.push_object(request, self.link.state, *self.more)
-        while self.link.lost:
-            self.link.lost -= 1
+        for _ in self.lost:
             response = self.handlers.push_object(request, self.link.state, *self.more)
         return response
 
@@ -93,8 +92,8 @@ class Runtime(Fleet):
 
     request, handlers = PushAppMessagesRequest, runtime_handlers
 
-    def __init__(self, link: SuperLink, sender: int = SUPERLINK_NODE_ID) -> None:
-        super().__init__(link, sender)
+    def __init__(self, link: SuperLink, sender: int = SUPERLINK_NODE_ID, lost: int = 0) -> None:
+        super().__init__(link, sender, lost)
         self.more = (link.task,)
 
 
@@ -170,11 +169,9 @@ def test_an_object_that_is_there_counts_as_sent(
     link: SuperLink, own: Any, mended: Any, made: Callable[[SuperLink], Message], by_node: bool, times: int
 ) -> None:
     sender, message, other = link.node if by_node else SUPERLINK_NODE_ID, made(link), made(link)
-    link.lost = 1
     with pytest.raises(ObjectPushError):
-        own(link, sender).send(other)
-    link.lost = times
-    mended(link, sender).send(message)
+        own(link, sender, 1).send(other)
+    mended(link, sender, times).send(message)
     assert arrived(link, message)
 
 
