@@ -14,10 +14,14 @@ Deviations:
 - g is a mean of q N rows that carries noise of known covariance: eigenvalues of single rows are q N times what is left
   of l after the noise along each direction, and after what chance alone lifts the first of d noisy directions to:
   tau^2 ((1 + sqrt((d - k)/n))^2 - 1), n = (1 + b3)/(1 - b3) rounds (Marchenko and Pastur 1967), tau^2 being the noise
-  outside V. Without this, V fills with noise, whose directions are then given more of it.
+  outside V. Without this, V fills with noise, whose directions are then given more of it. The common eigenvalue is at
+  least its own standard error.
 - Averages begin from the prior of flat clipping with C: all eigenvalues (C^2/d), with the weight b3^t after t rounds.
+- Only ratios of eigenvalues are learnt; they sum to C^2. What is released is clipped, so its covariance is at most what
+  the last M allowed: eigenvalues as they are found fall from round to round, until every row is clipped to nothing and
+  g stays at a. Summing to C^2, they never give more noise than flat clipping with C.
 - ``blocks = true`` gives every (A, B) pair and head directions of its own, all clipped together.
-Eigenvalues stay within [lowest, highest]^2 of the prior; the paper's h1 and h2 are absolute.
+Before that, eigenvalues stay within [lowest, highest]^2 of the prior; the paper's h1 and h2 are absolute.
 """
 
 from dataclasses import dataclass, replace
@@ -77,7 +81,7 @@ class Geoclip(Controller[GeoclipState]):
     """GeoClip.
 
     Attributes:
-        clip_norm: C, of round 1, > 0.
+        clip_norm: C, > 0.
         rank: directions of their own, k, per block; fewer where a block is smaller.
         blocks: directions for every (A, B) pair and head by itself.
         rest: keep what lies outside the directions.
@@ -169,10 +173,12 @@ class Geoclip(Controller[GeoclipState]):
         """Of single rows: along the directions, and the one that all others share."""
         rank, size = block.directions.shape
         along, beside = block.noise[:-1], float(block.noise[-1])
-        edge = (1 + ((size - rank) * (1 - self.history) / (1 + self.history)) ** 0.5) ** 2 - 1
+        rounds = (1 + self.history) / (1 - self.history)
+        edge = (1 + ((size - rank) / rounds) ** 0.5) ** 2 - 1
         own = block.values - along - edge * beside
         left = block.total - float(block.values.sum()) - (size - rank) * beside
-        rest = own.new_tensor([max(0.0, left) / max(1, size - rank)])
+        error = beside * (2 * (size - rank) / rounds) ** 0.5  # of what is left, if all of it is noise
+        rest = own.new_tensor([max(error, left) / max(1, size - rank)])
         # Leading directions that do not stand out from the others are not set apart from them.
         own = own.maximum(rest) if rank < size and self.rest else own
         return prior + expected * torch.cat([own.clamp_min(0.0), rest])
@@ -180,13 +186,17 @@ class Geoclip(Controller[GeoclipState]):
     def _map(self, shape: Shape, sizes: tuple[int, ...], info: RunInfo) -> GeoClip:
         expected, unit = info.sampling.expected_units, self.clip_norm**2 / len(shape.centre)
         prior, least, most = self.history**shape.rounds * unit, self.lowest**2 * unit, self.highest**2 * unit
-        values = [self._eigenvalues(block, prior, expected).clamp(least, most) for block in shape.blocks]
+        found = [self._eigenvalues(block, prior, expected).clamp(least, most) for block in shape.blocks]
         ranks = tuple(len(block.values) for block in shape.blocks)
-        counts = [
-            torch.tensor([1.0] * rank + [float(size - rank) if self.rest else 0.0], dtype=torch.float64)
-            for rank, size in zip(ranks, sizes, strict=True)
-        ]
-        weights = torch.split(whitening_weights(torch.cat(values), torch.cat(counts)).float(), list(map(len, values)))
+        counts = torch.cat(
+            [
+                torch.tensor([1.0] * rank + [float(size - rank) if self.rest else 0.0], dtype=torch.float64)
+                for rank, size in zip(ranks, sizes, strict=True)
+            ]
+        )
+        values = torch.cat(found)
+        values *= unit * counts.sum() / (counts @ values)
+        weights = torch.split(whitening_weights(values, counts).float(), list(map(len, found)))
         return GeoClip(
             shape.centre.float(),
             torch.cat([block.directions.flatten() for block in shape.blocks]).float(),

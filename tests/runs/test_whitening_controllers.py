@@ -93,7 +93,8 @@ def test_adaclip_learns_the_deviations_and_the_mean(pool: str, rows: Callable[..
 def test_noise_falls_and_released_means_come_closer_to_the_truth(rows: Callable[..., Rows]) -> None:
     """The papers' comparison at equal epsilon: one noise multiplier, the same cohorts, anisotropic rows of mean 0.
 
-    AdaCliP is given the axes; GeoClip directions that are no axes, which AdaCliP cannot use.
+    Noise counts for what clipping leaves of a row: a lower threshold has less of both. AdaCliP is given the axes;
+    GeoClip directions that are no axes, which AdaCliP cannot use.
     """
     bound = float(STD.norm())
     controllers = {
@@ -103,10 +104,14 @@ def test_noise_falls_and_released_means_come_closer_to_the_truth(rows: Callable[
         "adaclip, turned": Adaclip(bound, variance_history=0.95),
     }
     noise, energy, errors = {}, {}, {}
+    sample = torch.randn(400, D, generator=torch_generator(3, "rows"), dtype=torch.float64) * STD
     for name, controller in controllers.items():
         rotation = ROTATION if name in ("geoclip", "adaclip, turned") else None
         plan, updates = rows(rotation=rotation, noise=4.0).follow(controller, 100)
-        noise[name] = plan.noise_std(SAMPLING.expected_units).expand(D)
+        own = sample if rotation is None else sample @ rotation
+        left = torch.stack([plan.clip.decode(row, 1.0) for row in plan.clip.encode(own)])
+        kept = float((left * own).sum() / own.square().sum())
+        noise[name] = plan.noise_std(SAMPLING.expected_units).expand(D) / kept
         energy[name] = float(noise[name].square().sum())
         errors[name] = float((torch.stack(updates[60:])).square().sum(dim=1).mean())
         if name == "geoclip":
@@ -131,7 +136,15 @@ def test_noise_alone_does_not_fill_the_leading_directions(rows: Callable[..., Ro
     clip = quiet.follow(Geoclip(1.0, rank=4, history=0.95), 100)[0].clip
     assert isinstance(clip, GeoClip)
     assert float(clip.weights.max() / clip.weights.min()) < 3
-    assert float(clip.spread().norm()) < 1.5  # flat clipping with C has 1
+
+
+@pytest.mark.parametrize("bound", [0.1, 20.0])
+def test_what_clipping_hides_does_not_lower_geoclips_threshold(bound: float, rows: Callable[..., Rows]) -> None:
+    """Rows of norm 2 under C: their released covariance is at most what the clipping before it allowed."""
+    clip = rows(rotation=ROTATION).follow(Geoclip(bound, rank=4), 100)[0].clip
+    assert isinstance(clip, GeoClip)
+    flat = bound * D**0.5
+    assert 0.4 * flat < float(clip.spread().norm()) < 1.001 * flat
 
 
 def test_the_published_low_rank_form_keeps_its_first_subspace(rows: Callable[..., Rows]) -> None:
