@@ -108,7 +108,8 @@ class Public(Table):
     Attributes:
         training_fraction: share of the public validation records that the warm start trains on; they no longer
             validate.
-        warm_start_epochs: passes over those records before round 1; 0 leaves the warm start out.
+        warm_start_epochs: passes over those records before round 1; 0 leaves the warm start out. The result is kept in
+            ``data.cache`` for runs that would train the same.
         warm_start_learning_rate: learning rate of AdamW in the warm start.
         warm_start_batch_size: records in a step of the warm start.
     """

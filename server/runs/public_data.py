@@ -1,27 +1,44 @@
 """What the server learns from its own public records before it asks anybody: a warm start.
 
 It touches no client, so it costs no privacy. Records used here are left out of validation: a loss measured on
-them would fall for reasons that have nothing to do with the model's worth.
+them would fall for reasons that have nothing to do with the model's worth. Beside the prepared data it is kept for the
+next run that would train the same: a sweep over strategies trains it once.
 
 `[silo.span]`: public texts that the model writes, and a site's training inside the span of their gradients.
 """
 
+import hashlib
+import json
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from client.data.records import Records
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
+from client.models.files import fingerprint
 from client.record_level.public_subspace import PublicSpan
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from client.worker import local_seed, make_engine
+from privacy import durable
 from server.config.load import ConfigError
 from server.config.tables import Public
+from server.run_folder.provenance import code_version
 from server.runs.assembly import Assembly
+
+log = logging.getLogger(__name__)
+
+KEPT = "warm-starts"
+"""Folder of the data cache."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +49,16 @@ class PublicTraining:
         config: what is switched on.
         records: the first ``training-fraction`` of the public validation records; none if nothing is switched on.
         engine: None if nothing is switched on.
+        folder: where warm starts are kept.
+        name: digest of everything that decides the warm start, but for the adapter it begins with.
     """
 
     config: Public
     records: Records
     engine: Engine | None
     seed: int
+    folder: Path
+    name: str
 
     @staticmethod
     def of(assembly: Assembly) -> "PublicTraining":
@@ -46,7 +67,9 @@ class PublicTraining:
         wanted = config.warm_start_epochs > 0
         used = round(config.training_fraction * len(public)) if wanted else 0
         engine = make_engine(assembly.job) if wanted else None
-        return PublicTraining(config, public.select(np.arange(used)), engine, assembly.config.seed)
+        name = _decisive(assembly, used) if wanted else ""
+        folder = assembly.data.folder.parent / KEPT
+        return PublicTraining(config, public.select(np.arange(used)), engine, assembly.config.seed, folder, name)
 
     @property
     def used(self) -> int:
@@ -63,7 +86,40 @@ class PublicTraining:
             batch_size=self.config.warm_start_batch_size,
             epochs=self.config.warm_start_epochs,
         )
-        return trained_without_noise(self.engine, start, self.records, local, local_seed(self.seed, 0, 0))
+        engine, seed = self.engine, local_seed(self.seed, 0, 0)
+        digest = hashlib.sha256(start.contiguous().numpy().tobytes())
+        digest.update(self.name.encode())
+        file = self.folder / f"{digest.hexdigest()[:24]}.safetensors"
+        return kept(file, lambda: trained_without_noise(engine, start, self.records, local, seed))
+
+
+def _decisive(assembly: Assembly, used: int) -> str:
+    job, host = assembly.job, (torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+    engine = job.but(data=assembly.data.folder.name, local=LocalTraining(), canaries=0, first_canary=0, canary_key="")
+    parts = [
+        code_version(assembly.config),
+        fingerprint(job.model),
+        engine.to_json(),
+        assembly.config.public.to_json(),
+        used,
+        host,
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor, " size"]:
+    """The adapter in `file`, which is made and written if it is not there or damaged."""
+    try:
+        return load_file(file)["adapter"]
+    except FileNotFoundError:
+        pass
+    except (SafetensorError, KeyError) as error:
+        log.warning("%s is damaged (%s) and is made again", file, error)
+    made = make()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with durable.replacing(file) as draft:
+        save_file({"adapter": made.contiguous()}, draft)
+    return made
 
 
 def trained_without_noise(
