@@ -15,8 +15,9 @@ with oneDNN's float32 kernel (same accuracy), 450 with oneDNN's bfloat16 kernel.
 In one thread of a CPU with AVX2, `"fp32"` and `"bf16"` give a unit bit by bit the same contribution whatever others it
 is computed with (client/engine/batching.py; docs/engine.md, "Batch invariance"), as the accountant takes it to be.
 Two kernels choose how they sum by the number of rows, and are avoided for it: MKL's in float32, below 16 rows with
-AVX-512 and at all numbers with AVX2, and oneDNN's for AMX in bfloat16. So float32 goes through oneDNN, and bfloat16 on
-AMX in blocks of :data:`BLOCK` rows, the last filled up, so that the kernel never learns how many there are.
+AVX-512 and at all numbers with AVX2, and oneDNN's for AMX in bfloat16 where a sum is longer than about 512. So float32
+goes through oneDNN, and bfloat16, where that is so, in blocks of a few sizes that were found to sum alike
+(:func:`block_sizes`), the last block filled up: the kernel never sees another number of rows.
 Several threads, and a GPU, choose kernels by the number of rows too: float32 then moves a contribution by about 1e-5
 of its size, bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware and
 whose products of the model's shapes pass :func:`keeps_rows`, and `"fp32"` elsewhere; bfloat16 elsewhere is for whoever
@@ -92,11 +93,14 @@ BEFORE_ACTIVATION = ("intermediate.dense", "mlp.gate_proj", "mlp.up_proj")
 FEWEST_ROWS = 4
 
 BLOCK = 128
-"""Rows of a bfloat16 product on AMX. Measured on one core of a Xeon with AMX, width 384 to 1,536: 64 rows run at 760
-GFLOP/s, 128 at 1,080, 256 at 1,240; what fills up the last block costs half a block a product."""
+"""Rows of the block of a bfloat16 product that the other sizes are compared with."""
+
+BLOCKS = (2048, 1024, 512, 256, BLOCK, 64, 32)
+"""Sizes that are tried; no product has more rows than the first. Measured on one core of a Xeon with AMX, 576 x 576: 64
+rows run at 900 GFLOP/s, 128 at 1,240, 256 at 1,480, 1,024 at 1,640. What fills up the last costs half of the least."""
 
 PROBED = (4, 8, 16, 33, 96, 300, 1365)
-"""Numbers of rows whose products are compared by :func:`keeps_rows`; a vocabulary's never meets the most of them."""
+"""Further numbers of rows that are compared. A vocabulary's weight never meets the most of them."""
 
 NARROWEST = 8
 """A float32 matrix with a side so many times the other is a vocabulary's, and often the embeddings' tensor too: packing
@@ -155,15 +159,21 @@ class BF16Weight:
     A bfloat16 input gives a bfloat16 gradient back; the result is bfloat16 only if `narrow`.
 
     Args:
-        block: rows of a product, the last filled up with zeros; 0 takes all rows in one. None chooses: where AMX
-            multiplies, a row's bits depend on the number of rows.
+        sizes: gives the numbers of rows of a product by the shape `(out, in)` that it multiplies by, see
+            :func:`block_sizes`.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False, block: int | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        narrow: bool = False,
+        sizes: Callable[[tuple[int, int]], tuple[int, ...]] | None = None,
+    ) -> None:
         self.weight = _packed(weight.detach().to(torch.bfloat16))
         self.bias = None if bias is None else bias.detach().to(torch.bfloat16)
-        self.narrow = narrow
-        self.block = (BLOCK if torch.cpu._is_amx_tile_supported() else 0) if block is None else block
+        self.narrow, self.sizes = narrow, sizes or block_sizes
 
     @functools.cached_property
     def transposed(self) -> Tensor:
@@ -176,17 +186,21 @@ class BF16Weight:
         return self._times(dy, self.transposed, None, torch.bfloat16)
 
     def _times(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        if not self.block or weight.device.type != "cpu":
-            return _bf16_linear(x.to(torch.bfloat16), weight, bias).to(dtype)
-        rows = x.reshape(-1, x.shape[-1])
-        result = torch.empty(len(rows), weight.shape[0], dtype=dtype)
-        for low in range(0, len(rows), self.block):
-            part = rows[low : low + self.block].to(torch.bfloat16)
+        x, width = x.to(torch.bfloat16), weight.shape[0]
+        if weight.device.type != "cpu":
+            return _bf16_linear(x, weight, bias).to(dtype)
+        rows, sizes = x.reshape(-1, x.shape[-1]), self.sizes((width, weight.shape[1]))
+        if not sizes and len(rows) <= BLOCKS[0]:
+            return _bf16_linear(x, weight, bias).to(dtype)
+        low, result = 0, torch.empty(len(rows), width, dtype=dtype)
+        while low < len(rows):
+            part = rows[low : low + next((size for size in sizes if size <= len(rows) - low), BLOCKS[0])]
             count = len(part)
-            if count < self.block:
-                part = F.pad(part, (0, 0, 0, self.block - count))
+            if sizes and count < sizes[-1]:
+                part = F.pad(part, (0, 0, 0, sizes[-1] - count))
             result[low : low + count] = _bf16_linear(part, weight, bias)[:count]
-        return result.view(*x.shape[:-1], weight.shape[0])
+            low += count
+        return result.view(*x.shape[:-1], width)
 
 
 class MovedWeight:
@@ -298,21 +312,61 @@ def in_bf16(shape: tuple[int, int]) -> bool:
     return min(shape) >= SMALLEST_BF16_SIDE
 
 
-@functools.cache
-def keeps_rows(shape: tuple[int, int], block: int | None = None) -> bool:
-    """Whether a row of a bfloat16 product with a weight `(out, in)` has the same bits in few rows and in many.
+def block_sizes(shape: tuple[int, int]) -> tuple[int, ...]:
+    """In how many rows `x W^T`, W bfloat16 `(out, in)`, may be multiplied so that rows keep their bits; largest first.
 
-    Tried out in both directions, in this process and thread, on the first and on the last of the rows, at
-    :data:`PROBED` numbers of them. It takes some 10 ms a shape. `block`: see :class:`BF16Weight`.
+    Of :data:`BLOCKS`, those in which every row has the bits that it has in :data:`BLOCK` rows. None, which is any
+    number up to the first, where that is so for all sizes, for :data:`PROBED`, and for about as many rows as W has, at
+    which kernels change. Tried out in this process, on sums that cancel: another order shows in most values. It takes
+    some 10 ms a shape. Several threads keep no bits, and have no blocks.
+    """
+    return _sizes_that_agree(shape) if torch.get_num_threads() == 1 else ()
+
+
+@functools.cache
+def _sizes_that_agree(shape: tuple[int, int]) -> tuple[int, ...]:
+    x, weight = _cancelling(shape)
+    alike = torch.cat([_bf16_linear(part, weight, None) for part in torch.split(x, BLOCK)])
+
+    def same(rows: int) -> bool:
+        return torch.equal(_bf16_linear(x[:rows], weight, None), alike[:rows])
+
+    about = {shape[0] - 1, shape[0], shape[0] + 1, shape[0] + 32, 2 * shape[0]}
+    if all(same(rows) for rows in {*BLOCKS, *PROBED, *about} if rows <= len(x)):
+        return ()
+    return tuple(rows for rows in BLOCKS if rows <= len(x) and same(rows))
+
+
+def _cancelling(shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Rows `[n, in]` and a packed weight `(out, in)` whose large products cancel, and whose small ones remain.
+
+    Two thirds of the columns are pairs of one weight and opposite values, 2^18 times as large as the others, at places
+    drawn by lot. What the sum loses on its way depends on its order.
     """
     draws = torch.Generator().manual_seed(0)
-    weight = BF16Weight(torch.randn(shape, generator=draws), None, narrow=True, block=block)
-    for product, width in ((weight.forward, shape[1]), (weight.backward, shape[0])):
-        most = min(PROBED[-1], 2**24 // max(shape))
-        x = torch.randn(most, width, generator=draws).to(torch.bfloat16)
-        many = product(x)
-        for rows in (rows for rows in PROBED if rows < most):
-            if not (torch.equal(product(x[:rows]), many[:rows]) and torch.equal(product(x[-rows:]), many[-rows:])):
+    most = min(BLOCKS[0], 2**23 // max(shape))  # a vocabulary's would take long
+    x, weight = torch.randn(most + -most % BLOCK, shape[1], generator=draws), torch.randn(shape, generator=draws)
+    third = shape[1] // 3
+    weight[:, third : 2 * third] = weight[:, :third]
+    x[:, :third] *= 2.0**18
+    x[:, third : 2 * third] = -x[:, :third]
+    mixed = torch.randperm(shape[1], generator=draws)
+    return x[:, mixed].to(torch.bfloat16), _packed(weight[:, mixed].to(torch.bfloat16))
+
+
+@functools.cache
+def keeps_rows(shape: tuple[int, int]) -> bool:
+    """Whether a row of both bfloat16 products with a weight `(out, in)` has the same bits in few rows and in many.
+
+    Tried out on the first and on the last of the rows, as :func:`block_sizes` does, which chose how to multiply.
+    """
+    for wanted in (shape, shape[::-1]):
+        x, packed = _cancelling(wanted)
+        weight = BF16Weight(packed.to_dense() if packed.is_mkldnn else packed, None, narrow=True)
+        many = weight.forward(x)
+        for rows in (rows for rows in PROBED if rows < len(x)):
+            first, last = weight.forward(x[:rows]), weight.forward(x[-rows:])
+            if not (torch.equal(first, many[:rows]) and torch.equal(last, many[-rows:])):
                 return False
     return True
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from simulations import benchmarks
 from simulations.benchmarks.__main__ import ALL, BENCHMARKS, main
+from simulations.benchmarks.engine import tables as engine_tables
+from simulations.benchmarks.harness import results
 from simulations.benchmarks.harness.results import ROOT
 from simulations.benchmarks.harness.tables import TABLES, TABLES_OF_ALL, block, documents, fill
 from simulations.benchmarks.papers.sst2 import accuracies
@@ -96,3 +99,23 @@ def test_the_list_is_shown_and_an_unknown_name_refused(capsys: pytest.CaptureFix
     assert listed == [*BENCHMARKS] * 2
     with pytest.raises(SystemExit, match=r"no benchmark is called engine_speed; there are: engine\.measure_all"):
         main(["engine_speed"])
+
+
+def measured(ratio: float) -> dict[str, Any]:
+    row = {"job": "tiny", "variant": "engine", "reference": "plain PEFT", "ratio": ratio, "lowest_ratio": ratio}
+    return {**row, "highest_ratio": ratio, "clients_per_second": 1.0, "difference": 0.0}
+
+
+def test_ratios_of_another_processor_stay_beside_those_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    for name, ratio in (("A", 4.0), ("B", 2.0), ("B", 2.5)):
+        monkeypatch.setattr(results, "processor", lambda name=name: name)
+        results.write_ratios("engine-speed", {"ratios": [measured(ratio)]}, "ratios")
+    found = json.loads((tmp_path / "engine-speed.json").read_text())
+    assert list(found["elsewhere"]) == ["A"]
+    header, _, row, *_ = engine_tables.speed(found).splitlines()
+    assert header.endswith("| relative difference of updates | on A |")
+    assert row.startswith("| tiny | engine | plain PEFT | 2.50 (2.50-2.50) |")
+    assert row.endswith("| 0 | 4.00 |")

@@ -56,7 +56,7 @@ def test_bfloat16_is_taken_only_where_rows_keep_their_bits(monkeypatch, caplog):
         assert choose("auto", cpu, shapes) == ("bf16" if fast else "fp32")
         assert all(frozen_linear.keeps_rows(shape) for shape in shapes)
         if torch.cpu._is_amx_tile_supported() and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # what blocks are for
-            assert not frozen_linear.keeps_rows((384, 1536), block=0)
+            assert frozen_linear.block_sizes((384, 1536))
         assert not caplog.records
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
         monkeypatch.setattr(frozen_linear, "keeps_rows", lambda shape: shape != (384, 1536))
@@ -68,10 +68,29 @@ def test_bfloat16_is_taken_only_where_rows_keep_their_bits(monkeypatch, caplog):
         assert choose("auto", cpu, shapes - {(384, 1536)}) == "bf16"
 
 
+def test_sums_that_cancel_show_another_order():
+    """The blocks are chosen, and bfloat16 is refused, by them; rounding hides another order of plain sums."""
+    x, packed = frozen_linear._cancelling((64, 96))
+    weight = (packed.to_dense() if packed.is_mkldnn else packed).double()
+    exact = x.double() @ weight.T
+    small = x.double() * (x.abs() < 2**10)
+    assert distance(small @ weight.T, exact) < 1e-9, "the large ones cancel"
+    turned = torch.randperm(96, generator=torch.Generator().manual_seed(1))
+    sums = [(x[:, order].float() @ weight[:, order].float().T) for order in (torch.arange(96), turned)]
+    assert float((sums[0].to(torch.bfloat16) != sums[1].to(torch.bfloat16)).double().mean()) > 0.3
+
+
+def test_more_rows_than_the_largest_block():
+    w, x = torch.randn(40, 24), torch.randn(2 * frozen_linear.BLOCKS[0] + 5, 24)
+    for sizes in ((), (256, 64)):
+        found = BF16Weight(w, None, sizes=lambda shape, sizes=sizes: sizes).forward(x)
+        assert distance(found, x.double() @ w.double().T) < 5e-3
+
+
 def test_blocks_of_rows_change_nothing_but_rounding():
     w, x, dy = torch.randn(300, 270), torch.randn(3, 50, 270), torch.randn(3, 50, 300)
     bias = torch.randn(300)
-    whole, blocks = (BF16Weight(w, bias, block=block) for block in (0, 64))
+    whole, blocks = (BF16Weight(w, bias, sizes=lambda shape, sizes=sizes: sizes) for sizes in ((), (128, 32)))
     assert distance(blocks.forward(x), whole.forward(x)) < 1e-3
     assert distance(blocks.backward(dy), whole.backward(dy)) < 1e-2
     assert blocks.backward(dy).dtype == torch.bfloat16

@@ -37,7 +37,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.mechanism import charged_release
 from privacy.randomness.sampling import CohortSampler
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.results import ROOT, say_ratios, write
+from simulations.benchmarks.harness.results import ROOT, say_ratios, write_ratios
 from simulations.benchmarks.harness.timing import cpu_seconds, one_thread, ratios
 
 BOUND, NOISE_MULTIPLIER = 0.1, 1.0
@@ -208,7 +208,8 @@ def main(
             rows += compare(python, job, precisions, 1 if quick else 5, Path(folder))
     say_ratios(rows)
     if not quick:
-        write("engine-pfl", {"data": jobs.data_name(sst2), "seeds": [0], "pfl": "0.6.0", "ratios": rows})
+        facts = {"data": jobs.data_name(sst2), "seeds": [0], "pfl": "0.6.0"}
+        write_ratios("engine-pfl", {**facts, "ratios": rows}, "ratios")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from client.record_level.units import UnitIndex
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.results import say, say_ratios, write
+from simulations.benchmarks.harness.results import say, say_ratios, write, write_ratios
 from simulations.benchmarks.harness.timing import growth, in_own_process, interleaved, one_thread, over_rounds, ratios
 from strategies.controllers.controller import PublicSignals
 
@@ -254,7 +254,7 @@ def main(
         for row in memory:
             say(f"peak memory, {row['variant']}: {row['peak_bytes'] / 2**20:.0f} MiB")
         if not quick:
-            write("engine-record-level", {"seeds": [0], "ratios": found, "memory": memory})
+            write_ratios("engine-record-level", {"seeds": [0], "ratios": found, "memory": memory}, "ratios")
     if part != "gradients":
         rows = [row for name in BATCHES for row in step_rows(name, 1 if quick else 9)]
         say(*rows)

@@ -31,7 +31,7 @@ from client.models.frozen_linear import BF16Weight, FrozenWeight, OneDnnWeight, 
 from client.models.tasks import make_task
 from privacy.randomness.rng import simulation_generator
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.results import say, say_ratios, write
+from simulations.benchmarks.harness.results import say, say_ratios, write, write_ratios
 from simulations.benchmarks.harness.timing import both_clocks, cpu_seconds, interleaved, one_thread, over_rounds, ratios
 
 TOP_LAYERS = (4, 5)
@@ -210,7 +210,7 @@ def main(
         found = tiny_rows(rounds, tiny_clients) + minilm_rows(rounds, minilm_clients, sst2)
         say_ratios(found)
         if not quick:
-            write("engine-speed", {**facts, "ratios": found})
+            write_ratios("engine-speed", {**facts, "ratios": found}, "ratios")
     if part in ("all", "peak"):
         peak = peak_rows(1, 2, sst2) if quick else peak_rows(5, 48, sst2)
         for row in peak:
@@ -224,7 +224,8 @@ def main(
         say(*rows)
         if not quick:
             capability = torch.backends.cpu.get_cpu_capability()
-            write("engine-smollm2", {"load_before": before, "capability": capability, "seeds": [0], "rows": rows})
+            facts = {"load_before": before, "capability": capability, "seeds": [0]}
+            write_ratios("engine-smollm2", {**facts, "rows": rows}, "rows")
 
 
 if __name__ == "__main__":

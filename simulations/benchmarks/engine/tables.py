@@ -1,6 +1,6 @@
 """The tables of docs/engine.md and of the step in docs/record-level.md: columns over the results of this folder."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simulations.benchmarks.harness.markdown import RATIO, Columns, Row, provenance, table
@@ -57,8 +57,28 @@ def machine(results: Mapping[str, Any]) -> str:
 
 
 def compared(results: Mapping[str, Any], columns: Columns) -> str:
-    """The ratios of all variants to others."""
-    return table([row for row in results["ratios"] if row["variant"] != row["reference"]], columns)
+    """The ratios of all variants to others, and what they were on other processors."""
+    rows = [row for row in results["ratios"] if row["variant"] != row["reference"]]
+    return f"{table(rows, {**columns, **elsewhere(results)})}{commits_elsewhere(results)}"
+
+
+def elsewhere(results: Mapping[str, Any]) -> Columns:
+    """A column for every other processor."""
+
+    def ratio(kept: Mapping[str, Any]) -> Callable[[Row], str]:
+        found = {_which(row): f"{row['ratio']:.2f}" for row in kept["ratios"]}
+        return lambda row: found.get(_which(row), "")
+
+    return {f"on {name}": ratio(kept) for name, kept in results.get("elsewhere", {}).items()}
+
+
+def _which(row: Row) -> tuple[str, ...]:
+    return row["job"], row["variant"], row.get("reference", "")
+
+
+def commits_elsewhere(results: Mapping[str, Any]) -> str:
+    """Of what commit the numbers of other processors are."""
+    return "".join(f"\nOn {name}: commit `{kept['commit']}`.\n" for name, kept in results.get("elsewhere", {}).items())
 
 
 def speed(results: Mapping[str, Any]) -> str:
@@ -76,6 +96,7 @@ def smollm2(results: Mapping[str, Any]) -> str:
     columns: Columns = {
         "adapters on": "{job}",
         "variant": "{variant}",
+        "clients/s": "{clients_per_second:.2f}",
         "tokens per CPU second": "{tokens_per_cpu_second:.0f}",
         "per second on the wall": "{tokens_per_wall_second:.0f}",
         "times plain PEFT, CPU": RATIO,
@@ -85,7 +106,8 @@ def smollm2(results: Mapping[str, Any]) -> str:
         "relative difference of updates": lambda row: f"{row['difference']:.1g}" if row["difference"] else "0",
     }
     how = f"Vector unit {results['capability']}; load before {results['load_before'][1]:.1f}."
-    return f"{table(results['rows'], columns)}\n{how}{machine(results)}"
+    columns = {**columns, **elsewhere(results)}
+    return f"{table(results['rows'], columns)}{commits_elsewhere(results)}\n{how}{machine(results)}"
 
 
 def peak(results: Mapping[str, Any]) -> str:
@@ -133,7 +155,7 @@ def profile(results: Mapping[str, Any]) -> str:
 def against_pfl(results: Mapping[str, Any]) -> str:
     """Rounds of DP-FedAvg beside pfl-research."""
     columns: Columns = {**COMPARED, **CLIENTS, "relative difference of the mean": "{difference:.1g}"}
-    return table(results["ratios"], columns) + machine(results)
+    return compared(results, columns) + machine(results)
 
 
 def against_flower(results: Mapping[str, Any]) -> str:

@@ -23,6 +23,23 @@ def write(name: str, results: Mapping[str, Any]) -> None:
     say(f"written to {path}")
 
 
+def write_ratios(name: str, results: Mapping[str, Any], rows: str) -> None:
+    """As :func:`write`; ratios that the file had from another processor are kept beside, under its name."""
+    path, here = RESULTS / f"{name}.json", processor()
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    write(name, {**results, "elsewhere": elsewhere(before, rows, here)})
+
+
+def elsewhere(before: Mapping[str, Any] | None, rows: str, here: str) -> dict[str, Any]:
+    """Ratios and commit by processor, of all but this one, that a results file has."""
+    if before is None:
+        return {}
+    last, named = before["environment"], ("job", "variant", "reference", "ratio")
+    ratios = [{key: row[key] for key in named if key in row} for row in before[rows]]
+    found = {**before.get("elsewhere", {}), last["processor"]: {"commit": last["commit"], "ratios": ratios}}
+    return {name: kept for name, kept in found.items() if name != here}
+
+
 def environment() -> dict[str, Any]:
     """What a run knows of its machine, and the processor, threads and load at the end of a measurement."""
     return {
