@@ -1,6 +1,7 @@
 """What the documents name exists: paths, modules, commands and their options, settings, targets of make."""
 
 import ast
+import importlib
 import re
 import runpy
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 import typer
 from click import Command, Group
@@ -76,6 +78,28 @@ def wrong_modules(name: str, text: str) -> list[str]:
     return wrong
 
 
+def wrong_benchmarks(name: str, text: str) -> list[str]:
+    """What a benchmark's own command line says of the options and arguments that a text gives it."""
+    wrong = []
+    for line in code(text):
+        for benchmark, given in re.findall(r"python -m simulations\.benchmarks (\w+\.[\w.]+)([^|;&)>]*)", line):
+            if benchmark not in BENCHMARKS:
+                continue  # wrong_modules says so
+            program = typer.Typer(add_completion=False)
+            program.command()(importlib.import_module(f"simulations.benchmarks.{benchmark}").main)
+            command = typer.main.get_command(program)
+            for parameter in command.params:
+                if isinstance(parameter.type, click.Path):
+                    parameter.type.exists = False  # the reader's own files
+            words = shlex.split(given)
+            if words:  # alone it is only named
+                try:
+                    command.make_context(benchmark, [*words])
+                except click.UsageError as error:
+                    wrong.append(f"{benchmark} {' '.join(words)}: {error.format_message()}")
+    return wrong
+
+
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Command and arguments of every `lacquer ...` in code, whatever starts it."""
     for line in code(text):
@@ -123,7 +147,7 @@ def wrong_targets(name: str, text: str) -> list[str]:
     return sorted({f"make {word}" for word in words} - {f"make {target}" for target in targets})
 
 
-CHECKS = (wrong_paths, wrong_modules, wrong_commands, wrong_keys, wrong_targets)
+CHECKS = (wrong_paths, wrong_modules, wrong_benchmarks, wrong_commands, wrong_keys, wrong_targets)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -139,6 +163,11 @@ def test_what_a_document_names_exists(name: str, check: Callable[[str, str], lis
         (wrong_paths, "[there](docs/nowhere.md) and `passes.py`", ["docs/nowhere.md", "docs/nowhere.md", "passes.py"]),
         (wrong_modules, "`python -m simulations.nothing`", ["simulations.nothing"]),
         (wrong_modules, "`python -m simulations.benchmarks company`", ["simulations.benchmarks company"]),
+        (
+            wrong_benchmarks,
+            "`python -m simulations.benchmarks engine.guard --fast`",
+            ["engine.guard --fast: No such option '--fast'."],
+        ),
         (wrong_commands, "```\n.venv/bin/lacquer silo x.toml  # once\n```", ["lacquer silo"]),
         (wrong_commands, "`lacquer calibrate --cap 3`", ["lacquer calibrate --cap"]),
         (wrong_commands, "`lacquer run no-such-preset`", ["lacquer run no-such-preset"]),

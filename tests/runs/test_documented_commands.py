@@ -36,7 +36,7 @@ COMMAND = re.compile(r"(?:\.venv/bin/)?(lacquer|make|flwr|docker|python -m) ")
 PAGES = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 DATA = "needs a data set that is not here, and hours"
-BENCHMARK = "hours; tests/test_documents.py checks its name"
+BENCHMARK = "hours; tests/test_documents.py checks its name, options and arguments"
 NOT_RUN = {
     r"docker/README\.md: ": "containers: docker/container_test.sh, operations_test.sh, organisations_test.sh",
     r"docs/transcripts\.md: ": "simulations/tools/transcripts.py ran them, and tests/test_documents.py compares",
