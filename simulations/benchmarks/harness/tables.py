@@ -84,6 +84,7 @@ TABLES = {
     "records-diabetes-why.sigma": "papers.diabetes:noise_levels",
     "rldp": "papers.diabetes:fair_chance",
     "dp-lac-diabetes": "papers.dp_lac_language:comparison",
+    "dp-lac-diabetes.adam": "papers.dp_lac_language:comparison_under_adam",
     "dp-lac-diabetes.choices": "papers.dp_lac_language:choices",
     "dp-lac-diabetes.price": "papers.dp_lac_language:price_of_tuning",
     "planner": "planning.validation:correlations",

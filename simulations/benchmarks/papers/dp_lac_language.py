@@ -14,7 +14,8 @@ from simulations.benchmarks.papers.dp_lac import BOUNDS, COST, is_choosing, mark
 from simulations.history.paired import paired_difference
 from simulations.report.notation import delta_text, number_text
 
-REFERENCE = "full/dp-lac-histogram"
+AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid")
+"""Grids by the server's optimizer. The first grid of each holds DP-LAC with its histogram, the reference."""
 NAMES = {
     "full/dp-lac-histogram": "DP-LAC, histogram",
     "full/dp-lac-histogram-smooth": "DP-LAC `smooth`, histogram",
@@ -41,15 +42,24 @@ def _name(row: Row) -> str:
 
 
 def comparison(results: Mapping[str, Any]) -> str:
-    """One table: what each method reaches with the epsilon that its tuning leaves."""
-    rows = [{**row, "variant": _name(row)} for row in results["cells"] if not is_choosing(row)]
+    """One table: what each method reaches with the epsilon that its tuning leaves, under FedAvg."""
+    return _compared(results, AVERAGED)
+
+
+def comparison_under_adam(results: Mapping[str, Any]) -> str:
+    """The same under server Adam."""
+    return _compared(results, ADAM)
+
+
+def _compared(results: Mapping[str, Any], grids: tuple[str, ...]) -> str:
+    rows = [{**row, "variant": _name(row)} for row in results["cells"] if not is_choosing(row) and row["grid"] in grids]
     if not rows:
         return NOT_MEASURED
     found = log_perplexities(rows)
     groups: dict[str, list[Row]] = {name: [row for row in rows if row["variant"] == name] for name in found}
     ranked = sorted(found, key=lambda name: statistics.mean(found[name].values()))
     columns: Columns = {
-        "method": lambda row: NAMES.get(str(row["name"]), str(row["name"])),
+        "method": lambda row: NAMES.get(str(row["name"]).removeprefix("adam-"), str(row["name"])),
         "ε it trains with": lambda row: _epsilon(row["cells"][0]),
         "perplexity": lambda row: mean_text([cell["test_perplexity"] for cell in row["cells"]], 2),
         "against DP-LAC": lambda row: (
@@ -68,7 +78,8 @@ def comparison(results: Mapping[str, Any]) -> str:
         f"rounds, δ = {delta_text(row['delta'])}, {row['dimension']:,} values trained, perplexity over "
         f"{row['test_records']:,} test tokens."
     )
-    return f"{caption}\n\n{table(methods(ranked, groups, found, REFERENCE), columns)}{provenance(rows)}"
+    shown = methods(ranked, groups, found, f"{grids[0]}/dp-lac-histogram")
+    return f"{caption}\n\n{table(shown, columns)}{provenance(rows)}"
 
 
 def _epsilon(row: Row) -> str:
@@ -78,7 +89,7 @@ def _epsilon(row: Row) -> str:
 
 
 def _spent(name: str) -> str:
-    grid, _, variant = name.partition("/")
+    grid, _, variant = name.removeprefix("adam-").partition("/")
     if grid == "full":
         return "1" if variant.startswith("dp-lac") else ""
     return "1" if grid == "default" else SPENT.get(variant, "")
