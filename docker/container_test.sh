@@ -231,6 +231,10 @@ import importlib.metadata, sys
 found = {one.metadata["Name"].lower() for one in importlib.metadata.distributions()} & {"pip", "uv", "hatchling"}
 sys.exit(f"in the image: {found}" if found else 0)' || die "the image brings what installs packages"
 say "nothing in the image installs packages"
+if command -v syft >/dev/null; then
+  docker/bills.sh "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE" "$WORK" || die "bills of materials"
+  say "bills of materials name what is in the images"
+fi
 if [ -n "${CONTAINER_RESULT:-}" ]; then
   printf '{"image_bytes": %d, "base_bytes": %d, "seconds": %d, "load": %s, "cores": %d, "commit": "%s"}\n' "$SIZE" \
     "$(docker image inspect -f '{{.Size}}' $BASE)" $(($(date +%s) - START)) "$(cut -d' ' -f3 /proc/loadavg)" "$(nproc)" \

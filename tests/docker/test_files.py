@@ -139,11 +139,13 @@ def test_every_image_is_in_the_nightly_bills_of_materials_and_scans() -> None:
     images = {re.sub(r".*:-([a-z-]+):latest\}", r"\1", service["image"]) for service in services}
     assert images == {"lacquer", "lacquer-gateway"}
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["supply-chain"]["steps"]
-    for command in ("syft scan", "grype:"):
-        (listed,) = [
-            re.findall(r"for image in (.*); do", step["run"]) for step in steps if command in step.get("run", "")
-        ]
-        assert {frozenset(line.split()) for line in listed} == {frozenset(images)}
+    runs = [step.get("run", "") for step in steps]
+    (scans,) = [re.findall(r"for image in (.*); do", run) for run in runs if "grype:" in run]
+    assert {frozenset(line.split()) for line in scans} == {frozenset(images)}
+    (bills,) = [re.findall(r"([a-z-]+):latest", run) for run in runs if "docker/bills.sh" in run]
+    assert set(bills) == images
+    written = re.findall(r'"\$3/([a-z-]+)\.sbom\.json"', (DOCKER / "bills.sh").read_text())
+    assert written == bills, "the scans read what the bills are written to"
 
 
 def test_a_gpu_client_is_given_what_its_image_is_built_for() -> None:
