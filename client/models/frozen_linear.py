@@ -318,13 +318,13 @@ def block_sizes(shape: tuple[int, int]) -> tuple[int, ...]:
     Of :data:`BLOCKS`, those in which every row has the bits that it has in :data:`BLOCK` rows. None, which is any
     number up to the first, where that is so for all sizes, for :data:`PROBED`, and for about as many rows as W has, at
     which kernels change. Tried out in this process, on sums that cancel: another order shows in most values. It takes
-    some 10 ms a shape. Several threads keep no bits, and have no blocks.
+    some 10 ms a shape and number of threads.
     """
-    return _sizes_that_agree(shape) if torch.get_num_threads() == 1 else ()
+    return _sizes_that_agree(shape, torch.get_num_threads())
 
 
 @functools.cache
-def _sizes_that_agree(shape: tuple[int, int]) -> tuple[int, ...]:
+def _sizes_that_agree(shape: tuple[int, int], threads: int) -> tuple[int, ...]:
     x, weight = _cancelling(shape)
     alike = torch.cat([_bf16_linear(part, weight, None) for part in torch.split(x, BLOCK)])
 
