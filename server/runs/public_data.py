@@ -109,12 +109,11 @@ def _decisive(assembly: Assembly, used: int) -> str:
 
 def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor, " size"]:
     """The adapter in `file`, which is made and written if it is not there or damaged."""
-    try:
-        return load_file(file)["adapter"]
-    except FileNotFoundError:
-        pass
-    except (SafetensorError, KeyError) as error:
-        log.warning("%s is damaged (%s) and is made again", file, error)
+    if file.is_file():
+        try:
+            return load_file(file)["adapter"]
+        except (SafetensorError, KeyError) as error:
+            log.warning("%s is damaged (%s) and is made again", file, error)
     made = make()
     file.parent.mkdir(parents=True, exist_ok=True)
     with durable.replacing(file) as draft:
