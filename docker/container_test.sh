@@ -16,7 +16,7 @@ LIMITS="epsilon-limit=2.0 delta-limit=1e-6"
 elsewhere() ( SETTINGS=env.client PROJECT+=-elsewhere; export LACQUER_NODE_CONFIG="$LIMITS"; unset COMPOSE_FILE; compose "$@" )
 label() { docker image inspect -f "{{index .Config.Labels \"org.opencontainers.image.$2\"}}" "$1"; }
 VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-for built in "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE"; do
+for built in "$LACQUER_IMAGE" "$LACQUER_SUPERLINK_IMAGE" "$LACQUER_GATEWAY_IMAGE"; do
   [ "$(docker image inspect -f '{{.Config.User}}' "$built")" = 10001:10001 ] || die "an image runs as root"
   [ "$(label "$built" version) $(label "$built" revision) $(label "$built" base.name)" = "$VERSION $REVISION $BASE" ] || die "labels of $built"
 done
@@ -37,7 +37,7 @@ compose up -d superlink executor gateway client-1 >"$WORK/up.log" 2>&1 || { cat 
 refused() { [ "$(logged client-1 'its key was not let in')" -gt 0 ]; }
 await 120 "an unregistered client is refused" refused
 say "an unregistered client is refused"
-inside superlink lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
+inside executor lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
 compose up -d >>"$WORK/up.log" 2>&1
 await 180 "three clients are online" online 3
 ONLINE=$((SECONDS - BEGAN))
@@ -72,8 +72,8 @@ say "clients reach the Fleet API and nothing else"
 # --- strangers at the gateway: each has an address of its own, and at most the public half of a key that was let in -------------------------------------
 peak() { inside superlink sh -c 'cat /proc/[0-9]*/status 2>/dev/null' | awk '/^VmHWM/ && $2 > most {most = $2} END {print int(most / 1024)}'; }
 restarts() { docker inspect -f '{{.RestartCount}}' "$(container superlink)" "$(container gateway)" | xargs; }
-KEY=$(inside superlink sh -c 'cat /admitted/*.key | head -1' | tr -d '\r')
-[ "$(inside superlink sh -c 'cat /admitted/*.key' | grep -c .)" = 3 ] || die "the gateway was not told of three keys"
+KEY=$(inside executor sh -c 'cat /admitted/*.key | head -1' | tr -d '\r')
+[ "$(inside executor sh -c 'cat /admitted/*.key' | grep -c .)" = 3 ] || die "the gateway was not told of three keys"
 attack() { docker run -i --rm --network "${PROJECT}_fleet" "$LACQUER_IMAGE" python - "$1" gateway:8443 "$KEY" <docker/attack.py 2>&1; }
 honest() { inside client-1 python - ask gateway:8443 "$KEY" <docker/attack.py >"$WORK/ask.log" 2>&1 || { cat "$WORK/ask.log"; die "the gateway answers nobody: $1"; }; }
 BEFORE=$(peak) STARTED=$(restarts)
@@ -106,19 +106,19 @@ fi
 # --- the run --------------------------------------------------------------------------------------------------------------
 rounds() {
   local count
-  count=$(inside superlink sh -c 'cat /runs/*/metrics.jsonl 2>/dev/null | grep -vc "\"phase\": \"start\""' 2>/dev/null) || true
+  count=$(inside executor sh -c 'cat /runs/*/metrics.jsonl 2>/dev/null | grep -vc "\"phase\": \"start\""' 2>/dev/null) || true
   echo "${count:-0}"
 }
 at_least() { [ "$(rounds)" -ge "$1" ]; }
-failed() { inside superlink sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/dev/null; }
-got() { if failed; then inside superlink sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
-inside superlink lacquer deploy /config/test.toml --set rounds=14 >"$WORK/deploy.log" 2>&1 &
+failed() { inside executor sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/dev/null; }
+got() { if failed; then inside executor sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
+inside executor lacquer deploy /config/test.toml --set rounds=14 >"$WORK/deploy.log" 2>&1 &
 deploying=$!   # the engine may be a child of this shell too
 await 900 "two rounds" got 2
 say "two rounds are trained"
 # The SuperLink answers 500 while its database is locked. Nobody may end by that, nor a charged round be lost.
 ENDED=$(ends) BEFORE=$(rounds)
-charges() { inside superlink python -c '
+charges() { inside executor python -c '
 import pathlib
 from privacy.ledger.ledger import Ledger
 with Ledger.open(next(pathlib.Path("/runs").iterdir()) / "ledger.jsonl", read_only=True) as ledger:
@@ -134,8 +134,8 @@ failed && die "the run failed while the database was locked"
 [ "$(ends)" = "$ENDED" ] || die "a client ended while the database was locked"
 say "the database was locked for 25 s: no client ended, and no round was lost"
 # An admitted client speaks in the server's name to another one.
-node() { inside superlink lacquer clients | grep "$1" | cut -d' ' -f1 | tr -d '\r'; }
-NUMBER=$(inside superlink sh -c 'cat /runs/*/flower-run.json' | tr -dc 0-9)
+node() { inside executor lacquer clients | grep "$1" | cut -d' ' -f1 | tr -d '\r'; }
+NUMBER=$(inside executor sh -c 'cat /runs/*/flower-run.json' | tr -dc 0-9)
 inside client-1 python - "$NUMBER" "$(node client-1)" "$(node client-3)" <docker/insider.py >"$WORK/insider.log" 2>&1 ||
   { tail -5 "$WORK/insider.log"; die "Flower does not take the forged message any more"; }
 forged() { [ "$(logged client-3 'this message bears no signature of the server')" -gt 0 ]; }
@@ -157,9 +157,9 @@ wait $deploying || true
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online again" online 3
 say "executor and server were killed and are back, with all clients"
-RUN=$(inside superlink sh -c 'ls -d /runs/*' | tr -d '\r')
+RUN=$(inside executor sh -c 'ls -d /runs/*' | tr -d '\r')
 # Its process died with the executor. Until the SuperLink notices, it takes the run for unfinished and would refuse to resume it.
-inside superlink lacquer stop "$RUN" >"$WORK/stop.log" 2>&1 || grep -q "nothing to stop" "$WORK/stop.log" ||
+inside executor lacquer stop "$RUN" >"$WORK/stop.log" 2>&1 || grep -q "nothing to stop" "$WORK/stop.log" ||
   { cat "$WORK/stop.log"; die "the run is not stopped"; }
 BEFORE=$(rounds)   # of quick clients more than three, while the executor was looked for
 [ "$BEFORE" -ge 3 ] || die "three rounds were trained, and $BEFORE are left"
@@ -167,11 +167,11 @@ BEFORE=$(rounds)   # of quick clients more than three, while the executor was lo
 CHARGES=$(charges)
 compose stop client-1 client-3 >>"$WORK/up.log" 2>&1
 await 180 "two clients are away" online 1
-inside superlink lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 &
+inside executor lacquer deploy --resume "$RUN" >"$WORK/resume.log" 2>&1 &
 deploying=$!
-waits() { inside superlink grep -q "waiting for nodes: 1 of 3" "$RUN/status.json"; }
+waits() { inside executor grep -q "waiting for nodes: 1 of 3" "$RUN/status.json"; }
 await 180 "the resumed run waits for its clients" waits
-inside superlink lacquer deploy --resume "$RUN" >"$WORK/beside.log" 2>&1 && die "the run is resumed twice"
+inside executor lacquer deploy --resume "$RUN" >"$WORK/beside.log" 2>&1 && die "the run is resumed twice"
 grep -Eq "a process holds its ledger|the SuperLink has a run of this folder" "$WORK/beside.log" || { cat "$WORK/beside.log"; die "a second resume is refused for another reason"; }
 waits || die "the resumed run waits no longer, with one client of three"
 [ "$(charges)" = "$CHARGES" ] || die "a round was charged although two of three clients were away"
@@ -179,16 +179,16 @@ compose start client-1 client-3 >>"$WORK/up.log" 2>&1
 await 300 "the run is resumed" got $((BEFORE + 1))
 say "the resumed run waited for its clients before anything was charged, and no second one started"
 docker kill "$(container superlink)" >/dev/null
-wait $deploying || true
 compose up -d >>"$WORK/up.log" 2>&1
-ended() { inside superlink grep -Eq '"state": "(completed|stopped-budget)"' "$RUN/status.json"; }
+ended() { inside executor grep -Eq '"state": "(completed|stopped-budget)"' "$RUN/status.json"; }
 await 300 "the resumed run outlives the SuperLink" ended
+wait $deploying || { tail -20 "$WORK/resume.log"; die "the command did not outlive the SuperLink"; }
 [ "$(docker inspect -f '{{.RestartCount}}' "$EXECUTOR")" = 1 ] || die "the executor was started again"
 await 120 "three clients are online for the third time" online 3
 say "the run was resumed, went on although the SuperLink was killed, and has ended"
 
 # --- what it left -----------------------------------------------------------------------------------------------------------
-inside superlink python - "$RUN" <<'P' || die "the run folder is not what it should be"
+inside executor python - "$RUN" <<'P' || die "the run folder is not what it should be"
 import json, pathlib, sys
 from privacy.ledger.ledger import Ledger
 from safetensors.torch import load_file
@@ -205,7 +205,7 @@ assert set(rounds) <= set(charges) and len(charges) <= 14, (rounds, charges)
 assert any(value.abs().max() > 0 for value in load_file(next(folder.rglob("adapter_model.safetensors"))).values())
 P
 head -1 "$WORK/records/client-1/records.jsonl" | python3 -c 'import json,sys; print(json.load(sys.stdin)["text"][:40])' >"$WORK/phrase"
-inside superlink sh -c 'cat $(find /runs /state -type f)' 2>/dev/null | grep -aqF -f "$WORK/phrase" && die "a record of client-1 is on the server"
+{ inside executor sh -c 'cat $(find /runs -type f)'; inside superlink sh -c 'cat /state/*'; } 2>/dev/null | grep -aqF -f "$WORK/phrase" && die "a record of client-1 is on the server"
 say "ledger, metrics and adapter are right; no record of a client is on the server"
 # --- sums that the clients open together ------------------------------------------------------------------------------------
 compose run --rm --user 10001:10001 keys sh -ec '
@@ -216,28 +216,30 @@ compose run --rm --user 10001:10001 keys sh -ec '
 export LACQUER_NODE_CONFIG='identity="/keys/identity.key" federation="/keys/federation.json" secagg-state="/silo/secagg"'
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online with identities" online 3
-inside superlink lacquer deploy /config/test-secagg.toml >"$WORK/secagg.log" 2>&1 || { tail -20 "$WORK/secagg.log"; die "no secure sum"; }
-inside superlink sh -c 'grep -q "\"completed\"" /runs/secagg-*/status.json' || die "the secure run did not complete"
+inside executor lacquer deploy /config/test-secagg.toml >"$WORK/secagg.log" 2>&1 || { tail -20 "$WORK/secagg.log"; die "no secure sum"; }
+inside executor sh -c 'grep -q "\"completed\"" /runs/secagg-*/status.json' || die "the secure run did not complete"
 say "two rounds of sums that only the clients could open"
 . docker/operations_test.sh
 
 # --- the image ----------------------------------------------------------------------------------------------------------------
-docker create --network none --name "$PROJECT-scan" "$LACQUER_IMAGE" >/dev/null
-docker export "$PROJECT-scan" | python3 docker/scan_image.py || { docker rm "$PROJECT-scan" >/dev/null; die "the image holds secrets"; }
-docker rm "$PROJECT-scan" >/dev/null
-say "no secret is in the image"
-docker run --rm --network none "$LACQUER_IMAGE" python -c '
+for built in "$LACQUER_IMAGE" "$LACQUER_SUPERLINK_IMAGE"; do
+  docker create --network none --name "$PROJECT-scan" "$built" >/dev/null
+  docker export "$PROJECT-scan" | python3 docker/scan_image.py || { docker rm "$PROJECT-scan" >/dev/null; die "$built holds secrets"; }
+  docker rm "$PROJECT-scan" >/dev/null
+  docker run --rm --network none "$built" python -c '
 import importlib.metadata, sys
-found = {one.metadata["Name"].lower() for one in importlib.metadata.distributions()} & {"pip", "uv", "hatchling"}
-sys.exit(f"in the image: {found}" if found else 0)' || die "the image brings what installs packages"
-say "nothing in the image installs packages"
+found = {one.metadata["Name"].lower() for one in importlib.metadata.distributions()}
+wrong = found & ({"pip", "uv", "hatchling"} | ({"torch", "transformers"} if "superlink" in sys.argv[1] else set()))
+sys.exit(f"in the image: {wrong}" if wrong else 0)' "$built" || die "$built brings what it must not"
+done
+say "no secret is in an image, nothing installs packages, and the SuperLink has no torch"
 if command -v syft >/dev/null; then
-  docker/bills.sh "$LACQUER_IMAGE" "$LACQUER_GATEWAY_IMAGE" "$WORK" || die "bills of materials"
+  docker/bills.sh "$LACQUER_IMAGE" "$LACQUER_SUPERLINK_IMAGE" "$LACQUER_GATEWAY_IMAGE" "$WORK" || die "bills of materials"
   say "bills of materials name what is in the images"
 fi
 if [ -n "${CONTAINER_RESULT:-}" ]; then
-  printf '{"image_bytes": %d, "base_bytes": %d, "seconds": %d, "load": %s, "cores": %d, "commit": "%s"}\n' "$SIZE" \
-    "$(docker image inspect -f '{{.Size}}' $BASE)" $(($(date +%s) - START)) "$(cut -d' ' -f3 /proc/loadavg)" "$(nproc)" \
+  printf '{"image_bytes": %d, "superlink_bytes": %d, "base_bytes": %d, "seconds": %d, "load": %s, "cores": %d, "commit": "%s"}\n' "$SIZE" "$(size "$LACQUER_SUPERLINK_IMAGE")" \
+    "$(size $BASE)" $(($(date +%s) - START)) "$(cut -d' ' -f3 /proc/loadavg)" "$(nproc)" \
     "$(git rev-parse --short=12 HEAD)" >"$CONTAINER_RESULT"
 fi
 say "passed"

@@ -2,12 +2,12 @@
 # other hosts and of backups, done with its own commands.
 
 # --- clients that protect their own patients --------------------------------------------------------------------------------
-inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 && die "clients with identities answered without secure sums"
+inside executor lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 && die "clients with identities answered without secure sums"
 [ "$(logged client-1 'this node answers requests for secure sums only')" -gt 0 ] || { tail -20 "$WORK/silos.log"; die "refused for another reason"; }
 unset LACQUER_NODE_CONFIG
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online without identities" online 3
-inside superlink lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
+inside executor lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
 for i in 1 2 3; do
   inside "client-$i" python - <<'P' || die "client-$i has no ledger of its two steps"
 from privacy.ledger.ledger import Ledger
@@ -15,19 +15,19 @@ with Ledger.open("/silo/ledger.jsonl", read_only=True) as ledger:
     assert ledger.commitment.unit == "group:patient" and len(ledger.charges) == 2, ledger.charges
 P
 done
-inside superlink sh -c 'ls /runs/silos-*/ledger.jsonl' >/dev/null 2>&1 && die "the server keeps a ledger for silos"
+inside executor sh -c 'ls /runs/silos-*/ledger.jsonl' >/dev/null 2>&1 && die "the server keeps a ledger for silos"
 say "three sites have trained, each with a ledger of its own"
 
 # --- a new key ----------------------------------------------------------------------------------------------------------------
-OLD=$(inside superlink sh -c 'cat "/admitted/$(lacquer clients | grep client-2 | cut -d" " -f1).key"' | tr -d '\r')
-inside superlink lacquer expel client-2
+OLD=$(inside executor sh -c 'cat "/admitted/$(lacquer clients | grep client-2 | cut -d" " -f1).key"' | tr -d '\r')
+inside executor lacquer expel client-2
 turned_away() { [[ $(inside client-1 python - ask gateway:8443 "$OLD" <docker/attack.py 2>&1) == *"an honest call: 401;"* ]]; }
 await 30 "the gateway turns an expelled key away by itself" turned_away
 compose run --rm keys lacquer certificates /keys --owner 10001 --client client-2 --renew client-2 >"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "keys --renew"; }
-inside superlink lacquer admit >>"$WORK/admit.log"
+inside executor lacquer admit >>"$WORK/admit.log"
 compose restart client-2 >>"$WORK/up.log" 2>&1
 await 120 "client-2 is online with its new key" online 3
-[ "$(inside superlink lacquer clients | grep client-2 | grep -c unregistered)" = 1 ] || die "the old key is still registered"
+[ "$(inside executor lacquer clients | grep client-2 | grep -c unregistered)" = 1 ] || die "the old key is still registered"
 say "client-2 has a new key, and the old one is out"
 
 # --- a client on another host ---------------------------------------------------------------------------------------------------
@@ -48,16 +48,16 @@ compose run --rm -T keys cat /keys/authority/ca.crt >"$WORK/trust/ca.crt" 2>/dev
 export LACQUER_TRUST=$WORK/trust/ca.crt CLIENT_DATA=$WORK/records/client-1 LACQUER_GATEWAY=$HOST:${LACQUER_PORT:-8443}
 ELSEWHERE=1
 elsewhere run --rm -T keys >"$WORK/clinic.pub" 2>/dev/null
-inside superlink cat /keys/federation.json >"$WORK/federation.json"
+inside executor cat /keys/federation.json >"$WORK/federation.json"
 own() { elsewhere run --rm -T keys "$@"; }
 own sh -c 'lacquer identity /keys/identity.key && chown 10001:10001 /keys/identity.key' >"$WORK/identity" 2>/dev/null
 [ "$(tr -d '\r\n' <"$WORK/identity" | wc -c)" = 64 ] || { cat "$WORK/identity"; die "a client on another host has no identity"; }
 own sh -c 'cat > /keys/federation.json && lacquer federation /keys/federation.json' <"$WORK/federation.json" >"$WORK/digest" 2>/dev/null ||
   die "the list of the federation is not put beside a client's key"
-inside superlink lacquer federation /keys/federation.json >"$WORK/digest-here"
+inside executor lacquer federation /keys/federation.json >"$WORK/digest-here"
 cmp "$WORK/digest" "$WORK/digest-here" || die "the list has another digest on another host"
 elsewhere up -d >>"$WORK/up.log" 2>&1
-inside superlink sh -c 'cat > /tmp/clinic.pub && lacquer admit /tmp/clinic.pub' <"$WORK/clinic.pub" >>"$WORK/admit.log"
+inside executor sh -c 'cat > /tmp/clinic.pub && lacquer admit /tmp/clinic.pub' <"$WORK/clinic.pub" >>"$WORK/admit.log"
 compose up -d >>"$WORK/up.log" 2>&1
 await 180 "a client of another host is online, after a plain up" online 4
 docker inspect -f '{{.Args}}' "$(elsewhere ps -q client)" | grep -cF "$LIMITS]" >/dev/null || die "the client was not told its limits"
@@ -66,8 +66,8 @@ elsewhere down -v -t 1 >>"$WORK/up.log" 2>&1
 say "a client joins from outside, with a key that was made there and limits of its own; the database is small again"
 
 # --- backups --------------------------------------------------------------------------------------------------------------------
-inside superlink tar -C /runs -cz . >"$WORK/runs.tar.gz"
-inside superlink python -m simulations.tools.superlink_state copy /state/superlink.db >"$WORK/state.db"
+inside executor tar -C /runs -cz . >"$WORK/runs.tar.gz"
+inside superlink python -m server.network.superlink_state copy /state/superlink.db >"$WORK/state.db"
 inside client-1 tar -C /silo -cz . >"$WORK/silo.tar.gz"
 tar -tzf "$WORK/runs.tar.gz" | grep -c ledger.jsonl >/dev/null || die "the backup holds no ledger"
 tar -tzf "$WORK/silo.tar.gz" | grep -c ledger.jsonl >/dev/null || die "the backup of client-1 holds no ledger"

@@ -12,28 +12,28 @@ export CONTAINERS=${CONTAINERS:-require}
 . docker/test_engine.sh
 export PYTHONPATH=$PWD
 up() { compose up -d >>"$WORK/up.log" 2>&1 || { cat "$WORK/up.log"; die "compose up"; }; }
-train() { inside superlink lacquer deploy /config/organisations.toml --quiet "$@" >"$WORK/run.log" 2>&1 || { tail -20 "$WORK/run.log"; die "no run: $*"; }; }
+train() { inside executor lacquer deploy /config/organisations.toml --quiet "$@" >"$WORK/run.log" 2>&1 || { tail -20 "$WORK/run.log"; die "no run: $*"; }; }
 prepare
 records "$WORK/users" 6000
 for i in 1 2 3; do export CLIENT_${i}_DATA="$WORK/users/client-$i"; done
 export LACQUER_NODE_CONFIG='clients=3000 clients-state="/silo/clients"'
 up
-inside superlink lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
+inside executor lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
 await 600 "three nodes are online" online 3
 say "three nodes are online"
 if [ "${NOISY_ROUNDS:-2}" != 0 ]; then
   train --set rounds=${NOISY_ROUNDS:-2}
-  inside superlink sh -c 'cat /runs/*/privacy.json' | .venv/bin/python -c '
+  inside executor sh -c 'cat /runs/*/privacy.json' | .venv/bin/python -c '
 import json, sys
 said = json.load(sys.stdin)
 assert said["private"] and said["population"] == 9000, said' || die "the statement of the private run"
-  inside superlink sh -c 'rm -r /runs/*'
+  inside executor sh -c 'rm -r /runs/*'
   for i in 1 2 3; do inside "client-$i" sh -c 'rm -r /silo/clients/*'; done
   say "9,000 users of three nodes have trained with noise"
 fi
 train --set privacy.noise=insecure-zero --set privacy.non-private=true ${ROUNDS:+--set rounds="$ROUNDS"}
 mkdir -p "$WORK/one/run"
-inside superlink sh -c 'tar -C /runs/* -c .' | tar -C "$WORK/one/run" -x
+inside executor sh -c 'tar -C /runs/* -c .' | tar -C "$WORK/one/run" -x
 for i in 1 2 3; do
   mkdir -p "$WORK/one/own-client-$i/state"
   inside "client-$i" tar -C /silo/clients -c . | tar -C "$WORK/one/own-client-$i/state" -x

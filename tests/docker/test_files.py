@@ -22,6 +22,7 @@ from server.config.methods import methods
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE = sorted(DOCKER.glob("compose*.yaml"))
+DOCKERFILES = sorted(path.name for path in DOCKER.glob("*Dockerfile"))
 
 
 def tool(name: str) -> str:
@@ -53,7 +54,7 @@ def compose(path: Path) -> dict[str, Any]:
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    command = [tool("hadolint"), "Dockerfile", "gateway.Dockerfile"]
+    command = [tool("hadolint"), *DOCKERFILES]
     done = subprocess.run(command, cwd=DOCKER, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -99,6 +100,16 @@ def test_clients_have_no_way_to_the_superlink_but_the_gateway() -> None:
             assert service["networks"] == ["fleet"]
 
 
+def test_what_reads_every_nodes_bytes_holds_no_ledger_and_no_secret_of_a_cohort() -> None:
+    services = compose(DOCKER / "compose.yaml")
+    mounted = {name: {volume.split(":")[0] for volume in services[name]["volumes"]} for name in ("superlink", "executor")}
+    assert mounted["superlink"] == {"keys-superlink", "state"}
+    assert {"runs", "admitted", "keys-superlink"} <= mounted["executor"]
+    assert services["executor"]["environment"] == {"LACQUER_SUPERLINK": "superlink:8000"}
+    needed = module("requirements").needed((ROOT / "pyproject.toml").read_text(), "", "superlink")
+    assert {line.split(">")[0] for line in needed} == {"flwr", "sqlalchemy"}
+
+
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
 def test_clients_know_whom_they_follow_and_are_started_again_when_nobody_answers(path: Path) -> None:
     clients = [service for name, service in compose(path).items() if name.startswith("client")]
@@ -121,7 +132,7 @@ def test_health_is_an_answer_of_the_superlink() -> None:
     assert "'https://127.0.0.1:8000/v1/control/list-nodes', b''" in asked[3]
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "gateway.Dockerfile"])
+@pytest.mark.parametrize("name", DOCKERFILES)
 def test_an_image_names_its_version_and_takes_a_base_by_its_digest(name: str) -> None:
     text = (DOCKER / name).read_text()
     labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"', text))
@@ -137,14 +148,14 @@ def test_an_image_names_its_version_and_takes_a_base_by_its_digest(name: str) ->
 def test_every_image_is_in_the_nightly_bills_of_materials_and_scans() -> None:
     services = compose(DOCKER / "compose.yaml").values()
     images = {re.sub(r".*:-([a-z-]+):latest\}", r"\1", service["image"]) for service in services}
-    assert images == {"lacquer", "lacquer-gateway"}
+    assert images == {"lacquer", "lacquer-superlink", "lacquer-gateway"}
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["supply-chain"]["steps"]
     runs = [step.get("run", "") for step in steps]
     (scans,) = [re.findall(r"for image in (.*); do", run) for run in runs if "grype:" in run]
     assert {frozenset(line.split()) for line in scans} == {frozenset(images)}
     (bills,) = [re.findall(r"([a-z-]+):latest", run) for run in runs if "docker/bills.sh" in run]
     assert set(bills) == images
-    written = re.findall(r'"\$3/([a-z-]+)\.sbom\.json"', (DOCKER / "bills.sh").read_text())
+    written = re.findall(r'"\$4/([a-z-]+)\.sbom\.json"', (DOCKER / "bills.sh").read_text())
     assert written == bills, "the scans read what the bills are written to"
 
 
@@ -250,7 +261,10 @@ def test_every_file_that_the_image_installs_is_known_by_its_hash() -> None:
     asked = [line for kind in ("full", "bare") for line in needed(project, "offline,chat", kind)]
     names = {re.split(r"[^a-z0-9-]", line.lower())[0] for line in [*asked, "hatchling", "uv"]}
     assert names - known.keys() == {"torch"}
-    installs = re.findall(r"pip install -q (.+)", (DOCKER / "Dockerfile").read_text())
+    installs = [
+        line for name in DOCKERFILES for line in re.findall(r"pip install -q (.+)", (DOCKER / name).read_text())
+    ]
+    assert len(installs) == 7
     assert [line for line in installs if "hashes.txt" not in line and "--require-hashes" not in line] == [
         "--no-deps --no-build-isolation --target /opt/lacquer /src"
     ]

@@ -101,15 +101,13 @@ class Federation:
         return int(self.inspect(service, ".RestartCount"))
 
     def read(self, path: str) -> str:
-        """A file of the volume of runs, by whichever container that has it is up; empty if there is none."""
-        for service in ("superlink", "executor"):
-            if (done := self.inside(service, "cat", path)).returncode == 0:
-                return done.stdout
-        return ""
+        """A file of the volume of runs; empty if there is none, or its container is down."""
+        done = self.inside("executor", "cat", path)
+        return "" if done.returncode else done.stdout
 
     def online(self) -> int:
         """Clients that the SuperLink counts as connected."""
-        listed = self.inside("superlink", "lacquer", "clients", "--json")
+        listed = self.inside("executor", "lacquer", "clients", "--json")
         try:
             return sum(one["status"] == "online" for one in json.loads(listed.stdout))
         except ValueError:
@@ -253,11 +251,11 @@ class Soak:
         (self.run,) = set(self._runs()) - known
 
     def _runs(self) -> list[str]:
-        return self.federation.inside("superlink", "sh", "-c", "ls -d /runs/* 2>/dev/null").stdout.split()
+        return self.federation.inside("executor", "sh", "-c", "ls -d /runs/* 2>/dev/null").stdout.split()
 
     def _command(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        """`lacquer deploy`, which ends with the SuperLink's container, and the run goes on."""
-        command = ["docker", "exec", self.federation.identifiers["superlink"], "lacquer", "deploy", "--quiet"]
+        """`lacquer deploy`, which ends with the executor's container, as the run does."""
+        command = ["docker", "exec", self.federation.identifiers["executor"], "lacquer", "deploy", "--quiet"]
         with (self.root / "deploy.log").open("ab") as log:
             return subprocess.Popen([*command, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
@@ -265,7 +263,7 @@ class Soak:
         """As docker/README.md says: stop what the SuperLink still takes for running, then `lacquer deploy --resume`."""
         self.federation.await_all()
         for attempt in range(3):
-            self.federation.inside("superlink", "lacquer", "stop", self.run)
+            self.federation.inside("executor", "lacquer", "stop", self.run)
             before = self.federation.read(f"{self.run}/flower-run.json")
             command = self._command("--resume", self.run)
             while command.poll() is None and self.federation.read(f"{self.run}/flower-run.json") == before:
@@ -341,7 +339,7 @@ class Soak:
     def _result(self, rounds: int, done: list[str], seconds: float) -> dict[str, Any]:
         folder = self.root / Path(self.run).name
         folder.mkdir()
-        source = ["docker", "exec", self.federation.identifiers["superlink"], "tar", "-C", self.run, "-c", "."]
+        source = ["docker", "exec", self.federation.identifiers["executor"], "tar", "-C", self.run, "-c", "."]
         with subprocess.Popen(source, stdout=subprocess.PIPE) as packed:
             subprocess.run(["tar", "-C", str(folder), "-x"], stdin=packed.stdout, check=True)
         found = account(folder)

@@ -172,6 +172,7 @@ def containers(result: Results) -> str:
     sizes = {
         "base: Debian 12 with Python 3.11": result["base_bytes"],
         'Lacquer with torch for CPUs and the model "minilm"': result["image_bytes"],
+        "SuperLink": result["superlink_bytes"],
     }
     lines = [(name, f"{size / 1e6:,.0f} MB") for name, size in sizes.items()]
     return (

@@ -37,6 +37,6 @@ def check_trust(ca: Path) -> None:
     """ConfigError unless there is a certificate to know the SuperLink by."""
     if not ca.is_file():
         raise ConfigError(
-            f"--ca {ca}: there is no such file; run this where the SuperLink runs (in its container), or give the "
+            f"--ca {ca}: there is no such file; run this in the executor's container, or give the "
             "ca.crt that `lacquer certificates` made"
         )

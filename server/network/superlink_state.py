@@ -1,7 +1,7 @@
 """The SuperLink's SQLite database: made small before the SuperLink starts, and copied while it runs.
 
-    python -m simulations.tools.superlink_state start flower-superlink ... --database=/state/superlink.db
-    python -m simulations.tools.superlink_state copy /state/superlink.db > state.db
+    python -m server.network.superlink_state start flower-superlink ... --database=/state/superlink.db
+    python -m server.network.superlink_state copy /state/superlink.db > state.db
 
 What nodes send passes through this database. SQLite keeps a file as large as it ever was, and its write-ahead log too.
 """

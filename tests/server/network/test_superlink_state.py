@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.tools.superlink_state import compact, copy
+from server.network.superlink_state import compact, copy
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_copy_is_made_beside_a_writer_and_leaves_nothing(used: Path, tmp_path:
 
 
 def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "simulations.tools.superlink_state", *arguments]
+    command = [sys.executable, "-m", "server.network.superlink_state", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
