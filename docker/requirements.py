@@ -1,7 +1,8 @@
-"""Print what a federation needs of a package's dependencies, one a line: requirements.py PYPROJECT EXTRAS full|bare|superlink.
+"""Print what a federation needs of a package's dependencies, one a line: requirements.py PYPROJECT EXTRAS KIND.
 
-"bare" are those of which only the files are needed, to be installed without what they depend on in turn. Ray and what
-only simulations and audits use is left out: a third of the image. "superlink" is what the SuperLink needs.
+KIND is full, bare or superlink. "bare" are those of which only the files are needed, to be installed without what they
+depend on in turn; "superlink" is what the SuperLink needs. Ray and what only simulations and audits use is left out: a
+third of the image.
 """
 
 import re

@@ -102,7 +102,9 @@ def test_clients_have_no_way_to_the_superlink_but_the_gateway() -> None:
 
 def test_what_reads_every_nodes_bytes_holds_no_ledger_and_no_secret_of_a_cohort() -> None:
     services = compose(DOCKER / "compose.yaml")
-    mounted = {name: {volume.split(":")[0] for volume in services[name]["volumes"]} for name in ("superlink", "executor")}
+    mounted = {
+        name: {volume.split(":")[0] for volume in services[name]["volumes"]} for name in ("superlink", "executor")
+    }
     assert mounted["superlink"] == {"keys-superlink", "state"}
     assert {"runs", "admitted", "keys-superlink"} <= mounted["executor"]
     assert services["executor"]["environment"] == {"LACQUER_SUPERLINK": "superlink:8000"}
