@@ -50,6 +50,7 @@ MEASURED = {
     ),
     "rl": ("No gain over a tuned fixed threshold, and behind it at ε = 4 and 8 (significant).", "rldp.md"),
     "adaclip": ("Behind a fixed threshold, with a deviation per value far behind (significant).", "rldp.md"),
+    "geoclip": ("Far behind a fixed threshold on the language model (significant).", "comparisons.md"),
     "percentile": ("Behind a tuned fixed threshold at every ε that was tried.", "dp-adam-ac.md"),
     "rise-reset": ("No better at forgetting than noise that reads no record.", "atdp.md"),
     "fedadam": ("No verdict of its own.", "dp-adam-ac.md"),

@@ -87,6 +87,7 @@ TABLES = {
     "dp-lac-diabetes.adam": "papers.dp_lac_language:comparison_under_adam",
     "dp-lac-diabetes.choices": "papers.dp_lac_language:choices",
     "dp-lac-diabetes.price": "papers.dp_lac_language:price_of_tuning",
+    "dp-lac-diabetes.ranks": "papers.dp_lac_language:comparison_of_ranks",
     "planner": "planning.validation:correlations",
     "agreement": "planning.agreement:agreements",
     "rl_overhead": "papers.rldp_pretraining:overhead_table",

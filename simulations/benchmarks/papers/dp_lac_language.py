@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, mean_text, table
+from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, markdown, mean_text, table
 from simulations.benchmarks.papers.diabetes import change_text, log_perplexities, smallest_text
 from simulations.benchmarks.papers.dp_lac import BOUNDS, COST, is_choosing, marked, methods, provenance, setting_text
 from simulations.history.paired import paired_difference
@@ -16,6 +16,13 @@ from simulations.report.notation import delta_text, number_text
 
 AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid")
 """Grids by the server's optimizer. The first grid of each holds DP-LAC with its histogram, the reference."""
+RANKS = {
+    4: ("rank-4", "rank-4-paid"),
+    8: ("full", "paid"),
+    16: ("rank-16", "rank-16-paid"),
+    32: ("rank-32", "rank-32-paid"),
+}
+"""Grids by rank: with all of epsilon, and with what tuning left of it."""
 NAMES = {
     "full/dp-lac-histogram": "DP-LAC, histogram",
     "full/dp-lac-histogram-smooth": "DP-LAC `smooth`, histogram",
@@ -49,6 +56,25 @@ def comparison(results: Mapping[str, Any]) -> str:
 def comparison_under_adam(results: Mapping[str, Any]) -> str:
     """The same under server Adam."""
     return _compared(results, ADAM)
+
+
+def comparison_of_ranks(results: Mapping[str, Any]) -> str:
+    """DP-LAC with all of epsilon against automatic clipping that paid for its tuning, rank by rank."""
+    rows = [{**row, "variant": _name(row)} for row in results["cells"] if not is_choosing(row)]
+    found, lines, used = log_perplexities(rows), [], []
+    for rank, (full, paid) in RANKS.items():
+        names = (f"{full}/dp-lac-histogram", f"{paid}/automatic")
+        cells = [[row for row in rows if row["variant"] == name] for name in names]
+        difference = paired_difference(found.get(names[1], {}), found.get(names[0], {}))
+        if difference is None:
+            continue
+        used += cells[0] + cells[1]
+        texts = [mean_text([cell["test_perplexity"] for cell in group], 2) for group in cells]
+        lines.append((str(rank), f"{cells[0][0]['dimension']:,}", *texts, change_text(difference)))
+    if len(lines) < 2:
+        return NOT_MEASURED
+    header = ("rank", "values trained", NAMES["full/dp-lac-histogram"], NAMES["paid/automatic"], "the latter's change")
+    return f"{markdown(header, lines, 'rrrrl')}\n\n{provenance(used)}"
 
 
 def _compared(results: Mapping[str, Any], grids: tuple[str, ...]) -> str:
