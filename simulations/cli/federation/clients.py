@@ -17,7 +17,7 @@ from simulations.cli.exits import FAILED, MISUSED, fail
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, control
 
 CLIENT_KEYS = os.environ.get("LACQUER_CLIENT_KEYS", "/keys/clients")
-CLIENT_NAMES = os.environ.get("LACQUER_CLIENT_NAMES", "/state/clients.json")
+CLIENT_NAMES = os.environ.get("LACQUER_CLIENT_NAMES", "/admitted/clients.json")
 """Where `admit` notes which node a key is: Flower keeps keys and numbers, and names none of them."""
 ADMITTED = os.environ.get("LACQUER_ADMITTED", "/admitted")
 """Folder of the keys that were let in, a file ``NODE.key`` each, for the gateway (docker/gateway.conf)."""
