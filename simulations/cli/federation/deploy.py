@@ -1,4 +1,4 @@
-"""``lacquer deploy``: a run over real nodes, started where their SuperLink runs.
+"""``lacquer deploy``: a run over real nodes, started from where their SuperLink is reached.
 
 The run's folder is written by the ServerApp there, and the Control API must not be reachable from anywhere else, see
 docker/gateway.conf: it asks nobody who they are. What is handed to Flower is a wrapper of a few lines around the
