@@ -14,7 +14,7 @@ from simulations.benchmarks.papers.dp_lac import BOUNDS, COST, is_choosing, mark
 from simulations.history.paired import paired_difference
 from simulations.report.notation import delta_text, number_text
 
-AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid")
+AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid", "adam-equal")
 """Grids by the server's optimizer. The first grid of each holds DP-LAC with its histogram, the reference."""
 RANKS = {
     4: ("rank-4", "rank-4-paid"),
@@ -39,6 +39,8 @@ NAMES = {
     "default/dynamic": "dynamic (Du), C₀ = 8",
     "default/automatic": "automatic (Bu), C₀ = 8",
     "default/dp-lac": "DP-LAC, no histogram, C₀ = 8",
+    "adam-full/oracle": "fixed, FedAvg's best C, all of ε",
+    "adam-equal/automatic": "automatic (Bu), all of ε",
 }
 SPENT = {"dp-lac": "1", "fixed": "5", "quantile": "10", "dynamic": "15", "automatic": "10"}
 """Runs that the paper's protocol spends on a method before the one that is reported, where it says."""
@@ -85,7 +87,7 @@ def _compared(results: Mapping[str, Any], grids: tuple[str, ...]) -> str:
     groups: dict[str, list[Row]] = {name: [row for row in rows if row["variant"] == name] for name in found}
     ranked = sorted(found, key=lambda name: statistics.mean(found[name].values()))
     columns: Columns = {
-        "method": lambda row: NAMES.get(str(row["name"]).removeprefix("adam-"), str(row["name"])),
+        "method": lambda row: _title(str(row["name"])),
         "ε it trains with": lambda row: _epsilon(row["cells"][0]),
         "perplexity": lambda row: mean_text([cell["test_perplexity"] for cell in row["cells"]], 2),
         "against DP-LAC": lambda row: (
@@ -108,6 +110,10 @@ def _compared(results: Mapping[str, Any], grids: tuple[str, ...]) -> str:
     return f"{caption}\n\n{table(shown, columns)}{provenance(rows)}"
 
 
+def _title(name: str) -> str:
+    return NAMES.get(name) or NAMES.get(name.removeprefix("adam-"), name)
+
+
 def _epsilon(row: Row) -> str:
     if row["kind"] == "public-only":
         return "none is spent"
@@ -118,7 +124,7 @@ def _spent(name: str) -> str:
     grid, _, variant = name.removeprefix("adam-").partition("/")
     if grid == "full":
         return "1" if variant.startswith("dp-lac") else ""
-    return "1" if grid == "default" else SPENT.get(variant, "")
+    return "1" if grid in ("default", "equal") else SPENT.get(variant, "")
 
 
 def choices(results: Mapping[str, Any]) -> str:
