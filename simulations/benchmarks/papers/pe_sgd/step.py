@@ -170,10 +170,12 @@ def _steps(found: Sequence[Row]) -> str:
         "setting", "method", "cosine", f"fall of the loss at length {SHOWN:g}", "best fall", "at length",
         "next-token accuracy, points", "seeds",
     )  # fmt: skip
+    tried = sorted({tuple(row["lengths"]) for row in found}, key=len)
+    lengths = "; ".join(", ".join(f"{length:g}" for length in each) for each in tried)
     draws = " or ".join(str(number) for number in sorted({row["draws"] for row in found}))
     return (
         f"{markdown(header, lines, 'llr')}\nMean ± standard deviation over seeds, {draws} releases a seed; "
-        f"lengths tried: {', '.join(f'{length:g}' for length in LENGTHS)} (of lacquer-small: up to 3.2). The best is "
+        f"lengths tried: {lengths}. The best is "
         "chosen on the same test texts, for every method; accuracy is that at the best.\n"
         f"{provenance_of_rows(found)}"
     )
