@@ -37,8 +37,8 @@ MEASURED = {
     ),
     "dynamic": ("From a threshold far off it is ahead of a fixed one (significant).", "rldp.md dp-lac.md"),
     "automatic": (
-        "As good as a tuned fixed threshold; ahead of DP-LAC on the language model: under FedAvg although it paid for its "
-        "tuning, under server Adam at equal ε, with nothing to tune.",
+        "As good as a tuned fixed threshold; ahead of DP-LAC on the language model: under FedAvg although it paid for "
+        "its tuning, under server Adam at equal ε, with nothing to tune.",
         "dp-lac.md rldp.md",
     ),
     "psac": ("No difference from a tuned fixed threshold was found.", "rldp.md dp-lac.md"),
