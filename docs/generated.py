@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[str, Mapping[str, str]]] = {
     "aggregation": ("LoRA aggregations: what of the adapter is trained", AGGREGATIONS),
 }
 NO_CHOICE = "No choice of aggregation differs significantly on SST-2: choose by cost."
+NO_CHOICE_OF_SITES = "No difference from `ffa` was found over four sites."
 MEASURED = {
     "fixed": (
         "Hard to beat where its threshold is tuned for free; far behind where nobody tuned it (significant).",
@@ -59,13 +60,14 @@ MEASURED = {
     "fedadamw": ("No verdict of its own.", "dp-adam-ac.md"),
     "fedavg": ("No verdict of its own.", "comparisons.md"),
     "fedavgm": ("No verdict of its own.", "comparisons.md"),
+    **dict.fromkeys(("fedex", "flora", "fedgsa"), (NO_CHOICE_OF_SITES, "comparisons.md")),
     **dict.fromkeys(("plain", "ffa", "rolora", "fedsvd", "dp-dylora", "zero-pad"), (NO_CHOICE, "comparisons.md")),
 }
 """What was found of a method, and the pages that say so; the numbers are those of :data:`COMPARED`."""
 RESULTS = Path(__file__).resolve().parents[1] / "simulations/benchmarks/results"
 COMPARED = {
     "controller": ("controllers", "dp-lac-diabetes", "rldp", "records-diabetes", "records-diabetes-why"),
-    "aggregation": ("lora",),
+    "aggregation": ("lora", "methods"),
 }
 """Result files whose rows say how a method of a kind did. `fixed` and `plain` are in all of them, to compare with."""
 PARTS = re.compile(r"(?:^|(?<=\. ))(References?|Guarantee|Deviations)\b([^:\n]*):[ \n]", re.MULTILINE)

@@ -40,7 +40,7 @@ NAMES = {
     "dc-sgd-e": "DC-SGD-E",
     "rl": "RL (RLDP, sound form)",
     "fixed-decay": "fixed, decaying server step",
-    "ffa": "FFA-LoRA, rank 4, top layer",
+    "ffa": "FFA-LoRA",
     "ffa-rank": "FFA-LoRA, top layer",
     "ffa-layers": "FFA-LoRA, rank 4",
     "plain": "both factors, averaged apart",
