@@ -36,6 +36,8 @@ from strategies.adapter.layout import AdapterLayout
 
 SLOT_MEMORY = 512 * 2**20
 """Bytes that the stacked adapters, gradients and moments may take when the number of slots is chosen automatically."""
+GPU_SLOT_SHARE = 16
+"""On a GPU they may take one part in so many of its free memory."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class CohortEngine:
             quantisation=quantisation,
             checkpointing=checkpoint_blocks,
         )
-        self._passes = Forward(self._stacked, task, token_budget or automatic_token_budget(model, self.device))
+        self._passes = Forward(
+            self._stacked, task, token_budget or automatic_token_budget(model, self.device, self.precision)
+        )
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
@@ -258,7 +262,10 @@ class CohortEngine:
             return self.slots
         tokens_per_step = max(1.0, float(pool.lengths.mean()) * min(local.batch_size, float(pool.counts.mean())))
         wanted = int(8 * self.token_budget / tokens_per_step) + 1
-        affordable = SLOT_MEMORY // (16 * max(1, self.layout.dim))
+        memory = SLOT_MEMORY
+        if self.device.type == "cuda":
+            memory = max(memory, torch.cuda.mem_get_info(self.device)[0] // GPU_SLOT_SHARE)
+        affordable = memory // (16 * max(1, self.layout.dim))
         return max(1, min(wanted, affordable))
 
 

@@ -120,7 +120,7 @@ def hidden_size(model: nn.Module) -> int:
     return int(config.get_text_config().hidden_size)
 
 
-def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
+def automatic_token_budget(model: nn.Module, device: torch.device, precision: str) -> int:
     """Tokens per micro-batch that keep a CPU's caches, or half of a GPU's free memory, busy.
 
     CPU: the buffers of one layer should stay in the cache; measured best at hidden size 384: 512 to 2,048, at 64: 4,096
@@ -129,7 +129,8 @@ def automatic_token_budget(model: nn.Module, device: torch.device) -> int:
     width = hidden_size(model)
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        return max(LEAST_TOKENS, min(65536, free // (2 * activation_bytes(model, 1))))
+        each = activation_bytes(model, 1, value=2 if precision == "bf16-model" else 4)
+        return max(LEAST_TOKENS, min(65536, free // (2 * each)))
     return max(256, min(8192, CPU_TOKENS_TIMES_WIDTH // width))
 
 

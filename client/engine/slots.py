@@ -62,7 +62,7 @@ class Slots:
             optimizer.step(gradients, len(holders))
             done = [slot for slot, holder in enumerate(holders) if holder.finished]
             if done:
-                deltas = self._stacked.outward(parameters[done] - origin).cpu()
+                deltas = _to_host(self._stacked.outward(parameters[done] - origin))
                 yield Updates(np.array([holders[slot].client for slot in done], dtype=np.int64), deltas)
             for slot in reversed(done):
                 if queue:
@@ -93,6 +93,13 @@ class Slots:
                 return
             except torch.OutOfMemoryError as error:  # part of the wave may be in the gradients already: begin it again
                 self._passes.halve(error, max(len(piece.rows) for piece in pieces))
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """Into page-locked memory, which torch keeps for the next time: an H100 fills new pages at 1.6 GB/s."""
+    if values.device.type == "cpu":
+        return values
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
 
 
 class _Holder:

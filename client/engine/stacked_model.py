@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from client.engine.attention import use_short_attention
 from client.engine.checkpointing import checkpoint_blocks
+from client.engine.norms import use_fused_norms
 from client.engine.stacked import Adapted, Context, Gradient, Rows, TrainedHead
 from client.models.frozen_linear import FrozenLinear, MovedWeight, frozen, in_own_dtype
 from client.models.lm_head import Predictions, run
@@ -120,6 +121,8 @@ class StackedModel:
             keep_freed_memory()
             if precision != "fp64":
                 use_short_attention(model)
+        if precision != "fp64":
+            use_fused_norms(model)
         self._modules: dict[str, Adapted | TrainedHead] = {}
         targets, heads = list(target_modules(model, spec)), list(head_modules(model, spec))
         self.trained = [*targets, *heads]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from client.models.frozen_linear import FrozenLinear, FrozenWeight, PlainWeight, enough_rows
 
 CHUNK = 2**24
-"""Logits computed at a time: 64 MB in float32."""
+"""Logits computed at a time: 64 MB in float32; four times that on a GPU, where starting a kernel costs as much."""
 
 _MARK = "head_is_last"
 
@@ -89,7 +89,11 @@ def _frozen_head(model: Any) -> FrozenWeight | None:
 
 def wide(logits: Tensor) -> Tensor:
     """Losses are computed in float32 at least: bfloat16 logits are widened, float64 ones stay exact."""
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return logits.to(_wide(logits.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -97,13 +101,15 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, predictions: Predictions) -> tuple[Tensor, Tensor]:
-        head, rows = predictions.head, max(1, CHUNK // predictions.vocabulary)
+        head, chunk = predictions.head, CHUNK if hidden.device.type == "cpu" else 4 * CHUNK
+        rows = max(1, chunk // predictions.vocabulary)
         losses, hits, gradients = [], [], []
         for low in range(0, len(hidden), rows):
             part, wanted = hidden[low : low + rows], targets[low : low + rows]
-            log_probabilities = F.log_softmax(wide(head.forward(enough_rows(part))[: len(part)]), dim=-1)
+            logits = head.forward(enough_rows(part))[: len(part)]
+            log_probabilities = F.log_softmax(logits, dim=-1, dtype=_wide(logits.dtype))
             losses.append(-log_probabilities.gather(1, wanted[:, None])[:, 0])
-            hits.append(log_probabilities.argmax(dim=-1) == wanted)
+            hits.append(logits.argmax(dim=-1) == wanted)
             if ctx.needs_input_grad[0]:
                 slope = log_probabilities.exp_()
                 slope[torch.arange(len(slope), device=slope.device), wanted] -= 1.0

@@ -185,10 +185,28 @@ def population(results: Mapping[str, Any]) -> str:
 
 
 def gpu(results: Mapping[str, Any]) -> str:
-    """The 1.1B model on a GPU."""
-    columns = {name: COMPARED[name] for name in ("job", "variant", "times as fast as")}
-    found = compared(results, {**columns, "ratio": "{ratio:.2f}", **CLIENTS})
-    return f"{found}\nMFU {100 * results['mfu']:.0f} % on {results['device']}.{machine(results)}"
+    """Models on one GPU: ratios, shares of the peak, and rates by token budget."""
+    columns = {name: COMPARED[name] for name in ("job", "variant", "times as fast as", "ratio")}
+    ratios = [row for model in results["models"] for row in model["ratios"] if row["variant"] != row["reference"]]
+    shares: Columns = {
+        "model": "{model}",
+        "MFU": lambda row: f"{100 * row['mfu']:.0f} %",
+        "no kernel runs": lambda row: f"{100 * row['idle']:.0f} %",
+        "tokens in a micro-batch": "{token_budget:,}",
+        "a client's slot": mebibytes("slot_bytes"),
+    }
+    budgets: Columns = {
+        "model": "{model}",
+        "tokens in a micro-batch": "{token_budget:,}",
+        **CLIENTS,
+        "peak memory": lambda row: f"{row['peak'] / 2**30:.1f} GiB",
+    }
+    tried = [{"model": model["model"], **row} for model in results["models"] for row in model["budgets"]]
+    peak = results["models"][0]["product_tflops"]
+    return (
+        f"{table(ratios, {**columns, **CLIENTS})}\n{table(results['models'], shares)}\n{table(tried, budgets)}\n"
+        f"{results['device']}, {peak:.0f} TFLOP/s in a large product.{machine(results)}"
+    )
 
 
 def peak_of_step(row: Row) -> str:

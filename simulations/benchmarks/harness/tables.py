@@ -37,6 +37,7 @@ TABLES = {
     "audit-power": "privacy.mechanism_audit:powers",
     "noise_throughput": "privacy.noise_throughput:table",
     "company": "privacy.batch_invariance:table",
+    "company-gpu": "privacy.batch_invariance:gpu_table",
     "engine-speed": "engine.tables:speed",
     "engine-smollm2": "engine.tables:smollm2",
     "engine-peak": "engine.tables:peak",

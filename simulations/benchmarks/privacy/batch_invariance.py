@@ -1,6 +1,7 @@
 """How far a unit moves what others contribute, because it is computed together with them.
 
-Run: `python -m simulations.benchmarks privacy.batch_invariance`. The table is in docs/engine.md.
+Run: `python -m simulations.benchmarks privacy.batch_invariance [--device cuda]`. The tables are in docs/engine.md. On a
+GPU a model of SmolLM2's shape with random weights takes the place of MiniLM, so that no weights need to be there.
 
 The accountant takes contributions of units as independent of each other. A product of another shape may sum in another
 order, though, and round otherwise. Measured for every arithmetic of the engine, in one thread and in two, over draws of
@@ -24,6 +25,7 @@ from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from privacy.randomness.rng import simulation_generator
+from simulations.benchmarks.engine import gpu
 from simulations.benchmarks.harness import markdown
 from simulations.benchmarks.harness.markdown import Columns, Row
 from simulations.benchmarks.harness.results import say, write
@@ -37,16 +39,23 @@ JOBS = {
     "minilm": ("classification", 3, LoraSpec(4, 8.0, ("query", "value"), heads=("classifier",))),
     "lacquer-small": ("causal-lm", 0, LoraSpec(8, 16.0, ("q_proj", "v_proj"))),
 }
+GPU_JOBS = {name: JOBS["lacquer-small"] for name in ("lacquer-small", gpu.SMALL.name)}
 
 
 def main(
     draws: Annotated[int, typer.Option(min=1, help="sets of records")] = 10,
     records: Annotated[int, typer.Option(min=64, help="in a set, before one is added")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, or a CUDA device")] = "cpu",
 ) -> None:
     """Measure, print and write."""
-    rows = [row for name in JOBS for threads in (1, 2) for row in measured(name, draws, records, threads)]
+    if device == "cpu":
+        rows = [row for name in JOBS for threads in (1, 2) for row in measured(name, draws, records, threads, device)]
+        name, found = "company", {}
+    else:
+        rows = [row for name in GPU_JOBS for row in measured(name, draws, records, 1, device)]
+        name, found = "company-gpu", {"device": torch.cuda.get_device_name(torch.device(device))}
     say(*rows)
-    write("company", {"benchmark": "company", "rows": rows})
+    write(name, {"benchmark": name, **found, "rows": rows})
 
 
 def table(results: Row) -> str:
@@ -62,17 +71,24 @@ def table(results: Row) -> str:
     return markdown.table(results["rows"], columns) + markdown.provenance(results)
 
 
-def measured(name: str, draws: int, records: int, threads: int) -> list[dict[str, Any]]:
+def gpu_table(results: Row) -> str:
+    """The same on a GPU."""
+    return table(results) + f" On one {results['device']}."
+
+
+def measured(name: str, draws: int, records: int, threads: int, device: str) -> list[dict[str, Any]]:
     """A row per arithmetic."""
     torch.set_num_threads(threads)
-    task, classes, spec = JOBS[name]
+    task, classes, spec = (JOBS | GPU_JOBS)[name]
     texts, _, _ = notes.split(draws * (records + 1), 1, 1, 0)
     rows = []
     for precision in PRECISIONS:
-        model, tokenizer = load_base(name, task, classes or None)
+        model, tokenizer = load_base(name if name in JOBS else "lacquer-small", task, classes or None)
+        if name not in JOBS:
+            model = gpu.model(gpu.SMALL, torch.device(device), torch.float32)
         vector = initial_adapter(adapter_layout(model, spec), model, 0)
         vector = vector + 0.02 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1))
-        engine = CohortEngine(model, spec, make_task(task, classes), precision=precision)
+        engine = CohortEngine(model, spec, make_task(task, classes), precision=precision, device=device)
         found = []
         for draw in range(draws):
             some = texts[draw * (records + 1) : (draw + 1) * (records + 1)]
@@ -109,7 +125,7 @@ def gradients(engine: CohortEngine, vector: Tensor, tokens: list[list[int]], lab
     """Float64 ``[records, dim]``."""
     found = torch.zeros(len(tokens), engine.layout.dim, dtype=torch.float64)
     for chunk in engine.per_record_gradients(vector, Records.from_lists(tokens, labels)):
-        found[torch.from_numpy(chunk.records)] = chunk.rows.double()
+        found[torch.from_numpy(chunk.records)] = chunk.rows.double().cpu()
     return found
 
 
