@@ -45,19 +45,20 @@ class RootMeanSquareNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
+        y: Tensor
         if x.device.type == "cuda":
-            return F.rms_norm(x, tuple(self.weight.shape), self.weight, self.eps)
-        if x.dtype == self.weight.dtype == torch.float32:
-            y: Tensor = _Norm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-            return y
-        result: Tensor = self.original(x)
-        return result
+            y = F.rms_norm(x, tuple(self.weight.shape), self.weight, self.eps)
+        elif x.dtype == self.weight.dtype == torch.float32:
+            y = _Norm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        else:
+            y = self.original(x)
+        return y
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        square: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
         return (x * inverse).mul_(weight)
