@@ -55,7 +55,7 @@ def main(
     """Measure and write the results."""
     one_thread()
     torch._dynamo.config.recompile_limit = 64
-    Adapted.forward = torch._dynamo.disable(Adapted.forward)  # type: ignore[method-assign]
+    Adapted.forward = torch._dynamo.disable(Adapted.forward)  # type: ignore[method-assign,no-untyped-call]
     if quick:
         row = measure(gpu.TOY, jobs.CPU, gpu.TOY.clients, 1, "eager")
         say_ratios(row["ratios"])
