@@ -371,10 +371,15 @@ def keeps_rows(shape: tuple[int, int]) -> bool:
     return True
 
 
-def batch_invariance_note(precision: str) -> tuple[str, ...]:
+def batch_invariance_note(precision: str, *, gpu: bool = False) -> tuple[str, ...]:
     """What a guarantee under this setting does not cover, for ``privacy.json``."""
     checks.one_of(PRECISIONS, precision=precision)
     if not precision.startswith("bf16"):
+        if gpu:
+            return (
+                "rounding of gradients on a GPU: it depends on which units are computed together, so one unit moves "
+                "the contributions of others, in float32 by about 1e-5 of their size where it was measured",
+            )
         if precision == "fp64" or _has_fast_onednn():
             return ()
         return (

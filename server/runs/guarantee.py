@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from client.data.sensitive import make_detector
+from client.models.devices import find_cuda
 from client.models.frozen_linear import batch_invariance_note
 from client.record_level.settings import RecordLevelSettings
 from privacy.accountants import composition
@@ -138,7 +139,7 @@ def client_level(
         listed: what those of secure sums let all runs together cost.
         held: how many clients each node has, where nodes have many.
     """
-    further = batch_invariance_note(config.engine.precision)
+    further = _rounding(config)
     if listed is not None and ledger.not_private is None:
         further = (
             *further,
@@ -147,6 +148,12 @@ def client_level(
         )
     nodes = {"clients": list(held), "one_node_moves_a_mean_by": moved_by_one(ledger, held)} if held else None
     return privacy_statement(ledger, further=further, nodes=nodes)
+
+
+def _rounding(config: RunConfig) -> tuple[str, ...]:
+    """The note on rounding; whether a GPU trains is what this process sees of it."""
+    gpu = config.engine.device != "cpu" and find_cuda().devices > 0
+    return batch_invariance_note(config.engine.precision, gpu=gpu)
 
 
 def moved_by_one(ledger: Ledger, held: Sequence[int]) -> float:
@@ -159,7 +166,7 @@ def moved_by_one(ledger: Ledger, held: Sequence[int]) -> float:
 def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:
     """privacy.json of a run over the records of one site; ``steered``: see :func:`not_covered`."""
     said = not_covered(config, steered=steered)
-    further = batch_invariance_note(config.engine.precision)
+    further = _rounding(config)
     return privacy_statement(ledger, trust_model=TRUST, not_covered=said, further=further)
 
 
@@ -168,7 +175,7 @@ def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) ->
     statement: dict[str, Any] = {**guarantee.to_json(), "private": guarantee.kind == "record"}
     statement["phases"] = [_described(config, phase) for phase in config.phases]
     if ledger is not None:
-        further = batch_invariance_note(config.run.engine.precision)
+        further = _rounding(config.run)
         statement["ledger"] = privacy_statement(ledger, trust_model=TRUST, not_covered=NOT_COVERED, further=further)
     return statement
 
@@ -214,6 +221,6 @@ def cross_silo(
         "silos_asked": config.clients,
         "not_covered": [
             *not_covered(config, steered=steered),
-            *batch_invariance_note(config.engine.precision),
+            *_rounding(config),
         ],
     }

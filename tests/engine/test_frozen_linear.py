@@ -128,6 +128,7 @@ def test_bfloat16_is_told_of_where_somebody_asks_for_it():
         assert choose("auto", torch.device("cpu")) == "fp32"
     for precision in ("auto", "fp32", "fp64"):
         assert batch_invariance_note(precision) == ()
+        assert "on a GPU" in batch_invariance_note(precision, gpu=True)[0]
     for precision in ("bf16", "bf16-model"):
         assert f"engine.precision = {precision!r}" in batch_invariance_note(precision)[0]
     with pytest.raises(ValueError, match="precision must be one of"):

@@ -36,9 +36,9 @@ def measure(shape: gpu.Shape, device: torch.device, count: int, rounds: int, bac
     compiled = [layer._compiled_call_impl for layer in layers]
     seconds: dict[str, list[float]] = {PLAIN: [], COMPILED: []}
     for _ in range(rounds):
-        for name, calls in {PLAIN: [None] * len(layers), COMPILED: compiled}.items():
-            for layer, call in zip(layers, calls, strict=True):
-                layer._compiled_call_impl = call
+        for name in (PLAIN, COMPILED):
+            for layer, call in zip(layers, compiled, strict=True):
+                layer._compiled_call_impl = call if name == COMPILED else None
             seconds[name].append(gpu.timed(work, device))
     return {
         "model": shape.name,

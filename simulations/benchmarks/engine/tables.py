@@ -209,6 +209,18 @@ def gpu(results: Mapping[str, Any]) -> str:
     )
 
 
+def compiled(results: Mapping[str, Any]) -> str:
+    """What compiled layers gain on one GPU."""
+    ratios = [{**model, **model["ratios"][1]} for model in results["models"]]
+    columns: Columns = {
+        "model": "{model}",
+        "times as fast as not compiled": RATIO,
+        **CLIENTS,
+        "time to compile": lambda row: f"{row['compile_seconds']:.0f} s",
+    }
+    return f"{table(ratios, columns)}\n{results['device']}.{machine(results)}"
+
+
 def peak_of_step(row: Row) -> str:
     """The middle peak of the processes, with their range; empty where no step was taken."""
     if row["step"] is None:

@@ -43,8 +43,9 @@ def at(form: str, *path: str) -> Callable[[Row], str]:
 def provenance(results: Row) -> str:
     """Machine, versions and commit, as one sentence under a table."""
     environment = results["environment"]
+    versions = environment["packages"]
     named = ("flwr", "torch", "dp-accounting", "numpy")
-    packages = ", ".join(f"{name} {environment['packages'][name]}" for name in named)
+    packages = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
     machine = f"{environment['system']}, {environment['cores']} cores, Python {environment['python']}"
     return f"\nMeasured on {machine}, {packages}; commit `{environment['commit']}`.\n"
 

@@ -50,6 +50,7 @@ TABLES = {
     "scale-populations": "scale.populations:table",
     "scale-start-up": "scale.start_up:table",
     "engine-gpu": "engine.tables:gpu",
+    "engine-compiled": "engine.tables:compiled",
     "engine-memory": "engine.tables:memory",
     "engine-full-run": "engine.tables:full_run",
     "price-of-tuning": "privacy.price_of_tuning:prices",

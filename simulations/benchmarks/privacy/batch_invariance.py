@@ -73,7 +73,7 @@ def table(results: Row) -> str:
 
 def gpu_table(results: Row) -> str:
     """The same on a GPU."""
-    return table(results) + f" On one {results['device']}."
+    return f"{table(results)}On one {results['device']}.\n"
 
 
 def measured(name: str, draws: int, records: int, threads: int, device: str) -> list[dict[str, Any]]:
