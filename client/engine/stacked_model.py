@@ -121,7 +121,7 @@ class StackedModel:
             keep_freed_memory()
             if precision != "fp64":
                 use_short_attention(model)
-        if precision != "fp64":
+        else:
             use_fused_norms(model)
         self._modules: dict[str, Adapted | TrainedHead] = {}
         targets, heads = list(target_modules(model, spec)), list(head_modules(model, spec))

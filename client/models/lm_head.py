@@ -64,14 +64,20 @@ def run(model: Any, input_ids: Int[Tensor, "n t"], attention_mask: Tensor | None
 
 def token_losses(
     outputs: Tensor | Predictions, targets: Int[Tensor, "n t"], needed: Bool[Tensor, "n t"]
-) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
-    """Cross-entropy at the m needed positions, row by row, and whether the most probable token is the target.
-
-    Losses are float32, float64 where the model is.
-    """
+) -> Float[Tensor, " m"]:
+    """Cross-entropy at the m needed positions, row by row; float32, float64 where the model is."""
     if isinstance(outputs, Predictions):
-        losses, hits = _HeadLoss.apply(outputs.hidden[needed], targets[needed], outputs)  # type: ignore[no-untyped-call]
-        return losses, hits
+        losses, _ = _HeadLoss.apply(outputs.hidden[needed], targets[needed], outputs, False)  # type: ignore[no-untyped-call]
+        return losses  # type: ignore[no-any-return]
+    return F.cross_entropy(wide(outputs[needed]), targets[needed], reduction="none")
+
+
+def token_losses_and_hits(
+    outputs: Tensor | Predictions, targets: Int[Tensor, "n t"], needed: Bool[Tensor, "n t"]
+) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
+    """As :func:`token_losses`, and whether the most probable token is the target: as slow as the softmax itself."""
+    if isinstance(outputs, Predictions):
+        return _HeadLoss.apply(outputs.hidden[needed], targets[needed], outputs, True)  # type: ignore[no-untyped-call,no-any-return]
     logits, wanted = wide(outputs[needed]), targets[needed]
     return F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(dim=-1) == wanted
 
@@ -100,7 +106,9 @@ class _HeadLoss(torch.autograd.Function):
     """Cross-entropy of `hidden W^T` at the targets; keeps each row's gradient, `(softmax_i - onehot_i) W`, at once."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, targets: Tensor, predictions: Predictions) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, predictions: Predictions, with_hits: bool
+    ) -> tuple[Tensor, Tensor]:
         head, chunk = predictions.head, CHUNK if hidden.device.type == "cpu" else 4 * CHUNK
         rows = max(1, chunk // predictions.vocabulary)
         losses, hits, gradients = [], [], []
@@ -109,7 +117,8 @@ class _HeadLoss(torch.autograd.Function):
             logits = head.forward(enough_rows(part))[: len(part)]
             log_probabilities = F.log_softmax(logits, dim=-1, dtype=_wide(logits.dtype))
             losses.append(-log_probabilities.gather(1, wanted[:, None])[:, 0])
-            hits.append(logits.argmax(dim=-1) == wanted)
+            if with_hits:
+                hits.append(logits.argmax(dim=-1) == wanted)
             if ctx.needs_input_grad[0]:
                 slope = log_probabilities.exp_()
                 slope[torch.arange(len(slope), device=slope.device), wanted] -= 1.0
@@ -121,6 +130,6 @@ class _HeadLoss(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: None) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor, _: None) -> tuple[Tensor, None, None, None]:
         (gradients,) = ctx.saved_tensors
-        return gradients * upstream[:, None].to(gradients.dtype), None, None
+        return gradients * upstream[:, None].to(gradients.dtype), None, None, None

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from client.models.confusion import macro_f1
-from client.models.lm_head import Predictions, token_losses, wide
+from client.models.lm_head import Predictions, token_losses, token_losses_and_hits, wide
 from privacy import checks
 
 
@@ -180,7 +180,7 @@ class CausalLM:
     def per_record_loss(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " n"]:
         """``sum_t w_t CE_t / sum_t w_t`` over the predicted tokens; 0 for a record with nothing to predict."""
         needed = _predicted(batch, batch.token_weights is not None)
-        losses, _ = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
+        losses = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
         dense = losses.new_zeros(needed.shape).masked_scatter(needed, losses)
         weights = needed.to(losses.dtype)
         if batch.token_weights is not None:
@@ -194,7 +194,7 @@ class CausalLM:
     def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " sums"]:
         """Summed unweighted loss, right next tokens, predicted tokens."""
         needed = _predicted(batch, self.weighted_only)
-        losses, hits = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed)
+        losses, hits = token_losses_and_hits(logits[:, :-1], batch.input_ids[:, 1:], needed)
         return torch.stack([losses.double().sum(), hits.double().sum(), needed.double().sum()])
 
     def metrics(self, totals: Float[Tensor, " sums"]) -> Metrics:
