@@ -88,6 +88,7 @@ TABLES = {
     "dp-lac-diabetes": "papers.dp_lac_language:comparison",
     "dp-lac-diabetes.adam": "papers.dp_lac_language:comparison_under_adam",
     "dp-lac-diabetes.choices": "papers.dp_lac_language:choices",
+    "dp-lac-diabetes.patients": "papers.dp_lac_language:comparison_by_patient",
     "dp-lac-diabetes.price": "papers.dp_lac_language:price_of_tuning",
     "dp-lac-diabetes.ranks": "papers.dp_lac_language:comparison_of_ranks",
     "planner": "planning.validation:correlations",

@@ -15,7 +15,9 @@ from simulations.history.paired import paired_difference
 from simulations.report.notation import delta_text, number_text
 
 AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid", "adam-equal")
-"""Grids by the server's optimizer. The first grid of each holds DP-LAC with its histogram, the reference."""
+PATIENTS = ("patients", "patients-paid")
+"""Grids of a table: by the server's optimizer, and with clients by patient. The first holds DP-LAC with its histogram, the
+reference."""
 RANKS = {
     4: ("rank-4", "rank-4-paid"),
     8: ("full", "paid"),
@@ -58,6 +60,11 @@ def comparison(results: Mapping[str, Any]) -> str:
 def comparison_under_adam(results: Mapping[str, Any]) -> str:
     """The same under server Adam."""
     return _compared(results, ADAM)
+
+
+def comparison_by_patient(results: Mapping[str, Any]) -> str:
+    """The same under FedAvg, every patient a client."""
+    return _compared(results, PATIENTS)
 
 
 def comparison_of_ranks(results: Mapping[str, Any]) -> str:
@@ -111,7 +118,12 @@ def _compared(results: Mapping[str, Any], grids: tuple[str, ...]) -> str:
 
 
 def _title(name: str) -> str:
-    return NAMES.get(name) or NAMES.get(name.removeprefix("adam-"), name)
+    return NAMES.get(name) or NAMES.get(_plain(name), name)
+
+
+def _plain(name: str) -> str:
+    """What a cell would be called in the first table."""
+    return name.removeprefix("adam-").replace("patients-paid/", "paid/").replace("patients/", "full/")
 
 
 def _epsilon(row: Row) -> str:
@@ -121,7 +133,7 @@ def _epsilon(row: Row) -> str:
 
 
 def _spent(name: str) -> str:
-    grid, _, variant = name.removeprefix("adam-").partition("/")
+    grid, _, variant = _plain(name).partition("/")
     if grid == "full":
         return "1" if variant.startswith("dp-lac") else ""
     return "1" if grid in ("default", "equal") else SPENT.get(variant, "")
