@@ -16,8 +16,8 @@ from simulations.report.notation import delta_text, number_text
 
 AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid", "adam-equal")
 PATIENTS = ("patients", "patients-paid")
-"""Grids of a table: by the server's optimizer, and with clients by patient. The first holds DP-LAC with its histogram, the
-reference."""
+"""Grids of a table: by the server's optimizer, and with clients by patient. The first of each holds DP-LAC with its
+histogram, the reference."""
 RANKS = {
     4: ("rank-4", "rank-4-paid"),
     8: ("full", "paid"),
