@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from client.models.devices import LEAST_TOKENS, choose_device, find_cuda
+from client.models.devices import choose_device, find_cuda
 from server.run_folder.provenance import PACKAGES, own_version
 from simulations.engines.hardware import available_cores
 
@@ -80,17 +80,14 @@ def inspect_host() -> Host:
 
 
 def _advice(device: str, cores: int, free: float, gpus: list[dict[str, Any]]) -> dict[str, str | int]:
-    """Workers, precision and token budget."""
-    if device == "cuda":
-        roomy = min((gpu["memory_gib"] for gpu in gpus), default=0.0) >= 24
-        return {
-            "engine.device": "cuda",
-            "engine.workers": len(gpus),
-            "engine.precision": "bf16-model",
-            "engine.token-budget": 16 * LEAST_TOKENS if roomy else 4 * LEAST_TOKENS,
-        }
-    workers = max(1, min(cores, int(free / MEMORY_A_WORKER)))
-    return {"engine.device": "cpu", "engine.workers": workers, "engine.precision": "auto", "engine.token-budget": 0}
+    """Workers, precision and token budget, which the engine chooses best itself."""
+    cuda = device == "cuda"
+    return {
+        "engine.device": device,
+        "engine.workers": len(gpus) if cuda else max(1, min(cores, int(free / MEMORY_A_WORKER))),
+        "engine.precision": "bf16-model" if cuda else "auto",
+        "engine.token-budget": 0,
+    }
 
 
 def _gpus() -> list[dict[str, Any]]:
