@@ -20,6 +20,9 @@ from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.engine.stacked_optimizer import StackedOptimizer
 
+TOGETHER = 2**27
+"""Bytes of updates that are handed over at once: what a wave of slots on a CPU has at most."""
+
 
 @dataclass(frozen=True)
 class Updates:
@@ -61,9 +64,11 @@ class Slots:
             self._accumulate([self._pool.first[holder.client] + holder.next() for holder in holders], gradients)
             optimizer.step(gradients, len(holders))
             done = [slot for slot, holder in enumerate(holders) if holder.finished]
-            if done:
-                deltas = _to_host(self._stacked.outward(parameters[done] - origin))
-                yield Updates(np.array([holders[slot].client for slot in done], dtype=np.int64), deltas)
+            most = max(1, TOGETHER // (origin.numel() * origin.element_size()))
+            for low in range(0, len(done), most):
+                some = done[low : low + most]
+                deltas = _to_host(self._stacked.outward(parameters[some] - origin))
+                yield Updates(np.array([holders[slot].client for slot in some], dtype=np.int64), deltas)
             for slot in reversed(done):
                 if queue:
                     client = queue.pop()
@@ -97,8 +102,8 @@ class Slots:
 
 def _to_host(values: Tensor) -> Tensor:
     """Into page-locked memory, which torch keeps for the next time: an H100 fills new pages at 1.6 GB/s."""
-    if values.device.type == "cpu":
-        return values
+    if values.device.type != "cuda":
+        return values.cpu()
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
 
 

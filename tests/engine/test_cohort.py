@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from client.engine import slots
 from client.engine.batching import local_steps
 from client.engine.cohort import CohortEngine
 from client.engine.engine import build_engine
@@ -167,6 +168,18 @@ def test_evaluating_between_two_chunks_of_updates_disturbs_nothing():
     for updates in engine.train(vector, cohort, local, SEEDS):
         engine.evaluate(vector, cohort[0])
         assert distance(updates.deltas, expected[updates.clients]) < 1e-12 or not updates.deltas.any()
+
+
+def test_updates_are_handed_over_in_pieces_that_fit(monkeypatch):
+    model, spec, task = build("bert")
+    vector, cohort, local = start(model, spec), clients((4,) * 5), OPTIMIZERS["sgd"]
+    engine = CohortEngine(model, spec, task, precision="fp64", slots=5)
+    expected = engine.train_all(vector, cohort, local, SEEDS[:5])
+    monkeypatch.setattr(slots, "TOGETHER", 2 * 8 * engine.layout.dim)
+    pieces = list(engine.train(vector, cohort, local, SEEDS[:5]))
+    assert [len(piece.clients) for piece in pieces] == [2, 2, 1]
+    order = np.concatenate([piece.clients for piece in pieces])
+    assert torch.equal(torch.cat([piece.deltas for piece in pieces]), expected[torch.from_numpy(order)])
 
 
 def test_alternating_factors_on_one_engine():
