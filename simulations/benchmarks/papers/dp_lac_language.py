@@ -11,7 +11,7 @@ from typing import Any
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, markdown, mean_text, table
 from simulations.benchmarks.papers.diabetes import change_text, log_perplexities, smallest_text
 from simulations.benchmarks.papers.dp_lac import BOUNDS, COST, is_choosing, marked, methods, provenance, setting_text
-from simulations.history.paired import paired_difference
+from simulations.history.paired import paired_difference, told_apart
 from simulations.report.notation import delta_text, number_text
 
 AVERAGED, ADAM = ("full", "paid", "default"), ("adam-full", "adam-paid", "adam-equal")
@@ -70,7 +70,7 @@ def comparison_by_patient(results: Mapping[str, Any]) -> str:
 def comparison_of_ranks(results: Mapping[str, Any]) -> str:
     """DP-LAC with all of epsilon against automatic clipping that paid for its tuning, rank by rank."""
     rows = [{**row, "variant": _name(row)} for row in results["cells"] if not is_choosing(row)]
-    found, lines, used = log_perplexities(rows), [], []
+    found, lines, used, differences = log_perplexities(rows), [], [], []
     for rank, (full, paid) in RANKS.items():
         names = (f"{full}/dp-lac-histogram", f"{paid}/automatic")
         cells = [[row for row in rows if row["variant"] == name] for name in names]
@@ -79,11 +79,14 @@ def comparison_of_ranks(results: Mapping[str, Any]) -> str:
             continue
         used += cells[0] + cells[1]
         texts = [mean_text([cell["test_perplexity"] for cell in group], 2) for group in cells]
-        lines.append((str(rank), f"{cells[0][0]['dimension']:,}", *texts, change_text(difference)))
+        differences.append(difference)
+        lines.append((str(rank), f"{cells[0][0]['dimension']:,}", *texts))
     if len(lines) < 2:
         return NOT_MEASURED
+    changes = zip(lines, differences, told_apart(differences), strict=True)
+    shown = [(*line, marked(change_text(difference), apart)) for line, difference, apart in changes]
     header = ("rank", "values trained", NAMES["full/dp-lac-histogram"], NAMES["paid/automatic"], "the latter's change")
-    return f"{markdown(header, lines, 'rrrrl')}\n\n{provenance(used)}"
+    return f"{markdown(header, shown, 'rrrrl')}{provenance(used)}"
 
 
 def _compared(results: Mapping[str, Any], grids: tuple[str, ...]) -> str:
