@@ -34,7 +34,7 @@ def test_gpus_get_a_worker_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said["advice"] == {
         "engine.device": "cuda",
         "engine.workers": 2,
-        "engine.precision": "bf16-model",
+        "engine.precision": "auto",
         "engine.token-budget": 0,
     }
 
