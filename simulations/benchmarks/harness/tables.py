@@ -61,6 +61,7 @@ TABLES = {
     "methods": "papers.dp_lac:comparisons",
     "balance": "papers.balance:balances",
     "sst2-room": "papers.sst2_room:room",
+    "sst2-room.paid": "papers.sst2_room:paid",
     "targets": "papers.dp_lac:comparisons",
     "bad-replies": "faults.tables:bad_replies",
     "soak": "faults.tables:soak",
