@@ -101,7 +101,7 @@ class Slots:
 
 
 def _to_host(values: Tensor) -> Tensor:
-    """Into page-locked memory, which torch keeps for the next time: an H100 fills new pages at 1.6 GB/s."""
+    """Into page-locked memory, which torch keeps for the next time: new pages are filled slowly."""
     if values.device.type != "cuda":
         return values.cpu()
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
