@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
 from server.run_folder.provenance import own_version
@@ -39,6 +40,7 @@ from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
 from simulations.engines import launcher
+from simulations.engines.ahead import FlowerAhead
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
 
@@ -124,6 +126,7 @@ def run(
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(ValueError):
         asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+        ahead = FlowerAhead() if _on_flower(asked.run) and not dry_run else None  # they import beside the checks
         from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
         checked = check_run(asked)
@@ -137,7 +140,7 @@ def run(
     if not quiet and not as_json:
         say_known(checked, Console())
     with interruptible():
-        _run(asked, folder, here, quiet, as_json=as_json, track=track)
+        _run(asked, folder, here, quiet, as_json=as_json, track=track, ahead=ahead)
 
 
 @app.command(hidden=True)
@@ -209,11 +212,9 @@ def _run(
     *,
     as_json: bool = False,
     track: str | None = None,
+    ahead: FlowerAhead | None = None,
 ) -> None:
-    from simulations.report import page, summary
-
     console, config = Console(), asked.run
-    launch = launcher.run_flower if config.engine.kind == "flower" and not config.alone else launcher.run_child
 
     def watch(is_alive: Callable[[], bool]) -> None:
         with tracked(folder, track, is_alive):
@@ -227,24 +228,39 @@ def _run(
                 raise
 
     try:
-        launch(config, folder, follow=watch, plugins=plugins, keys=keys)
+        if _on_flower(config):
+            launcher.run_flower(config, folder, follow=watch, plugins=plugins, keys=keys, ahead=ahead)
+        else:
+            launcher.run_child(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:
         say(f"The run failed: {failure}\n\nRun folder: {folder}{_how_to_go_on(folder)}")
-        page.write_report(folder)
+        _write_report(folder)
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         _say_interrupted(folder)
         text = f"Interrupted; everything that was started is stopped.\nRun folder: {folder}{_how_to_go_on(folder)}"
         say(text, style="yellow")
-        page.write_report(folder)
+        _write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
-    page.write_report(folder)
+    _write_report(folder)
+    from simulations.report import summary
+
     if as_json:
         typer.echo(json.dumps(summary.plain_results(folder), indent=2))
     elif quiet:
         typer.echo(folder)
     else:
         summary.print_summary(folder, console)
+
+
+def _write_report(folder: Path) -> None:
+    from simulations.report import page  # half a second, which no run has to wait for
+
+    page.write_report(folder)
+
+
+def _on_flower(config: RunConfig) -> bool:
+    return config.engine.kind == "flower" and not config.alone
 
 
 def report(

@@ -15,7 +15,7 @@ from simulations.cli import completion
 from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
 from simulations.presets.load import named_file
 from simulations.report.notation import table_console
-from simulations.sweep.cells import chosen, read_cells, sweep_files
+from simulations.sweep.cells import chosen, counted, read_cells, sweep_files
 
 if TYPE_CHECKING:
     from simulations.preflight import Checked
@@ -68,9 +68,9 @@ def sweep_command(
 
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
-    with refusals():
+    with refusals(ValueError):
         name, every = read_cells(named_file(preset, sweep_files(), "sweep"), data.expanduser().resolve())
-        cells = chosen(every, only or [])
+        cells = [counted(cell) for cell in chosen(every, only or [])]
         if private:
             if as_json:
                 raise ConfigError("--json does not go with --private, which releases one run: lacquer runs --json")

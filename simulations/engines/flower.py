@@ -1,7 +1,4 @@
-"""One private Flower: a SuperLink of its own port, folder and environment, and the one run submitted to it.
-
-Run as a module this file is the SuperLink's process: it ends with the launcher, however that ends, and takes all along.
-"""
+"""One private Flower: a SuperLink of its own port, folder and environment, and the one run submitted to it."""
 
 import json
 import os
@@ -17,9 +14,12 @@ from typing import Any
 import tomli_w
 
 from server.config.schema import RunConfig
+from simulations.engines.ahead import SUPERLINK, Ahead, FlowerAhead, inherited
 from simulations.engines.hardware import Resources
-from simulations.engines.processes import DRIVER, TAG, Family, end_with_launcher, free_port, running
-from simulations.engines.staging import packages_root
+from simulations.engines.processes import DRIVER, TAG, Family, free_port, running
+
+_PATIENCE = 300.0
+"""Seconds that a command of Flower may take on a busy machine."""
 
 
 class RunFailed(RuntimeError):
@@ -29,8 +29,11 @@ class RunFailed(RuntimeError):
 class PrivateFlower:
     """One private SuperLink and the run submitted to it."""
 
-    def __init__(self, root: Path, environment: Mapping[str, str], family: Family, output: Path) -> None:
+    def __init__(
+        self, root: Path, environment: Mapping[str, str], family: Family, output: Path, ahead: FlowerAhead
+    ) -> None:
         self._root = root
+        self._ahead = ahead
         self._home = root / "home"
         self._neutral = root / "cwd"
         self._log = root / "superlink.log"
@@ -52,19 +55,17 @@ class PrivateFlower:
             (self._home / "config.toml").write_text(
                 tomli_w.dumps({"superlink": {"default": "lacquer", "lacquer": connection}})
             )
-            with self._log.open("ab") as sink:
-                self._superlink = subprocess.Popen(
-                    [
-                        sys.executable, "-m", "simulations.engines.flower", str(os.getpid()), str(self._root),
-                        "--insecure", "--simulation", "--isolation", "subprocess",
-                        "--disable-runtime-dependency-installation",
-                        "--host", "127.0.0.1", "--port", str(port),
-                    ],
-                    cwd=self._neutral, env=self._environment, start_new_session=True,
-                    stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+            self._superlink = self._ahead.superlink.call(
+                [
+                    "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess",
+                    "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port),
+                ],
+                folder=self._neutral, environment=self._environment, output=self._log, private=self._root,
+            )  # fmt: skip
+            self._family.adopt(self._superlink.pid)
             if self._answers(port):
                 return
+            self._ahead.superlink = Ahead(SUPERLINK)
         raise RunFailed(f"Flower's SuperLink did not start:\n{tail(self._log)}")
 
     def _answers(self, port: int, timeout: float = 120.0) -> bool:
@@ -81,7 +82,16 @@ class PrivateFlower:
 
     def submit(self, app: Path, federation: str) -> None:
         """``flwr run``."""
-        answer = self._flwr("run", str(app), "--federation-config", federation)
+        said, errors = self._root / "flwr-run.out", self._root / "flwr-run.err"
+        said.touch()
+        errors.touch()
+        command = self._ahead.flwr.call(
+            ["flwr", "run", str(app), "--federation-config", federation, "--format", "json"],
+            folder=self._neutral, environment=self._environment, output=said, errors=errors,
+        )  # fmt: skip
+        self._family.adopt(command.pid)
+        code = command.wait(_PATIENCE)
+        answer = _answer("run", code, said.read_text(), errors.read_text())
         if not answer.get("success"):
             raise RunFailed(f"Flower did not accept the run: {answer.get('error-message', answer)}")
         self._run_id = str(answer["run-id"])
@@ -128,12 +138,16 @@ def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[
     """
     command = [str(scripts() / "flwr"), *arguments, "--format", "json"]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=False
     )
-    start = done.stdout.find("{")
+    return _answer(arguments[0], done.returncode, done.stdout, done.stderr)
+
+
+def _answer(command: str, code: int, output: str, errors: str) -> dict[str, Any]:
+    start = output.find("{")
     if start < 0:
-        raise RunFailed(f"flwr {arguments[0]} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
-    answer: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout[start:])[0]
+        raise RunFailed(f"flwr {command} ended with exit code {code}:\n{output}{errors}")
+    answer: dict[str, Any] = json.JSONDecoder().raw_decode(output[start:])[0]
     return answer
 
 
@@ -165,17 +179,13 @@ def _joined(settings: Mapping[str, Any]) -> str:
 
 def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_address: str = "") -> dict[str, str]:
     """The environment of everything that is started: the caller's, less what would bend a run."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_", "FLOWER_"))}
-    path = [str(packages_root()), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    if packages_root().name in ("site-packages", "dist-packages"):
-        path = path[1:]
+    environment = inherited(os.environ)
     loopback = "127.0.0.1,localhost"
     ray = root / "ray"
     ray.mkdir()
     environment |= {
         TAG: tag,
         "PATH": f"{scripts()}{os.pathsep}{environment.get('PATH', '')}",
-        "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
         "PYTHONUNBUFFERED": "1",
         "NO_PROXY": loopback,
         "no_proxy": loopback,
@@ -212,12 +222,3 @@ def tail(file: Path, lines: int = 30) -> str:
     if not file.is_file():
         return f"({file} was never written)"
     return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
-
-
-if __name__ == "__main__":  # the SuperLink's own process
-    from flwr.superlink.cli import flower_superlink
-
-    launcher, folder = sys.argv[1:3]
-    end_with_launcher(int(launcher), Path(folder))
-    sys.argv[:3] = ["flower-superlink"]
-    flower_superlink()

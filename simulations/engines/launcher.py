@@ -24,6 +24,7 @@ from pathlib import Path
 from server.config.schema import RunConfig
 from server.run_folder.names import FLOWER_LOG, PROCESS_LOG, write_config
 from server.run_folder.telemetry import read_status
+from simulations.engines.ahead import FlowerAhead
 from simulations.engines.flower import PrivateFlower, RunFailed, environment, federation, tail
 from simulations.engines.hardware import resources, with_workers
 from simulations.engines.processes import Family, deaf
@@ -53,6 +54,7 @@ def run_flower(
     app: App | None = None,
     keys: Mapping[str, str | bool] | None = None,
     pending_timeout: float = 300.0,
+    ahead: FlowerAhead | None = None,
 ) -> None:
     """Run ``config`` through Flower's simulation engine on Ray and wait for its end.
 
@@ -64,6 +66,7 @@ def run_flower(
         app: the modules to run, for tests.
         keys: further keys for the ServerApp: ``resume`` resumes the run in ``run_folder``.
         pending_timeout: seconds within which the ServerApp must have started.
+        ahead: Flower's commands, if they were started while the run was checked.
 
     Raises:
         RunFailed: if the run did not complete. Everything that was started is stopped by then, as it is when another
@@ -77,7 +80,7 @@ def run_flower(
     begun = output.stat().st_size
     address = config.engine.ray_address
     # The cluster's other hosts read the staged app too: it lies beside the run, on the storage that they share.
-    with private_processes(run_folder if address else None) as (root, family):
+    with ahead or FlowerAhead() as commands, private_processes(run_folder if address else None) as (root, family):
         folder = stage(
             root / "app",
             app,
@@ -88,7 +91,7 @@ def run_flower(
             keys=keys,
         )
         surroundings = environment(root, family.tag, plan, preload=app.client, ray_address=address)
-        flower = PrivateFlower(root, surroundings, family, output)
+        flower = PrivateFlower(root, surroundings, family, output, commands)
         flower.start()
         flower.submit(folder, federation(config, plan))
         deadline = time.monotonic() + pending_timeout

@@ -36,6 +36,10 @@ class Family:
         self.tag = tag
         self._seen: set[psutil.Process] = set()  # psutil compares by id and start time: a reused id is another process
 
+    def adopt(self, pid: int) -> None:
+        """Take in a process that was started before the run had a tag."""
+        self._seen.add(psutil.Process(pid))
+
     def members(self) -> list[psutil.Process]:
         """Living processes of the run (zombies are not living). Call it now and then while the run lasts."""
         me = psutil.Process()

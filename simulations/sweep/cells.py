@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
@@ -33,6 +33,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
+from simulations.presets.asked import Asked, settled
 from simulations.presets.load import absolute_paths, find
 from simulations.report.notation import number_text
 
@@ -166,6 +167,11 @@ def digest(config: RunConfig, kind: Kind) -> str:
     default = flatten(RunConfig().to_table())
     text = repr(sorted((key, value) for key, value in {**flat, "kind": kind}.items() if value != default.get(key)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def counted(cell: Cell) -> Cell:
+    """The cell with its clients counted, where its data say how many (``clients = 0``); its digest stays."""
+    return replace(cell, config=settled(Asked(cell.config)).run)
 
 
 def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:

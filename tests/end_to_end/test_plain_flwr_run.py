@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from privacy.ledger.ledger import Ledger
+from simulations.engines.ahead import FlowerAhead
 from simulations.engines.flower import PrivateFlower, environment
 from simulations.engines.hardware import Resources
 from simulations.engines.launcher import private_processes
@@ -42,10 +43,10 @@ def test_flwr_run_completes_with_settings_from_a_file(tmp_path):
     """On a SuperLink that was started elsewhere; Flower's own gives up after 15 s, which a busy machine may need."""
     settings = tmp_path / "settings.toml"
     settings.write_text(SETTINGS + f'output = "{tmp_path / "runs"}"\ndata.cache = "{tmp_path / "cache"}"\n')
-    with private_processes() as (root, family):
+    with FlowerAhead() as ahead, private_processes() as (root, family):
         surroundings = environment(root, family.tag, Resources(workers=2, threads=1, gpus=0, gpu_share=0.0))
         surroundings.pop("PYTHONPATH", None)
-        flower = PrivateFlower(root, surroundings, family, tmp_path / "flower.log")
+        flower = PrivateFlower(root, surroundings, family, tmp_path / "flower.log", ahead)
         flower.start()
         command = [FLWR, "run", CHECKOUT, "--stream", "-c", settings, "--federation-config", FEDERATION]
         done = subprocess.run(

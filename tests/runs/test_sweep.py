@@ -17,7 +17,7 @@ from simulations.report.notation import epsilon_text
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import read_run
 from simulations.sweep import runner
-from simulations.sweep.cells import Cell, read_cells
+from simulations.sweep.cells import Cell, counted, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
 from simulations.sweep.runner import Store, attempts, finished_folder, fresh_folder, run_cells
@@ -110,6 +110,26 @@ def test_what_a_private_sweep_releases_is_no_table(sweep) -> None:
     code, output = sweep("--private", "--json")
     assert code == 2
     assert "--json does not go with --private" in output
+
+
+def test_clients_that_the_data_name_are_counted(sweep, tmp_path: Path) -> None:
+    rows = [f"itching {number},{number % 2},{number // 2}" for number in range(400)]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label,customer", *rows]))
+    natural = """[settings]
+data.source = "csv:own.csv"
+data.partition = "natural"
+data.client-column = "customer"
+clients = 0
+sampling-rate = 0.2
+data.train-records = 0
+[variants.fixed]"""
+    (tmp_path / "tiny.toml").write_text(SWEEP.replace("[variants.fixed]", natural))
+    cell = cells_of(tmp_path)[1]
+    assert (cell.config.clients, counted(cell).digest) == (0, cell.digest)
+    assert 100 < counted(cell).config.clients < 200, "less those that are held out"
+    code, output = sweep("--dry-run", "--only", "g/fixed")
+    assert code == 0, output
+    assert "g/fixed/seed=0  z " in output
 
 
 @pytest.mark.parametrize(
