@@ -4,6 +4,7 @@ import enum
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -124,23 +125,25 @@ def run(
     """
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
-    with refusals(ValueError):
-        asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-        ahead = FlowerAhead() if _on_flower(asked.run) and not dry_run else None  # they import beside the checks
-        from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
+    with ExitStack() as stack:
+        with refusals(ValueError):
+            asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+            # Flower's commands import beside the checks.
+            ahead = stack.enter_context(FlowerAhead()) if _on_flower(asked.run) and not dry_run else None
+            from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
-        checked = check_run(asked)
-        check_tracker(track)
-        if dry_run:
-            say_plan(checked, as_json=as_json)
-            return
-        folder = new_run_folder(asked.run)
-        asked.write(folder)
-        checked.hand_on(folder)
-    if not quiet and not as_json:
-        say_known(checked, Console())
-    with interruptible():
-        _run(asked, folder, here, quiet, as_json=as_json, track=track, ahead=ahead)
+            checked = check_run(asked)
+            check_tracker(track)
+            if dry_run:
+                say_plan(checked, as_json=as_json)
+                return
+            folder = new_run_folder(asked.run)
+            asked.write(folder)
+            checked.hand_on(folder)
+        if not quiet and not as_json:
+            say_known(checked, Console())
+        with interruptible():
+            _run(asked, folder, here, quiet, as_json=as_json, track=track, ahead=ahead)
 
 
 @app.command(hidden=True)

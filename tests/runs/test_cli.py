@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -64,7 +65,7 @@ def engine(monkeypatch, behaviour):
     special.clear()
 
     def run(name):
-        def launch(config, folder, *, follow, plugins, keys):
+        def launch(config, folder, *, follow, plugins, keys, ahead=None):
             calls.append((name, config, plugins))
             special.append(keys)
             behaviour(folder)
@@ -92,11 +93,13 @@ def completed(folder):
 )
 def test_what_cannot_work_is_refused_before_anything_starts(arguments, says, here):
     """One case of each kind: no such preset, no such key, what only the model knows (more: test_preflight.py)."""
+    before = psutil.Process().children()
     result = runner.invoke(app, ["run", *arguments, "--set", "data.cache=cache"])
     assert result.exit_code == 2, result.output
     assert says in result.stderr
     assert "Traceback" not in result.output
     assert {path.name for path in here.iterdir()} <= {"small.toml", "cache"}
+    assert psutil.Process().children() == before
 
 
 def test_a_misspelt_command_is_suggested_once(here):
