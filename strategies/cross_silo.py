@@ -5,6 +5,8 @@ r"""Averaging sites that are private already: the server adds no noise and is no
     flora:        R_{t+1} = R_t + (s/n) sum_k B_k A_k,  A_{t+1} drawn anew,  B_{t+1} = 0
     fedgsa:       A shared, B and A from the sites' common subspace, see ``strategies/aggregations/individual.py``
 
+    coefficients: x_{t+1} = step(x_t, G ((1/n) sum_k c_k))   with the run's optimizer, see :class:`SpanUpdate`
+
 Delta_k is what K private steps of site k moved the adapter (``client/record_level/participant.py``), B_k and A_k its
 factors after them; R is added to the frozen weights (``strategies/adapter/residual.py``), s = alpha / r; heads are
 averaged.
@@ -25,9 +27,10 @@ from torch import Tensor
 
 from strategies.adapter.layout import AdapterLayout, drawn_a
 from strategies.adapter.residual import Pair, pairs, residual_size
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.individual import FedEx, FedGsa, Flora, shared_subspace, stacked
 from strategies.aggregations.individual import averaged as residual_of_mean
-from strategies.private_training import served_share
+from strategies.private_training import ServerState, ServerUpdate, served_share
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ class SiloAnswer:
     """What one site sent, checked.
 
     Attributes:
-        update: float32 ``[size]``, None if it took no step.
+        update: float32 ``[size]``, or coefficients ``[n]`` of n public texts; None if it took no step.
         refused: why it took none or fewer than asked.
     """
 
@@ -151,21 +154,70 @@ def common_subspace(model: GlobalModel, updates: Sequence[Tensor], place: Place)
     return result
 
 
+@dataclass(frozen=True)
+class SpanUpdate:
+    """The server's step where sites send coefficients of public gradients: PE-SGD and FixSample over sites.
+
+    A site sends as many numbers as there are texts, c_k = (sum of its batch's normalised coefficients + noise) / its
+    expected batch; the server has the texts, so it has G, and the optimizer is the server's.
+
+    References: Zou et al., PE-SGD, ICLR 2026, which trains at one site. Guarantee: post-processing of the sites'
+    releases; whatever texts a server sends, a site's coefficients are normalised before they are summed.
+
+    Attributes:
+        part: what of the adapter is trained.
+        schedule: public factor on the step of every round.
+    """
+
+    server: ServerUpdate
+    part: TrainedSubset
+    schedule: Callable[[int], float]
+
+    def __call__(
+        self,
+        model: GlobalModel,
+        optimizer: dict[str, Tensor],
+        gradients: Float[Tensor, "n d"],
+        sent: Sequence[Float[Tensor, " n"]],
+        noise: float,
+        round: int,
+    ) -> tuple[GlobalModel, dict[str, Tensor]]:
+        """The next global model, and the optimizer's state.
+
+        Args:
+            sent: coefficients of one site or more.
+            gradients: G^T, of the texts at the adapter, as an update is sent.
+            noise: standard deviation of the noise in each of the mean coefficients.
+        """
+        wide = gradients.double()
+        update = torch.stack(list(sent)).double().mean(dim=0) @ wide
+        std = torch.linalg.vector_norm(wide, dim=0) * noise
+        before = ServerState(round - 1, model.adapter, model.served, optimizer, None)
+        after = self.server.moved(before, update.float(), std, self.part, round, self.schedule(round))
+        average = after.served if self.server.served_average else None
+        return replace(model, adapter=after.adapter, average=average), after.optimizer
+
+
+def updates_of(answers: Iterable[SiloAnswer], round: int) -> list[Tensor]:
+    """What the sites sent, in one order: sums of floats depend on it. Refusals are logged."""
+    updates = []
+    for answer in sorted(answers, key=lambda answer: answer.silo):
+        if answer.refused:
+            log.warning("round %d: site %d took %d steps: %s", round, answer.silo, answer.steps, answer.refused)
+        if answer.update is not None:
+            updates.append(answer.update)
+    if not updates:
+        log.warning("round %d: no site took a step; the model stays as it is", round)
+    return updates
+
+
 def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combine, place: Place) -> GlobalModel:
     """The next global model; the old one if no site took a step. Refusals are logged, and the round continues.
 
     With a served average the newest adapter counts ``1 - factor`` in it, more in the first rounds.
     """
-    updates = []
-    for answer in sorted(answers, key=lambda answer: answer.silo):  # one order: sums of floats depend on it
-        if answer.refused:
-            log.warning("round %d: site %d took %d steps: %s", place.round, answer.silo, answer.steps, answer.refused)
-        if answer.update is not None:
-            updates.append(answer.update)
-    if not updates:
-        log.warning("round %d: no site took a step; the model stays as it is", place.round)
-        return model
-    return _with_average(combine(model, updates, place), model, place)
+    updates = updates_of(answers, place.round)
+    return model if not updates else _with_average(combine(model, updates, place), model, place)
 
 
 def _with_average(model: GlobalModel, before: GlobalModel, place: Place) -> GlobalModel:

@@ -229,8 +229,20 @@ class ServerUpdate:
         scale: float,
     ) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
+        std = release.plan.noise_std(release.expected_units) * release.loudness
+        return self.moved(state, release.update, std, part, round, scale)
+
+    def moved(
+        self,
+        state: ServerState,
+        update: Float[Tensor, " d"],
+        std: Float[Tensor, "*d"],
+        part: TrainedSubset,
+        round: int,
+        scale: float,
+    ) -> ServerState:
+        """The same for a mean update and the noise on it, both as they are sent."""
         layout, scales = part.layout(self.layout), part.scales(self.layout)
-        update, std = release.update, release.plan.noise_std(release.expected_units) * release.loudness
         if isinstance(self.noise, InsecureZeroNoise):
             std = torch.zeros_like(std)  # an optimizer that takes off noise which is not there hardly moves
         if scales is not None:

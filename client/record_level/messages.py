@@ -1,5 +1,8 @@
 """Messages between a server and sites that protect their own records: an adapter down, a private update up.
 
+With public texts in the request the update is as many numbers as there are texts, see
+:mod:`client.record_level.public_subspace`.
+
 The update is private when it leaves the site, so unlike a client's contribution it is sent as it is.
 """
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from client.data.records import Records
 from client.record_level.settings import RecordLevelSettings
 from strategies.messages.client_update import code_fingerprint
 from strategies.messages.records import (
@@ -38,6 +42,7 @@ class SiloRequest:
         silo: the settings its ledger is committed to; the same in every round.
         state: where a simulation keeps the sites' ledgers; a deployed site has a folder of its own.
         residual: float32, what the base's weights are moved by, see :mod:`strategies.adapter.residual`; None: nothing.
+        texts: public ones, in coefficients of whose gradients the one step is to be released; None: as an update.
     """
 
     round: int
@@ -48,6 +53,7 @@ class SiloRequest:
     job: str
     state: str
     residual: np.ndarray | None = None
+    texts: Records | None = None
 
     def to_records(self) -> RecordDict:
         config: dict[str, Any] = {
@@ -58,8 +64,11 @@ class SiloRequest:
             "job": self.job,
             "state": self.state,
         }
-        arrays = ArrayRecord(model_arrays(self.adapter, self.residual))
-        return RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+        arrays = model_arrays(self.adapter, self.residual)
+        if self.texts is not None:
+            arrays["tokens"] = Array(self.texts.tokens.astype(np.int32))
+            arrays["offsets"] = Array(self.texts.offsets.astype(np.int64))
+        return RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord(config)})
 
     @staticmethod
     def from_records(records: RecordDict) -> "SiloRequest":
@@ -72,6 +81,9 @@ class SiloRequest:
         numbers = {name: typed(config, name, int) for name in ("round", "steps", "client")}
         if min(numbers.values()) < 0 or numbers["steps"] < 1:
             raise BadMessage("round and client must be >= 0 and steps >= 1")
+        texts = _texts_of(records)
+        if texts is not None and numbers["steps"] != 1:
+            raise BadMessage("coefficients are of one step: steps must be 1")
         adapter = vector(records, "adapter", "float32")
         return SiloRequest(
             **numbers,
@@ -80,7 +92,18 @@ class SiloRequest:
             job=typed(config, "job", str),
             state=typed(config, "state", str),
             residual=residual_of(records),
+            texts=texts,
         )
+
+
+def _texts_of(records: RecordDict) -> Records | None:
+    """The public texts of a request, each with a token at least."""
+    if "tokens" not in arrays_of(records):
+        return None
+    tokens, offsets = vector(records, "tokens", "int32"), vector(records, "offsets", "int64")
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(tokens) or int(np.diff(offsets).min()) < 1:
+        raise BadMessage("offsets must rise from 0 to the number of tokens, one text after the other")
+    return Records(tokens, offsets)
 
 
 @dataclass(frozen=True)
@@ -89,7 +112,8 @@ class SiloReply:
 
     Attributes:
         round: answered.
-        update: float32 ``[size]``, the adapter after the steps minus that before; empty if none was taken.
+        update: float32 ``[size]``, the adapter after the steps minus that before; or, of a request with n texts, the
+            released coefficients ``[n]``, divided by the expected batch; empty if no step was taken.
         refused: why the site took none, or fewer than asked; empty if it took all.
         epsilon: guaranteed for the site's whole commitment; infinite if it is not private.
         noise_multiplier: effective, of its first step.
@@ -118,7 +142,11 @@ class SiloReply:
 
     @staticmethod
     def from_records(records: RecordDict, round: int, size: int, steps: int) -> "SiloReply":
-        """Checked against what was asked; BadMessage in words that repeat nothing of the sender's but its refusal."""
+        """Checked against what was asked; BadMessage in words that repeat nothing of the sender's but its refusal.
+
+        Args:
+            size: of an update.
+        """
         config = config_of(records)
         if typed(config, "round", int) != round:
             raise BadMessage(f"reply is for another round, this is round {round}")

@@ -24,7 +24,9 @@ from flwr.app import Context, Message
 from client.data.records import Records
 from client.engine.engine import Engine
 from client.node import Node, kept_here, own_worker, refuse_unless_for
+from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.messages import SiloReply, SiloRequest
+from client.record_level.public_subspace import PublicSpan, in_public_span
 from client.record_level.settings import RecordLevelSettings
 from client.record_level.state import OtherSilo, commit_reading, silo_state
 from client.record_level.training import private_training
@@ -105,6 +107,8 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
     try:
         with silo_state(folder, silo, index) as state:
             training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
+            if request.texts is not None:
+                training = in_public_span(training, PublicSpan(engine, request.texts, "coefficients"))
             adapter = torch.from_numpy(request.adapter.copy())
             training.begin(adapter, PublicSignals(0, None))
             state.put_into(training)
@@ -117,14 +121,27 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
                 training.observe(PublicSignals(training.state.round, None, state.ledger.rho_spent))
             state.take_from(training)
             taken, guaranteed = state.steps - before, state.ledger.guaranteed()
-            update = (training.state.adapter - adapter).numpy() if taken else np.empty(0, np.float32)
+            update = _sent(training, adapter, coefficients=request.texts is not None) if taken else _NOTHING
     except OtherSilo as error:
         return _refusal(request, str(error))
     return SiloReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
 
 
+_NOTHING = np.empty(0, np.float32)
+
+
+def _sent(training: PrivateSgd, before: torch.Tensor, *, coefficients: bool) -> np.ndarray:
+    """What the steps moved, or the coefficients that the only one released."""
+    if not coefficients:
+        return (training.state.adapter - before).numpy()
+    release = training.release
+    assert release is not None, "a step was taken"
+    assert release.encoded is not None, "by this process"
+    return (release.encoded / release.expected_units).to(torch.float32).numpy()
+
+
 def _refusal(request: SiloRequest, reason: str) -> SiloReply:
-    return SiloReply(request.round, np.empty(0, np.float32), 0, reason, math.inf, 0)
+    return SiloReply(request.round, _NOTHING, 0, reason, math.inf, 0)
 
 
 def answer(message: Message, context: Context) -> Message:

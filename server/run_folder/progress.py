@@ -1,7 +1,7 @@
 """How far a cross-silo run has come: one file, written whole or not at all after every round.
 
-    silos.safetensors    the adapter (residual and served average, if there are any), and in its header the round and
-                         what the sites have said
+    silos.safetensors    the adapter (residual, served average, public texts and state of the server's optimizer, if
+                         there are any), and in its header the round and what the sites have said
 
 The server has no ledger to lose: what a site charged for a round that this file does not hold stays spent in the
 site's own ledger, which continues behind it, so such a run may end that many steps earlier. The file ``run.lock``
@@ -14,10 +14,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from client.data.records import Records
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder.errors import CannotResume
@@ -27,6 +30,8 @@ from strategies.adapter.residual import check_residual
 from strategies.cross_silo import GlobalModel
 
 FORMAT = 1
+_OPTIMIZER = "optimizer."
+_TEXTS = ("tokens", "offsets")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Progress:
         silos: what they guarantee, by number.
         steps: taken by all of them, in all rounds.
         refusals: of those that took no step when last asked, why, by number.
+        texts: public ones of the next round, where sites send coefficients of their gradients.
+        optimizer: the server's, where it has one.
     """
 
     model: GlobalModel
@@ -55,6 +62,8 @@ class Progress:
     steps: int = 0
     refusals: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
+    texts: Records | None = None
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
 
     def summary(self) -> str:
         """Rounds done, and which sites never took a step, with what they said last."""
@@ -81,6 +90,9 @@ def save_progress(folder: Path, progress: Progress) -> None:
         "seconds": progress.seconds,
     }
     tensors = {name: tensor.contiguous() for name, tensor in vars(progress.model).items() if tensor is not None}
+    tensors |= {f"{_OPTIMIZER}{name}": tensor.contiguous() for name, tensor in progress.optimizer.items()}
+    if progress.texts is not None:
+        tensors |= {name: torch.from_numpy(np.array(getattr(progress.texts, name))) for name in _TEXTS}
     with durable.replacing(folder / SITES_FILE) as draft:
         save_file(tensors, draft, metadata={"progress": json.dumps(values)})
 
@@ -98,13 +110,17 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
             residual, average = (
                 file.get_tensor(name) if name in file.keys() else None for name in ("residual", "average")
             )
+            kept = [name for name in file.keys() if name.startswith(_OPTIMIZER)]
+            optimizer = {name.removeprefix(_OPTIMIZER): file.get_tensor(name) for name in kept}
+            texts = Records(*(file.get_tensor(name).numpy() for name in _TEXTS)) if "tokens" in file.keys() else None
         if values.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
             raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {layout.size} values")
         if residual is not None:
             check_residual(residual, layout)
         silos = {int(silo): SiteGuarantee(**said) for silo, said in values.pop("silos").items()}
         refusals = {int(silo): str(reason) for silo, reason in values.pop("refusals").items()}
-        return Progress(GlobalModel(adapter, residual, average), silos=silos, refusals=refusals, **values)
+        model = GlobalModel(adapter, residual, average)
+        return Progress(model, silos=silos, refusals=refusals, texts=texts, optimizer=optimizer, **values)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it") from error
 

@@ -3,11 +3,16 @@
 The server holds no ledger: every site has its own, in its own folder, and refuses for itself. What the run states of
 privacy is what the sites say of their commitments. An interrupted run resumes from its last whole round; the
 steps of a lost one stay spent in the sites' ledgers.
+
+With ``[silo.span]`` the server sends public texts along, which it wrote, and sites answer with coefficients of their
+gradients; the server takes the step.
 """
 
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,13 @@ import numpy as np
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from client.models.lora import as_one_adapter
 from client.models.tasks import Metrics
 from client.record_level.messages import ACTION, SiloReply, SiloRequest
+from client.record_level.public_subspace import PublicSpan
+from client.record_level.training import noise_of, record_level_engine
 from privacy.randomness.rng import simulation_generator
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
@@ -32,10 +40,11 @@ from server.run_folder.round_record import Presence, RoundRecord, validated
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome
 from server.runs.lifecycle import Run, connected
-from server.runs.public_data import PublicTraining
+from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
-from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
+from strategies.cross_silo import GlobalModel, Place, SiloAnswer, SpanUpdate, combine_of, next_model, updates_of
 from strategies.dispatch import PATIENCE, RoundFailed, awaited, quorum, sound_replies
+from strategies.private_training import ServerUpdate
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +58,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     config, telemetry, folder = run.config, run.telemetry, run.folder
     ready = assemble_cross_silo(config)
     public = PublicTraining.of(ready)
+    adapter, span = in_span(ready)
     run.note_start(ready.data)
     if run.resumes:
         progress = load_progress(folder, ready.layout)
@@ -57,7 +67,9 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     else:
         if config.public.warm_start_epochs:
             run.status("warm start on public records")
-        progress = Progress(GlobalModel(public.warm_start(ready.start)))
+        progress = Progress(GlobalModel(public.warm_start(adapter)))
+        if span is not None:
+            progress.texts, progress.optimizer = span.public.texts, ready.methods.optimizer.init(adapter)
         save_progress(folder, progress)
     nodes, evaluate = connected(run, ready, grid, public.used)
     if isinstance(nodes, int):  # a simulation's workers stand for several sites each
@@ -86,7 +98,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         there = None
         if config.deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
             there = awaited(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
-        asked, missing = _round(ready, folder, grid, nodes, progress)
+        asked, missing = _round(ready, folder, grid, nodes, progress, span)
         present = Presence(
             asked, None if there is None else len(there), asked - len(missing), _told(folder, config, nodes, missing)
         )
@@ -98,6 +110,51 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     outcome = _outcome(run, ready, progress, final, evaluate)
     steered = ready.methods.steered
     run.finish(outcome, guarantee.cross_silo(config, ready.silo, progress.silos, steered=steered), progress.summary())
+
+
+@dataclass(frozen=True)
+class InSpan:
+    """What the server does with coefficients.
+
+    Attributes:
+        public: the first texts, and how they evolve.
+    """
+
+    public: PublicSpan
+    update: SpanUpdate
+
+    def stepped(
+        self, progress: Progress, gradients: Tensor, answers: Sequence[SiloAnswer], round: int, batch: int
+    ) -> None:
+        """Take the step of a round, and let the texts evolve.
+
+        Args:
+            batch: units that each site expects in one.
+        """
+        sent = updates_of(answers, round)
+        if not sent:
+            return
+        multipliers = [progress.silos[answer.silo].noise_multiplier for answer in answers if answer.update is not None]
+        noise = math.hypot(*multipliers) / (len(sent) * batch)
+        progress.model, progress.optimizer = self.update(
+            progress.model, progress.optimizer, gradients, sent, noise, round
+        )
+        if self.public.evolve is not None and progress.texts is not None:
+            scores = batch * torch.stack(sent).sum(dim=0)  # of all sites' records together, as at one site
+            progress.texts = self.public.evolve(progress.texts, scores, progress.model.adapter, round)
+
+
+def in_span(ready: CrossSiloAssembly) -> tuple[Tensor, InSpan | None]:
+    """The adapter to start from, and what ``[silo.span]`` adds to the run; None without it."""
+    config = ready.config
+    if not config.silo.span.method:
+        return ready.start, None
+    adapter, public = public_span(ready, record_level_engine(ready.job, "stacked"))
+    assert public is not None, "silo.span.method is set"
+    parts = ready.methods
+    average, noise = config.strategy.served_average, noise_of(config.privacy)
+    server = ServerUpdate(parts.optimizer, parts.aggregation, ready.layout, average, noise)
+    return adapter, InSpan(public, SpanUpdate(server, ready.part, ready.silo.learning_rates))
 
 
 def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
@@ -136,7 +193,12 @@ def _told(folder: Path, config: RunConfig, nodes: tuple[int, ...], missing: Mapp
 
 
 def _round(
-    ready: CrossSiloAssembly, folder: Path, grid: Grid, nodes: tuple[int, ...], progress: Progress
+    ready: CrossSiloAssembly,
+    folder: Path,
+    grid: Grid,
+    nodes: tuple[int, ...],
+    progress: Progress,
+    span: InSpan | None,
 ) -> tuple[int, dict[int, str]]:
     """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
 
@@ -148,7 +210,8 @@ def _round(
     """
     model, round = progress.model, progress.round + 1
     adapter = model.adapter
-    config, steps = ready.config, ready.config.silo.steps
+    config, steps, texts = ready.config, ready.config.silo.steps, progress.texts
+    size = len(adapter) if texts is None else len(texts)
     drawn = simulation_generator(config.seed, "silos", round).random(config.clients) < config.sampling_rate
     sent, messages = [], []
     for silo in np.flatnonzero(drawn).tolist():
@@ -161,6 +224,7 @@ def _round(
             ready.job.to_json(),
             str(folder / STATE),
             None if model.residual is None else model.residual.numpy(),
+            texts,
         )
         message = Message(content=request.to_records(), message_type=f"train.{ACTION}", dst_node_id=nodes[silo])
         messages.append(message)
@@ -169,7 +233,7 @@ def _round(
     missing: dict[int, str] = {}
 
     def take(content: Any, silo: int) -> None:
-        reply = SiloReply.from_records(content, round, len(adapter), steps)
+        reply = SiloReply.from_records(content, round, size, steps)
         if reply.steps:
             progress.silos[silo] = SiteGuarantee(reply.epsilon, reply.population, reply.noise_multiplier)
         progress.steps += reply.steps
@@ -187,9 +251,13 @@ def _round(
         )
     if not progress.steps and (ended := progress.ended(config.clients)):
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
-    combine = combine_of(ready.methods.aggregation)
-    place = Place(ready.layout, ready.spec.scale, config.seed, round, config.strategy.served_average)
-    progress.model = next_model(model, found, combine, place)
+    if span is not None and texts is not None:
+        gradients = span.public.basis(adapter, texts, ready.part)
+        span.stepped(progress, gradients, found, round, config.silo.batch_size)
+    else:
+        combine = combine_of(ready.methods.aggregation)
+        place = Place(ready.layout, ready.spec.scale, config.seed, round, config.strategy.served_average)
+        progress.model = next_model(model, found, combine, place)
     progress.round = round
     return len(sent), missing
 

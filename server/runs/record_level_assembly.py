@@ -13,6 +13,7 @@ from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
 from server.runs.assembly import Assembly, CommittedAssembly, assembled, data_spec
 from server.runs.commitment import commit_records, not_private_reason, refuse_unplannable
+from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import RoLora
 from strategies.aggregations.fedsvd import FedSvd
@@ -98,9 +99,11 @@ class CrossSiloAssembly(Assembly):
     Attributes:
         methods: the server's is the aggregation.
         silo: what every site commits to, and calibrates for its own units.
+        part: what of the adapter they train, in every round.
     """
 
     silo: RecordLevelSettings
+    part: TrainedSubset
 
 
 def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
@@ -122,7 +125,9 @@ def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
     )
-    return CrossSiloAssembly(**vars(assembled(config, parts, prepare(data_spec(config)))), silo=silo)
+    if config.silo.span.method:  # the server takes the steps
+        silo = silo.but(optimizer="fedavg", optimizer_options={})
+    return CrossSiloAssembly(**vars(assembled(config, parts, prepare(data_spec(config)))), silo=silo, part=part)
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
@@ -132,11 +137,13 @@ def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
             f"strategy.controller = {config.strategy.controller!r} reads the public loss of every step, and the "
             "sites of a cross-silo run have no public data; take another"
         )
-    if config.silo.span.method:
+    options = config.strategy.aggregation_options
+    if options and not parts.aggregation.individual:
         raise ConfigError(
-            f"silo.span.method = {config.silo.span.method!r} must be '' in a cross-silo run: its public texts are "
-            "written in the run of one site (clients = 1)"
+            f"strategy.aggregation-options = {options!r} must be empty in a cross-silo run with strategy.aggregation = "
+            f"{config.strategy.aggregation!r}: sites train without them"
         )
+    _refuse_span(config, parts)
     if config.silo.gradients != "stacked":
         raise ConfigError(
             f"silo.gradients = {config.silo.gradients!r} must be 'stacked' in a cross-silo run; for adapters it does "
@@ -147,4 +154,31 @@ def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
             f"strategy.served-average = {config.strategy.served_average:g} must be 0 with strategy.aggregation = "
             f"{config.strategy.aggregation!r}, which writes the factors anew: their values of different rounds do not "
             "mix"
+        )
+
+
+def _refuse_span(config: RunConfig, parts: Methods) -> None:
+    """ConfigError for settings under which sites cannot send coefficients of the server's texts."""
+    method = config.silo.span.method
+    if not method:
+        return
+    if method != "coefficients":
+        raise ConfigError(
+            f"silo.span.method = {method!r} must be 'coefficients' in a cross-silo run; the others send whole updates, "
+            "from the run of one site (clients = 1)"
+        )
+    if config.silo.steps != 1:
+        raise ConfigError(
+            f"silo.steps = {config.silo.steps} must be 1 with silo.span.method = 'coefficients': they are of the "
+            "gradients at the adapter that a round begins with"
+        )
+    if config.strategy.controller != "fixed":
+        raise ConfigError(
+            f"strategy.controller = {config.strategy.controller!r} must be 'fixed' with silo.span.method = "
+            "'coefficients', which normalises and has no threshold"
+        )
+    if isinstance(parts.aggregation, FedEx | FedGsa | Flora):
+        raise ConfigError(
+            f"strategy.aggregation = {config.strategy.aggregation!r} must be 'plain' or 'ffa' with silo.span.method = "
+            "'coefficients': the server takes the steps, and sites have no adapter of their own"
         )

@@ -19,6 +19,7 @@ PURPOSES = {
     "To begin with": ("quickstart", "silo-quickstart", "silos", "secure-sums", "chat"),
     "Public data sets": (
         "sst2", "sst2-aligned", "wikitext2", "chat-dialogues", "silo-diabetes", "silo-samsum", "silo-pubmed",
+        "silos-pubmed",
     ),
     "In phases": ("dp-atdp", "jft-atdp"),
     "Comparisons, papers": (

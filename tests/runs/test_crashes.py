@@ -109,12 +109,27 @@ def over_sites(cache: Path) -> Config:
     return parse(table | common(cache, 30))
 
 
+def in_span(cache: Path) -> Config:
+    """Two sites that send coefficients of texts which evolve, and a server with an optimizer of its own."""
+    table = {
+        "rounds": 3, "clients": 2, "sampling-rate": 1.0, "privacy": {"unit": "record", "delta": 1e-3},
+        "strategy": {"controller": "fixed", "optimizer": "fedadam", "served-average": 0.5},
+        "silo": {"batch-size": 5, "span": {
+            "method": "coefficients", "samples": 6, "openings": "Notes: |A patient", "warm-start-epochs": 1,
+        }},
+        "engine": {"workers": 1},
+    }  # fmt: skip
+    model = {"name": "random:llama", "task": "causal-lm", "rank": 2, "max-length": 16, "targets": "q_proj,v_proj"}
+    return parse(table | common(cache, 30) | {"model": model})
+
+
 KINDS: dict[str, Callable[[Path], Config]] = {
     "clients": over_clients,
     "correlated": correlated,
     "records": over_records,
     "phases": in_phases,
     "sites": over_sites,
+    "span": in_span,
 }
 
 

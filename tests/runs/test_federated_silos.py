@@ -20,6 +20,7 @@ from server.run_folder.progress import load_progress
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.assembly import data_spec
+from server.runs.cross_silo import in_span
 from server.runs.record_level_assembly import assemble_cross_silo
 from simulations.engines.inprocess import run_inprocess
 from tests.cases.moments import Witness
@@ -99,7 +100,17 @@ def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"silo": {"span": {"method": "coefficients"}}}, "silo.span.method = 'coefficients' must be ''"),
+        ({"silo": {"span": {"method": "projection"}}}, "silo.span.method = 'projection' must be 'coefficients'"),
+        ({"silo": {"span": {"method": "coefficients"}}}, "silo.steps = 2 must be 1"),
+        (
+            {"silo": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"controller": "percentile"}},
+            "strategy.controller = 'percentile' must be 'fixed'",
+        ),
+        (
+            {"silo": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"aggregation": "fedex"}},
+            "strategy.aggregation = 'fedex' must be 'plain' or 'ffa'",
+        ),
+        ({"strategy": {"aggregation-options": {"scale-b": 2.0}, "aggregation": "plain"}}, "must be empty .*plain"),
         ({"silo": {"gradients": "opacus"}}, "silo.gradients = 'opacus' must be 'stacked'"),
         ({"strategy": {"served-average": 0.9, "aggregation": "fedex"}}, "served-average = 0.9 must be 0 with .*fedex"),
     ],
@@ -133,3 +144,29 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path):
     assert _loss(loaded, test) == pytest.approx(results["test_loss"], rel=1e-4)
     said = json.loads((folder / "privacy.json").read_text())["not_covered"]
     assert any("40% of the held-out validation records: they are trained on WITHOUT noise" in line for line in said)
+
+
+def test_sites_send_coefficients_and_the_server_steps_in_the_span(tmp_path):
+    """FixSample at rate 1: the first round moves the adapter inside the span of the texts' gradients, and not at all
+    outside; the ledgers have paid for as many numbers as there are texts."""
+    table = config(tmp_path).to_table()
+    table["strategy"] |= {"aggregation": "plain", "optimizer": "fedavg"}
+    table["model"] |= {"name": "random:llama", "task": "causal-lm", "targets": "q_proj,v_proj"}
+    table["silo"] |= {"steps": 1}
+    table["silo"]["span"] |= {"method": "coefficients", "evolve": False, "samples": 6, "openings": "Notes: |A patient"}
+    settings, folder = parse(table | {"rounds": 1}), tmp_path / "run"
+    folder.mkdir()
+    run_inprocess(settings, folder)
+    ready = assemble_cross_silo(settings)
+    adapter, span = in_span(ready)
+    progress = load_progress(folder, ready.layout)
+    moved = (progress.model.adapter - adapter).double()
+    gradients = span.public.basis(adapter, progress.texts, ready.part).double()
+    inside = torch.linalg.lstsq(gradients.T, moved[:, None]).solution[:, 0] @ gradients
+    assert float(moved.norm()) > 0
+    assert float((moved - inside).norm()) < 1e-5 * float(moved.norm())
+    assert progress.texts.tokens.tolist() == span.public.texts.tokens.tolist()
+    for silo in ("0", "1"):
+        ledger = Ledger.open(folder / "silos" / silo / "ledger.jsonl", read_only=True)
+        assert [event.components[0].dim for event in ledger.events] == [6]
+    assert json.loads((folder / "privacy.json").read_text())["private"]
