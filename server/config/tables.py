@@ -234,8 +234,8 @@ class Span(Table):
 class Silo(StepSettings):
     """How a client trains that protects its own records (``privacy.unit``), by ``client.record_level.dp_sgd``.
 
-    ``strategy.controller`` and ``strategy.optimizer`` are then the site's. ``rounds`` counts the private steps of a
-    run of one site.
+    ``strategy.controller`` and ``strategy.optimizer`` are then the site's; of several sites that send coefficients
+    (``silo.span``), the optimizer is the server's. ``rounds`` counts the private steps of a run of one site.
 
     Attributes:
         steps: private steps that every site takes in a round, before the sites are averaged.

@@ -61,6 +61,15 @@ unit-column = "patient"
 steps = {steps}
 batch-size = 8
 """
+IN_SPAN = (
+    SETTINGS.replace('name = "random:bert"', 'name = "random:llama"\ntask = "causal-lm"\ntargets = "q_proj,v_proj"')
+    + """
+[silo.span]
+method = "coefficients"
+samples = 6
+openings = "Notes: |A patient"
+"""
+)
 
 
 class Grid(InProcessGrid):
@@ -83,6 +92,8 @@ class Nodes:
 
     folder: Path
     unit: str
+    settings: str = SETTINGS
+    steps: int = STEPS
     grid: Grid = field(default_factory=lambda: Grid(client_app, 3))
 
     def __post_init__(self) -> None:
@@ -96,7 +107,7 @@ class Nodes:
 
     def run(self, name: str, *, resume: bool = False) -> Path:
         folder = self.folder / name
-        text = SETTINGS.format(rounds=ROUNDS, steps=STEPS, unit=self.unit, folder=self.folder)
+        text = self.settings.format(rounds=ROUNDS, steps=self.steps, unit=self.unit, folder=self.folder)
         (self.folder / "run.toml").write_text(text)
         keys: dict[str, Any] = {"config-file": str(self.folder / "run.toml"), "run-folder": str(folder)}
         if resume:
@@ -134,6 +145,30 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
         nodes.run("second")  # nothing is left of the promise
     with Ledger.open(tmp_path / "1" / "ledger.jsonl", read_only=True) as ledger:
         assert len(ledger.charges) == ROUNDS * STEPS
+
+
+def test_nodes_send_coefficients_of_texts_that_the_server_wrote(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "record", IN_SPAN, steps=1)
+    for node in (1, 2, 3):
+        nodes.set(node, silo_state=str(tmp_path / f"{node}"))
+    sizes = []
+    take = server.runs.cross_silo.SiloReply.from_records
+
+    def read(content: RecordDict, round: int, size: int, steps: int) -> Any:
+        sizes.append((size, len(content.array_records["arrays"]["update"].data)))
+        return take(content, round, size, steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.runs.cross_silo.SiloReply, "from_records", read)
+        folder = nodes.run("first")
+    status = read_status(folder)
+    assert status is not None
+    assert status.state == "completed"
+    assert [size for size, _ in sizes] == [6] * 3 * ROUNDS
+    assert max(length for _, length in sizes) < 200, "24 bytes of coefficients and a header"
+    for node in (1, 2, 3):
+        with Ledger.open(tmp_path / str(node) / "ledger.jsonl", read_only=True) as ledger:
+            assert [event.components[0].dim for event in ledger.events] == [6] * ROUNDS
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ KINDS = {
     "SST-2 with SmolLM2": ("sst2-room",),
     "RLDP and DP-Adam-AC, records": ("records-diabetes", "records-diabetes-why", "rldp"),
     "ATDP": ("atdp", "atdp-frontier"),
-    "PE-SGD": ("pesgd", "pesgd-tuning", "pesgd-rates", "pesgd-step"),
+    "PE-SGD": ("pesgd", "pesgd-tuning", "pesgd-rates", "pesgd-step", "pesgd-sites"),
     "correlated noise, the planner": ("correlated-training", "planner-sweep"),
 }
 

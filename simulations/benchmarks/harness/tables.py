@@ -106,6 +106,8 @@ TABLES = {
     "pesgd-step": "papers.pe_sgd.step:steps",
     "pesgd-step.pairs": "papers.pe_sgd.step:pairs",
     "pesgd-step.varied": "papers.pe_sgd.step:varied",
+    "pesgd-sites": "papers.pe_sgd.sites:comparison",
+    "pesgd-sites.choices": "papers.pe_sgd.sites:choices",
     "pesgd-rates": "papers.pe_sgd.tables:common",
     "pesgd-rates.claims": "papers.pe_sgd.tables:common_claims",
 }
