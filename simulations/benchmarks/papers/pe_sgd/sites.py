@@ -14,18 +14,19 @@ from simulations.presets.load import find, load
 from simulations.report.notation import number_text
 
 NAMES = {"pe-sgd": "PE-SGD", "fixsample": "FixSample", "dp-sgd": "DP-SGD"}
+SHORTER = "sites-evolving-shorter"
 RATE = "strategy.optimizer-options.learning-rate"
 
 
 def comparison(results: Mapping[str, Any]) -> str:
-    """Each method at its own rate."""
-    rows = [row for row in results["cells"] if not is_choosing(row)]
+    """Each method at its own rate, and PE-SGD at a shorter one."""
+    rows = [{**row, "variant": _name(row)} for row in results["cells"] if not is_choosing(row)]
     if not rows:
         return NOT_MEASURED
     found, groups = log_perplexities(rows), grouped(rows, lambda row: row["variant"])
     ranked = sorted(found, key=lambda name: statistics.mean(found[name].values()))
     columns: Columns = {
-        "method": lambda row: NAMES[row["name"]],
+        "method": lambda row: str(row["name"]),
         "numbers a site sends a round": lambda row: f"{_sent(row['cells'][0]):,}",
         "perplexity": lambda row: mean_text([cell["test_perplexity"] for cell in row["cells"]]),
         "against DP-SGD": lambda row: (
@@ -40,7 +41,7 @@ def comparison(results: Mapping[str, Any]) -> str:
         f"{first['clients']} sites, {first['rounds']} rounds, ε = {number_text(first['epsilon'])} at each; the "
         f"base model's validation perplexity is {start:.1f}."
     )
-    return f"{caption}\n\n{table(methods(ranked, groups, found, 'dp-sgd'), columns)}{provenance(rows)}"
+    return f"{caption}\n\n{table(methods(ranked, groups, found, NAMES['dp-sgd']), columns)}{provenance(rows)}"
 
 
 def choices(results: Mapping[str, Any]) -> str:
@@ -59,5 +60,9 @@ def choices(results: Mapping[str, Any]) -> str:
     return f"{markdown(header, lines, 'lr')}{provenance(rows)}"
 
 
+def _name(row: Row) -> str:
+    return f"{NAMES[row['variant']]}, shorter" if row["grid"] == SHORTER else NAMES[row["variant"]]
+
+
 def _sent(row: Row) -> int:
-    return int(row["dimension"]) if row["variant"] == "dp-sgd" else load(find("silos-pubmed")).silo.span.samples
+    return int(row["dimension"]) if row["variant"] == NAMES["dp-sgd"] else load(find("silos-pubmed")).silo.span.samples
