@@ -41,7 +41,7 @@ from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
 from simulations.engines import launcher
-from simulations.engines.ahead import FlowerAhead
+from simulations.engines.ahead import FlowerAhead, importing
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
 
@@ -130,7 +130,8 @@ def run(
             asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
             # Flower's commands import beside the checks.
             ahead = stack.enter_context(FlowerAhead()) if _on_flower(asked.run) and not dry_run else None
-            from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
+            with importing():
+                from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
             checked = check_run(asked)
             check_tracker(track)

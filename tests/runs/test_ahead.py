@@ -1,5 +1,6 @@
 """What imports ahead does what it is told, once, and nothing else."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from simulations.engines.ahead import Ahead
+from simulations.engines.ahead import Ahead, importing
 from simulations.engines.processes import alive
 
 PATIENCE = 120.0  # for what takes a second, on a machine whose cores are busy
@@ -78,3 +79,10 @@ def test_it_ends_with_whoever_started_it(imported: Path) -> None:
     starter.wait(PATIENCE)
     psutil.wait_procs([waiting], timeout=PATIENCE)
     assert not alive(waiting)
+
+
+def test_garbage_is_collected_again_behind_an_import() -> None:
+    with pytest.raises(ImportError), importing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()

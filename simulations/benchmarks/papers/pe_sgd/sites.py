@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from server.config.load import load
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, Columns, Row, grouped, markdown, mean_text, table
 from simulations.benchmarks.papers.diabetes import change_text, log_perplexities, smallest_text
 from simulations.benchmarks.papers.dp_lac import COST, is_choosing, marked, methods, provenance
-from simulations.presets.load import find, load
+from simulations.presets.load import find
 from simulations.report.notation import number_text
 
 NAMES = {"pe-sgd": "PE-SGD", "fixsample": "FixSample", "dp-sgd": "DP-SGD"}
