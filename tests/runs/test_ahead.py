@@ -82,7 +82,9 @@ def test_it_ends_with_whoever_started_it(imported: Path) -> None:
 
 
 def test_garbage_is_collected_again_behind_an_import() -> None:
-    with pytest.raises(ImportError), importing():
+    with importing():
         assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled()
