@@ -1,8 +1,8 @@
 """Every number of docs/engine.md by one command, at one commit and on a quiet machine.
 
-Run: `python -m simulations.benchmarks engine.measure_all FOLDER [--only NAME ...] [--busy]`, about an hour on two cores.
-FOLDER holds SST-2's parquet files. It starts the benchmarks one after the other, each in a process of its own, makes the
-environment for pfl-research itself, and writes the tables at the end. It refuses a checkout with changed
+Run: `python -m simulations.benchmarks engine.measure_all FOLDER [--only NAME ...] [--busy]`, about an hour on two
+cores. FOLDER holds SST-2's parquet files. It starts the benchmarks one after the other, each in a process of its own,
+makes the environment for pfl-research itself, and writes the tables at the end. It refuses a checkout with changed
 code, because its results would name a commit that is not what was measured, and a machine on which others work; with
 `--busy` it goes on, and every result tells the load.
 """
