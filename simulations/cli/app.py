@@ -258,7 +258,7 @@ def _run(
 
 
 def _write_report(folder: Path) -> None:
-    from simulations.report import page  # half a second, which no run has to wait for
+    from simulations.report import page  # slow to import, and no run has to wait for it
 
     page.write_report(folder)
 

@@ -1,6 +1,6 @@
 """Commands of Flower that import ahead of time.
 
-Each takes about a second to import what it needs. A process of :class:`Ahead` does that while a run is checked, on
+Importing what they need takes most of their time. A process of :class:`Ahead` does it while a run is checked, on
 another core, and then waits to be told what to do. If nobody tells it, or whoever started it is gone, it ends.
 """
 
@@ -102,7 +102,7 @@ class FlowerAhead:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """For large imports: collecting garbage, of which they leave little, would take a sixth of their time."""
+    """For large imports: collecting garbage, of which they leave little, slows them."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -103,7 +103,7 @@ def load(module):
         os.close(log)
     if {plugins!r} not in sys.path:
         sys.path.append({plugins!r})
-    gc.disable()  # collecting takes a sixth of the time of so large an import
+    gc.disable()  # collecting slows so large an import
     found = importlib.import_module(module)
     gc.enable()
     own = os.path.join({root!r}, *module.split(".")) + ".py"
