@@ -24,13 +24,16 @@ from simulations.presets.load import preset_files
 from simulations.sweep.cells import sweep_files
 from simulations.tools import transcripts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in TRACKED if name.endswith(".md")}
 
 FOLDERS = "privacy|client|strategies|server|simulations|tests|docker|docs"
 MADE_BY_READERS = {"ask.py", "docker/records/", "docs/quickstart", "my_methods.py"}
 """Paths that a text asks its reader to make, or that only begin the names of files."""
+MADE = runpy.run_path(str(ROOT / "docs/generated.py"))
+METHOD_PAGES = {ROOT / "docs/methods" / f"{name}.md" for name in MADE["method_pages"]()}
+"""Written by `make docs`, and in no checkout."""
 REMOVED = {"public.aligned", "public.subspace", "public.subspace-refresh"}
 """Settings of an earlier version that texts speak of."""
 
@@ -53,6 +56,10 @@ def exists(path: str) -> bool:
     return path in MADE_BY_READERS or any(ROOT.glob(path.rstrip("/")))
 
 
+def known_page(path: Path) -> bool:
+    return path in METHOD_PAGES or (path.exists() and path.parent != ROOT / "docs/methods")
+
+
 def wrong_paths(name: str, text: str) -> list[str]:
     paths = {match.rstrip("./") for match in re.findall(rf"(?<![\w/.$-])(?:{FOLDERS})/[\w/.*-]+", text)}
     files = {match for match in re.findall(r"`([\w/]+\.py)`", text) if not re.match(rf"(?:{FOLDERS})/", match)}
@@ -61,7 +68,7 @@ def wrong_paths(name: str, text: str) -> list[str]:
     return sorted(
         [path for path in paths - made if not exists(path)]
         + [file for file in files - made if not any(f"/{known}".endswith(f"/{file}") for known in TRACKED)]
-        + [link for link in links if not (ROOT / name).parent.joinpath(link).exists()]
+        + [link for link in links if not known_page((ROOT / name).parent.joinpath(link).resolve())]
     )
 
 
@@ -241,15 +248,14 @@ def test_the_diagrams_are_drawn_as_their_script_draws_them() -> None:
 
 
 def test_every_method_has_a_page_with_its_reference_and_guarantee() -> None:
-    made = runpy.run_path(str(ROOT / "docs/generated.py"))
-    methods = {name for _, kind in made["KINDS"].values() for name in kind}
-    pages = made["method_pages"]()
+    methods = {name for _, kind in MADE["KINDS"].values() for name in kind}
+    pages = MADE["method_pages"]()
     assert {name for text in pages.values() for name in re.findall(r"## Options: `(.+)`", text)} <= methods
     assert [name for name, text in pages.items() if not re.search(r"^## References?$", text, re.MULTILINE)] == []
     assert [name for name, text in pages.items() if "\n## Guarantee\n" not in text] == []
-    measured = set(made["MEASURED"])
+    measured = set(MADE["MEASURED"])
     assert measured <= methods
-    assert all((ROOT / "docs" / page).is_file() for _, pages in made["MEASURED"].values() for page in pages.split())
+    assert all((ROOT / "docs" / page).is_file() for _, pages in MADE["MEASURED"].values() for page in pages.split())
     assert "| `rldp`, far | `rl` | 2 | perplexity" in pages["rl"], "the numbers of a method come from the results"
 
 
