@@ -45,6 +45,7 @@ BENCHMARKS = {
     "papers.dp_adam_ac_figure": "the figure of docs/dp-adam-ac.md from the results of records-diabetes-why",
     "papers.atdp.chains": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.atdp.frontier": "exposure against perplexity of ways to forget, ATDP beside noise alone",
+    "papers.atdp.tiers": "redaction, JFT and ATDP by tier of spaCy's detector: perplexity and exposure",
     "papers.atdp.curves": "the figure of docs/atdp.md from the results of papers.atdp.frontier",
     "papers.detectors": "what detectors of sensitive text take for sensitive, and what they miss",
     "papers.pe_sgd.training": "DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD on a few hundred texts",

@@ -97,6 +97,7 @@ TABLES = {
     "rl_overhead": "papers.rldp_pretraining:overhead_table",
     "rl_pretraining": "papers.rldp_pretraining:comparison_table",
     "atdp": "papers.atdp.chains:comparison",
+    "atdp-tiers": "papers.atdp.tiers:table",
     "atdp-frontier": "papers.atdp.curves:exposures",
     "atdp-frontier.differences": "papers.atdp.curves:differences",
     "detectors": "papers.detectors:table",

@@ -38,7 +38,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 from client.data.canaries import DIGITS, secrets
 from client.data.prepare import prepare
@@ -99,7 +99,8 @@ class Start:
         folder.mkdir(parents=True, exist_ok=True)
         (result,) = run.train(folder)
         self.base, self.adapter, self.cpu_seconds = run.assembly.start, result.adapter, result.cpu_seconds
-        self.run, self.test = run, drawn(run.test, test_records)
+        self.run = run
+        run.test = drawn(run.test, test_records)
         self.model, self.tokenizer = load_base(config.run.model.name, config.run.model.task)
         self._phase_runs: dict[str, PhasesRun] = {}
 
@@ -153,19 +154,29 @@ class Start:
         return self._phase_runs[arm]
 
     def measured(self, adapter: Tensor) -> dict[str, Any]:
-        """Perplexity on the test paragraphs and exact exposure of every secret, in bits."""
-        metrics, data = self.run.engine.evaluate(adapter, self.test), self.config.run.data
-        plain = merged(self.model, self.run.assembly.spec, adapter)
-        prefix, rows = exposure.split_tokens(self.tokenizer, data.canary_kind, list(DIGITS))
-        scores = exposure.all_numbers(plain, prefix, [row[0] for row in rows], LENGTH)
-        planted = [int(secret) for secret in secrets(data.canary_kind, data.canaries, self.config.run.seed)]
-        bits = [found.bits for found in exposure.exact(scores, planted)]
-        return {
-            "perplexity": round(math.exp(metrics.loss), 4),
-            "exposure": round(mean(bits), 4),
-            "bits": [round(each, 2) for each in bits],
-            "test_tokens": metrics.count,
-        }
+        """As :func:`exact_quality`, on the test paragraphs."""
+        return exact_quality(self.run, self.model, self.tokenizer, adapter)
+
+
+def exact_quality(run: PhasesRun, model: nn.Module, tokenizer: Any, adapter: Tensor) -> dict[str, Any]:
+    """Perplexity on the run's test paragraphs and exact exposure of every six-digit secret, in bits.
+
+    Args:
+        model: the run's base model.
+        tokenizer: of that model.
+    """
+    metrics, data = run.engine.evaluate(adapter, run.test), run.config.run.data
+    plain = merged(model, run.assembly.spec, adapter)
+    prefix, rows = exposure.split_tokens(tokenizer, data.canary_kind, list(DIGITS))
+    scores = exposure.all_numbers(plain, prefix, [row[0] for row in rows], LENGTH)
+    planted = [int(secret) for secret in secrets(data.canary_kind, data.canaries, run.config.run.seed)]
+    bits = [found.bits for found in exposure.exact(scores, planted)]
+    return {
+        "perplexity": round(math.exp(metrics.loss), 4),
+        "exposure": round(mean(bits), 4),
+        "bits": [round(each, 2) for each in bits],
+        "test_tokens": metrics.count,
+    }
 
 
 class Unread:
