@@ -9,9 +9,9 @@ from simulations.benchmarks.harness.markdown import markdown
 
 KINDS = {
     "DP-LAC and the other clipping rules": ("controllers", "dp-lac-diabetes", "targets", "lora", "balance", "methods"),
-    "SST-2 with SmolLM2": ("sst2-room",),
+    "SST-2 with SmolLM2": ("sst2-room", "sst2-goals"),
     "RLDP and DP-Adam-AC, records": ("records-diabetes", "records-diabetes-why", "rldp"),
-    "ATDP": ("atdp", "atdp-frontier"),
+    "ATDP": ("atdp", "atdp-frontier", "atdp-tiers"),
     "PE-SGD": ("pesgd", "pesgd-tuning", "pesgd-rates", "pesgd-step", "pesgd-sites"),
     "correlated noise, the planner": ("correlated-training", "planner-sweep"),
 }

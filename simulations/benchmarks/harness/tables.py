@@ -62,6 +62,8 @@ TABLES = {
     "balance": "papers.balance:balances",
     "sst2-room": "papers.sst2_room:room",
     "sst2-room.paid": "papers.sst2_room:paid",
+    "sst2-goals": "papers.sst2_room:goals",
+    "sst2-goals.choices": "papers.dp_lac:choices",
     "targets": "papers.dp_lac:comparisons",
     "bad-replies": "faults.tables:bad_replies",
     "soak": "faults.tables:soak",

@@ -1,6 +1,7 @@
-"""Whether SST-2 tells private from not, and DP-LAC from what paid: the tables of the sweep ``sst2-room``.
+"""SST-2 with SmolLM2: whether it tells private from not, and DP-LAC from what paid, and how far a head goes.
 
-The sweep's file says what was asked beforehand. Differences are seed by seed.
+The tables of the sweeps ``sst2-room`` and ``sst2-goals``, whose files say what was asked beforehand. Differences are
+seed by seed.
 """
 
 import statistics
@@ -27,6 +28,8 @@ NAMES = {
     "dp-lac": "DP-LAC, histogram",
     "quantile": "quantile (Andrew)",
     "automatic": "automatic (Bu)",
+    "head": "the head alone, from a warm start; fixed C",
+    "warm-start-alone": "*the warm start alone, no client*",
 }
 
 
@@ -38,6 +41,11 @@ def room(results: Mapping[str, Any]) -> str:
 def paid(results: Mapping[str, Any]) -> str:
     """DP-LAC at epsilon 4 against rules that paid two thirds of it for their tuning."""
     return _compared(results, ("unpaid", "paid"), "dp-lac 4.00", "against DP-LAC")
+
+
+def goals(results: Mapping[str, Any]) -> str:
+    """What clients add to a warm start, with the DP-LAC paper's number of clients and rounds."""
+    return _compared(results, ("upper-bound", "goal"), "warm-start-alone", "against the warm start")
 
 
 def _compared(results: Mapping[str, Any], grids: tuple[str, ...], reference: str, compared: str) -> str:
