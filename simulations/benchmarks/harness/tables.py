@@ -108,6 +108,7 @@ TABLES = {
     "pesgd-tuning": "papers.pe_sgd.tables:tuning",
     "pesgd-step": "papers.pe_sgd.step:steps",
     "pesgd-step.pairs": "papers.pe_sgd.step:pairs",
+    "pesgd-step.smollm2": "papers.pe_sgd.step:pairs_of_smollm2",
     "pesgd-step.varied": "papers.pe_sgd.step:varied",
     "pesgd-sites": "papers.pe_sgd.sites:comparison",
     "pesgd-sites.choices": "papers.pe_sgd.sites:choices",

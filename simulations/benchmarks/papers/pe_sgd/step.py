@@ -189,13 +189,23 @@ def _setting(row: Row) -> str:
 
 
 def pairs(results: Row) -> str:
-    """Each step less that of DP-SGD, a pair per corpus and seed, Holm-corrected over the table; bold is significant."""
+    """The small model's steps less that of DP-SGD, a pair per corpus and seed."""
+    return _pairs([row for row in results["rows"] if of_the_paper_sizes(row)])
+
+
+def pairs_of_smollm2(results: Row) -> str:
+    """The same of SmolLM2 in the paper's form, a pair per seed."""
+    found = [row for row in results["rows"] if row["model"] == "smollm2"]
+    return _pairs(found) if found else NOT_MEASURED
+
+
+def _pairs(pooled: Sequence[Row]) -> str:
+    """Each step less that of DP-SGD, Holm-corrected over the table; bold is significant."""
     values: dict[str, Callable[[Row], float]] = {
         "cosine": lambda row: row["cosine"],
         f"fall at {SHOWN:g}": lambda row: row["falls"][row["lengths"].index(SHOWN)],
         "best fall": lambda row: max(row["falls"]),
     }
-    pooled = [row for row in results["rows"] if of_the_paper_sizes(row)]
     of = grouped(pooled, lambda row: row["method"])
     rows = {method: {(row["corpus"], row["model"], row["seed"]): row for row in own} for method, own in of.items()}
     differences, counts = {}, set()
