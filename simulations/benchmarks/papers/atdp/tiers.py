@@ -135,29 +135,28 @@ def table(results: Mapping[str, Any]) -> str:
         paired_difference(by_seed(of[detector, JFT], "perplexity"), by_seed(of[detector, REDACTED], "perplexity"))
         for detector in shown
     ]
-    lines = []
+    perplexities, exposures = [], []
     for detector, gain, told in zip(shown, gains, told_apart(gains), strict=True):
         assert gain is not None
         text = f"{gain.mean:+.2f}" + ("" if gain.half is None else f" ± {gain.half:.2f}")
-        cells = [
+        redacted, jft, atdp, *bits = [
             mean_text([row[value] for row in of[detector, arm]], 2)
             for value in ("perplexity", "exposure")
             for arm in (REDACTED, JFT, ATDP)
         ]
-        cells.insert(2, f"**{text}**" if told else text)
+        marked = f"**{text}**" if told else text
+        perplexities.append((f"`{detector}`", redacted, jft, marked, atdp, str(len(gain.values))))
         found = mean(row["secrets_found"] for row in of[detector, JFT])
-        lines.append((f"`{detector}`", f"{found:.0%}", *cells, str(len(gain.values))))
-    header = (
-        "detector", "secrets found", "perplexity, redacted", "JFT", "JFT less redacted", ATDP,
-        "exposure, bits, redacted", "JFT", ATDP, "seeds",
-    )  # fmt: skip
+        exposures.append((f"`{detector}`", f"{found:.0%}", *bits))
     start = {row["seed"]: row for row in rows if row["arm"] == NO_DP}.values()
-    perplexity, bits = (mean_text([row[value] for row in start], 2) for value in ("perplexity", "exposure"))
+    perplexity, exposed = (mean_text([row[value] for row in start], 2) for value in ("perplexity", "exposure"))
     epsilon = max(row["selective_epsilon"] for row in rows if row["arm"] == JFT)
     cost = duration_text(sum(row["cpu_seconds"] for row in rows))
+    first = markdown(("perplexity", REDACTED, JFT, "JFT less redacted", ATDP, "seeds"), perplexities, "lr")
+    second = markdown(("exposure, bits", "secrets found", REDACTED, JFT, ATDP), exposures, "lr")
     return (
-        f"{markdown(header, lines, 'lr')}\nMean ± standard deviation over seeds; differences with 95 % intervals, bold "
-        f"where significant (Holm). Without DP, on the originals: perplexity {perplexity}, exposure {bits} bits; a "
+        f"{first}\n{second}\nMean ± standard deviation over seeds; differences with 95 % intervals, bold "
+        f"where significant (Holm). Without DP, on the originals: perplexity {perplexity}, exposure {exposed} bits; a "
         f"secret never seen has {NULL:.2f} in the mean. JFT has selective-DP ε {epsilon_text(epsilon)}, δ "
         f"{rows[0]['delta']:g}, if the detector were perfect; no row has a guarantee for records. Perplexity over "
         f"{number_text(rows[0]['test_tokens'])} tokens of WikiText-2 validation.\n"
