@@ -17,7 +17,7 @@ Appends to ``results/atdp.json``; a cell that is there already is not run again.
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -74,19 +74,11 @@ def main(
     """Run what is not there yet, print and write."""
     torch.set_num_threads(1)
     names = tuple(DETECTORS) if detector == "both" else (detector,)
-    chosen = dict(parse_setting(setting) for setting in settings or [])
-    named = load_phases(preset, chosen).run.data
-    sources = {
-        "data.source": placed(named.source, data.resolve(), "held-back"),
-        "data.test-source": placed(named.test_source, data.resolve(), "validation"),
-        "data.canary-kind": kind,
-    }
+    configured = recipe(preset, data, settings)
     document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"benchmark": "atdp", "rows": []}
     for seed in range(first, first + seeds):
         for name in names:
-            overrides = {**sources, **chosen, "seed": seed, "data.detector": DETECTORS[name]}
-            config = load_phases(preset, overrides)
-            config = replace(config, run=absolute_paths(config.run, Path.cwd()))
+            config = configured({"seed": seed, "data.detector": DETECTORS[name], "data.canary-kind": kind})
             cell = {"preset": preset.stem, "kind": kind, "detector": name, "seed": seed}
             if any(cell.items() <= row.items() for row in document["rows"]):
                 continue
@@ -95,6 +87,28 @@ def main(
                 say(document["rows"][-1])
             document["environment"] = environment()
             out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def recipe(preset: Path, data: Path, settings: Sequence[str] | None) -> Callable[[Mapping[str, Any]], PhasesConfig]:
+    """What makes the phases of a cell from its own settings, by dotted names.
+
+    Args:
+        preset: the file of phases.
+        data: folder of WikiText-2's parquet files.
+        settings: KEY=VALUE of the file.
+    """
+    chosen = dict(parse_setting(setting) for setting in settings or [])
+    named = load_phases(preset, chosen).run.data
+    sources = {
+        "data.source": placed(named.source, data.resolve(), "held-back"),
+        "data.test-source": placed(named.test_source, data.resolve(), "validation"),
+    }
+
+    def configured(cell: Mapping[str, Any]) -> PhasesConfig:
+        config = load_phases(preset, {**sources, **chosen, **cell})
+        return replace(config, run=absolute_paths(config.run, Path.cwd()))
+
+    return configured
 
 
 def placed(source: str, folder: Path, part: str) -> str:

@@ -49,14 +49,12 @@ from client.models.lora import merged
 from client.record_level.training import private_training
 from privacy.randomness.sampling import CohortSampler
 from server.runs.assembly import data_spec
-from server.runs.phase_config import load_phases
 from server.runs.phase_plan import DpPhase, PhasesConfig
 from server.runs.phases import PhasesRun
 from server.runs.public_data import trained_without_noise
 from simulations.audit import exposure
 from simulations.benchmarks.harness.results import RESULTS, environment, origin, say
-from simulations.benchmarks.papers.atdp.chains import HERE, drawn, placed
-from simulations.presets.load import absolute_paths, parse_setting
+from simulations.benchmarks.papers.atdp.chains import HERE, drawn, recipe
 from strategies.controllers.controller import PublicSignals
 from strategies.controllers.schedules import RiseReset
 
@@ -215,12 +213,7 @@ def main(
 ) -> None:
     """Measure what is not there yet, and write after each point."""
     torch.set_num_threads(1)
-    chosen = dict(parse_setting(setting) for setting in settings or [])
-    named = load_phases(preset, chosen).run.data
-    sources = {
-        "data.source": placed(named.source, data.resolve(), "held-back"),
-        "data.test-source": placed(named.test_source, data.resolve(), "validation"),
-    }
+    configured = recipe(preset, data, settings)
     document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
     for seed in map(int, seeds.split(",")):
         done = {(row["arm"], row["strength"]) for row in document["rows"] if row["seed"] == seed}
@@ -228,8 +221,7 @@ def main(
         missing = [point for point in points if point not in done]
         if not missing:
             continue
-        config = load_phases(preset, {**sources, **chosen, "seed": seed})
-        config = replace(config, run=absolute_paths(config.run, Path.cwd()))
+        config = configured({"seed": seed})
         start = Start(config, test_records, starts / f"seed-{seed}")
         for arm, strength in missing:
             began = time.process_time()

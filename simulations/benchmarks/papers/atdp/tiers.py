@@ -30,7 +30,6 @@ from client.data.sensitive import make_detector
 from client.models.base import load_base
 from privacy.sensitive_text import TIERS
 from server.run_folder.phase_progress import PhaseResult
-from server.runs.phase_config import load_phases
 from server.runs.phase_plan import PhasesConfig
 from server.runs.phases import PhasesRun
 from simulations.benchmarks.harness.markdown import (
@@ -42,10 +41,9 @@ from simulations.benchmarks.harness.markdown import (
     provenance_of_rows,
 )
 from simulations.benchmarks.harness.results import RESULTS, origin, say
-from simulations.benchmarks.papers.atdp.chains import HERE, NULL, drawn, placed
+from simulations.benchmarks.papers.atdp.chains import HERE, NULL, drawn, recipe
 from simulations.benchmarks.papers.atdp.frontier import exact_quality
 from simulations.history.paired import paired_difference, told_apart
-from simulations.presets.load import absolute_paths, parse_setting
 from simulations.report.notation import duration_text, epsilon_text, number_text
 
 DETECTORS = ("regex", *TIERS)
@@ -104,20 +102,14 @@ def main(
 ) -> None:
     """Measure what is not there yet, and write after each detector."""
     torch.set_num_threads(1)
-    chosen = dict(parse_setting(setting) for setting in settings or [])
-    named = load_phases(preset, chosen).run.data
-    sources = {
-        "data.source": placed(named.source, data.resolve(), "held-back"),
-        "data.test-source": placed(named.test_source, data.resolve(), "validation"),
-    }
+    configured = recipe(preset, data, settings)
     document: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
     for seed in map(int, seeds.split(",")):
         plain: list[PhaseResult] = []
         for detector in detectors.split(","):
             if any((row["seed"], row["detector"]) == (seed, detector) for row in document["rows"]):
                 continue
-            config = load_phases(preset, {**sources, **chosen, "seed": seed, "data.detector": detector})
-            config = replace(config, run=absolute_paths(config.run, Path.cwd()))
+            config = configured({"seed": seed, "data.detector": detector})
             for row in measured(config, test_records, plain):
                 document["rows"].append({"seed": seed, "detector": detector, **row, **origin()})
                 say(f"seed {seed} {detector}, {row['arm']}: {row['perplexity']:.2f}, {row['exposure']:.2f} bits")
