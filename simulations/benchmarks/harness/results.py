@@ -53,7 +53,8 @@ def environment() -> dict[str, Any]:
 def origin() -> dict[str, Any]:
     """Machine and commit, for results whose rows come from several machines."""
     found = describe_environment()
-    return {"machine": f"{found['system']}, {found['cores']} cores", "commit": found["commit"]}
+    parts = [found["system"], f"{found['cores']} cores", *found["accelerators"]]
+    return {"machine": ", ".join(parts), "commit": found["commit"]}
 
 
 def processor() -> str:
