@@ -38,8 +38,24 @@ from privacy.clipping.clip_map import check_bound, finite_rows, in_unit_ball, sa
 from privacy.clipping.units import squared_norms
 
 
+class _Spanned:
+    """A map with a public matrix: float32 as it was given, and copied once to float64 on every device that clips with it.
+
+    Long rows come one at a time, and to convert the matrix takes several times as long as to multiply a row by it.
+    """
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Float64[Tensor, "n d"]]:
+        return {}
+
+    def _on(self, device: torch.device, matrix: Float32[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
+        if device not in self._copies:
+            self._copies[device] = matrix.to(device, torch.float64)
+        return self._copies[device]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class SubspaceClip:
+class SubspaceClip(_Spanned):
     """Flat clipping of the coordinates in a public subspace.
 
     Attributes:
@@ -66,7 +82,7 @@ class SubspaceClip:
     def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units k"]:
         """Project, then clip to the unit ball; a row that is not finite becomes 0."""
         finite, _ = finite_rows(rows, self.params)
-        basis = self.basis.to(finite.device, torch.float64)
+        basis = self._on(finite.device, self.basis)
         # Row by row, each in memory of its own: a product may round a row differently beside others or at another
         # alignment, and a unit's contribution must depend on that unit alone, to the last bit.
         encoded = finite.new_zeros(len(finite), self.dim)
@@ -76,7 +92,7 @@ class SubspaceClip:
 
     def decode(self, total: Float64[Tensor, " k"], expected_units: float) -> Float64[Tensor, " params"]:
         """The noisy sum as a mean update, back in parameter space."""
-        return (total * (self.bound / expected_units)) @ self.basis.to(total.device, torch.float64)
+        return (total * (self.bound / expected_units)) @ self._on(total.device, self.basis)
 
     def spread(self) -> Float64[Tensor, " params"]:
         return _column_lengths(self.basis) * self.bound
@@ -101,7 +117,7 @@ _STABILITY = 1e-8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CoefficientClip:
+class CoefficientClip(_Spanned):
     """PE-SGD: the direction of a row, in coefficients of public gradients.
 
     Attributes:
@@ -125,21 +141,26 @@ class CoefficientClip:
         return self.gradients.shape[0]
 
     @cached_property
-    def _factor(self) -> Float64[Tensor, "n n"] | None:
+    def _factors(self) -> dict[torch.device, Float64[Tensor, "n n"] | None]:
+        return {}
+
+    def _factor_on(self, device: torch.device) -> Float64[Tensor, "n n"] | None:
         """Cholesky factor of G^T G + eta I; None where that is not to be had: all gradients zero, or too large."""
-        rows = self.gradients.double()
-        gram = rows @ rows.T
-        gram.diagonal().add_(self.ridge * gram.diagonal().mean())
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        return None if bool(failed) or not bool(factor.isfinite().all()) else factor
+        if device not in self._factors:
+            rows = self._on(device, self.gradients)
+            gram = rows @ rows.T
+            gram.diagonal().add_(self.ridge * gram.diagonal().mean())
+            factor, failed = torch.linalg.cholesky_ex(gram)
+            self._factors[device] = None if bool(failed) or not bool(factor.isfinite().all()) else factor
+        return self._factors[device]
 
     def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units n"]:
         """Solve for the coefficients of every row and normalise them; what is not finite becomes 0."""
         finite, _ = finite_rows(rows, self.params)
         encoded = finite.new_zeros(len(finite), self.dim)
-        if self._factor is None:
+        matrix, factor = self._on(finite.device, self.gradients), self._factor_on(finite.device)
+        if factor is None:
             return encoded
-        matrix, factor = self.gradients.to(finite.device, torch.float64), self._factor.to(finite.device)
         for row, out in zip(finite, encoded, strict=True):  # row by row, see SubspaceClip
             out.copy_(torch.cholesky_solve(torch.mv(matrix, row.clone()).unsqueeze(1), factor).squeeze(1))
         largest = encoded.abs().amax(dim=1, keepdim=True)
@@ -149,7 +170,7 @@ class CoefficientClip:
 
     def decode(self, total: Float64[Tensor, " n"], expected_units: float) -> Float64[Tensor, " params"]:
         """G z / (q N)."""
-        return (total / expected_units) @ self.gradients.to(total.device, torch.float64)
+        return (total / expected_units) @ self._on(total.device, self.gradients)
 
     def spread(self) -> Float64[Tensor, " params"]:
         return _column_lengths(self.gradients)
@@ -168,7 +189,7 @@ class CoefficientClip:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EmbeddingResidualClip:
+class EmbeddingResidualClip(_Spanned):
     """GEP: what of a row lies in a public subspace, and the rest, clipped apart and released together.
 
     Attributes:
@@ -200,7 +221,7 @@ class EmbeddingResidualClip:
     def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units k"]:
         """Embedding and residual of every row, each clipped; a row that is not finite becomes 0."""
         finite, _ = finite_rows(rows, self.params)
-        basis = self.basis.to(finite.device, torch.float64)
+        basis = self._on(finite.device, self.basis)
         rank = len(basis)
         encoded = finite.new_zeros(len(finite), self.dim)
         for row, out in zip(finite, encoded, strict=True):  # row by row, see SubspaceClip
@@ -216,7 +237,7 @@ class EmbeddingResidualClip:
         rank = self.basis.shape[0]
         embedding = total[:rank] * (self.embedding_bound / (expected_units * self.share**0.5))
         residual = total[rank:] * (self.residual_bound / (expected_units * (1 - self.share) ** 0.5))
-        mean: Tensor = embedding @ self.basis.to(total.device, torch.float64) + residual
+        mean: Tensor = embedding @ self._on(total.device, self.basis) + residual
         return mean
 
     def spread(self) -> Float64[Tensor, " params"]:

@@ -39,9 +39,13 @@ def _trained(name, device, precision, form):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-6), ("fp32", 1e-3)])
-def test_updates_and_record_gradients_are_those_of_a_cpu(name, form, precision, tolerance):
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_updates_and_record_gradients_are_those_of_a_cpu(name, form, precision):
+    """AdamW divides by the size of a gradient, so it enlarges what rounding does to a small one.
+
+    Llama and Mistral take norms and positions in float32, whatever the precision.
+    """
     found, expected = (_trained(name, device, precision, form) for device in (GPU, "cpu"))
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs, tolerance in zip(found, expected, (1e-4, 1e-6), strict=True):
         assert float(theirs.norm()) > 0
         assert distance(ours, theirs) < tolerance
