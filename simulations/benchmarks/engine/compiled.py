@@ -1,6 +1,6 @@
 """What `torch.compile` of a model's layers gains on a GPU, beside the same engine without it.
 
-Run: `python -m simulations.benchmarks engine.compiled [--device cuda] [--quick]`; about two minutes on an H100.
+Run: `python -m simulations.benchmarks engine.compiled [--device cuda] [--quick]`; about two minutes on an H200.
 
 The models and clients of `engine.gpu`. Each layer is compiled for sizes that change; adapted products, which write into
 the buffers of their clients, are left out of the graphs. CUDA graphs need sizes that never change, which micro-batches

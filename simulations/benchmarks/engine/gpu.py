@@ -1,6 +1,6 @@
 """Models in bfloat16 on one GPU: the shape of TinyLlama (1.1 billion parameters), and that of SmolLM2 (135 million).
 
-Run: `python -m simulations.benchmarks engine.gpu [--device cuda] [--quick]`; about four minutes on an H100.
+Run: `python -m simulations.benchmarks engine.gpu [--device cuda] [--quick]`; about four minutes on an H200.
 
 Random weights, sequences of 128 tokens, LoRA of rank 8 on query and value, clients with 20 records each in batches of
 10. In one run, in turn: the cohort engine, plain PEFT client by client on the same base, one step of record-level
