@@ -39,9 +39,9 @@ from privacy.clipping.units import squared_norms
 
 
 class _Spanned:
-    """A map with a public matrix: float32 as it was given, and copied once to float64 on every device that clips with it.
+    """A map with a public matrix, given in float32 and copied once to float64 on every device that clips with it.
 
-    Long rows come one at a time, and to convert the matrix takes several times as long as to multiply a row by it.
+    Long rows come one at a time: a copy for each would take longer than its product.
     """
 
     @cached_property

@@ -12,9 +12,12 @@ KINDS = {
     "SST-2 with SmolLM2": ("sst2-room", "sst2-goals"),
     "RLDP and DP-Adam-AC, records": ("records-diabetes", "records-diabetes-why", "rldp"),
     "ATDP": ("atdp", "atdp-frontier", "atdp-tiers"),
-    "PE-SGD": ("pesgd", "pesgd-tuning", "pesgd-rates", "pesgd-step", "pesgd-sites"),
+    "PE-SGD": (
+        "pesgd", "pesgd-tuning", "pesgd-rates", "pesgd-step", "pesgd-sites", "pesgd-smollm2", "pesgd-smollm2-tuning",
+    ),
+    "summaries": ("summaries",),
     "correlated noise, the planner": ("correlated-training", "planner-sweep"),
-}
+}  # fmt: skip
 
 
 def costs(results: Path) -> str:
