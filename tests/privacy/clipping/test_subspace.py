@@ -156,3 +156,18 @@ def test_a_row_whose_projection_overflows_adds_nothing(clip: EmbeddingResidualCl
     lengths = clip.encode(rows).norm(dim=1)
     assert lengths[0] == 0
     assert lengths[1] > 0.5
+
+
+@pytest.mark.parametrize("make", [lambda: SubspaceClip(basis(), 1.0), gep, lambda: CoefficientClip(basis())])
+def test_the_matrix_is_converted_once_for_all_rows(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip, to, converted = make(), Tensor.to, []
+
+    def counted(self: Tensor, *given, **named) -> Tensor:
+        converted.append(tuple(self.shape))
+        return to(self, *given, **named)
+
+    monkeypatch.setattr(Tensor, "to", counted)
+    for row in torch.randn(3, D, generator=torch_generator(5, "rows")):
+        clip.encode(row[None])
+    clip.decode(torch.ones(clip.dim, dtype=torch.float64), 1.0)
+    assert converted.count(tuple(clip.arrays().popitem()[1].reshape(-1, D).shape)) == 1
