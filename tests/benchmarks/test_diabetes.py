@@ -43,6 +43,15 @@ def test_methods_are_ranked_by_perplexity_and_what_is_not_private_stands_last():
     assert f"−{abs(change):.1f} %" in rldp
 
 
+def test_the_caption_states_the_noise_of_the_private_rows_alone():
+    without = cell("ceiling", 0, 2.0, [(10, 1.0)], epsilon_stated=None, noise_multiplier=0.15)
+    moving = cell("rldp", 0, 3.0, [(10, 1.2)], noise_multiplier=0.7)
+    still = cell("dp-lora", 0, 4.0, [(10, 1.5)])
+    assert ", noise multiplier 0.6: 10 steps" in comparison({"cells": [without, still]})
+    assert ", first noise multiplier 0.6 to 0.7: 10 steps" in comparison({"cells": [without, still, moving]})
+    assert ", no noise, no guarantee: 10 steps" in comparison({"cells": [without]})
+
+
 def test_the_claim_takes_the_best_baseline_and_counts_steps_seed_by_seed():
     text = claims({"cells": CELLS})
     assert "DP-LoRA (fixed C, Adam) (of 2)" in text

@@ -235,11 +235,14 @@ def _reported(results: Mapping[str, Any]) -> dict[tuple[str, float], list[Row]]:
 
 def _caption(rows: Sequence[Row]) -> str:
     row, cohort = rows[0], number_text(rows[0]["expected_cohort"])
-    stated = max((row["epsilon_stated"] for row in rows if row["epsilon_stated"] is not None), default=None)
     guarantee = "no noise, no guarantee"
-    if stated is not None:
-        guarantee = f"ε ≤ {epsilon_text(stated)} at δ = {delta_text(row['delta'])}, noise multiplier "
-        guarantee += number_text(row["noise_multiplier"])
+    if private := [row for row in rows if row["epsilon_stated"] is not None]:
+        stated = max(row["epsilon_stated"] for row in private)
+        noises = [row["noise_multiplier"] for row in private]
+        low, high = number_text(min(noises)), number_text(max(noises))
+        # Filter mode and noise that decays need more at the start than noise that stays.
+        noise = f"noise multiplier {low}" if low == high else f"first noise multiplier {low} to {high}"
+        guarantee = f"ε ≤ {epsilon_text(stated)} at δ = {delta_text(row['delta'])}, {noise}"
     return (
         f"**{row['grid']}**, {guarantee}: {row['rounds']} steps of {cohort} expected records, "
         f"{row['dimension']:,} values trained, {row['test_records']:,} test tokens."
