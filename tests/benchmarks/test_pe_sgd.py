@@ -163,3 +163,6 @@ def test_rates_in_common_are_shown_with_the_order_that_they_give() -> None:
     shown = tables.common({"cells": cells})
     assert [line.count("**") for line in shown.splitlines()[2:7]] == [4, 0, 0, 0, 0]
     assert "PE-SGD < FixSample" in tables.common_claims({"cells": cells})
+    own = tables.claims({"cells": [cell for cell in cells if cell["learning_rate"] == 0.001]})
+    assert [line.split(" | ")[0] for line in own.splitlines()[2:]][-1] == "| PE-SGD < DP-SGD"
+    assert own.count("lower on 3 of 3 seeds | yes |") == 5

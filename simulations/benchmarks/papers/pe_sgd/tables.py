@@ -48,10 +48,10 @@ def losses(results: Row) -> str:
 
 
 def claims(results: Row) -> str:
-    """The paper's order, neighbour by neighbour, checked seed by seed."""
+    """The paper's order, neighbour by neighbour, and PE-SGD against DP-SGD, paired by seed."""
     groups, lines = grouped(results["cells"], lambda row: row["method"]), []
     found = {method: {row["seed"]: row["loss"] for row in groups.get(method, [])} for method in ORDER}
-    pairs = list(pairwise(ORDER))
+    pairs = [*pairwise(ORDER), ("PE-SGD", "DP-SGD")]
     differences = [paired_difference(found[better], found[worse]) for better, worse in pairs]
     for (better, worse), difference, told in zip(pairs, differences, told_apart(differences), strict=True):
         claim = f"{better} < {worse}"
