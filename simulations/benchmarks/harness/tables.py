@@ -88,6 +88,7 @@ TABLES = {
     "records-diabetes-why.registered": "papers.diabetes:registered",
     "records-diabetes-why.sigma": "papers.diabetes:noise_levels",
     "rldp": "papers.diabetes:fair_chance",
+    "rldp.pairs": "papers.diabetes:fair_chance_pairs",
     "dp-lac-diabetes": "papers.dp_lac_language:comparison",
     "dp-lac-diabetes.adam": "papers.dp_lac_language:comparison_under_adam",
     "dp-lac-diabetes.choices": "papers.dp_lac_language:choices",

@@ -16,7 +16,7 @@ from simulations.benchmarks.papers.dp_lac import (
     provenance,
     setting_text,
 )
-from simulations.history.paired import Estimate, paired_difference
+from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from simulations.report.notation import delta_text, epsilon_text, number_text
 
 NAMES: dict[str, str] = {
@@ -49,6 +49,7 @@ WHY_NAMES = {
 
 RLDP_NAMES = {
     "fixed": "fixed C, Adam",
+    "fixed-decay": "fixed C, Adam, a step that decays",
     "per-adapter": "RLDP's clipping per adapter, thresholds that stay",
     "dynamic": "dynamic: C and noise decay, no agent",
     "rl": "RLDP, sound form: the agent moves thresholds",
@@ -56,6 +57,10 @@ RLDP_NAMES = {
     "rl-filter-learn": "RLDP, sound form: thresholds and noise, learning on",
 }
 """Of the sweep ``rldp``, beside those of :data:`NAMES`."""
+
+ASKED = ("rl", "rl-filter", "rl-filter-learn", "dynamic")
+CONTROLS = ("dc-sgd-e", "dynamic", "fixed-decay")
+"""Of the sweep ``rldp``: what is asked about, and what it is held against beside a threshold that stays."""
 
 BASELINES = ("dp-sgd", "dp-lora", "auto-s", "psac", "dc-sgd-p", "dc-sgd-e", "adaclip", "adaclip-blocks")
 REFERENCE = "dp-lora"
@@ -96,6 +101,26 @@ def registered(results: Mapping[str, Any]) -> str:
 def fair_chance(results: Mapping[str, Any]) -> str:
     """RL-2, the sweep ``rldp``: many adapters, thresholds that start far off, noise that may move."""
     return comparison(results, "fixed")
+
+
+def fair_chance_pairs(results: Mapping[str, Any]) -> str:
+    """What RL-2 asks: the agent, and noise that decays without one, against each control, seed by seed."""
+    lines = []
+    for (grid, epsilon), rows in _reported(results).items():
+        found = log_perplexities(rows)
+        asked = [(one, other) for one in ASKED for other in CONTROLS if one != other]
+        differences = [paired_difference(found.get(one, {}), found.get(other, {})) for one, other in asked]
+        count, texts = number_tested(differences), {}
+        for pair, difference, told in zip(asked, differences, told_apart(differences), strict=True):
+            if difference is not None:
+                unseen = "" if told else f"; {smallest_text(difference.smallest(count))} would show"
+                texts[pair] = marked(change_text(difference), told) + unseen
+        lines += [
+            (f"{grid}, ε {number_text(epsilon)}", shown_name(one), *(texts.get((one, other), "") for other in CONTROLS))
+            for one in ASKED
+        ]
+    header = ("grid", "perplexity of", *(f"against {shown_name(other)}" for other in CONTROLS))
+    return markdown(header, lines) if lines else NOT_MEASURED
 
 
 def comparison(results: Mapping[str, Any], reference: str = REFERENCE) -> str:
