@@ -113,7 +113,8 @@ def fair_chance_pairs(results: Mapping[str, Any]) -> str:
         count, texts = number_tested(differences), {}
         for pair, difference, told in zip(asked, differences, told_apart(differences), strict=True):
             if difference is not None:
-                unseen = "" if told else f"; {smallest_text(difference.smallest(count))} would show"
+                smallest = None if told else difference.smallest(count)
+                unseen = "" if smallest is None else f"; {smallest_text(smallest)} would show"
                 texts[pair] = marked(change_text(difference), told) + unseen
         lines += [
             (f"{grid}, ε {number_text(epsilon)}", shown_name(one), *(texts.get((one, other), "") for other in CONTROLS))
