@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from simulations.benchmarks.papers.diabetes import choices, claims, comparison, steps_shares
+from simulations.benchmarks.papers.diabetes import choices, claims, comparison, fair_chance_pairs, steps_shares
 
 
 def cell(variant: str, seed: int, perplexity: float, curve: list[tuple[int, float]], **more: Any) -> dict[str, Any]:
@@ -50,6 +50,16 @@ def test_the_caption_states_the_noise_of_the_private_rows_alone():
     assert ", noise multiplier 0.6: 10 steps" in comparison({"cells": [without, still]})
     assert ", first noise multiplier 0.6 to 0.7: 10 steps" in comparison({"cells": [without, still, moving]})
     assert ", no noise, no guarantee: 10 steps" in comparison({"cells": [without]})
+
+
+def test_the_agent_is_held_against_each_control_seed_by_seed():
+    curve = [(10, 1.0)]
+    cells = [cell("rl", seed, 2.0 + seed / 100, curve) for seed in range(3)]
+    cells += [cell("fixed-decay", seed, 1.0 + seed / 100, curve) for seed in range(3)]
+    (line,) = (line for line in fair_chance_pairs({"cells": cells}).splitlines() if "moves thresholds |" in line)
+    assert line.split(" | ")[2:4] == ["", ""]
+    assert line.endswith("| **+99.0 % [+96.6, +101.5]** |")
+    assert fair_chance_pairs({"cells": []}) == "*Not measured yet.*\n"
 
 
 def test_the_claim_takes_the_best_baseline_and_counts_steps_seed_by_seed():
