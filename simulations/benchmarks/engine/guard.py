@@ -1,9 +1,10 @@
 """Three ratios of the engine to plain PEFT, measured again beside those that are committed.
 
 Run: `python -m simulations.benchmarks engine.guard [--write]`, a minute and a half. It fails where a ratio is below
-0.85 of the committed one, so that a loss of speed is seen when it happens. The best of three attempts counts: a machine
-that is busy for a moment slows the variants unequally. On another processor, on one of the same name with other vector
-units, or with another torch nothing is judged, and the guard says so. The tiny job is that of `engine.speed`.
+0.8 of the committed one, so that a loss of speed is seen when it happens; the rest is room for hosts that share a name
+and differ. The best of three attempts counts: a machine that is busy for a moment slows the variants unequally. On
+another processor, on one of the same name with other vector units, or with another torch nothing is judged, and the
+guard says so. The tiny job is that of `engine.speed`.
 """
 
 import json
@@ -17,7 +18,7 @@ from simulations.benchmarks.engine import jobs
 from simulations.benchmarks.harness.results import RESULTS, environment, say, write
 from simulations.benchmarks.harness.timing import interleaved, one_thread, ratios
 
-KEPT = 0.85
+KEPT = 0.8
 ATTEMPTS, ROUNDS = 3, 5
 NAME = "engine-guard"
 
@@ -44,7 +45,7 @@ def measured(rounds: int = ROUNDS, clients: int = 128) -> Iterator[dict[str, Any
 
 
 def lost(found: Mapping[str, float], committed: Mapping[str, float]) -> list[str]:
-    """The jobs whose ratio is below 0.85 of the committed one, in words; a job that is not committed counts too."""
+    """The jobs whose ratio is below 0.8 of the committed one, in words; a job that is not committed counts too."""
     words = []
     for job, ratio in found.items():
         if job not in committed:
