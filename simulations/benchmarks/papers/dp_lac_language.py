@@ -43,6 +43,7 @@ NAMES = {
     "default/dp-lac": "DP-LAC, no histogram, C₀ = 8",
     "adam-full/oracle": "fixed, FedAvg's best C, all of ε",
     "adam-equal/automatic": "automatic (Bu), all of ε",
+    "adam-equal/fixed-decay": "fixed, decaying server step, all of ε",
 }
 SPENT = {"dp-lac": "1", "fixed": "5", "quantile": "10", "dynamic": "15", "automatic": "10"}
 """Runs that the paper's protocol spends on a method before the one that is reported, where it says."""
