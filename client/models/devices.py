@@ -19,8 +19,8 @@ DEVICE_FILES = Path("/dev")
 
 ACTIVATIONS = 16
 """Values kept for the backward pass per token, layer and unit of width. Measured on a CPU in float32, 512 tokens:
-13.7 on SmolLM2, 11.1 on MiniLM. On an H100 in bfloat16, allocator included: 14.6 at 1.1 billion parameters, 14.3 at 135
-million."""
+13.7 on SmolLM2, 11.1 on MiniLM. On an H200 in bfloat16, by peak memory of small and large
+micro-batches (`engine.gpu`): 13.8 at 1.1 billion parameters, 14.9 at 135 million."""
 
 LEAST_TOKENS = 512
 """In a micro-batch of a GPU whose size is chosen automatically."""
