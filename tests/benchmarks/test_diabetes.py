@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from simulations.benchmarks.papers.diabetes import choices, claims, comparison, fair_chance_pairs, steps_shares
+from simulations.benchmarks.papers.diabetes import (
+    choices,
+    claims,
+    comparison,
+    fair_chance_pairs,
+    smallest_text,
+    steps_shares,
+)
 
 
 def cell(variant: str, seed: int, perplexity: float, curve: list[tuple[int, float]], **more: Any) -> dict[str, Any]:
@@ -74,3 +81,13 @@ def test_what_was_chosen_is_shown_by_validation_perplexity():
     lines = choices({"cells": CELLS}).splitlines()
     assert lines[2] == "| RLDP, sound form | rate 0.1 | 0.5 | 3.000 |"
     assert lines[3] == "| RLDP, sound form | rate 0.2 | 0.5 | **2.500** |"
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [(None, ""), (math.log(1.5), "50.0 %"), (math.log(4), "×4"), (math.log(990), "×990"), (800.0, "over ×1,000")],
+)
+def test_the_smallest_change_that_would_show_is_told_up_to_a_thousand_times(
+    difference: float | None, text: str
+) -> None:
+    assert smallest_text(difference) == text

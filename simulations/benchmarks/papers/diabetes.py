@@ -225,6 +225,9 @@ def steps_shares(rows: Sequence[Row], name: str, reference: str) -> list[float |
 FACTOR = math.log(3)
 """Differences of log perplexities from which on a change is a factor and no longer percents."""
 
+LARGEST = math.log(1000)
+"""The largest of those that would show to be told exactly: two or three seeds can leave any factor open."""
+
 
 def change_text(difference: Estimate) -> str:
     """A difference of log perplexities as a change in percent, or a factor if it is large, with its 95 % interval."""
@@ -251,7 +254,9 @@ def smallest_text(difference: float | None) -> str:
     """A difference of log perplexities as a change in percent or a factor, without its sign; empty for None."""
     if difference is None:
         return ""
-    return factor_text(difference) if difference >= FACTOR else f"{100 * math.expm1(difference):.1f} %"
+    if difference >= FACTOR:
+        return factor_text(difference) if difference < LARGEST else f"over {factor_text(LARGEST)}"
+    return f"{100 * math.expm1(difference):.1f} %"
 
 
 def _reported(results: Mapping[str, Any]) -> dict[tuple[str, float], list[Row]]:
