@@ -85,6 +85,11 @@ class Node:
         names = ("data", "cache", "model", *MANY)
         return Node(**{name.replace("-", "_"): str(node_config.get(name, "")) for name in names})
 
+    @property
+    def folder(self) -> Path:
+        """For what is prepared from the records."""
+        return Path(self.cache).expanduser() if self.cache else cache_folder()
+
     def contribution(self, request: TrainRequest) -> Contribution:
         """The clipped contribution of this one client, or of those that the node draws of its own.
 
@@ -228,7 +233,11 @@ def kept_here(node: Node | None) -> Iterator[None]:
     except Exception as error:
         if node is None:
             raise
-        log.exception("this message could not be answered; the server is told the exception's class and nothing else")
+        said = "this message could not be answered; the server is told the exception's class and nothing else"
+        if full := durable.full_disk(error, node.folder):
+            log.error("%s: %s", said, full)
+        else:
+            log.exception(said)
         raise NodeFailed(type(error).__name__) from None
 
 
@@ -255,10 +264,9 @@ def own_worker(text: str, node: Node, *, company: bool) -> Worker:
     if not node.model and (job.model.startswith(("/", ".", "~")) or Path(job.model).exists()):
         raise ValueError("no model of that name is on this node; name its folder in the node's own settings (model)")
     job = job.but(model=node.model or job.model)
-    cache = Path(node.cache).expanduser() if node.cache else cache_folder()
     if fingerprint(job.model) != job.fingerprint:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
-    data = open_own(node.data, reading, job.model, cache)
+    data = open_own(node.data, reading, job.model, node.folder)
     return Worker(job.but(data=str(data.folder), canaries=0), data)
 
 

@@ -4,13 +4,20 @@ A draft is written in the same folder (a rename is atomic within one file system
 over the file, and then the folder is brought to the disk, so that the new name too outlives a loss of power.
 """
 
+import errno
 import fcntl
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL = "no space is left on its disk"
+"""In every text of :func:`full_disk`."""
+ROOM = 2**20
+"""Bytes that a disk must have free before a ledger on it is charged: for the ledger and what else is small."""
 
 
 def write(path: Path, content: str | bytes, *, mode: int | None = None, new: bool = False) -> None:
@@ -47,10 +54,47 @@ def replacing(path: Path, *, mode: int | None = None, new: bool = False) -> Iter
             draft.unlink()
         else:
             os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # Python names no file where a write fails
+            error.filename = str(path)
         raise
     sync(path.parent)
+
+
+def full_disk(error: BaseException, folder: Path) -> str:
+    """What a person is told of an error that a full disk, or a used-up quota, caused; empty for any other error.
+
+    Args:
+        folder: named where the error does not name its file.
+    """
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    words = [os.strerror(number) for number in numbers]
+    cause: BaseException | None = error
+    while cause is not None:
+        # Libraries in other languages raise errors without a number.
+        if getattr(cause, "errno", None) in numbers or any(text in str(cause) for text in words):
+            said = getattr(cause, "strerror", None)
+            detail = "" if said in (None, *words) else f" ({said})"
+            path = getattr(cause, "filename", None) or folder
+            return f"{path} could not be written: {FULL}{detail}; make room there"
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
+def check_room(folder: Path, size: int = 0) -> None:
+    """Refuse to go on where a disk is as good as full: what is charged and cannot be kept is lost.
+
+    Args:
+        size: bytes that will be written to it beside :data:`ROOM`.
+
+    Raises:
+        OSError: it is.
+    """
+    free, least = shutil.disk_usage(folder).free, ROOM + size
+    if free < least:
+        text = f"{free / 2**20:.1f} MiB are free, {least / 2**20:.1f} MiB must be"
+        raise OSError(errno.ENOSPC, text, str(folder))
 
 
 def new_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ the whole file. Against these there is :attr:`Journal.head`: whoever keeps it el
 to :meth:`Journal.open` as ``expected_head``, and a file that does not contain that line raises :class:`CorruptRun`.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -151,7 +152,7 @@ class Journal:
             self._broken = True  # until the disk has confirmed
             written = os.write(self._descriptor, data)
             if written != len(data):
-                raise OSError(f"only {written} of {len(data)} bytes of {self.path} could be written; is the disk full?")
+                raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written", str(self.path))
             _flush_to_disk(self._descriptor)
             self._broken = False
             # The body is read back from its text, so that what is in memory is what a replay will find.

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from privacy import durable
 from privacy.commitment import Commitment
 from privacy.errors import BudgetExceeded, CorruptRun
 from privacy.events import ReleaseEvent
@@ -165,10 +166,12 @@ class Ledger:
 
         Raises:
             BudgetExceeded: the commitment does not pay for it; nothing was written.
-            OSError: the disk failed; the budget counts as spent and this ledger takes no further charge.
+            OSError: the disk has no room (:func:`privacy.durable.check_room`): nothing was written. Or it failed: the
+                budget counts as spent and this ledger takes no further charge.
         """
         with self._lock:
             price = self._budget.price(event)
+            durable.check_room(self.path.parent)
             body = {
                 "charge": len(self._charges),
                 "event": event.to_json(),

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from privacy import durable
 from privacy.durable import sync
 from privacy.errors import CorruptRun
 from privacy.mechanism import Release
@@ -125,6 +126,15 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
     draft.rename(target)
     sync(run_folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def check_room(run_folder: Path) -> None:
+    """Refuse to go on where the disk has no room for the next checkpoint; OSError.
+
+    A release adds its update to what the last checkpoint holds, and a controller or an optimizer its first state.
+    """
+    last = checkpoint_folder(run_folder)
+    durable.check_room(run_folder, 3 * sum(file.stat().st_size for file in last.iterdir()) if last else 0)
 
 
 def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:

@@ -104,7 +104,15 @@ class Telemetry:
         """Replace status.json atomically, so that a reader never sees half of it."""
         if state not in get_args(State):
             raise ValueError(f"state must be one of {', '.join(get_args(State))}, got {state!r}")
-        durable.write(self._folder / STATUS_FILE, json.dumps(asdict(Status(state, message, time.time()))))
+        path, text = self._folder / STATUS_FILE, json.dumps(asdict(Status(state, message, time.time())))
+        try:
+            durable.write(path, text)
+        except OSError as error:
+            if not durable.full_disk(error, path) or not path.exists():
+                raise
+            with path.open("r+", encoding="utf-8") as file:  # the place that the last one takes is still there
+                file.write(text)
+                file.truncate()
 
     def close(self) -> None:
         """Close the TensorBoard file; calling it twice is fine."""

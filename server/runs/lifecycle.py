@@ -177,7 +177,7 @@ def opened(
             telemetry.status("failed", "stopped from outside")
             raise
         except BaseException as error:
-            telemetry.status("failed", f"{type(error).__name__}: {error}")
+            telemetry.status("failed", durable.full_disk(error, folder) or f"{type(error).__name__}: {error}")
             raise
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from client.models.tasks import Metrics
 from privacy.mechanism import Release
-from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, load_checkpoint, save_checkpoint
+from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, check_room, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
 from server.run_folder.round_record import Presence, RoundRecord, released_values, validated
 from server.run_folder.telemetry import Telemetry
@@ -135,6 +135,8 @@ class Loop:
             if self.recorded(number) or self.kept(number - 1):
                 text = f"{self.noun} {number} of {self.rounds}" if number else "histogram of thresholds"
                 self.telemetry.status("running", f"{self.where}{text}")
+            if self.kept(number) or self.recorded(number):
+                check_room(self.folder)  # before the charge: a release that cannot be kept is lost
             self.training.step()
             if self.kept(self.state.round) or self.recorded(self.state.round):
                 self._save(time.monotonic() - start)

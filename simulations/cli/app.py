@@ -4,13 +4,14 @@ import enum
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from privacy import durable
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, new_run_folder
@@ -19,7 +20,7 @@ from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
 from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
-from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
+from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
 from simulations.cli.federation.certificates import certificates_command, federation_command, identity_command
 from simulations.cli.federation.clients import admit_command, clients_command, expel_command
 from simulations.cli.federation.deploy import deploy_command
@@ -237,16 +238,25 @@ def _run(
         else:
             launcher.run_child(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:
-        say(f"The run failed: {failure}\n\nRun folder: {folder}{_how_to_go_on(folder)}")
-        _write_report(folder)
-        raise typer.Exit(FAILED) from None
+        reason, full = str(failure), _write_report(folder)
+        if durable.FULL in reason:  # the end of its log would be of the same error
+            reason = reason.partition("\n")[0]
+        elif full:  # it could not even say why it ended
+            reason = full
+        fail(f"The run failed: {reason}\n\nRun folder: {folder}{_how_to_go_on(folder)}", FAILED)
+    except OSError as error:
+        if full := durable.full_disk(error, folder):
+            fail(full, MISUSED)
+        raise
     except KeyboardInterrupt:
-        _say_interrupted(folder)
+        with suppress(OSError):  # of a full disk; the state that is left, "running", reads as interrupted too
+            _note_interrupted(folder)
         text = f"Interrupted; everything that was started is stopped.\nRun folder: {folder}{_how_to_go_on(folder)}"
         say(text, style="yellow")
         _write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
-    _write_report(folder)
+    if full := _write_report(folder):
+        say(f"The run is done, but {full}, then write its report with: lacquer report {folder}", style="yellow")
     from simulations.report import summary
 
     if as_json:
@@ -257,10 +267,17 @@ def _run(
         summary.print_summary(folder, console)
 
 
-def _write_report(folder: Path) -> None:
+def _write_report(folder: Path) -> str:
+    """Write a run's report unless the disk is full; what to say in that case, else nothing."""
     from simulations.report import page  # slow to import, and no run has to wait for it
 
-    page.write_report(folder)
+    try:
+        page.write_report(folder)
+    except OSError as error:
+        if full := durable.full_disk(error, folder):
+            return full
+        raise
+    return ""
 
 
 def _on_flower(config: RunConfig) -> bool:
@@ -284,7 +301,7 @@ def report(
         typer.echo(written)
 
 
-def _say_interrupted(folder: Path) -> None:
+def _note_interrupted(folder: Path) -> None:
     """The processes that could have written it are gone."""
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("failed", "interrupted")

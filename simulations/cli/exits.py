@@ -3,12 +3,14 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 
+from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
 
@@ -17,12 +19,16 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 @contextmanager
 def refusals(*further: type[Exception]) -> Iterator[None]:
-    """What a person can put right is said in lines, without a traceback: wrong settings, and `further` kinds."""
+    """What a person can put right is said in lines, without a traceback: wrong settings, a full disk, `further`."""
     known: tuple[type[Exception], ...] = (ConfigError, CorruptRun, *further)
     try:
         yield
     except known as error:
         fail(str(error), MISUSED)
+    except OSError as error:
+        if full := durable.full_disk(error, Path.cwd()):
+            fail(full, MISUSED)
+        raise
     except KeyboardInterrupt:
         fail("Interrupted; nothing was started.", INTERRUPTED)
 

@@ -55,7 +55,8 @@ def true_state(run: Run) -> str:
     """How a run stands: as it said, but "interrupted" where it said that it is at work and nobody is."""
     if run.state not in ("preparing", "running"):
         return "interrupted" if run.status and run.status.message == "interrupted" else run.state
-    starting = run.state == "preparing" and run.status is not None and time.time() - run.status.time < GRACE
+    said = run.status.time if run.status is not None else 0.0
+    starting = run.state == "preparing" and abs(time.time() - said) < GRACE  # the clock may have been put back
     return run.state if is_held(run.path) or (starting and not (run.path / LOCK_FILE).exists()) else "interrupted"
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases.disk import disk  # noqa: F401
 from tests.cases.identity import identity  # noqa: F401
 from tests.cases.node import deployed  # noqa: F401
 

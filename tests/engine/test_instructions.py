@@ -20,11 +20,13 @@ import server.network.certificates as certificates
 from client.app import app
 from client.instructed import instructed
 from client.node import NodeFailed
+from privacy import durable
 from server.config.load import ConfigError
 from server.network.instructions import VARIABLE, SigningGrid, load_signing_key
 from simulations.engines.inprocess import InProcessGrid
 from strategies.messages import instruction
 from strategies.messages.instruction import RECORD, sign
+from tests.cases.disk import AS_ROOT, Disk, fill
 from tests.cases.instructions import Server, server
 
 NODE, RUN = 7, 1
@@ -148,6 +150,24 @@ def test_an_instruction_is_followed_once_although_the_node_was_restarted(
     kept.write_text("{")
     with pytest.raises(NodeFailed, match="CorruptRun"):
         given(server().signed(asked()), node)
+
+
+@AS_ROOT
+def test_a_node_whose_disk_is_full_says_so_and_follows_once_there_is_room(
+    node: Context, caplog: pytest.LogCaptureFixture, disk: Disk
+) -> None:
+    """What it cannot note it does not follow; the server hears a class, as of every failure."""
+    place, message = disk(100), server().signed(asked())
+    node.node_config["cache"] = str(place / "cache")
+    fill(place)
+    with pytest.raises(NodeFailed, match=r"^OSError$"):
+        given(message, node)
+    (line,) = caplog.records
+    assert (line.exc_info, line.levelname) == (None, "ERROR")
+    assert f"{place}/cache/instructions-{NODE}.json could not be written: {durable.FULL}; make room" in line.message
+    (place / "filler").unlink()
+    with pytest.raises(Followed):
+        given(message, node)
 
 
 def self_made(

@@ -1,5 +1,6 @@
 """Fixtures of the integration tests."""
 
+from tests.cases.disk import disk  # noqa: F401
 from tests.cases.federation import fed, ledger_for, quick_ledger_for, released  # noqa: F401
 from tests.cases.identity import identity  # noqa: F401
 from tests.cases.instructions import signing  # noqa: F401
