@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from client.data.catalog.corpora import CORPORA, files
+from client.data.columns.tables import KINDS
 from client.data.prepare import prepare
 from client.data.prepared import PreparedData
-from client.data.sources import FILE_KINDS, check_hub_id, existing_file
+from client.data.sources import check_hub_id, existing_file
 from client.data.spec import NOTES
 from client.models.files import locate
 from privacy.commitment import Tries
@@ -163,7 +164,7 @@ def check_sources(config: RunConfig) -> None:
         kind = source.partition(":")[0]
         if kind in CORPORA:
             files(source, option)
-        elif kind in FILE_KINDS:
+        elif kind in KINDS:
             existing_file(source, option)
         elif source and source != NOTES:
             check_hub_id(source, option)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow
+from client.data.columns.tables import Columns
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 ROLES = {
@@ -62,7 +62,7 @@ def words(text: str) -> int:
 
 
 def read_column(
-    table: pyarrow.Table, text_column: str, pair_column: str, where: str
+    table: Columns, text_column: str, pair_column: str, where: str
 ) -> tuple[list[str | None], Counter[str]]:
     """The conversation of every row, None for one that is left out, and how many were left out for which reason.
 
@@ -75,10 +75,10 @@ def read_column(
         ValueError: no column of a known form, or a value of another shape, with its row.
     """
     question, context, answer = _columns(table, text_column, pair_column, where)
-    values = [table.column(name).to_pylist() if name else None for name in (question, context, answer)]
+    values = [table.cells(name) if name else None for name in (question, context, answer)]
     found: list[str | None] = []
     left_out: Counter[str] = Counter()
-    for row in range(table.num_rows):
+    for row in range(table.rows):
         first, middle, last = (None if column is None else column[row] for column in values)
         at = f"{where}, row {row + 1}"
         messages = _turns(first, question, at)
@@ -93,16 +93,16 @@ def read_column(
     return found, left_out
 
 
-def _columns(table: pyarrow.Table, text: str, pair: str, where: str) -> tuple[str, str, str]:
+def _columns(table: Columns, text: str, pair: str, where: str) -> tuple[str, str, str]:
     """Names of the columns of the question (or of all turns), of what belongs to it, and of the answer; "" for none."""
-    names = table.column_names
+    names = table.names
     if pair:
         for option, name in (("data.text-column", text), ("data.text-pair-column", pair)):
             if name not in names:
                 raise ValueError(f"{where}: there is no column {name!r} ({option}); it has {', '.join(names)}")
         return text, "", pair
     for name in (text, *_LISTS):
-        if name in names and pyarrow.types.is_list(table.schema.field(name).type):
+        if name in names and not table.is_flat(name):
             return name, "", ""
     for question, context, answer in (*_INSTRUCTIONS, *_PAIRS):
         if question in names and answer in names:

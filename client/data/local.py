@@ -8,6 +8,7 @@ at the file's size and time and a few memory maps.
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from client.data.labels import matched
+from client.data.columns.labels import matched
 from client.data.prepared import sha256
 from client.data.records import Records
 from client.data.spec import MaxLength, Reading, Task
@@ -24,8 +25,10 @@ from client.models.files import fingerprint
 from privacy import checks, durable
 from strategies.messages.client_update import code_fingerprint
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
-KINDS = ("parquet", "csv", "jsonl")
+KINDS = ("parquet", "csv", "jsonl", "json")
 DIGEST_FILE = "source.sha256"
 
 
@@ -78,7 +81,7 @@ class OwnData:
 
 
 def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) -> OwnData:
-    """The records of `source`, a ``parquet:``, ``csv:`` or ``jsonl:`` file, from the cache or prepared now.
+    """The records of `source`, a ``parquet:``, ``csv:``, ``jsonl:`` or ``json:`` file, from the cache or prepared now.
 
     Raises:
         ValueError: a file, a column or a label that cannot work; the text may quote the file.
@@ -106,6 +109,8 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
     from client.models.base import load_tokenizer
 
     texts = read(source, reading, "data", chat=reading.task == "instruction")
+    for what, count in texts.alike.items():
+        log.warning("%d names of a %s differ from another in upper and lower case only", count, what)
     ids = None if texts.labels is None else label_ids(texts.labels, reading.labels)
     model = load_tokenizer(tokenizer)
     made = tokenise(texts, ids, model, reading.task, reading.max_length, chat_template=reading.chat_template)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from client.data import canaries, chat, conversations, labels, partition, sensitive, sources, splits, tokenise
+from client.data import canaries, chat, conversations, partition, sensitive, sources, splits, tokenise
 from client.data.catalog import consultations, corpora, diabetes130, notes
+from client.data.columns import labels, normal_form, tables
 from client.data.prepared import FORMAT, META_FILE, PARTS, PreparedData, sha256
 from client.data.records import Records
 from client.data.sensitive import make_detector
@@ -38,7 +39,7 @@ COLUMNS = ("labels", "token_weights", "units")
 
 _DECISIVE = (
     *(sensitive, detectors, treatments, notes, consultations, corpora, diabetes130),
-    *(canaries, labels, sources, splits, tokenise, partition, conversations, chat),
+    *(canaries, normal_form, labels, tables, sources, splits, tokenise, partition, conversations, chat),
 )
 
 
@@ -178,6 +179,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "source": _source(spec),
         "read": held.read,
         "not_drawn": held.not_drawn,
+        "alike": held.alike,
         "clients": len(owners),
         "empty_clients": int((owners.sizes == 0).sum()),
         "files": {f"{name}.npy": sha256(folder / f"{name}.npy") for name in sorted(arrays)},

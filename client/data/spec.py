@@ -75,8 +75,8 @@ class DataSettings(Reading):
             and ``test_source`` then hold public records only, the validation and the test set.
         nodes: number of nodes in a deployment whose nodes hold many clients each, named by ``client_column``; 0 makes
             every node one client.
-        source: source of the records: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH`` or a hub
-            id.
+        source: source of the records: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH``,
+            ``json:PATH`` or a hub id.
         test_source: source of the test set, in the same syntax; empty takes test records out of `source`.
         partition: way in which records become clients, see docs/data.md. ``repeated`` measures speed: any number of
             clients share the records.

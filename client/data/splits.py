@@ -7,7 +7,8 @@ sensitive spans of the training records are masked, canaries included.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from client.data import sources
 from client.data.canaries import Canaries, plant
 from client.data.catalog import consultations, notes
-from client.data.labels import class_ids, class_names
+from client.data.columns.labels import class_ids, class_names
 from client.data.prepared import PARTS
 from client.data.sensitive import redact
 from client.data.sources import Texts
@@ -35,6 +36,7 @@ class Held:
             they became no record.
         read: rows by the source they were read from.
         not_drawn: records of a part beyond those that were asked for.
+        alike: how many labels, clients or units of the source differ from another in the case of letters only.
     """
 
     texts: dict[str, Texts]
@@ -43,6 +45,7 @@ class Held:
     removed: dict[str, int]
     read: dict[str, int]
     not_drawn: dict[str, int]
+    alike: Mapping[str, int] = field(default_factory=dict)
 
 
 def reading(spec: DataSpec) -> Reading:
@@ -64,10 +67,12 @@ def hold_out(spec: DataSpec) -> Held:
     not_drawn: dict[str, int] = {}
     if spec.source == NOTES:
         texts, left_out = _notes(spec), Counter[str]()
+        alike: Mapping[str, int] = {}
         read = {"generated": sum(map(len, texts.values()))}
     else:
         source = sources.read(spec.source, reading(spec), chat=spec.chat)
         read = {"source": len(source) + source.left_out.total()}
+        alike = source.alike
         whole = _test_source(spec)
         test = whole
         if whole is not None:
@@ -82,7 +87,7 @@ def hold_out(spec: DataSpec) -> Held:
     texts["train"] = train
     texts["train"] = redact(plant(texts["train"], Canaries.of(spec, spec.seed)), spec, chat=spec.chat)
     if spec.task != "classification":
-        return Held(texts, {}, [], removed, read, not_drawn)
+        return Held(texts, {}, [], removed, read, not_drawn, alike)
     raw = {part: texts[part].labels or [] for part in PARTS}
     known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
     where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
@@ -90,7 +95,7 @@ def hold_out(spec: DataSpec) -> Held:
     tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
     encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
     names = list(notes.LABELS) if spec.source == NOTES else names
-    return Held(texts, encoded, names, removed, read, not_drawn)
+    return Held(texts, encoded, names, removed, read, not_drawn, alike)
 
 
 def _test_source(spec: DataSpec) -> Texts | None:
@@ -115,7 +120,7 @@ def _notes(spec: DataSpec) -> dict[str, Texts]:
     texts = {}
     for name, part in zip(PARTS, notes.split(*sizes, spec.seed), strict=True):
         patients = [str(note.patient.number) for note in part]
-        texts[name] = Texts([note.text for note in part], None, [note.label for note in part], patients, patients)
+        texts[name] = Texts([note.text for note in part], None, [str(note.label) for note in part], patients, patients)
     return texts
 
 

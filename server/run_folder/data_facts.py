@@ -8,7 +8,7 @@ records are theirs.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class DataFacts:
         records, truncated: by part; truncated ones were cut to ``model.max-length``.
         clients: those that records are at, and those without any (None: not counted).
         sizes: fewest, median and most records of a client that has any; None where clients are not simulated.
+        alike: how many labels, clients or units are written like another but for the case of letters.
     """
 
     note: str
@@ -50,6 +51,7 @@ class DataFacts:
     clients: int | None = None
     empty_clients: int | None = None
     sizes: tuple[int, float, int] | None = None
+    alike: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def public(self) -> "DataFacts":
@@ -80,6 +82,7 @@ def facts_of(data: PreparedData) -> DataFacts:
         clients=data.num_clients,
         empty_clients=int((sizes == 0).sum()),
         sizes=(int(some.min()), float(np.median(some)), int(some.max())) if len(some) else None,
+        alike=meta.get("alike", {}),
     )
 
 
@@ -92,7 +95,7 @@ def may_be_shown(config: RunConfig, facts: DataFacts) -> DataFacts:
     if config.alone:
         return facts.public
     if config.data.partition == "natural":  # the sizes of somebody's own records
-        return replace(facts, sizes=None, empty_clients=None)
+        return replace(facts, sizes=None, empty_clients=None, alike={})
     return facts
 
 

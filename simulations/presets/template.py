@@ -11,11 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from client.data.columns.labels import NUMBER
+from client.data.columns.tables import SUFFIXES
 from client.data.sources import read_file
 from client.data.spec import Reading
 from server.config.reference import Setting, settings
 
-KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 MOST_CLASSES = 200
 _LABELS = ("label", "labels", "category", "class", "target", "intent", "sentiment", "product", "emotion")
 _OWNERS = (
@@ -87,14 +88,14 @@ def look(path: Path) -> Looked:
     Raises:
         ValueError: another kind of file, one that cannot be read, or none of whose columns holds texts.
     """
-    kind = KINDS.get(path.suffix.lower())
+    kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        raise ValueError(f"{path}: its ending must be one of {', '.join(KINDS)}, or .toml for a file of all settings")
+        raise ValueError(f"{path}: its ending must be one of {', '.join(SUFFIXES)}, or .toml for all settings")
     reading = Reading(label_column="") if kind != "csv" else _csv_reading(path)
     table = read_file(f"{kind}:{path}", reading, "DATA")
-    names, chosen, notes = table.column_names, dict[str, str](), list[str]()
-    values = {name: table.column(name).slice(0, 5000).to_pylist() for name in names}
-    if not table.num_rows:
+    names, chosen, notes = table.names, dict[str, str](), list[str]()
+    values = {name: table.cells(name)[:5000] for name in names}
+    if not table.rows:
         raise ValueError(f"{path} has no rows")
     lower = {name.lower(): name for name in names}
 
@@ -123,12 +124,12 @@ def look(path: Path) -> Looked:
         if label is not None:
             task = "classification"
             count = len({str(value) for value in values[label]})
-            choose("label-column", label, f"{count} different values in the first {min(5000, table.num_rows):,} rows")
+            choose("label-column", label, f"{count} different values in the first {min(5000, table.rows):,} rows")
     clients = 0
     if owner is not None:
-        clients = len(set(map(str, table.column(owner).to_pylist())))
+        clients = len(set(table.names_of(owner, str(path))))
         choose("client-column", owner, f"{clients:,} different values; every one is a client that is protected")
-    return Looked(path, kind, table.num_rows, names, reading, chosen, notes, clients, task)
+    return Looked(path, kind, table.rows, names, reading, chosen, notes, clients, task)
 
 
 def data_template(found: Looked, base: Path) -> str:
@@ -200,7 +201,8 @@ def _csv_reading(path: Path) -> Reading:
 
 
 def _is_text(column: Sequence[Any]) -> bool:
-    return any(isinstance(value, str) for value in column) and all(isinstance(value, str | None) for value in column)
+    words = [value for value in column if isinstance(value, str)]
+    return not all(map(NUMBER.fullmatch, words)) and all(isinstance(value, str | None) for value in column)
 
 
 def _words(column: Sequence[Any]) -> float:
@@ -213,7 +215,7 @@ def _likely_label(values: dict[str, list[Any]], texts: dict[str, float], owner: 
     for name, column in values.items():
         different = len({str(value) for value in column})
         short = name not in texts or texts[name] < 4
-        whole = all(isinstance(value, str | int | bool | None) for value in column)
+        whole = all(isinstance(value, str | None) for value in column)
         if name != owner and short and whole and 2 <= different <= min(MOST_CLASSES, len(column) // 5):
             found.append((different, name))
     return min(found)[1] if found else None

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from client.data.records import Records
     from server.evaluation.finished import FinishedRun
 
-KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 PUBLIC = (
     "The records are taken to be public: nothing is charged for these numbers. Of private records they would be a "
     "release without noise."
@@ -91,14 +90,15 @@ def read_records(run: "FinishedRun", path: Path) -> "Records":
         ValueError: another kind of file, a column that is missing, a label that the run does not know.
     """
     from client.data import sources
-    from client.data.labels import class_ids
+    from client.data.columns.labels import class_ids
+    from client.data.columns.tables import SUFFIXES
     from client.data.splits import test_reading
     from client.data.tokenise import tokenise
     from server.runs.assembly import data_spec
 
-    kind = KINDS.get(path.suffix)
+    kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        raise ValueError(f"--data {path}: its ending must be one of {', '.join(KINDS)}")
+        raise ValueError(f"--data {path}: its ending must be one of {', '.join(SUFFIXES)}")
     spec = data_spec(run.config)
     texts = sources.read(f"{kind}:{path}", test_reading(spec), "--data", chat=spec.chat)
     names = run.label_names

@@ -94,7 +94,7 @@ OTHER_SHAPES = {
     "keys": ({"messages": [{"speaker": "user", "text": "x"}]}, "turn 1 of 'messages' has speaker, text"),
     "texts": ({"messages": ["hello"]}, "turn 1 of 'messages' is str"),
     "image": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "images and tools"),
-    "number": ({"prompt": 3, "completion": "x"}, "'prompt' holds int"),
+    "number": ({"prompt": {"a": 3}, "completion": "x"}, "'prompt' holds dict"),
     "columns": ({"body": "x"}, "it has body"),
 }
 

@@ -37,7 +37,7 @@ def test_ids_of_a_csv_file_are_text(tmp_path):
     source = _write(tmp_path, "text,label,unit\none,1,007\ntwo,0, 7\nthree,1,7 \n")
     records = read(source, COLUMNS)
     assert records.units == ["007", "7", "7"]
-    assert records.labels == [1, 0, 1]
+    assert records.labels == ["1", "0", "1"]
     with pytest.raises(ValueError, match="1 rows have no unit"):
         read(_write(tmp_path, "text,label,unit\none,1,1\ntwo,0,NA\n"), COLUMNS)
 

@@ -37,7 +37,7 @@ def _rows():
 def test_every_format_reads_the_same_records(files, kind, name):
     records = read(f"{kind}:{files / name}", COLUMNS)
     assert records.texts == ["good, film", "bad\nfilm", "it's fine"]
-    assert records.labels == [1, 0, 1]
+    assert records.labels == ["1", "0", "1"]
     assert records.clients == ["x", "y", "y"]
     assert records.pairs is None
     assert records.left_out == {"empty": 2}
@@ -76,8 +76,12 @@ def test_absent_column_lists_the_columns_and_the_nearest(files):
         read(f"csv:{files / 'd.csv'}", Reading(text_column="sentense", label_column=""))
     with pytest.raises(ValueError, match=r"no column 'target' \(data\.label-column\)"):
         read(f"csv:{files / 'd.csv'}", Reading(text_column="sentence", label_column="target"))
-    with pytest.raises(ValueError, match=r"'label' .*int64.*: sentence, other, author"):
-        read(f"parquet:{files / 'd.parquet'}", Reading(text_column="label", label_column=""))
+    rows = [{"sentence": "a", "turns": [{"role": "user"}]}, {"sentence": "b", "turns": None}]
+    pandas.DataFrame(rows).to_parquet(files / "nested.parquet")
+    (files / "nested.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for kind in ("parquet", "jsonl"):
+        with pytest.raises(ValueError, match=r"row 1: column 'turns' holds a list, not text.*: sentence$"):
+            read(f"{kind}:{files / f'nested.{kind}'}", Reading(text_column="turns", label_column=""))
 
 
 def test_missing_broken_and_empty_files_are_refused(files):
