@@ -302,7 +302,7 @@ def mark() -> Path:
 def healthy() -> str:
     """Why this process does not reach its server; empty if it does."""
     try:
-        since = time.time() - mark().stat().st_mtime
+        since = abs(time.time() - mark().stat().st_mtime)  # behind the clock or, where that was put back, before it
     except OSError:
         return "the server has not answered since this process was started"
     return f"the server has last answered {since:.0f} s ago" if since > HEALTHY else ""

@@ -90,9 +90,16 @@ def load_signing_key(path: Path) -> tuple[Ed25519PrivateKey, x509.Certificate]:
         raise ConfigError(f"{path} is no key with a certificate ({type(error).__name__}); {remedy}") from error
     if not isinstance(key, Ed25519PrivateKey) or certificate.public_key() != key.public_key():
         raise ConfigError(f"{path} is no Ed25519 key of the certificate beside it; {remedy}")
-    if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+    now, crt = datetime.datetime.now(datetime.UTC), path.with_suffix(".crt")
+    if certificate.not_valid_after_utc < now:
         raise ConfigError(
-            f"{path.with_suffix('.crt')} was good until {certificate.not_valid_after_utc:%Y-%m-%d}; nodes would refuse "
+            f"{crt} was good until {certificate.not_valid_after_utc:%Y-%m-%d}; nodes would refuse "
             "every instruction: renew it (`lacquer certificates --renew servers`)"
+        )
+    if certificate.not_valid_before_utc > now:
+        raise ConfigError(
+            f"{crt} is good from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and this host's clock says "
+            f"{now:%Y-%m-%d %H:%M}; nodes would refuse every instruction: set the clock that is wrong, and if the "
+            "certificate was made by it, renew it (`lacquer certificates --renew servers`)"
         )
     return key, certificate

@@ -8,6 +8,7 @@ import pytest
 
 from privacy.commitment import Commitment, FloorStep
 from privacy.ledger.ledger import Ledger
+from server.config.load import parse
 from server.config.schema import RunConfig
 from server.runs.commitment import round_sampling
 from tests.cases.loop import N, Run
@@ -33,3 +34,14 @@ def start(tmp_path: Path) -> Iterator[MakeRun]:
     yield make
     for ledger in ledgers:
         ledger.close()
+
+
+def tiny(cache: Path, **further: Any) -> RunConfig:
+    """A run of seconds: a first release, then three rounds."""
+    table = {
+        "rounds": 3, "clients": 12, "sampling-rate": 0.5, "privacy": {"epsilon": 8.0, "delta": 1e-2},
+        "model": {"name": "random:bert", "rank": 2, "max-length": 16}, "engine": {"workers": 1},
+        "data": {"partition": "iid", "validation-records": 10, "test-records": 10, "records-per-client": 4,
+                 "cache": str(cache)},
+    }  # fmt: skip
+    return parse(table | further)

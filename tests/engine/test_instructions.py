@@ -3,6 +3,7 @@
 import datetime
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,28 @@ def test_a_server_without_its_key_says_so_before_anything_else(tmp_path: Path, m
         SigningGrid(InProcessGrid(app, 1))
     key = load_signing_key(server().key)[0]
     late = self_made(key, key, instruction.load_authority(Path(server().authority)).subject, (-3, -2))
-    (tmp_path / "signing.crt").write_bytes(late.public_bytes(serialization.Encoding.PEM))
-    with pytest.raises(ConfigError, match=r"signing\.crt was good until .* --renew servers"):
-        SigningGrid(InProcessGrid(app, 1))
+    early = self_made(key, key, instruction.load_authority(Path(server().authority)).subject, (1, 3))
+    for made, said in ((late, "was good until"), (early, "is good from .* UTC, and this host's clock says")):
+        (tmp_path / "signing.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        with pytest.raises(ConfigError, match=rf"signing\.crt {said} .* --renew servers"):
+            SigningGrid(InProcessGrid(app, 1))
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_servers_clock_that_jumps_a_day_repeats_no_number(
+    days: int, node: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And back again; nodes follow what they are told behind it, and no instruction of before."""
+    monkeypatch.setenv(VARIABLE, str(server().key))
+    grid, now = SigningGrid(InProcessGrid(app, NODE)), time.time_ns()
+    told = []
+    for off in (0, days, days, 0):
+        message = asked()
+        monkeypatch.setattr(time, "time_ns", lambda off=off: now + off * 86_400 * 10**9)
+        list(grid.push_messages([message]))
+        told.append(sent(message))
+        with pytest.raises(Followed):
+            given(message, node)
+    for old in told:
+        with pytest.raises(NodeFailed, match=r"^NotInstructed$"):
+            given(old, node)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from privacy import durable
 from privacy.ledger.ledger import Ledger
-from server.config.load import parse
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, RESULTS_FILE
 from server.run_folder.telemetry import Telemetry, read_metrics, read_status
@@ -19,18 +18,9 @@ from simulations.cli.app import app
 from simulations.engines import launcher
 from simulations.engines.inprocess import run_inprocess
 from tests.cases.disk import AS_ROOT, Disk, fill
+from tests.cases.runs import tiny
 
 pytestmark = AS_ROOT
-
-
-def config(cache: Path, **further: Any) -> Any:
-    table = {
-        "rounds": 3, "clients": 12, "sampling-rate": 0.5, "privacy": {"epsilon": 8.0, "delta": 1e-2},
-        "model": {"name": "random:bert", "rank": 2, "max-length": 16}, "engine": {"workers": 1},
-        "data": {"partition": "iid", "validation-records": 10, "test-records": 10, "records-per-client": 4,
-                 "cache": str(cache)},
-    }  # fmt: skip
-    return parse(table | further)
 
 
 def charges(folder: Path) -> int:
@@ -51,7 +41,7 @@ def fails(run: Any, folder: Path) -> str:
 
 @pytest.mark.parametrize("kilobytes", [12, 20, 44, 52, 70, 300, 1100])
 def test_a_disk_that_is_full_from_the_start_costs_nothing(kilobytes: int, disk: Disk, tmp_path: Path) -> None:
-    run, folder = config(tmp_path / "cache"), disk(kilobytes) / "run"
+    run, folder = tiny(tmp_path / "cache"), disk(kilobytes) / "run"
     folder.mkdir()
     fails(run, folder)
     begun = (folder / LEDGER_FILE).is_file()
@@ -71,7 +61,7 @@ def test_a_disk_that_fills_up_loses_what_was_in_the_air_and_no_more(
     moment: str, lost: int, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between rounds nothing is charged any more: the run looks for room first."""
-    run, place = config(tmp_path / "cache"), disk(4000)
+    run, place = tiny(tmp_path / "cache"), disk(4000)
     folder = place / "run"
     folder.mkdir()
     owner, name, wanted = {
@@ -103,7 +93,7 @@ def test_a_disk_that_fills_up_loses_what_was_in_the_air_and_no_more(
 @pytest.fixture
 def place(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the runs of run.toml go."""
-    (tmp_path / "run.toml").write_text(config(tmp_path / "cache", output=str(tmp_path / "disk")).to_toml())
+    (tmp_path / "run.toml").write_text(tiny(tmp_path / "cache", output=str(tmp_path / "disk")).to_toml())
     monkeypatch.chdir(tmp_path)
     return disk(4000)
 

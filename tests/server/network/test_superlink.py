@@ -212,6 +212,7 @@ def test_a_call_whose_bytes_cannot_be_counted_is_answered(
 def test_the_command_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
     mended: list[type] = []
     monkeypatch.setattr(superlink, "uncounted", mended.append)
+    monkeypatch.setattr(superlink, "each_for_itself", mended.append)
     monkeypatch.setattr("flwr.superlink.cli.flower_superlink", lambda: mended.append(int))
     superlink.main()
-    assert mended == [SqlLinkState, int]  # before Flower starts
+    assert mended == [SqlLinkState, fleet_handlers, int]  # before Flower starts
