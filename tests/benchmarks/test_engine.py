@@ -62,8 +62,8 @@ sys.modules["flwr"] = sys.modules["ray"] = None  # an import of either fails as 
 for name in {modules!r}:
     importlib.import_module(name)
 from simulations.benchmarks.engine import gpu
-found = gpu.measure(gpu.SMALL, gpu.jobs.CPU, count=2, records=2, sequential=1, rounds=1, side=8)
-assert found["clients"] == 2
+found = gpu.measure(gpu.TOY, gpu.jobs.CPU, rounds=1, side=8)
+assert found["clients"] == gpu.TOY.clients
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -147,12 +147,12 @@ def test_ratios_are_medians_within_a_round() -> None:
 
 
 def test_gpu_benchmark_compares_the_same_sums() -> None:
-    cpu, shape = torch.device("cpu"), gpu.SMALL
-    job = gpu.job_of(shape, cpu, torch.float32, 3, 5)
+    cpu, shape = torch.device("cpu"), gpu.TOY
+    job = gpu.job_of(shape, cpu, 3)
     matrices = sum(p.numel() for p in job.make().parameters() if p.dim() == 2)
     assert matrices == shape.weights() + shape.words * shape.hidden
     expected = jobs.plain_peft(job)().sum(dim=0)
-    assert relative(gpu.engine_round(job, job.engine("fp32"))(), expected) < 1e-4
+    assert relative(gpu.engine_round(job, job.engine("fp32"), job.start())(), expected) < 1e-4
 
 
 def test_flame_graph_is_a_picture_of_what_was_profiled(job: jobs.Job) -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases.disk import disk  # noqa: F401
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 
 

@@ -28,10 +28,12 @@ class Deployment:
     Args:
         settings: of the run, ``run.toml``.
         records: of every node, by its name.
+        database: the SuperLink's; default in ``folder``.
     """
 
-    def __init__(self, folder: Path, settings: str, records: dict[str, Path]) -> None:
+    def __init__(self, folder: Path, settings: str, records: dict[str, Path], database: Path | None = None) -> None:
         self.folder, self.keys, self.port = folder, folder / "keys", free_port()
+        self.database = database or folder / "state.db"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -73,7 +75,7 @@ class Deployment:
             *(sys.executable, "-m", "server.network.superlink"),
             *(f"--ssl-ca-certfile={keys}/ca.crt", f"--ssl-certfile={keys}/server.crt"),
             *(f"--ssl-keyfile={keys}/server.key", "--enable-supernode-auth", "--host=127.0.0.1"),
-            *(f"--port={self.port}", f"--database={self.folder}/state.db"),
+            *(f"--port={self.port}", f"--database={self.database}"),
         )
 
         def answers() -> bool:

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import identity
 from simulations.tools.sample_records import write_records
+from tests.cases.disk import AS_ROOT, Disk, fill
 from tests.end_to_end.deployment import BIN, Deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -124,3 +127,54 @@ def test_clients_outlive_a_server_that_stands_still(deployment: Deployment) -> N
         assert deployment.processes[name].returncode == GONE
         deployment.node(name)
     deployment.until(lambda: deployment.online("a", "b"))
+
+
+@pytest.mark.nightly  # four minutes; the soak test in containers has faults of other kinds
+@AS_ROOT
+def test_a_run_outlives_a_paused_client_a_locked_database_and_a_full_disk(tmp_path: Path, disk: Disk) -> None:
+    """Nothing that is charged is lost, and behind every fault both clients take part again."""
+    records = dict(zip("ab", write_records(tmp_path / "data", 2, 16), strict=True))
+    place = disk(64_000)
+    settings = SETTINGS.replace("rounds = 4", "rounds = 1000") + "[engine]\nround-timeout = 120.0\n"
+    deployment = Deployment(tmp_path, settings, records, place / "state.db")
+
+    def rounds_with_all(after: int) -> bool:
+        found = read_metrics(deployment.run) if (tmp_path / "runs").is_dir() else []
+        assert deployment.processes["deploy"].poll() is None, deployment.log("deploy")
+        return len([record for record in found if record.round > after and record.presence == Presence(2, 2)]) > 1
+
+    def done() -> int:
+        return max(record.round for record in read_metrics(deployment.run))
+
+    try:
+        deployment.begin()
+        deployment.start("deploy", str(BIN / "lacquer"), "deploy", "run.toml")
+        deployment.until(lambda: rounds_with_all(0))
+
+        os.killpg(deployment.processes["a"].pid, signal.SIGSTOP)
+        time.sleep(75.0)
+        os.killpg(deployment.processes["a"].pid, signal.SIGCONT)
+        at = done()
+        deployment.until(lambda: rounds_with_all(at))
+
+        with closing(sqlite3.connect(deployment.database, isolation_level=None)) as other:
+            other.execute("PRAGMA busy_timeout = 20000")
+            other.execute("BEGIN IMMEDIATE")
+            time.sleep(25.0)
+            other.execute("ROLLBACK")
+        at = done()
+        deployment.until(lambda: rounds_with_all(at))
+
+        fill(place)
+        time.sleep(25.0)
+        (place / "filler").unlink()
+        at = done()
+        deployment.until(lambda: rounds_with_all(at))
+
+        assert deployment.lacquer("stop", str(deployment.run)).returncode == 0
+        deployment.processes["deploy"].wait(timeout=300)
+        released = [record.round for record in read_metrics(deployment.run) if record.phase == "round"]
+        assert released == list(range(1, len(released) + 1))
+        assert deployment.charges() - len(released) <= 1, "but the round that was stopped"
+    finally:
+        deployment.end()
