@@ -10,9 +10,10 @@ Rendered text is tokenised without special tokens, which the template writes its
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
@@ -20,9 +21,9 @@ import numpy as np
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from client.data.conversations import ASSISTANT, Message, from_text
+from client.data.conversations import ASSISTANT, TOOL, Message, from_text
 
-PLAIN_TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}{% elif message['role'] == 'user' %}{{ '### User:\n' + message['content'] + '\n\n' }}{% else %}{{ '### Assistant:\n' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '### Assistant:\n' }}{% endif %}"""  # noqa: E501
+PLAIN_TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}{% elif message['role'] == 'user' %}{{ '### User:\n' + message['content'] + '\n\n' }}{% elif message['role'] == 'tool' %}{{ '### Tool:\n' + message['content'] + '\n\n' }}{% else %}{{ '### Assistant:\n' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '### Assistant:\n' }}{% endif %}"""  # noqa: E501
 """For base models, which have no template of their own."""
 
 _CUT_PROMPT = 16
@@ -36,10 +37,12 @@ class Rendered:
     Attributes:
         tokens: ids.
         weights: 1.0 on the tokens of answers, 0.0 elsewhere; as long as `tokens`.
+        tools_left_out: whether the template writes nothing of the tools that the conversation describes.
     """
 
     tokens: list[int]
     weights: list[float]
+    tools_left_out: bool = False
 
     @property
     def last_answer(self) -> tuple[int, int]:
@@ -67,20 +70,25 @@ def render(tokenizer: PreTrainedTokenizerBase, text: str, template: str) -> Rend
         template: of :func:`template_of`.
 
     Raises:
+        NotRendered: what the template leaves out.
         ValueError: the template cannot render it, or no answer is found in what it renders.
     """
     messages = from_text(text)
+    trained = [message.pop("train", True) for message in messages if message["role"] == ASSISTANT]
+    tools = {"tools": messages[0].pop("tools")} if "tools" in messages[0] else {}
     try:
-        found = (_marked if "endgeneration" in template else _found)(tokenizer, messages, template)
+        found = (_marked if "endgeneration" in template else _found)(tokenizer, messages, template, trained, tools)
+        left_out = _tools_left_out(tokenizer, messages, template, tools)
     except (TemplateError, TypeError, KeyError) as error:
         raise ValueError(f"the chat template cannot render it: {error}") from error
     if not any(found.weights):
         raise ValueError("the chat template renders no answer")
+    found = replace(found, tools_left_out=left_out)
     start, stop = found.last_answer
     if tokenizer.eos_token_id is None or _ends(tokenizer, found.tokens[start:stop]):
         return found
     # no end of turn: without one the model never learns to stop
-    return Rendered([*found.tokens[:stop], tokenizer.eos_token_id], [*found.weights[:stop], 1.0])
+    return Rendered([*found.tokens[:stop], tokenizer.eos_token_id], [*found.weights[:stop], 1.0], left_out)
 
 
 def _ends(tokenizer: Any, tokens: list[int]) -> bool:
@@ -112,31 +120,68 @@ def cut(rendered: Rendered, longest: int, first: int | None) -> tuple[Rendered, 
     room = longest - begins
     before = min(start - begins, max(room - (stop - start), min(_CUT_PROMPT, room // 2)))
     kept = slice(start - before, min(stop, start - before + room))
-    short = Rendered([*tokens[:begins], *tokens[kept]], [*weights[:begins], *weights[kept]])
+    short = replace(rendered, tokens=[*tokens[:begins], *tokens[kept]], weights=[*weights[:begins], *weights[kept]])
     return short, True, kept.stop < stop
+
+
+class NotRendered(ValueError):
+    """A template leaves out what a conversation holds; the text says what, and quotes nothing of it."""
+
+
+def _tools_left_out(tokenizer: Any, messages: list[Message], template: str, tools: dict[str, Any]) -> bool:
+    """Whether a template leaves out the tools that are described; calls and results it must not leave out."""
+    calls = [call["function"]["name"] for message in messages for call in message.get("tool_calls", ())]
+    results = [message["content"].strip() for message in messages if message["role"] == TOOL]
+    if calls or results:
+        whole = _text(tokenizer, messages, template, **tools)
+        if any(name not in whole for name in calls):
+            raise NotRendered("whose calls of tools the chat template leaves out")
+        if any(result not in whole and json.dumps(result)[1:-1] not in whole for result in results):
+            raise NotRendered("whose results of tools the chat template leaves out")
+    return bool(tools) and _text(tokenizer, messages, template, **tools) == _text(tokenizer, messages, template)
 
 
 def _text(tokenizer: Any, messages: list[Message], template: str, **options: Any) -> str:
     return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options))
 
 
-def _marked(tokenizer: Any, messages: list[Message], template: str) -> Rendered:
+def _marked(
+    tokenizer: Any, messages: list[Message], template: str, trained: list[bool], tools: dict[str, Any]
+) -> Rendered:
     """Answers are where the template says so."""
     encoded = tokenizer.apply_chat_template(
-        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True, **tools
     )
-    return Rendered(list(encoded["input_ids"]), [float(mark) for mark in encoded["assistant_masks"]])
+    masks = np.array(encoded["assistant_masks"], dtype=np.float64)
+    if not all(trained):
+        answer = np.cumsum(np.diff(masks, prepend=0.0) > 0)  # the number of each token's answer, from 1
+        if answer[-1] != len(trained):
+            raise NotRendered("whose answers the chat template does not mark one by one, as their weights need")
+        masks *= np.array([True, *trained])[answer]
+    return Rendered(list(encoded["input_ids"]), masks.tolist())
 
 
-def _found(tokenizer: Any, messages: list[Message], template: str) -> Rendered:
+def _found(
+    tokenizer: Any, messages: list[Message], template: str, trained: list[bool], tools: dict[str, Any]
+) -> Rendered:
     """Answers are where a mark in their place comes out, with their end of turn and what opens them."""
-    whole = _text(tokenizer, messages, template)
+    whole = _text(tokenizer, messages, template, **tools)
     end_of_turn, spans = _end_of_turn(tokenizer), []
-    for number, (start, stop) in _contents(tokenizer, messages, template, whole).items():
-        before = _text(tokenizer, messages[:number], template, add_generation_prompt=True)
+    contents = _contents(tokenizer, messages, template, whole, tools)
+    answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+    for number, wanted in zip(answers, trained, strict=True):
+        if not wanted:
+            continue
+        before = _text(tokenizer, messages[:number], template, add_generation_prompt=True, **tools)
+        after = _text(tokenizer, messages[: number + 1], template, **tools).rstrip()
+        if "tool_calls" in messages[number]:  # which stand before or behind the answer's text
+            if not (whole.startswith(before) and whole.startswith(after)):
+                raise NotRendered("whose calls of tools cannot be told from the other turns")
+            spans.append((len(before), len(after)))
+            continue
+        start, stop = contents[number]
         if whole.startswith(before):  # what lies between is the model's to write, such as an empty thought
             start = min(start, len(before))
-        after = _text(tokenizer, messages[: number + 1], template).rstrip()
         if ends := end_of_turn.match(whole, stop):
             stop = ends.end()
         elif whole.startswith(after):
@@ -150,15 +195,17 @@ def _found(tokenizer: Any, messages: list[Message], template: str) -> Rendered:
     return Rendered(list(encoded["input_ids"]), weights.tolist())
 
 
-def _contents(tokenizer: Any, messages: list[Message], template: str, whole: str) -> dict[int, tuple[int, int]]:
+def _contents(
+    tokenizer: Any, messages: list[Message], template: str, whole: str, tools: dict[str, Any]
+) -> dict[int, tuple[int, int]]:
     """Where the text of every answer begins and ends in the rendered conversation, by the number of its message."""
     marks = {
         number: f"answer{number}of{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
         for number, message in enumerate(messages)
-        if message["role"] == ASSISTANT
+        if message["role"] == ASSISTANT and message["content"].strip()
     }
     marked = [{**message, "content": marks.get(number, message["content"])} for number, message in enumerate(messages)]
-    pieces = re.split("|".join(marks.values()) or "(?!)", _text(tokenizer, marked, template))
+    pieces = re.split("|".join(marks.values()) or "(?!)", _text(tokenizer, marked, template, **tools))
     for tidied in (str, str.strip):
         texts = [tidied(messages[number]["content"]) for number in marks]
         if len(pieces) == len(texts) + 1 and "".join(map("".join, zip_longest(pieces, texts, fillvalue=""))) == whole:

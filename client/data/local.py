@@ -109,8 +109,8 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
     from client.models.base import load_tokenizer
 
     texts = read(source, reading, "data", chat=reading.task == "instruction")
-    for what, count in texts.alike.items():
-        log.warning("%d names of a %s differ from another in upper and lower case only", count, what)
+    for what, count in texts.noted.items():
+        log.warning("%s: %d %s", source, count, what)
     ids = None if texts.labels is None else label_ids(texts.labels, reading.labels)
     model = load_tokenizer(tokenizer)
     made = tokenise(texts, ids, model, reading.task, reading.max_length, chat_template=reading.chat_template)

@@ -179,7 +179,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "source": _source(spec),
         "read": held.read,
         "not_drawn": held.not_drawn,
-        "alike": held.alike,
+        "noted": dict(held.noted) | sum((made[part].noted for part in PARTS), Counter[str]()),
         "clients": len(owners),
         "empty_clients": int((owners.sizes == 0).sum()),
         "files": {f"{name}.npy": sha256(folder / f"{name}.npy") for name in sorted(arrays)},

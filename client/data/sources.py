@@ -122,7 +122,7 @@ class Texts:
         clients: ids of the natural clients in normal form, or None.
         units: ids of the units of privacy (patient, author, document) in normal form, or None: every record its own.
         left_out: how many rows were left out for which reason: a text was empty, or shorter than asked for.
-        alike: how many labels, clients or units differ from another in the case of letters only; none are left out.
+        noted: what else was seen and how often, such as names that differ in case only and keys that mean nothing here.
     """
 
     texts: list[str]
@@ -131,7 +131,7 @@ class Texts:
     clients: list[str] | None = None
     units: list[str] | None = None
     left_out: Counter[str] = field(default_factory=Counter)
-    alike: Mapping[str, int] = field(default_factory=dict)
+    noted: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -149,7 +149,7 @@ class Texts:
             chosen(self.clients),
             chosen(self.units),
             self.left_out,
-            self.alike,
+            self.noted,
         )
 
     def unit_numbers(self) -> NDArray[np.int64] | None:
@@ -204,10 +204,10 @@ def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
     for key, name in named:
         _check_column(table, f"data.{key}", name, where)
     least = max(1, reading.least_words)
-    left_out: Counter[str] = Counter()
+    left_out, noted = Counter[str](), Counter[str]()
     pairs = None
     if chat:
-        found, left_out = conversations.read_column(table, reading.text_column, reading.text_pair_column, where)
+        found, left_out, noted = conversations.read_column(table, reading.text_column, reading.text_pair_column, where)
         kept = [row for row, text in enumerate(found) if text and conversations.words(text) >= least]
         texts = [text or "" for text in found]
     else:
@@ -229,7 +229,6 @@ def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
         if left_out.total() > left_out["empty"]:
             short = f"no row can be used ({', '.join(f'{count} {reason}' for reason, count in left_out.items())})"
         raise ValueError(f"{where}: {short if texts else 'it has no rows'}; nothing to train on")
-    alike: dict[str, int] = {}
     names: dict[str, list[str]] = {}
     for what in ("label", "client", "unit"):
         if column := getattr(reading, f"{what}_column"):
@@ -239,7 +238,11 @@ def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
                 raise ValueError(
                     f"{where}: {absent} rows have no {what} in column {column!r}; fill them in or remove them"
                 )
-            alike[what] = differ_in_case(found_names)
+            if count := differ_in_case(found_names):
+                noted[
+                    f"names of a {what} differ from another in upper and lower case only and are taken for different "
+                    f"ones (data.{what}-column)"
+                ] = count
     return Texts(
         [texts[row] for row in kept],
         None if pairs is None else [pairs[row] for row in kept],
@@ -247,7 +250,7 @@ def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
         names.get("client"),
         names.get("unit"),
         left_out,
-        {what: count for what, count in alike.items() if count},
+        noted,
     )
 
 

@@ -36,7 +36,7 @@ class Held:
             they became no record.
         read: rows by the source they were read from.
         not_drawn: records of a part beyond those that were asked for.
-        alike: how many labels, clients or units of the source differ from another in the case of letters only.
+        noted: what else was seen in the source and how often.
     """
 
     texts: dict[str, Texts]
@@ -45,7 +45,7 @@ class Held:
     removed: dict[str, int]
     read: dict[str, int]
     not_drawn: dict[str, int]
-    alike: Mapping[str, int] = field(default_factory=dict)
+    noted: Mapping[str, int] = field(default_factory=dict)
 
 
 def reading(spec: DataSpec) -> Reading:
@@ -67,12 +67,12 @@ def hold_out(spec: DataSpec) -> Held:
     not_drawn: dict[str, int] = {}
     if spec.source == NOTES:
         texts, left_out = _notes(spec), Counter[str]()
-        alike: Mapping[str, int] = {}
+        noted: Mapping[str, int] = {}
         read = {"generated": sum(map(len, texts.values()))}
     else:
         source = sources.read(spec.source, reading(spec), chat=spec.chat)
         read = {"source": len(source) + source.left_out.total()}
-        alike = source.alike
+        noted = source.noted
         whole = _test_source(spec)
         test = whole
         if whole is not None:
@@ -87,7 +87,7 @@ def hold_out(spec: DataSpec) -> Held:
     texts["train"] = train
     texts["train"] = redact(plant(texts["train"], Canaries.of(spec, spec.seed)), spec, chat=spec.chat)
     if spec.task != "classification":
-        return Held(texts, {}, [], removed, read, not_drawn, alike)
+        return Held(texts, {}, [], removed, read, not_drawn, noted)
     raw = {part: texts[part].labels or [] for part in PARTS}
     known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
     where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
@@ -95,7 +95,7 @@ def hold_out(spec: DataSpec) -> Held:
     tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
     encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
     names = list(notes.LABELS) if spec.source == NOTES else names
-    return Held(texts, encoded, names, removed, read, not_drawn, alike)
+    return Held(texts, encoded, names, removed, read, not_drawn, noted)
 
 
 def _test_source(spec: DataSpec) -> Texts | None:

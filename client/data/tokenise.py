@@ -31,6 +31,7 @@ class Tokenised:
         answers_cut: how many of these lost the end of an answer or of a summary.
         kept: rows of the texts that are records; None for all.
         left_out: how many others were left out, by reason.
+        noted: what else was seen and how often.
     """
 
     records: Records
@@ -38,6 +39,7 @@ class Tokenised:
     answers_cut: int = 0
     kept: NDArray[np.int64] | None = None
     left_out: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
 
     def of(self, texts: Texts) -> Texts:
         """The texts that are records."""
@@ -137,23 +139,26 @@ def _conversations(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: in
     kept: list[int] = []
     found: list[chat.Rendered] = []
     left_out: Counter[str] = Counter()
-    truncated, answers_cut, reason = 0, 0, ""
+    truncated, answers_cut, tools_left_out, reason = 0, 0, 0, ""
     for row, text in enumerate(texts.texts):
         try:
             rendered = chat.render(tokenizer, text, template)
-        except ValueError as error:
-            left_out["not rendered by the chat template"] += 1  # not the error's words: a template may quote the text
+        except ValueError as error:  # of other errors not the words: a template may quote the text
+            left_out[str(error) if isinstance(error, chat.NotRendered) else "not rendered by the chat template"] += 1
             reason = str(error)
             continue
         rendered, cut, answer_cut = chat.cut(rendered, longest, first)
         kept.append(row)
         found.append(rendered)
+        tools_left_out += rendered.tools_left_out
         truncated, answers_cut = truncated + cut, answers_cut + answer_cut
     if not kept:
         raise ValueError(f"none of {len(texts)} conversations can be used: {reason}")
     records = Records.from_lists([row.tokens for row in found], None, [row.weights for row in found])
     chosen = None if len(kept) == len(texts) else np.array(kept, dtype=np.int64)
-    return Tokenised(records, truncated, answers_cut, chosen, left_out)
+    what = "conversations describe tools, which the chat template leaves out"
+    noted = Counter({what: tools_left_out} if tools_left_out else {})
+    return Tokenised(records, truncated, answers_cut, chosen, left_out, noted)
 
 
 def _plain(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -38,7 +38,7 @@ class DataFacts:
         records, truncated: by part; truncated ones were cut to ``model.max-length``.
         clients: those that records are at, and those without any (None: not counted).
         sizes: fewest, median and most records of a client that has any; None where clients are not simulated.
-        alike: how many labels, clients or units are written like another but for the case of letters.
+        noted: what else was seen in the records, and how often.
     """
 
     note: str
@@ -51,7 +51,7 @@ class DataFacts:
     clients: int | None = None
     empty_clients: int | None = None
     sizes: tuple[int, float, int] | None = None
-    alike: Mapping[str, int] = field(default_factory=dict)
+    noted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def public(self) -> "DataFacts":
@@ -82,7 +82,7 @@ def facts_of(data: PreparedData) -> DataFacts:
         clients=data.num_clients,
         empty_clients=int((sizes == 0).sum()),
         sizes=(int(some.min()), float(np.median(some)), int(some.max())) if len(some) else None,
-        alike=meta.get("alike", {}),
+        noted=meta.get("noted", {}),
     )
 
 
@@ -95,7 +95,7 @@ def may_be_shown(config: RunConfig, facts: DataFacts) -> DataFacts:
     if config.alone:
         return facts.public
     if config.data.partition == "natural":  # the sizes of somebody's own records
-        return replace(facts, sizes=None, empty_clients=None, alike={})
+        return replace(facts, sizes=None, empty_clients=None, noted={})
     return facts
 
 

@@ -46,12 +46,7 @@ def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
             f"{percent_text(cut)} of the training records are cut at {config.model.max_length} tokens: raise "
             "model.max-length."
         )
-    for what, count in ({} if facts is None else facts.alike).items():
-        found.append(
-            f"{count:,} names of a {what} differ from another in upper and lower case only (data.{what}-column); they "
-            "are taken for different ones. If they are not, write them the same way."
-        )
-    return found
+    return found + [f"{count:,} {what}." for what, count in ({} if facts is None else facts.noted).items()]
 
 
 def judgements(run: Run) -> list[str]:

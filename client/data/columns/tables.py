@@ -209,7 +209,7 @@ def _read_json(path: Path) -> Columns:
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
     """Every row, and where it stands."""
     decoder = json.JSONDecoder(
-        parse_int=str, parse_float=str, parse_constant=_constant, object_pairs_hook=_object, strict=False
+        parse_int=Written, parse_float=Written, parse_constant=_constant, object_pairs_hook=_object, strict=False
     )
     with path.open("rb") as file:
         if file.read(3) != b"\xef\xbb\xbf":
@@ -242,6 +242,19 @@ def _whole_characters(value: Any) -> Any:
     if isinstance(value, dict):
         return {_whole_characters(key): _whole_characters(each) for key, each in value.items()}
     return value
+
+
+class Written(str):
+    """A number in JSON, as it is written."""
+
+
+def values_of(cell: Any) -> Any:
+    """What is inside a cell, with its numbers as numbers."""
+    if isinstance(cell, Written):
+        return json.loads(cell)
+    if isinstance(cell, list):
+        return [values_of(each) for each in cell]
+    return {key: values_of(each) for key, each in cell.items()} if isinstance(cell, dict) else cell
 
 
 def _constant(name: str) -> str | None:

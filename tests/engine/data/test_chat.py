@@ -1,6 +1,7 @@
 """Conversations become tokens as their template says, with the loss on answers alone."""
 
 import json
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -134,6 +135,76 @@ def test_marks_that_take_the_end_of_the_line_get_no_second_end_of_turn(tokenizer
 def test_a_template_without_an_end_of_turn_gets_one(tokenizer: PreTrainedTokenizerBase) -> None:
     found = chat.render(tokenizer, to_text(TALK[:2]), "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}")
     assert (found.tokens[-1], found.weights[-1]) == (tokenizer.eos_token_id, 1.0)
+
+
+NO_END = (
+    "{% for m in messages %}{{ '### ' + m['role'] + ':\n' + m['content'] }}{% if not loop.last %}{{ '\n\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '\n\n### assistant:\n' }}{% endif %}"
+)
+
+
+def learnt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], template: str) -> str:
+    found = chat.render(tokenizer, to_text(messages), template)
+    return str(tokenizer.decode([t for t, weight in zip(found.tokens, found.weights, strict=True) if weight]))
+
+
+@pytest.mark.parametrize("template", [NO_END, NO_END.replace("\\n", " "), NO_END.replace("'### '", "'|'")])
+def test_the_next_turn_is_not_learnt_where_no_token_ends_a_turn(
+    tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    talk = [{**m, "content": f"{m['role']} says {n}"} for n, m in enumerate(TALK)]
+    assert learnt(tokenizer, talk, template) == f"assistant says 1assistant says 3{tokenizer.eos_token}"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_answer_of_weight_0_is_not_learnt(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    end = "<|eot_id|>" if name == "llama-3" else "<|im_end|>"
+    for template in (marked(TEMPLATES[name]), plain(TEMPLATES[name])):
+        first = [TALK[0], {**TALK[1], "train": False}, *TALK[2:]]
+        assert learnt(tokenizer, first, template).strip() == f"a{'' if name == 'llama-3' else '  '}{end}"
+        last = [*TALK[:3], {**TALK[3], "train": False}]
+        assert learnt(tokenizer, last, template) == f"Perhaps. Since when?{end}"
+    tied = "{% for m in messages if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+    with pytest.raises(chat.NotRendered, match="does not mark one by one"):
+        learnt(tokenizer, first, tied + "{% endfor %}")
+
+
+ASKED = [
+    {"role": "user", "content": "How much?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "dose", "arguments": {"mg": 5}}}],
+    },
+    {"role": "tool", "content": "twice"},
+    {"role": "assistant", "content": "Twice a day."},
+]
+WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{{ m['content'] }}{% for c in m['tool_calls'] %}{{ c['function'] | tojson }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_calls_of_tools_are_learnt_and_their_results_are_not(tokenizer: PreTrainedTokenizerBase) -> None:
+    wanted = '{"name": "dose", "arguments": {"mg": 5}}<|im_end|>Twice a day.<|im_end|>'
+    tools = [{"type": "function", "function": {"name": "dose"}}]
+    described = [{**ASKED[0], "tools": tools}, *ASKED[1:]]
+    assert learnt(tokenizer, ASKED, WITH_TOOLS) == learnt(tokenizer, described, WITH_TOOLS) == wanted
+    whole = tokenizer.apply_chat_template(ASKED, tools=tools, chat_template=WITH_TOOLS, tokenize=False)
+    assert tokenizer.decode(chat.render(tokenizer, to_text(described), WITH_TOOLS).tokens) == whole
+
+
+def test_what_a_template_leaves_out_of_tools_is_counted(tokenizer: PreTrainedTokenizerBase) -> None:
+    users = "{% for m in messages if m['role'] != 'tool' %}{{ m['role'] + m['content'] }}"
+    users += "{% for c in m['tool_calls'] %}{{ c['function']['name'] }}{% endfor %}{% endfor %}"
+    talks = [to_text([{**TALK[0], "tools": [{"name": "dose"}]}, TALK[1]]), to_text(ASKED)]
+    for template, reason in ((plain(CHATML), "calls"), (users, "results")):
+        made = tokenise(Texts(talks), None, tokenizer, "instruction", 999, None, template)
+        assert made.left_out == {f"whose {reason} of tools the chat template leaves out": 1}
+        assert made.noted == {"conversations describe tools, which the chat template leaves out": 1}
+    base = learnt(tokenizer, [ASKED[0], TALK[1], *ASKED[2:]], chat.PLAIN_TEMPLATE)
+    assert "twice" not in base, "a result is no answer"
 
 
 def test_smollm2_is_rendered_by_its_own_template() -> None:
