@@ -33,6 +33,7 @@ from server.runs.record_level_assembly import (
     assemble_record_level,
     record_level_settings,
 )
+from simulations.engines.cluster import check_cluster
 from simulations.engines.public_only import check_public_only
 from simulations.presets.asked import Asked
 from simulations.sweep.cells import Cell
@@ -106,6 +107,9 @@ def check(config: RunConfig) -> Checked:
         except ValueError as error:  # ConfigError is one
             problems.append(str(error))
 
+    if config.engine.ray_address:
+        with collected():
+            check_cluster(config.engine.ray_address)
     # At once: what needs neither data nor model to be seen.
     for look in (methods, check_sources, check_model):
         with collected():

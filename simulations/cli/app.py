@@ -4,7 +4,7 @@ import enum
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +42,6 @@ from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
 from simulations.engines import launcher
-from simulations.engines.ahead import FlowerAhead, importing
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
 
@@ -126,26 +125,22 @@ def run(
     """
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
-    with ExitStack() as stack:
-        with refusals(ValueError):
-            asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-            # Flower's commands import beside the checks.
-            ahead = stack.enter_context(FlowerAhead()) if _on_flower(asked.run) and not dry_run else None
-            with importing():
-                from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
+    with refusals(ValueError):
+        asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+        from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
-            checked = check_run(asked)
-            check_tracker(track)
-            if dry_run:
-                say_plan(checked, as_json=as_json)
-                return
-            folder = new_run_folder(asked.run)
-            asked.write(folder)
-            checked.hand_on(folder)
-        if not quiet and not as_json:
-            say_known(checked, Console())
-        with interruptible():
-            _run(asked, folder, here, quiet, as_json=as_json, track=track, ahead=ahead)
+        checked = check_run(asked)
+        check_tracker(track)
+        if dry_run:
+            say_plan(checked, as_json=as_json)
+            return
+        folder = new_run_folder(asked.run)
+        asked.write(folder)
+        checked.hand_on(folder)
+    if not quiet and not as_json:
+        say_known(checked, Console())
+    with interruptible():
+        _run(asked, folder, here, quiet, as_json=as_json, track=track)
 
 
 @app.command(hidden=True)
@@ -191,6 +186,10 @@ def resume(
         check_tracker(track)
         folder = run_folder.resolve()
         asked = ask_again(folder, _engine_settings(engine, workers))
+        if _on_flower(asked.run) and asked.run.engine.ray_address:
+            from simulations.engines.cluster import check_cluster
+
+            check_cluster(asked.run.engine.ray_address)
         check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
         with Telemetry(folder, tensorboard=False) as telemetry:
             telemetry.status("preparing", "resuming")
@@ -217,7 +216,6 @@ def _run(
     *,
     as_json: bool = False,
     track: str | None = None,
-    ahead: FlowerAhead | None = None,
 ) -> None:
     console, config = Console(), asked.run
 
@@ -234,7 +232,7 @@ def _run(
 
     try:
         if _on_flower(config):
-            launcher.run_flower(config, folder, follow=watch, plugins=plugins, keys=keys, ahead=ahead)
+            launcher.run_flower(config, folder, follow=watch, plugins=plugins, keys=keys)
         else:
             launcher.run_child(config, folder, follow=watch, plugins=plugins, keys=keys)
     except RunFailed as failure:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from simulations.engines.flower import RunFailed, flwr, scripts
+from simulations.engines.flower import RunFailed, clean_environment, flwr, scripts
 
 CONNECTION = "federation"
 SUCCESS = "finished:completed"
@@ -50,8 +50,8 @@ class Control:
         return flwr(*arguments, folder=self.home, environment=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        environment = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
-        return environment | {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
+        environment = {**clean_environment(os.environ), "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
+        return environment | {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_PROXY": "*", "no_proxy": "*"}
 
     def start(self, app: Path) -> str:
         """Hand over an app; the number of its run."""

@@ -1,22 +1,18 @@
-"""One private Flower: a SuperLink of its own port, folder and environment, and the one run submitted to it."""
+"""What a run needs of Flower: the settings of its simulation engine, the environment, and its command line tool."""
 
 import json
 import os
+import secrets
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from server.config.schema import RunConfig
-from simulations.engines.ahead import SUPERLINK, Ahead, FlowerAhead, inherited
 from simulations.engines.hardware import Resources
-from simulations.engines.processes import DRIVER, TAG, Family, free_port, running
+from simulations.engines.processes import TAG
+from simulations.engines.staging import packages_root
 
 _PATIENCE = 300.0
 """Seconds that a command of Flower may take on a busy machine."""
@@ -24,110 +20,6 @@ _PATIENCE = 300.0
 
 class RunFailed(RuntimeError):
     """The run did not complete; the message says why, in lines meant for people."""
-
-
-class PrivateFlower:
-    """One private SuperLink and the run submitted to it."""
-
-    def __init__(
-        self, root: Path, environment: Mapping[str, str], family: Family, output: Path, ahead: FlowerAhead
-    ) -> None:
-        self._root = root
-        self._ahead = ahead
-        self._home = root / "home"
-        self._neutral = root / "cwd"
-        self._log = root / "superlink.log"
-        self._environment = {**environment, "FLWR_HOME": str(self._home)}
-        self._family = family
-        self._output = output
-        self._started = False
-        self._next_census = 0.0
-        self._superlink: subprocess.Popen[bytes] | None = None
-        self._run_id = ""
-
-    def start(self) -> None:
-        """Start the SuperLink and wait until it answers; another process may have taken the port meanwhile."""
-        self._home.mkdir()
-        self._neutral.mkdir()
-        for _ in range(3):
-            port = free_port()
-            connection = {"address": f"127.0.0.1:{port}", "insecure": True}
-            (self._home / "config.toml").write_text(
-                tomli_w.dumps({"superlink": {"default": "lacquer", "lacquer": connection}})
-            )
-            self._superlink = self._ahead.superlink.call(
-                [
-                    "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess",
-                    "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port),
-                ],
-                folder=self._neutral, environment=self._environment, output=self._log, private=self._root,
-            )  # fmt: skip
-            self._family.adopt(self._superlink.pid)
-            if self._answers(port):
-                return
-            self._ahead.superlink = Ahead(SUPERLINK)
-        raise RunFailed(f"Flower's SuperLink did not start:\n{tail(self._log)}")
-
-    def _answers(self, port: int, timeout: float = 120.0) -> bool:
-        assert self._superlink is not None
-        no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + timeout
-        while self._superlink.poll() is None and time.monotonic() < deadline:
-            try:
-                with no_proxy.open(f"http://127.0.0.1:{port}/health", timeout=2.0):
-                    return self._superlink.poll() is None  # else somebody else's SuperLink answered
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        return False
-
-    def submit(self, app: Path, federation: str) -> None:
-        """``flwr run``."""
-        said, errors = self._root / "flwr-run.out", self._root / "flwr-run.err"
-        said.touch()
-        errors.touch()
-        command = self._ahead.flwr.call(
-            ["flwr", "run", str(app), "--federation-config", federation, "--format", "json"],
-            folder=self._neutral, environment=self._environment, output=said, errors=errors,
-        )  # fmt: skip
-        self._family.adopt(command.pid)
-        code = command.wait(_PATIENCE)
-        answer = _answer("run", code, said.read_text(), errors.read_text())
-        if not answer.get("success"):
-            raise RunFailed(f"Flower did not accept the run: {answer.get('error-message', answer)}")
-        self._run_id = str(answer["run-id"])
-
-    def goes_on(self, start_by: float) -> bool:
-        """Whether the run still runs. Looks at processes, for asking Flower costs a second of a core."""
-        assert self._superlink is not None
-        if self._superlink.poll() is not None:
-            return False
-        if time.monotonic() < self._next_census:
-            return True
-        self._next_census = time.monotonic() + (1.0 if self._started else 0.3)
-        if running(self._family.members(), DRIVER):
-            self._started = True
-        elif self._started:
-            return False
-        elif time.monotonic() > start_by:
-            raise RunFailed(
-                f"Flower accepted the run, but its ServerApp did not start:\n{tail(self._output)}\n{tail(self._log)}"
-            )
-        return True
-
-    def status(self) -> tuple[str, str]:
-        """Flower's status of the run ("finished:completed" is the good one) and its details."""
-        assert self._superlink is not None
-        if self._superlink.poll() is not None:
-            return "unknown", f"the SuperLink ended with exit code {self._superlink.returncode}:\n{tail(self._log)}"
-        for _ in range(5):
-            run = self._flwr("ls", "--run-id", self._run_id)["runs"][0]
-            if run["status"].startswith("finished"):
-                break
-            time.sleep(1.0)
-        return run["status"], run.get("status-details") or ""
-
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        return flwr(*arguments, folder=self._neutral, environment=self._environment)
 
 
 def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -156,30 +48,61 @@ def scripts() -> Path:
     return Path(sys.executable).parent
 
 
-def federation(config: RunConfig, plan: Resources) -> str:
-    """Flower's federation settings such that exactly ``plan.workers`` actors exist.
+def simulation(config: RunConfig, plan: Resources) -> dict[str, Any]:
+    """Number of nodes and Ray's resources for Flower's simulation engine, such that ``plan.workers`` actors exist.
 
     A node is a worker, or one client with ``simulation.clients-per-node = 1``. In a cluster that is there already a
     worker takes a core and, if this host has GPUs, a whole GPU; there may be more actors than workers, which stay idle.
+
+    Returns:
+        keyword arguments of Flower's ``run_simulation``, in types that JSON has.
     """
     nodes = config.clients if config.simulation.clients_per_node == 1 else plan.workers
-    settings: dict[str, Any] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
-    settings["init-args-log-to-driver"] = "true"
+    init: dict[str, Any] = {"log_to_driver": True}
+    share = plan.gpu_share
     if config.engine.ray_address:
-        return _joined(settings | {"client-resources-num-gpus": float(plan.gpus > 0)})
-    settings |= {"client-resources-num-gpus": plan.gpu_share, "init-args-num-cpus": plan.workers}
-    if plan.gpus:
-        settings["init-args-num-gpus"] = plan.gpus
-    return _joined(settings)
+        share = float(plan.gpus > 0)
+    else:
+        init |= {"num_cpus": plan.workers} | ({"num_gpus": plan.gpus} if plan.gpus else {})
+    client = {"num_cpus": 1, "num_gpus": share}
+    return {"num_supernodes": nodes, "backend_config": {"client_resources": client, "init_args": init}}
 
 
-def _joined(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment, less what would bend a child process, with our packages on its path.
+
+    What is left out: settings of Flower, Ray and the interpreter, colours and the size of a terminal, the notebook's
+    plotting backend. The locale is that of a plain UTF-8 terminal.
+    """
+    kept = {
+        key: value
+        for key, value in environment.items()
+        if key in _KEPT or not (key in _TERMINAL or key.startswith(("FLWR_", "RAY_", "FLOWER_", "PYTHON", "LC_")))
+    }
+    path: Iterable[str] = [str(packages_root()), *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
+    if packages_root().name in ("site-packages", "dist-packages"):
+        path = list(path)[1:]
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in path)
+    return kept | {"PYTHONPATH": path, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+_KEPT = {"PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
+_TERMINAL = {
+    "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "COLUMNS", "FORCE_COLOR", "LANG", "LANGUAGE", "LINES", "MPLBACKEND",
+    "TTY_COMPATIBLE", "TTY_INTERACTIVE",
+}  # fmt: skip
 
 
 def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_address: str = "") -> dict[str, str]:
-    """The environment of everything that is started: the caller's, less what would bend a run."""
-    environment = inherited(os.environ)
+    """The environment of everything that a run starts: the caller's, less what would bend a run.
+
+    Args:
+        root: private folder of the run, which nobody else can enter.
+        tag: by which the run's processes are found.
+        preload: module that Ray's workers import ahead of their work.
+        ray_address: of a Ray cluster that runs already; "" lets the run have a Ray of its own.
+    """
+    environment = clean_environment(os.environ)
     loopback = "127.0.0.1,localhost"
     ray = root / "ray"
     ray.mkdir()
@@ -189,10 +112,9 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_ad
         "PYTHONUNBUFFERED": "1",
         "NO_PROXY": loopback,
         "no_proxy": loopback,
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_HOME": str(root / "home"),
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "RAY_TMPDIR": str(ray),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -202,12 +124,12 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_ad
         "RAY_enable_worker_prestart": "0",
         "RAY_preload_python_modules": preload,  # the actors import while the ServerApp prepares, not after
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(512 * 2**20),
         "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if ray_address:
-        environment["RAY_ADDRESS"] = ray_address  # Flower passes no address on, but Ray itself looks here
+    environment |= _cluster(ray_address) if ray_address else _own_ray(ray)
     for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):
         environment[f"{library}_NUM_THREADS"] = str(plan.threads)
     if "OMP_WAIT_POLICY" not in environment:
@@ -215,6 +137,29 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_ad
         # took 12 to 25 times the time of a private step; with a shorter loop they share the cores.
         environment.setdefault("GOMP_SPINCOUNT", "2000")
     return environment
+
+
+def _own_ray(folder: Path) -> dict[str, str]:
+    """A Ray that listens on the loopback interface alone and obeys nobody without the token in ``folder``.
+
+    Whoever may talk to a Ray can run code as its owner; without these two settings that is every host of the network
+    and every user of this one.
+    """
+    token = folder / "token"
+    with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(secrets.token_hex(32))
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: a node's address is 127.0.0.1, on Linux too
+    }
+
+
+def _cluster(address: str) -> dict[str, str]:
+    """A cluster that is there already, by the caller's token; `RAY_AUTH_MODE=disabled` is the caller's own word."""
+    own = {key: value for key, value in os.environ.items() if key.startswith("RAY_AUTH_")}
+    # A driver that has lost its cluster's head ends after so many seconds, and the run with it, which can be resumed.
+    return {"RAY_AUTH_MODE": "token", **own, "RAY_ADDRESS": address, "RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
 
 
 def tail(file: Path, lines: int = 30) -> str:

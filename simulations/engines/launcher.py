@@ -1,9 +1,8 @@
 """Runs one configuration on either engine and waits for its end: an honest outcome, nothing left behind.
 
-Plain ``flwr run`` starts a SuperLink that outlives it, shares it with every other checkout through a fixed port, keeps
-the first caller's folder and environment, installs dependencies over the network at run time, and exits with 0 when the
-run fails. Here every run has a SuperLink of its own: own ``FLWR_HOME``, own port, own empty working folder, a pinned
-environment; the outcome is what the SuperLink says of the run at its end and what the ServerApp wrote itself; and
+Plain ``flwr run`` starts a SuperLink that outlives it, that every user of the host may hand code to, and that says 0
+when the run fails. Here a run is one process with a Ray of its own (:mod:`simulations.engines.driver`), in a private
+folder and a pinned environment; the outcome is how that process ended and what the ServerApp wrote itself; and
 everything that was started is stopped, after success, failure, Ctrl-C and SIGTERM alike.
 """
 
@@ -16,18 +15,19 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from server.config.schema import RunConfig
 from server.run_folder.names import FLOWER_LOG, PROCESS_LOG, write_config
 from server.run_folder.telemetry import read_status
-from simulations.engines.ahead import FlowerAhead
-from simulations.engines.flower import PrivateFlower, RunFailed, environment, federation, tail
+from simulations.engines.flower import RunFailed, environment, simulation, tail
 from simulations.engines.hardware import resources, with_workers
-from simulations.engines.processes import Family, deaf
+from simulations.engines.processes import Family, alive, deaf
 from simulations.engines.staging import App, stage
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,6 @@ def run_flower(
     plugins: Path | None = None,
     app: App | None = None,
     keys: Mapping[str, str | bool] | None = None,
-    pending_timeout: float = 300.0,
-    ahead: FlowerAhead | None = None,
 ) -> None:
     """Run ``config`` through Flower's simulation engine on Ray and wait for its end.
 
@@ -65,8 +63,6 @@ def run_flower(
         plugins: folder to look for a user's own modules in (default: the current one).
         app: the modules to run, for tests.
         keys: further keys for the ServerApp: ``resume`` resumes the run in ``run_folder``.
-        pending_timeout: seconds within which the ServerApp must have started.
-        ahead: Flower's commands, if they were started while the run was checked.
 
     Raises:
         RunFailed: if the run did not complete. Everything that was started is stopped by then, as it is when another
@@ -76,11 +72,9 @@ def run_flower(
     plan, app = resources(config), app or App()
     config = with_workers(config, plan.workers)
     config_file, output = write_config(run_folder, config), run_folder / FLOWER_LOG
-    output.touch()
-    begun = output.stat().st_size
     address = config.engine.ray_address
     # The cluster's other hosts read the staged app too: it lies beside the run, on the storage that they share.
-    with ahead or FlowerAhead() as commands, private_processes(run_folder if address else None) as (root, family):
+    with private_processes(run_folder if address else None) as (root, family):
         folder = stage(
             root / "app",
             app,
@@ -91,14 +85,8 @@ def run_flower(
             keys=keys,
         )
         surroundings = environment(root, family.tag, plan, preload=app.client, ray_address=address)
-        flower = PrivateFlower(root, surroundings, family, output, commands)
-        flower.start()
-        flower.submit(folder, federation(config, plan))
-        deadline = time.monotonic() + pending_timeout
-        follow(lambda: flower.goes_on(deadline))
-        state, details = flower.status()
-        completed, otherwise = state == "finished:completed", details or f"Flower says {state}"
-        judge(run_folder, output, completed=completed, otherwise=otherwise, begun=begun)
+        arguments = [str(folder), json.dumps(simulation(config, plan))]
+        _run_process("simulations.engines.driver", arguments, root, family, surroundings, follow, run_folder, output)
 
 
 def run_child(
@@ -124,15 +112,84 @@ def run_child(
     if threads is not None:
         plan = replace(plan, threads=threads)
     write_config(run_folder, with_workers(config, plan.workers))
-    with private_processes() as (root, family), output.open("ab") as sink:
+    with private_processes() as (root, family):
+        surroundings = environment(root, family.tag, plan) | seen
+        arguments = [
+            str(run_folder),
+            str((plugins or Path.cwd()).resolve()),
+            *([json.dumps(dict(keys))] if keys else []),
+        ]
+        _run_process(module, arguments, root, family, surroundings, follow, run_folder, output)
+
+
+def _run_process(
+    module: str,
+    arguments: Sequence[str],
+    root: Path,
+    family: Family,
+    surroundings: Mapping[str, str],
+    follow: Follow,
+    run_folder: Path,
+    output: Path,
+) -> None:
+    """Run a module that holds the ServerApp, and judge the run by how it ended."""
+    with output.open("ab") as sink:
+        begun = sink.tell()
+        command = [sys.executable, "-m", module, str(os.getpid()), str(root), *arguments]
         child = subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid()), str(root), str(run_folder),
-             str((plugins or Path.cwd()).resolve()), *([json.dumps(dict(keys))] if keys else [])],
-            cwd=root, env=environment(root, family.tag, plan) | seen, start_new_session=True,
+            command, cwd=root, env=surroundings, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        follow(lambda: child.poll() is None)
-        judge(run_folder, output, completed=child.wait() == 0, otherwise=f"it ended with exit code {child.returncode}")
+    family.lead(child.pid)
+    daemons = RayDaemons(family, child.pid)
+
+    def goes_on() -> bool:
+        daemons.check()
+        return child.poll() is None
+
+    follow(goes_on)
+    code = child.wait()
+    judge(run_folder, output, completed=code == 0, otherwise=f"it ended with exit code {code}", begun=begun)
+
+
+class RayDaemons:
+    """Notices that a daemon of Ray's has died although its driver has not: Flower would wait for it for ever.
+
+    Args:
+        family: of the run; its processes are so seen while it lives, which :meth:`Family.stop` needs.
+        driver: process id of whoever started the daemons.
+    """
+
+    NAMES = ("gcs_server", "raylet")
+    GRACE = 5.0
+    """Seconds that a driver which ends its Ray may take to end as well."""
+
+    def __init__(self, family: Family, driver: int) -> None:
+        self._family, self._driver = family, psutil.Process(driver)
+        self._known: dict[psutil.Process, str] = {}
+        self._next_look, self._gone_since = 0.0, 0.0
+
+    def check(self) -> None:
+        """Look once a second at most.
+
+        Raises:
+            RunFailed: a daemon is gone, and the driver goes on.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + 1.0
+        for process in self._family.members():
+            with suppress(psutil.Error):  # it ends at this moment
+                if process.ppid() == self._driver.pid and process.name() in self.NAMES:
+                    self._known[process] = process.name()
+        dead = [f"{name} (process {process.pid})" for process, name in self._known.items() if not alive(process)]
+        self._gone_since = (self._gone_since or now) if dead else 0.0
+        if dead and now - self._gone_since > self.GRACE and alive(self._driver):
+            raise RunFailed(
+                f"Ray's {' and '.join(dead)} ended while the run went on; it may have been killed, perhaps for want of "
+                "memory. What was released before is kept"
+            )
 
 
 @contextmanager

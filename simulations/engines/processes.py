@@ -1,32 +1,24 @@
-"""Processes a run starts: a free port, a tag to know them by, and an end for all of them.
+"""Processes a run starts: a tag to know them by, and an end for all of them.
 
-Flower and Ray start trees of processes that detach from their parents. Every process of a run inherits an environment
-variable with the run's tag; together with the family tree seen while the run lives, that finds all of them later, also
-those whose parent is gone. Only processes found so are ever stopped, each by its id and start time.
+Ray starts trees of processes that detach from their parents. Every process of a run inherits an environment variable
+with the run's tag; together with the family tree seen while the run lives, that finds all of them later, also those
+whose parent is gone. Only processes found so are ever stopped, each by its id and start time.
 """
 
 import os
 import shutil
 import signal
-import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 TAG = "LACQUER_RUN_TAG"
-DRIVER = "flwr-simulation"  # Flower's command that holds the ServerApp and drives Ray
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Family:
@@ -34,11 +26,12 @@ class Family:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
+        self._leader: psutil.Process | None = None
         self._seen: set[psutil.Process] = set()  # psutil compares by id and start time: a reused id is another process
 
-    def adopt(self, pid: int) -> None:
-        """Take in a process that was started before the run had a tag."""
-        self._seen.add(psutil.Process(pid))
+    def lead(self, pid: int) -> None:
+        """Name the process of the ServerApp, which :meth:`stop` ends before anybody else hears of the end."""
+        self._leader = psutil.Process(pid)
 
     def members(self) -> list[psutil.Process]:
         """Living processes of the run (zombies are not living). Call it now and then while the run lasts."""
@@ -50,18 +43,17 @@ class Family:
         self._seen = {process for process in self._seen | found if alive(process)}
         return sorted(self._seen, key=lambda process: process.pid)
 
-    def stop(self, first: str = DRIVER, grace: float = 3.0) -> list[psutil.Process]:
+    def stop(self, grace: float = 3.0) -> list[psutil.Process]:
         """End every member, and return those that would not die (none, unless the kernel holds them).
 
-        Members that run ``first`` are killed before anybody else hears of the end: were the workers to
-        go first, the server would take their silence for a cohort that failed, and spend budget on it. A killed server
-        loses nothing, for what it has spent is on disk. The others are asked (SIGTERM), then killed after ``grace``
-        seconds.
+        The leader is killed before anybody else hears of the end: were the workers to go first, the server would take
+        their silence for a cohort that failed, and spend budget on it. A killed server loses nothing, for what it has
+        spent is on disk. The others are asked (SIGTERM), then killed after ``grace`` seconds.
         """
-        drivers = [process for process in self.members() if running([process], first)]
-        for process in drivers:
-            _signal(process, signal.SIGKILL)
-        psutil.wait_procs(drivers, timeout=grace)
+        self.members()  # the leader's children are known by it, and must be seen before it goes
+        if self._leader is not None:
+            _signal(self._leader, signal.SIGKILL)
+            psutil.wait_procs([self._leader], timeout=grace)
         members = self.members()
         for process in members:
             _signal(process, signal.SIGTERM)
@@ -78,16 +70,16 @@ class Family:
 def end_with_launcher(launcher: int, folder: Path) -> None:
     """Watch the process ``launcher``, the parent; when it is gone, end the whole run and remove its private folder.
 
-    A launcher stops its run itself, unless it is killed (by hand, or for want of memory). Then this process, which it
-    started, does it: Ray's daemons outlive a driver that had no time to shut them down.
+    A launcher stops its run itself, unless it is killed (by hand, or for want of memory). Then this process, the one of
+    the ServerApp, ends at once, and one that it starts for it ends the others: Ray's daemons outlive a driver that had
+    no time to shut them down.
     """
-    tag = os.environ[TAG]
 
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(0.5)
-        Family(tag).stop()
-        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", "simulations.engines.processes", os.environ[TAG], str(folder)]
+        subprocess.Popen(command, cwd="/", start_new_session=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="end-with-launcher", daemon=True).start()
@@ -106,23 +98,11 @@ def deaf() -> Iterator[None]:
             signal.signal(name, handler)
 
 
-def running(members: Iterable[psutil.Process], command: str) -> bool:
-    """Whether one of the processes runs ``command``, a program or a script that an interpreter runs."""
-    return any(command in (Path(part).name for part in _command_line(process)[:2]) for process in members)
-
-
 def _environment(process: psutil.Process) -> dict[str, str]:
     try:
         return process.environ()
     except (psutil.Error, OSError):  # another user's process, or one that just ended: not ours
         return {}
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.Error, OSError):
-        return []
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
@@ -145,3 +125,9 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         pass
+
+
+if __name__ == "__main__":  # the end of a run whose launcher is gone
+    tag, private = sys.argv[1:]
+    Family(tag).stop()
+    shutil.rmtree(private, ignore_errors=True)

@@ -12,6 +12,7 @@ the ServerApp). ``tests/runs/test_actors.py`` fails if a later Flower calls them
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 DEATHS = (RayActorError, OutOfMemoryError)
 
+_add: Callable[..., Any] = BasicActorPool.add_actors_to_pool
 _submit: Callable[..., Any] = BasicActorPool.submit
 _fetch: Callable[..., Any] = BasicActorPool.fetch_result_and_return_actor_to_pool
 
@@ -31,6 +33,22 @@ def replace_dead_actors() -> None:
     """From now on, in this process. Pools that exist already are included; calling it twice is fine."""
     BasicActorPool.submit = _remembering  # type: ignore[method-assign, assignment]
     BasicActorPool.fetch_result_and_return_actor_to_pool = _reviving  # type: ignore[method-assign, assignment]
+
+
+def tell_when_ready(ready: threading.Event) -> None:
+    """Set ``ready`` once Flower's next pool of actors is complete and every actor answers or has failed to start."""
+
+    def add(pool: Any, number: int) -> None:
+        _add(pool, number)
+        waiting = [actor.__ray_ready__.remote() for actor in pool.pool]
+        threading.Thread(target=_wait, args=(waiting, ready), name="ready", daemon=True).start()
+
+    BasicActorPool.add_actors_to_pool = add  # type: ignore[method-assign, assignment]
+
+
+def _wait(waiting: list[Any], ready: threading.Event) -> None:
+    ray.wait(waiting, num_returns=len(waiting))
+    ready.set()
 
 
 def _remembering(pool: Any, actor_fn: Callable[..., Any], job: tuple[Any, ...]) -> Any:

@@ -1,10 +1,9 @@
-"""The Flower app that the launcher submits: a wrapper of a few lines around the installed packages.
+"""The Flower app of a run: a wrapper of a few lines around the installed packages.
 
-``flwr run`` copies an app's files into ``$FLWR_HOME`` and puts that copy first on the server's path, but not on the
-path of the Ray actors, which look for the modules in the folder where the SuperLink was started. A copied ``client``
-package and an installed one could so both be live in one run. Here nothing is copied: the app has one package of a name
-that nobody else bears, which imports ``server.app`` and ``client.app`` from where they are installed and refuses to run
-any other file of those names.
+Flower puts an app's folder first on the path of the server's process and copies what is submitted to a SuperLink. A
+copied ``client`` package and an installed one could so both be live in one run. Here nothing is copied: the app has one
+package of a name that nobody else bears, which imports ``server.app`` and ``client.app`` from where they are installed
+and refuses to run any other file of those names.
 """
 
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 import tomli_w
 
 PACKAGE = "lacquer_simulation"
+SERVER_APP, CLIENT_APP = f"{PACKAGE}.server:app", f"{PACKAGE}.client:app"
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def stage(
     (package / "__init__.py").write_text(
         _INIT.format(root=str(packages_root()), plugins=str(plugins), log=str(log or ""))
     )
-    for part, module, first in (("server", app.server, _REVIVE if log else ""), ("client", app.client, "")):
-        (package / f"{part}.py").write_text(_PART.format(package=PACKAGE, module=module, first=first))
+    for part, module in (("server", app.server), ("client", app.client)):
+        (package / f"{part}.py").write_text(_PART.format(package=PACKAGE, module=module))
     return folder
 
 
@@ -77,7 +77,7 @@ def _project(config_file: Path, run_folder: Path, keys: Mapping[str, str | bool]
             "flwr": {
                 "app": {
                     "publisher": "lacquer",
-                    "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
+                    "components": {"serverapp": SERVER_APP, "clientapp": CLIENT_APP},
                     "config": {"config-file": str(config_file), "run-folder": str(run_folder), **keys},
                 }
             }
@@ -95,7 +95,7 @@ import sys
 
 
 def load(module):
-    # Flower sends what this process prints to the SuperLink only; a file survives whatever ends the run.
+    # An actor prints into a file of Ray's, which ends with the run, and a deployed ServerApp to the SuperLink only.
     if {log!r}:
         log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(log, 1)
@@ -116,11 +116,6 @@ _PART = '''\
 """Written by simulations/engines/staging.py for one run."""
 
 from {package} import load
-{first}
+
 app = load({module!r})
 '''
-
-# Flower's pool of actors lives in the process of the ServerApp.
-_REVIVE = """from simulations.engines.ray_actors import replace_dead_actors
-
-replace_dead_actors()"""

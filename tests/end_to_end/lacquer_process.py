@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -38,7 +39,7 @@ workers = 2
 class Lacquer:
     """One `lacquer` command in ``folder``, and all its descendants, found by a mark in their environment."""
 
-    def __init__(self, folder: Path, *arguments: str, command: str = "run") -> None:
+    def __init__(self, folder: Path, *arguments: str, command: str = "run", under: Sequence[str] = ()) -> None:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         self._seen: set[psutil.Process] = set()
@@ -46,7 +47,7 @@ class Lacquer:
         environment.pop("PYTHONPATH", None)
         self._out, self._err = (folder / "stdout.txt").open("wb"), (folder / "stderr.txt").open("wb")
         self.process = subprocess.Popen(
-            [LACQUER, command, *arguments],
+            [*under, LACQUER, command, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -81,7 +82,7 @@ class Lacquer:
 
     def server(self) -> psutil.Process:
         """The process of the ServerApp."""
-        (server,) = [process for process in self.living() if "flwr-simulation" in " ".join(_command_line(process))]
+        (server,) = [process for process in self.living() if "simulations.engines.driver" in _command_line(process)]
         return server
 
     def finish(self) -> int:

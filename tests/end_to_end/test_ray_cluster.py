@@ -1,6 +1,7 @@
 """A run on a Ray cluster that was there before it: two nodes on this host, which outlive the run."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import psutil
 import pytest
 
 from server.run_folder.telemetry import read_metrics, read_status
-from simulations.engines.processes import TAG, Family, free_port
+from simulations.engines.processes import TAG, Family
+from tests.end_to_end.deployment import free_port
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
@@ -27,11 +29,13 @@ def raylets(cluster: Family) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[tuple[str, Family]]:
-    """Two Ray nodes of one core each, ended by their ids."""
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Family]]:
+    """Two Ray nodes of one core each that ask for a token, ended by their ids."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     family, folder = Family(uuid.uuid4().hex), tempfile.mkdtemp(prefix="rc-", dir="/tmp")
     address = f"127.0.0.1:{free_port()}"
     here = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    here |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
     here |= {TAG: family.tag, "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 
     def start(*arguments: str) -> None:

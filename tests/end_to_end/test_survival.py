@@ -13,7 +13,7 @@ from tests.end_to_end.test_lacquer_run import ARTEFACTS, SAME_COHORTS_NO_NOISE
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(1800)]
 
-ROUNDS = 16
+ROUNDS = 40
 
 
 def test_a_run_survives_the_death_of_a_worker_of_the_server_and_of_everything(tmp_path):
@@ -37,7 +37,16 @@ def test_a_run_survives_the_death_of_a_worker_of_the_server_and_of_everything(tm
         assert run.living() == []
 
         run = lacquer(str(folder), command="resume")
-        run.wait_for_round(8)
+        run.wait_for_round(6)
+        (raylet,) = [process for process in run.living() if process.name() == "raylet"]
+        raylet.kill()
+        assert run.finish() == 1, "Flower alone would wait for it until the round's timeout"
+        assert f"Ray's raylet (process {raylet.pid}) ended while the run went on" in run.stderr()
+        assert f"Resume with: lacquer resume {folder}" in run.stderr()
+        assert run.living() == []
+
+        run = lacquer(str(folder), command="resume")
+        run.wait_for_round(10)
         private = {path.split("/ray/")[0] for path in run.private_folders()}
         for process in run.living():
             process.kill()
@@ -65,8 +74,8 @@ def test_a_run_survives_the_death_of_a_worker_of_the_server_and_of_everything(tm
     with Ledger.open(folder / "ledger.jsonl", read_only=True) as ledger:
         charged = [charge.event.round for charge in ledger.charges]
     lost = resumed[-1]["lost"]
-    assert len(resumed) == 2
-    assert 4 <= resumed[0]["round"] < resumed[1]["round"]
+    assert len(resumed) == 3
+    assert 4 <= resumed[0]["round"] < resumed[1]["round"] < resumed[2]["round"]
     assert [line["phase"] for line in lines[:2]] == ["start", "round"]
     lines = lines[1:]
     assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1 - lost))

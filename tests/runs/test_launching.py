@@ -1,8 +1,13 @@
-"""What the launcher hands to Flower: the wrapper app, the federation, the environment. Whole runs: tests/end_to_end."""
+"""What the launcher hands to Flower: the wrapper app, resources, the environment; and what it notices meanwhile.
+
+Whole runs: tests/end_to_end.
+"""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -10,9 +15,10 @@ import pytest
 
 from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
-from simulations.engines.flower import RunFailed, environment, federation, tail
+from simulations.engines.flower import RunFailed, clean_environment, environment, simulation, tail
 from simulations.engines.hardware import Resources
-from simulations.engines.launcher import judge
+from simulations.engines.launcher import RayDaemons, judge
+from simulations.engines.processes import TAG, Family
 from simulations.engines.staging import PACKAGE, App, packages_root, stage
 
 
@@ -91,38 +97,22 @@ def test_looking_at_the_app_does_not_redirect_the_looker(tmp_path):
     assert done.stdout == "heard\n"
 
 
-def federation_of(table, plan):
-    return dict(item.split("=") for item in federation(parse(table), plan).split())
-
-
 def test_as_many_actors_as_workers_are_asked_for():
-    settings = federation_of({}, Resources(workers=6, threads=2, gpus=0, gpu_share=0.0))
-    assert settings["num-supernodes"] == settings["init-args-num-cpus"] == "6"
-    assert settings["client-resources-num-cpus"] == "1"
-    assert settings["client-resources-num-gpus"] == "0.0"
+    asked = simulation(parse({}), Resources(workers=6, threads=2, gpus=0, gpu_share=0.0))
+    assert asked["num_supernodes"] == asked["backend_config"]["init_args"]["num_cpus"] == 6
+    assert asked["backend_config"]["client_resources"] == {"num_cpus": 1, "num_gpus": 0.0}
 
 
 def test_a_gpu_share_is_asked_for_where_there_is_a_gpu():
-    settings = federation_of({}, Resources(workers=4, threads=2, gpus=2, gpu_share=0.5))
-    assert settings["client-resources-num-gpus"] == "0.5"
-    assert settings["init-args-num-gpus"] == "2"
+    asked = simulation(parse({}), Resources(workers=4, threads=2, gpus=2, gpu_share=0.5))["backend_config"]
+    assert asked["client_resources"]["num_gpus"] == 0.5
+    assert asked["init_args"]["num_gpus"] == 2
 
 
 def test_one_client_per_node_makes_nodes_not_actors():
     table = {"simulation": {"clients-per-node": 1}, "clients": 300, "privacy": {"delta": 1e-4}}
-    settings = federation_of(table, Resources(2, 1, 0, 0.0))
-    assert (settings["num-supernodes"], settings["init-args-num-cpus"]) == ("300", "2")
-
-
-def test_flower_understands_the_federation():
-    from flwr.cli.run.run import _parse_federation_config_overrides
-    from flwr.cli.typing import SuperLinkConnection
-
-    text = federation(parse({}), Resources(3, 1, 1, 0.3333))
-    parsed = _parse_federation_config_overrides([text], SuperLinkConnection(name="x", address="127.0.0.1:1"))
-    assert parsed is not None
-    assert (parsed.num_supernodes, parsed.init_args_num_cpus, parsed.init_args_num_gpus) == (3, 3, 1)
-    assert parsed.client_resources_num_gpus == pytest.approx(0.3333)
+    asked = simulation(parse(table), Resources(2, 1, 0, 0.0))
+    assert (asked["num_supernodes"], asked["backend_config"]["init_args"]["num_cpus"]) == (300, 2)
 
 
 def test_the_environment_is_pinned(tmp_path, monkeypatch):
@@ -133,13 +123,12 @@ def test_the_environment_is_pinned(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     pinned = environment(tmp_path, "tag", Resources(2, 3, 0, 0.0), preload="client.app")
     assert "RAY_ADDRESS" not in pinned, "a run must not join somebody else's cluster"
-    assert "FLWR_HOME" not in pinned, "the private Flower sets its own"
-    assert pinned["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert pinned["FLWR_HOME"] == str(tmp_path / "home")
     assert pinned["FLWR_TELEMETRY_ENABLED"] == "0"
     assert pinned["OMP_NUM_THREADS"] == "3"
     assert pinned["GOMP_SPINCOUNT"] == "2000", "threads that spin on a busy machine stand in each other's way"
     assert pinned["CUDA_VISIBLE_DEVICES"] == "1"
-    assert pinned["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent), "Flower starts its commands by name"
+    assert pinned["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert all(os.path.isabs(entry) for entry in pinned["PYTHONPATH"].split(os.pathsep))
     assert (tmp_path / "ray").is_dir()
     assert pinned["RAY_TMPDIR"] == str(tmp_path / "ray")
@@ -195,18 +184,70 @@ def test_the_tail_of_a_log(tmp_path):
 
 def test_a_cluster_that_is_there_is_joined_and_not_sized(tmp_path):
     config = parse({"engine": {"workers": 3, "ray-address": "10.0.0.5:6379"}})
-    settings = federation(config, Resources(3, 1, 0, 0.0))
-    assert "num-supernodes=3" in settings
-    assert "init-args-num" not in settings
-    assert environment(tmp_path, "tag", Resources(3, 1, 0, 0.0), ray_address="10.0.0.5:6379")["RAY_ADDRESS"] == (
-        "10.0.0.5:6379"
-    )
-    other = tmp_path / "other"
-    other.mkdir()
-    assert "RAY_ADDRESS" not in environment(other, "tag", Resources(3, 1, 0, 0.0))
+    asked = simulation(config, Resources(3, 1, 0, 0.0))
+    assert asked["num_supernodes"] == 3
+    assert not {"num_cpus", "num_gpus"} & set(asked["backend_config"]["init_args"])
+
+
+def test_a_cluster_is_joined_by_the_callers_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/their/token")
+    joined = environment(tmp_path, "tag", Resources(3, 1, 0, 0.0), ray_address="10.0.0.5:6379")
+    assert joined["RAY_ADDRESS"] == "10.0.0.5:6379"
+    assert (joined["RAY_AUTH_MODE"], joined["RAY_AUTH_TOKEN_PATH"]) == ("token", "/their/token")
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined
+
+
+def test_a_ray_of_ones_own_has_a_token_that_only_its_owner_reads(tmp_path):
+    own = environment(tmp_path, "tag", Resources(3, 1, 0, 0.0))
+    token = Path(own["RAY_AUTH_TOKEN_PATH"])
+    assert "RAY_ADDRESS" not in own
+    assert own["RAY_AUTH_MODE"] == "token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) == 64
 
 
 @pytest.mark.parametrize("engine", [{"workers": 0}, {"workers": 2, "kind": "inprocess"}])
 def test_a_cluster_needs_to_be_told_how_many_workers(engine):
     with pytest.raises(ValueError, match="ray-address"):
         parse({"engine": {"ray-address": "h:1", **engine}})
+
+
+def test_a_child_does_not_inherit_a_notebooks_or_a_terminals_ways():
+    bent = {"FORCE_COLOR": "1", "COLUMNS": "20", "PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "LC_ALL": "de_DE"}
+    bent |= {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "PYTHONIOENCODING": "ascii", "LANG": "C"}
+    kept = {"HOME": "/home/someone", "HTTPS_PROXY": "http://proxy", "PYTHONHASHSEED": "3", "HF_HOME": "/models"}
+    clean = clean_environment(bent | kept)
+    assert {key: clean[key] for key in kept} == kept
+    assert set(bent) & set(clean) == {"LC_ALL"}
+    assert clean["LC_ALL"] == "C.UTF-8"
+
+
+def test_a_dead_daemon_of_ray_ends_the_run_and_a_driver_that_ends_does_not(tmp_path, monkeypatch):
+    """Processes of those names stand for Ray's; on real Ray in tests/end_to_end."""
+    monkeypatch.setattr(RayDaemons, "GRACE", 0.0)
+    shell = "cp $(command -v sleep) gcs_server; cp gcs_server raylet; ./gcs_server 60 & ./raylet 60 & wait"
+    surroundings = {**os.environ, TAG: "stand-ins"}
+    driver = subprocess.Popen(["sh", "-c", shell], cwd=tmp_path, env=surroundings, start_new_session=True)
+    daemons = RayDaemons(Family("stand-ins"), driver.pid)
+    try:
+        known = watched(daemons, lambda: len(daemons._known) == 2)
+        (raylet,) = [process for process, name in known.items() if name == "raylet"]
+        raylet.kill()
+        with pytest.raises(RunFailed, match=rf"raylet \(process {raylet.pid}\) ended"):
+            watched(daemons, lambda: False)
+        driver.kill()
+        driver.wait()
+        watched(daemons, lambda: True)
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+
+
+def watched(daemons, until):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        daemons._next_look = 0.0
+        daemons.check()
+        if until():
+            return daemons._known
+        time.sleep(0.05)
+    raise AssertionError("nothing was noticed")

@@ -8,7 +8,7 @@ import uuid
 import psutil
 import pytest
 
-from simulations.engines.processes import TAG, Family, alive, deaf, free_port, running
+from simulations.engines.processes import TAG, Family, alive, deaf
 
 PATIENCE = 120.0  # for what takes milliseconds, on a machine whose cores are busy
 
@@ -41,7 +41,7 @@ def test_an_orphan_that_ignores_sigterm_is_found_and_ended(tag):
     assert orphan.is_running()
     family = Family(tag)
     assert [member.pid for member in family.members()] == [orphan.pid]
-    assert family.stop(first="nobody", grace=0.5) == []
+    assert family.stop(grace=0.5) == []
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     parent.stdout.close()
 
@@ -59,14 +59,14 @@ def test_a_member_seen_once_is_known_even_if_it_lost_the_tag(tag):
     parent.wait(PATIENCE)
     parent.stdout.close()
     assert [member.pid for member in family.members()] == [child.pid]
-    assert family.stop(first="nobody", grace=2) == []
+    assert family.stop(grace=2) == []
 
 
 def test_strangers_are_left_alone(tag):
     stranger = spawn("import time; time.sleep(600)", "another")
     family = Family(tag)
     assert family.members() == []
-    family.stop(first="nobody")
+    family.stop()
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait(PATIENCE)
@@ -75,12 +75,9 @@ def test_strangers_are_left_alone(tag):
 
 def test_the_driver_is_killed_before_the_others_hear_of_the_end(tag, tmp_path):
     witness = tmp_path / "witness"
-    script = tmp_path / "the-driver"
-    script.write_text("import time; time.sleep(600)")
-    driver = subprocess.Popen([sys.executable, script], env={**os.environ, TAG: tag})
+    driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, TAG: tag})
     other = spawn(
         f"""
-'the-driver'
 import psutil, signal, sys, time
 def ended(*_):
     open({str(witness)!r}, "w").write(str(psutil.pid_exists({driver.pid})))
@@ -93,9 +90,8 @@ time.sleep(600)
     )
     other.stdout.readline()
     family = Family(tag)
-    assert running(family.members(), "the-driver")
-    family.stop(first="the-driver", grace=PATIENCE)
-    assert not running(family.members(), "the-driver")
+    family.lead(driver.pid)
+    assert family.stop(grace=PATIENCE) == []
     driver.wait(PATIENCE)
     other.wait(PATIENCE)
     other.stdout.close()
@@ -134,14 +130,7 @@ time.sleep(600)
     launcher.wait(PATIENCE)
     launcher.stdout.close()
     deadline = time.monotonic() + PATIENCE
-    while any(map(alive, run)) and time.monotonic() < deadline:
+    while (any(map(alive, run)) or folder.exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, run))
     assert not folder.exists()
-
-
-def test_a_free_port_is_free():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))

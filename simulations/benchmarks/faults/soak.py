@@ -375,7 +375,7 @@ class _Run:
         return [process for process in self.members() if "ray::ClientAppActor" in _command(process)]
 
     def server(self) -> psutil.Process:
-        (server,) = [process for process in self.members() if "flwr-simulation" in _command(process)]
+        (server,) = [process for process in self.members() if "simulations.engines.driver" in _command(process)]
         return server
 
 

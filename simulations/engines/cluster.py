@@ -1,0 +1,59 @@
+"""The Ray cluster that a run is told to join: whether it is there, and whether it asks who is calling."""
+
+import os
+from pathlib import Path
+
+import grpc
+
+from server.config.load import ConfigError
+
+_METHOD = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+_SECONDS = 10.0
+
+
+def check_cluster(address: str) -> None:
+    """Refuse a cluster that lets whoever reaches it run code as its owner, or that does not take the caller's token.
+
+    ``RAY_AUTH_MODE=disabled`` in the caller's environment is the caller's word that nobody else reaches the cluster.
+
+    Args:
+        address: ``engine.ray-address``, HOST:PORT.
+
+    Raises:
+        ConfigError: there is no cluster, it asks for no token, or for another.
+    """
+    said = _ask(address, "")
+    if said not in ("OK", "UNAUTHENTICATED"):
+        raise ConfigError(f"engine.ray-address = {address!r}: no Ray answers there ({said}); start it with `ray start`")
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return
+    if said == "OK":
+        raise ConfigError(
+            f"engine.ray-address = {address!r}: this Ray asks for no token, so whoever reaches its ports can run code "
+            "as you and read your records; start it with RAY_AUTH_MODE=token (docs/scale.md), or, where nobody can "
+            "reach it but you, set RAY_AUTH_MODE=disabled for this command too"
+        )
+    if _ask(address, _token()) != "OK":
+        raise ConfigError(
+            f"engine.ray-address = {address!r}: this Ray does not take your token; put the cluster's into "
+            "~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+        )
+
+
+def _token() -> str:
+    """The token that Ray itself would take, in Ray's order; "" where there is none."""
+    if given := os.environ.get("RAY_AUTH_TOKEN"):
+        return given.strip()
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+
+
+def _ask(address: str, token: str) -> str:
+    """What Ray's head says to a question that changes nothing: OK, or the name of gRPC's error."""
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_METHOD)(b"", timeout=_SECONDS, metadata=metadata)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"

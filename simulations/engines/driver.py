@@ -1,0 +1,90 @@
+"""Flower's simulation engine in a process of its own, on a Ray that nobody else can reach.
+
+    python -m simulations.engines.driver LAUNCHER FOLDER APP SIMULATION
+
+This is the part of ``flower-simulation`` that is left without a SuperLink. ``flwr run`` would hand the app to a
+SuperLink that lets every user of the host start code in its owner's name; here messages stay in this process and its
+Ray, and there is no port to hand an app to.
+"""
+
+import importlib
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.app import Context, RecordDict
+from flwr.common.config import get_fused_config_from_dir
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.telemetry import EventType
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+from simulations.engines.processes import end_with_launcher
+from simulations.engines.ray_actors import replace_dead_actors, tell_when_ready
+from simulations.engines.staging import CLIENT_APP, SERVER_APP
+
+RUN_ID = 1
+SERVER_NODE = 1  # flwr.supercore.constant.SUPERLINK_NODE_ID
+
+
+class PatientGrid(InMemoryGrid):
+    """Flower's grid, on which a node is there once the actors live: so a round is not paid for that nobody works on."""
+
+    ready = threading.Event()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return super().get_node_ids() if self.ready.is_set() else []
+
+
+def simulate(app: Path, simulation: dict[str, Any]) -> None:
+    """Run a staged app to its end; what its ServerApp raises is raised here.
+
+    Args:
+        app: folder of :func:`simulations.engines.staging.stage`.
+        simulation: see :func:`simulations.engines.flower.simulation`.
+    """
+    replace_dead_actors()
+    tell_when_ready(PatientGrid.ready)
+    engine: Any = importlib.import_module("flwr.simulation.run_simulation")  # the package has a function of that name
+    engine.InMemoryGrid = PatientGrid
+    run = Run.create_empty(RUN_ID)
+    run.primary_task_id, run.federation_id = RUN_ID, NOOP_FEDERATION_ID
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, RUN_ID
+    keys = get_fused_config_from_dir(app, {})
+    engine._run_simulation(
+        server_app_attr=SERVER_APP,
+        client_app_attr=CLIENT_APP,
+        app_dir=str(app),
+        is_app=True,
+        run=run,
+        server_app_context=Context(RUN_ID, SERVER_NODE, node_config={}, state=RecordDict(), run_config=keys),
+        exit_event=EventType.FLWR_SIMULATION_RUN_LEAVE,
+        **simulation,
+    )
+
+
+def main(launcher: int, private: Path, app: Path, simulation: dict[str, Any]) -> NoReturn:
+    """Simulate, and end with 0 or, after a traceback, with 1."""
+    end_with_launcher(launcher, private)
+    code = 1
+    try:
+        simulate(app, simulation)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        # Whatever the run leaves is on disk by now, and Ray's threads may hold up the interpreter's own end for good.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
