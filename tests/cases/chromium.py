@@ -36,7 +36,7 @@ class Chromium:
 
     def __init__(self, profile: Path) -> None:
         program = installed()
-        assert program is not None, f"none of {', '.join(NAMES)} is installed; .ci/chromium installs one"
+        assert program is not None, f"none of {', '.join(NAMES)} is installed; .ci/programs installs one"
         (read, self._write), (self._read, write) = os.pipe(), os.pipe()
         # The browser reads from descriptor 3 and writes to 4; a shell puts them there.
         command = f'exec "$@" 3<&{read} 4>&{write}'

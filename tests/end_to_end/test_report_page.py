@@ -16,7 +16,7 @@ from tests.cases.recorded_runs import record_run_in
 
 pytestmark = pytest.mark.skipif(
     installed() is None and os.environ.get("CHROMIUM") != "require",
-    reason="no Chromium is installed here: .ci/chromium",
+    reason="no Chromium is installed here: .ci/programs",
 )
 
 WIDE, NARROW = 1280, 400

@@ -1,4 +1,4 @@
-"""Which Ray clusters a run joins, where a gRPC server stands for Ray's head (end_to_end/test_ray_cluster.py: a real one)."""
+"""Which Ray clusters a run joins; a gRPC server stands for Ray's head, and end_to_end/test_ray_cluster.py has one."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
