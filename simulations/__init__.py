@@ -7,9 +7,9 @@ asked for: the command imports this package too, and must start at once.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulations.api import Compared, RunResult, compare, load_run, run
+    from simulations.api import Compared, RunResult, compare, load_run, resume, run
 
-__all__ = ["Compared", "RunResult", "compare", "load_run", "run"]
+__all__ = ["Compared", "RunResult", "compare", "load_run", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Lacquer in Python: start a run, look at one, put several beside each other.
 
-    from simulations import compare, load_run, run
+    from simulations import compare, load_run, resume, run
 
     result = run("quickstart", {"rounds": 5}, callbacks=print)
     result.metrics                       # a DataFrame, one row a release
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from server.config.load import flatten, merged, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.names import ADAPTER_FOLDER, new_run_folder
+from server.run_folder.resume import check_resumable
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
 from simulations.engines import launcher
@@ -29,8 +30,9 @@ from simulations.engines.flower import RunFailed
 from simulations.history.compare import Comparison, compare_folders
 from simulations.history.compare_page import write_comparison
 from simulations.history.folders import run_folders, true_state
+from simulations.notebook import NotebookProgress, in_notebook
 from simulations.preflight import check_run
-from simulations.presets.asked import Asked, ask, settled
+from simulations.presets.asked import Asked, ask, ask_again, settled
 from simulations.presets.load import absolute_paths
 from simulations.report.figures import report_figures
 from simulations.report.judgement import judgements
@@ -175,8 +177,8 @@ def run(
     Args:
         config: a preset, a TOML file, a table (nested, or with dotted keys) or a configuration.
         settings: dotted keys that are changed, such as ``{"privacy.epsilon": 2.0}``.
-        callbacks: called with every :class:`RoundRecord`, in order. An exception of theirs ends the run, which can be
-            resumed.
+        callbacks: called with every :class:`RoundRecord`, in order; ``print`` prints a sentence for each. An exception
+            of theirs ends the run, which can be resumed. Without one, a notebook shows a bar.
 
     Raises:
         ValueError: a setting that cannot work (ConfigError), before anything is started or spent.
@@ -187,9 +189,36 @@ def run(
     folder = new_run_folder(asked.run)
     asked.write(folder)
     checked.hand_on(folder)
-    launch = launcher.run_child if asked.run.alone or asked.run.engine.kind == "inprocess" else launcher.run_flower
+    return _launched(asked.run, folder, callbacks)
+
+
+def resume(folder: str | Path, *, other_code: bool = False, callbacks: Callback | Iterable[Callback] = ()) -> RunResult:
+    """Resume an interrupted run from its last checkpoint, within the budget it has left; what came of it.
+
+    Args:
+        folder: of the run.
+        other_code: although the code has changed since the run was started.
+        callbacks: see :func:`run`; records of before the interruption come first.
+
+    Raises:
+        CannotResume, CorruptRun, ValueError: why it cannot be resumed; nothing was started or spent.
+        RunFailed: it did not complete this time either.
+    """
+    folder = Path(folder).resolve()
+    asked = ask_again(folder, {})
+    check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
+    return _launched(asked.run, folder, callbacks, {"resume": str(folder), "other-code": other_code})
+
+
+def _launched(
+    config: RunConfig,
+    folder: Path,
+    callbacks: Callback | Iterable[Callback],
+    keys: Mapping[str, str | bool] | None = None,
+) -> RunResult:
+    launch = launcher.run_child if config.alone or config.engine.kind == "inprocess" else launcher.run_flower
     try:
-        launch(asked.run, folder, follow=_follower(folder, callbacks), plugins=Path.cwd())
+        launch(config, folder, follow=_follower(folder, callbacks), plugins=Path.cwd(), keys=keys)
     except BaseException as error:
         if not isinstance(error, RunFailed):
             with Telemetry(folder, tensorboard=False) as telemetry:
@@ -237,10 +266,14 @@ def _asked(config: str | Path | Mapping[str, Any] | RunConfig, settings: Mapping
 def _follower(folder: Path, callbacks: Callback | Iterable[Callback]) -> launcher.Follow:
     """Calls back with what is new of the records until the run has ended."""
     every = [callbacks] if callable(callbacks) else list(callbacks)
+    bar = NotebookProgress(folder) if not every and in_notebook() else None
     seen: set[tuple[str, int]] = set()
 
     def tell() -> None:
-        for record in read_metrics(folder):
+        records = read_metrics(folder)
+        if bar is not None:
+            bar.show(records)
+        for record in records:
             if (record.phase, record.round) not in seen:
                 seen.add((record.phase, record.round))
                 for callback in every:

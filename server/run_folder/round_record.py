@@ -192,6 +192,24 @@ class RoundRecord:
             **validated(metrics),
         )
 
+    def __str__(self) -> str:
+        """A sentence, such as "Round 3 of 40: accuracy 81.2 %, loss 0.4113, clip threshold 0.52, epsilon 1.2 of 4."."""
+        head = {"start": "Before round 1", "histogram": "Histogram before round 1"}
+        told = []
+        if self.validation_perplexity is not None:
+            told.append(f"perplexity {self.validation_perplexity:.4g}")
+        elif self.validation_accuracy is not None:
+            told.append(f"accuracy {100 * self.validation_accuracy:.1f} %")
+        if self.validation_loss is not None:
+            told.append(f"loss {self.validation_loss:.4g}")
+        if self.clip_bound is not None:
+            told.append(f"clip threshold {self.clip_bound:.4g}")
+        if self.not_private is not None:
+            told.append(f"not private: {self.not_private}")
+        elif self.phase != "start":
+            told.append(f"epsilon {self.epsilon_spent:.2f} of {self.epsilon_budget:g}")
+        return f"{head.get(self.phase, f'Round {self.round} of {self.rounds}')}: {', '.join(told)}."
+
     @property
     def clients_per_second(self) -> float:
         """Expected clients trained per second of the round."""

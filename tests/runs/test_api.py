@@ -17,7 +17,7 @@ from tests.cases.recorded_runs import record_run_in
 
 def test_the_names_are_these_and_all_are_there() -> None:
     """A name more or less is a change of what users build on: put it into the changelog."""
-    assert simulations.__all__ == ["Compared", "RunResult", "compare", "load_run", "run"]
+    assert simulations.__all__ == ["Compared", "RunResult", "compare", "load_run", "resume", "run"]
     assert all(callable(getattr(simulations, name)) for name in simulations.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'train'"):
         _ = simulations.train  # type: ignore[attr-defined]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from server.config.load import ConfigError
+from server.run_folder.errors import CannotResume
 from server.run_folder.round_record import RoundRecord
-from simulations import run
+from simulations import resume, run
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -44,14 +45,23 @@ def test_callbacks_see_every_record_in_order(here: Path) -> None:
     assert set(vars(seen[-1])) == allowed, "what a callback sees has no place for a client's own numbers"
 
 
-def test_a_callback_may_end_a_run(here: Path) -> None:
+def test_a_callback_may_end_a_run_which_is_then_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(record: RoundRecord) -> None:
-        raise KeyError("enough")
+        if record.round:
+            raise KeyError("enough")
 
     with pytest.raises(KeyError, match="enough"):
-        run(SMALL, {"data.cache": str(here / "cache"), "rounds": 50}, callbacks=[stop])
+        run(SMALL, {"data.cache": str(here / "cache"), "rounds": 12}, callbacks=[stop])
     (folder,) = (here / "runs").iterdir()
     assert '"interrupted"' in (folder / "status.json").read_text()
+    result = resume(folder, callbacks=print)
+    assert (result.state, result.results["rounds_done"]) == ("completed", 12)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("Before round 1: accuracy ")
+    assert said[-1].startswith("Round 12 of 12: accuracy ")
+    assert said[-1].endswith(" of 4.")
+    with pytest.raises(CannotResume, match="has ended"):
+        resume(folder)
 
 
 def test_wrong_settings_are_refused_before_anything_is_made(here: Path) -> None:
