@@ -41,6 +41,7 @@ from simulations.cli.settings.config import config_command
 from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
+from simulations.cli.waiting import waiting
 from simulations.engines import launcher
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again
@@ -127,9 +128,10 @@ def run(
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(ValueError):
         asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-        from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
+        with waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
+            from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
 
-        checked = check_run(asked)
+            checked = check_run(asked)
         check_tracker(track)
         if dry_run:
             say_plan(checked, as_json=as_json)

@@ -17,7 +17,8 @@ from server.run_folder.names import METRICS_FILE, STATUS_FILE
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Status, read_metrics, read_status
 from simulations.cli.live_display import Snapshot, display, rate_text
-from simulations.report.notation import drawable, epsilon_text, number_text
+from simulations.cli.waiting import EVERY
+from simulations.report.notation import drawable, duration_text, epsilon_text, number_text
 
 PLAIN_LINES = 60
 
@@ -93,10 +94,14 @@ class _Files:
 
 
 class PlainLines:
-    """Prints what is new since the last look: each message of the run, and at most about sixty of its rounds."""
+    """Prints what is new since the last look: each message of the run, and at most about sixty of its rounds.
+
+    Where nothing is new, what the run does is said again every five seconds until round 1, then more and more rarely.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._silent_since, self._patience, self._printed = 0.0, EVERY, False
         self._message = ""
         self._shown = 0
         self._stamped = False
@@ -120,8 +125,15 @@ class PlainLines:
         if message and message != self._message and not _tells_a_round(message, snapshot):
             self._message = message
             self._print(message)
+        if snapshot.elapsed - self._silent_since >= self._patience and not self._printed:
+            doing = message or "waiting for the run to start"
+            self._patience = EVERY if snapshot.latest is None else 2 * self._patience
+            self._print(f"{doing} ({duration_text(snapshot.elapsed)})")
+        if self._printed:
+            self._silent_since, self._printed = snapshot.elapsed, False
 
     def _print(self, text: str) -> None:
+        self._printed = True
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from server.config.schema import RunConfig
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import Status, Telemetry
 from simulations.cli.live_display import Snapshot, display, sparkline
-from simulations.cli.progress import follow, round_line
+from simulations.cli.progress import PlainLines, follow, round_line
 from tests.cases.recorded_runs import recorded_metrics
 
 
@@ -46,6 +46,27 @@ def test_a_recorded_run_becomes_plain_lines(record_run: Callable[..., Path], run
         "round 5/5  accuracy  55.0%  loss 0.2000  clip 0.1000  epsilon 1.01/2  20.0 clients/s",
         "all done",
     ]
+
+
+def test_a_run_that_says_nothing_new_is_spoken_of_every_five_seconds_until_its_first_round(
+    run_config: RunConfig,
+) -> None:
+    console, stream = plain()
+    lines, preparing = PlainLines(console), Status("preparing", "first evaluation", 0.0)
+    for second in range(23):
+        lines.show(Snapshot(run_config, preparing if second > 6 else None, [], float(second)))
+    assert stream.getvalue().splitlines() == [
+        "waiting for the run to start (5 s)",
+        "first evaluation",
+        "first evaluation (12 s)",
+        "first evaluation (17 s)",
+        "first evaluation (22 s)",
+    ]
+    records = recorded_metrics(1, 5)
+    for second in range(23, 200):
+        lines.show(Snapshot(run_config, preparing, records, float(second)))
+    said = [line for line in stream.getvalue().splitlines()[5:] if line.startswith("first evaluation")]
+    assert [line.partition("(")[2] for line in said] == ["28 s)", "38 s)", "58 s)", "1:38)", "2:58)"]
 
 
 def test_following_a_run_that_grows_prints_every_line_once(tmp_path: Path, run_config: RunConfig) -> None:
