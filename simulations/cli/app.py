@@ -36,12 +36,11 @@ from simulations.cli.model.generate import generate_command
 from simulations.cli.model.predict import predict_command
 from simulations.cli.plan import say_known, say_plan
 from simulations.cli.planner import plan_command
-from simulations.cli.progress import follow
+from simulations.cli.progress import follow, waiting
 from simulations.cli.settings.config import config_command
 from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import presets_command
 from simulations.cli.sweep import sweep_command
-from simulations.cli.waiting import waiting
 from simulations.engines import launcher
 from simulations.engines.flower import RunFailed
 from simulations.presets.asked import Asked, ask, ask_again

@@ -4,8 +4,10 @@ It reads what the run writes (status.json, metrics.jsonl) and nothing else, so i
 it, or be attached to a run that someone else started.
 """
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -17,10 +19,35 @@ from server.run_folder.names import METRICS_FILE, STATUS_FILE
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Status, read_metrics, read_status
 from simulations.cli.live_display import Snapshot, display, rate_text
-from simulations.cli.waiting import EVERY
 from simulations.report.notation import drawable, duration_text, epsilon_text, number_text
 
 PLAIN_LINES = 60
+EVERY = 5.0
+"""Seconds after which something is said again where there is no terminal to draw on."""
+
+
+@contextmanager
+def waiting(text: str, console: Console) -> Iterator[None]:
+    """Say ``text`` at once and while the block lasts: a moving line on a terminal, else a line every few seconds."""
+    if drawable(console):
+        with console.status(text):
+            yield
+        return
+    began, over = time.monotonic(), threading.Event()
+
+    def say() -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        while not over.wait(EVERY):
+            spent = f"{text} ({time.monotonic() - began:.0f} s)"
+            console.print(spent, markup=False, highlight=False, soft_wrap=True)
+
+    thread = threading.Thread(target=say, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def follow(

@@ -85,7 +85,10 @@ def http(port):
 def command(*arguments, **further):
     environment = {key: os.environ[key] for key in ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")} | further
     code = f"import sys; sys.argv = {list(arguments)!r}; {STARTS[arguments[0]]}"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, capture_output=True, text=True)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, capture_output=True, text=True)
+    except subprocess.TimeoutExpired:
+        return 124, "ray went on trying"
     return done.returncode, (done.stdout + done.stderr)[-300:]
 
 STARTS = {
@@ -176,14 +179,14 @@ def attack(namespace: str, host: str, ports: Sequence[int], private: str, folder
         f"mount --bind {sysconfig.get_path('purelib')} {folder}/site && "
         f"cd {home} && exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups env -i HOME={home} "
         f"PATH=/usr/bin:/bin PYTHONPATH={folder}/site LD_LIBRARY_PATH={folder}/python/lib "
-        f"timeout 300 {folder}/python/{python} {folder}/attack.py "
+        f"timeout 900 {folder}/python/{python} {folder}/attack.py "
         f"{host} '{json.dumps(list(ports))}' {private}"
     )
     done = subprocess.run(
         ["ip", "netns", "exec", namespace, "unshare", "--mount", "sh", "-c", script],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr
