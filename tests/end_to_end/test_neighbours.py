@@ -86,7 +86,8 @@ def command(*arguments, **further):
     environment = {key: os.environ[key] for key in ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")} | further
     code = f"import sys; sys.argv = {list(arguments)!r}; {STARTS[arguments[0]]}"
     try:
-        done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, capture_output=True, text=True)
+        start = [sys.executable, "-c", code]
+        done = subprocess.run(start, env=environment, timeout=120, capture_output=True, text=True)
     except subprocess.TimeoutExpired:
         return 124, "ray went on trying"
     return done.returncode, (done.stdout + done.stderr)[-300:]
