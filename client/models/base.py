@@ -134,6 +134,7 @@ def load_base(
         tokenizer: PreTrainedTokenizerBase = toy.byte_tokenizer()
     else:
         model, tokenizer = _load_pretrained(name, task, options)
+    refuse_tokens_without_embeddings(name, model, tokenizer)
     model.requires_grad_(False)
     if task != "classification":
         lm_head.mark(model.eval())
@@ -167,6 +168,22 @@ def load_skeleton(name: str, task: str, num_labels: int | None = None) -> nn.Mod
     assert num_labels is not None
     with torch.device("meta"):
         return SequenceClassifier(model, num_labels, "mean").eval()
+
+
+def refuse_tokens_without_embeddings(name: str, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """ValueError where a tokenizer has tokens that the model has no embedding for.
+
+    Whoever's text holds such a token raises an error in every round and contributes nothing, which noise hides.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    outside = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= rows)
+    if outside:
+        number, token = outside[0]
+        raise ValueError(
+            f"model.name = {name!r}: {len(outside)} of its tokenizer's {len(tokenizer)} tokens (the first: {token!r}, "
+            f"id {number}) are beyond the model's {rows} embeddings, so no text with one could be trained on; load both, "
+            f"call model.resize_token_embeddings({len(tokenizer)}), and save them, or use the tokenizer of the model"
+        )
 
 
 LEARNED_POSITIONS = ("position_embeddings", "wpe", "embed_positions")

@@ -1,5 +1,7 @@
 """Base models: the checked MiniLM package, random architectures, the classification head, PEFT in and out."""
 
+import copy
+import re
 import shutil
 
 import pytest
@@ -159,6 +161,22 @@ def test_local_folder_loads_without_network(tmp_path, monkeypatch):
             loaded.encoder(input_ids=ids, attention_mask=mask).last_hidden_state,
             model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state,
         )
+
+
+@pytest.mark.parametrize("added", [{"pad_token": "[PAD]"}, {"additional_special_tokens": ["<drug>", "<dose>"]}])
+def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(tmp_path, added):
+    model, tokenizer = copy.deepcopy(load_base("random:llama", "causal-lm"))  # the byte tokenizer is shared
+    rows = model.get_input_embeddings().num_embeddings
+    tokenizer.add_tokens([f"<{number}>" for number in range(rows - len(tokenizer))])
+    tokenizer.add_special_tokens(added)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    first = re.escape(repr(tokenizer.convert_ids_to_tokens(rows)))
+    with pytest.raises(ValueError, match=rf"{first}, id {rows}\) are beyond the model's {rows} embeddings"):
+        load_base(str(tmp_path), "causal-lm")
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path)
+    load_base(str(tmp_path), "causal-lm")
 
 
 def test_hub_model_without_network_is_refused_at_once(monkeypatch):
