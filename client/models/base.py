@@ -181,8 +181,8 @@ def refuse_tokens_without_embeddings(name: str, model: Any, tokenizer: PreTraine
         number, token = outside[0]
         raise ValueError(
             f"model.name = {name!r}: {len(outside)} of its tokenizer's {len(tokenizer)} tokens (the first: {token!r}, "
-            f"id {number}) are beyond the model's {rows} embeddings, so no text with one could be trained on; load both, "
-            f"call model.resize_token_embeddings({len(tokenizer)}), and save them, or use the tokenizer of the model"
+            f"id {number}) are beyond the model's {rows} embeddings, so texts with one cannot be trained on; use the "
+            f"model's own tokenizer, or load both, call model.resize_token_embeddings({len(tokenizer)}) and save them"
         )
 
 
