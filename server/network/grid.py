@@ -46,9 +46,13 @@ def _arriving(grid: Grid, waiting: list[str], timeout: float) -> Iterator[Messag
     while waiting and time.monotonic() < deadline:
         came: set[str] = set()
         for start in range(0, len(waiting), AT_ONCE):
-            for reply in _pulled(grid, waiting[start : start + AT_ONCE], came):
-                came.add(reply.metadata.reply_to_message_id)
-                yield reply
+            batch = waiting[start : start + AT_ONCE]
+            # A grid may hand on one reply a call, see server.network.patience.RuntimeClient.
+            while time.monotonic() < deadline and (replies := _pulled(grid, batch, came)):
+                for reply in replies:
+                    came.add(reply.metadata.reply_to_message_id)
+                    yield reply
+                batch = [identifier for identifier in batch if identifier not in came]
         waiting = [identifier for identifier in waiting if identifier not in came]
         if waiting:
             time.sleep(min(interval, max(0.0, deadline - time.monotonic())))
@@ -58,6 +62,8 @@ def _arriving(grid: Grid, waiting: list[str], timeout: float) -> Iterator[Messag
 
 def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Message]:
     """The replies of a batch that are there; identifiers of unreadable ones are added to ``given_up``."""
+    if not batch:
+        return []
     try:
         return list(grid.pull_messages(batch))
     except (OSError, httpx.HTTPError):

@@ -3,9 +3,13 @@
 Flower's own state, with a database, and its own handlers of calls, without HTTP between.
 """
 
+import contextlib
+import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from flwr.app.message.message import make_message, remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
@@ -21,6 +26,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+from flwr.supercore.error import FlowerError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -29,7 +35,7 @@ from sqlalchemy.exc import OperationalError
 
 from client.supernode import Completing
 from server.network import superlink
-from server.network.superlink import uncounted
+from server.network.superlink import MOST_OBJECTS, each_for_itself, uncounted
 
 
 class SuperLink:
@@ -216,3 +222,98 @@ def test_the_command_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flwr.superlink.cli.flower_superlink", lambda: mended.append(int))
     superlink.main()
     assert mended == [SqlLinkState, fleet_handlers, int]  # before Flower starts
+
+
+def pushing(link: SuperLink, message: Message, **others: Any) -> PushMessagesRequest:
+    """What a node sends of a message."""
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return PushMessagesRequest(
+        node=Node(node_id=link.node),
+        messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[get_object_tree(message)],
+        **others,
+    )
+
+
+ours = SimpleNamespace(push_messages=fleet_handlers.push_messages)
+each_for_itself(ours)
+push_reply = ours.push_messages
+
+
+@pytest.mark.parametrize("push", [fleet_handlers.push_messages, push_reply])
+def test_forged_instructions_keep_no_node_from_its_server(link: SuperLink, push: Any) -> None:
+    """Flower stores 120 instructions of another node's, dated an hour back, and gives them to the victim first."""
+    while link.state.get_message_ins(link.node, limit=1):
+        pass  # what other tests have left for it
+    attacker = link.state.create_node("b", "b", os.urandom(8), 60.0)
+    link.state.activate_node(attacker, 60.0)
+    for number in range(120):
+        forged = make_message(
+            metadata=Metadata(link.run, "", SUPERLINK_NODE_ID, link.node, "", "", time.time() - 3600, 7200.0, "train"),
+            content=RecordDict({"a": ConfigRecord({"x": number})}),
+        )
+        request = pushing(link, forged)
+        request.node.node_id = attacker
+        with contextlib.suppress(FlowerError):
+            push(request, link.state)
+    own = instruction(link)
+    Runtime(link).send(own)
+    pulls = 1
+    while link.state.get_message_ins(link.node, limit=1)[0].metadata.message_id != own.metadata.message_id:
+        pulls += 1
+    assert pulls == (121 if push is fleet_handlers.push_messages else 1)
+
+
+@pytest.mark.parametrize("runtime", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_a_runtime_that_cannot_be_is_not_counted_and_its_reply_is(link: SuperLink, runtime: float) -> None:
+    message = reply(link)
+    push_reply(pushing(link, message, clientapp_runtime_list=[runtime]), link.state)
+    (run,) = link.state.get_run_info(run_ids=[link.run])
+    assert run.clientapp_runtime is not None
+    assert 0.0 <= run.clientapp_runtime < 1e6
+    assert answered(link, message)
+
+
+def test_a_possible_runtime_is_counted(link: SuperLink) -> None:
+    before = link.state.get_run_info(run_ids=[link.run])[0].clientapp_runtime
+    push_reply(pushing(link, reply(link), clientapp_runtime_list=[2.5]), link.state)
+    assert link.state.get_run_info(run_ids=[link.run])[0].clientapp_runtime == before + 2.5
+
+
+def answered(link: SuperLink, message: Message) -> list[str]:
+    """Names of the replies that the server's next request for them gives."""
+    names = [message.metadata.reply_to_message_id]
+    found = runtime_handlers.pull_messages(PullAppMessagesRequest(message_ids=names), link.state, link.task)
+    return [each.metadata.message_id for each in found.messages_list]
+
+
+def not_a_number(request: PushMessagesRequest, field: str, value: float) -> None:
+    setattr(request.messages_list[0].metadata, field, value)
+
+
+def many_objects(request: PushMessagesRequest) -> None:
+    names = [f"{number:064x}" for number in range(MOST_OBJECTS + 1)]
+    request.message_object_trees[0].children.extend(ObjectTree(object_id=name) for name in names)
+
+
+REFUSED: dict[str, Callable[[PushMessagesRequest], Any]] = {
+    "time is no number": lambda request: not_a_number(request, "created_at", math.nan),
+    "time is no number ": lambda request: not_a_number(request, "ttl", math.nan),
+    "time is no number  ": lambda request: not_a_number(request, "created_at", math.inf),
+    "another node's name": lambda request: setattr(request.messages_list[0].metadata, "src_node_id", 77),
+    "more than 1000 objects": many_objects,
+    "not one message": lambda request: request.messages_list.append(request.messages_list[0]),
+    "is not one message": lambda request: request.ClearField("message_object_trees"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_a_node_may_not_send_is_refused_and_the_server_still_gets_replies(link: SuperLink, reason: str) -> None:
+    message, other = reply(link), reply(link)
+    request = pushing(link, message)
+    REFUSED[reason](request)
+    with pytest.raises(FlowerError, match=reason.strip()):
+        push_reply(request, link.state)
+    assert answered(link, message) == []
+    push_reply(pushing(link, other), link.state)
+    assert answered(link, other) == [other.metadata.message_id]
