@@ -84,7 +84,9 @@ def each_for_itself(handlers: Any) -> None:
     @functools.wraps(push)
     def pushed(request: Any, state: Any) -> Any:
         if reason := refusal(request):
-            raise FlowerError(ApiErrorCode.NO_PERMISSIONS, f"what node {request.node.node_id} sends is refused: {reason}")
+            raise FlowerError(
+                ApiErrorCode.NO_PERMISSIONS, f"what node {request.node.node_id} sends is refused: {reason}"
+            )
         if not all(0.0 <= seconds <= LONGEST for seconds in request.clientapp_runtime_list):
             log.warning("the runtime that node %d tells is not counted: it cannot be", request.node.node_id)
             request.ClearField("clientapp_runtime_list")

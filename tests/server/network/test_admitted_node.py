@@ -29,7 +29,8 @@ from starlette.testclient import TestClient
 from client import supernode
 from client.supernode import POLL, Watch
 from server.network.superlink import each_for_itself
-from tests.server.network.test_superlink import Runtime, instruction, take
+from tests.cases.superlink import Runtime, instruction
+from tests.server.network.test_superlink import take
 
 pytestmark = pytest.mark.run  # imports the SuperLink and makes its database
 
