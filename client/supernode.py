@@ -45,6 +45,9 @@ LIMIT = 180.0
 HEALTHY = 90.0
 PATIENCE = 300.0
 """Seconds for which a call is repeated whose failure may pass, without one answer between."""
+RETURN = 75.0
+"""Seconds for which a node asks to be taken in: what the SuperLink takes to see that an earlier process is gone."""
+EARLIER = "either an earlier process of this node counts as connected for a minute, or its key was not let in"
 GONE = 75
 """Of ``sysexits.h``: a failure that may pass."""
 
@@ -243,8 +246,33 @@ class Completing:
         return response
 
 
+class Returning:
+    """Mixed into a client of Flower's Fleet API: a node that is restarted waits until it is taken in again.
+
+    The SuperLink counts the process before as connected until a minute after its last heartbeat, and activates no
+    second one. Flower's node ends then, with exit code 305.
+    """
+
+    pause = 2.0
+    """Seconds between two requests."""
+
+    def ActivateNode(self, request: Any) -> Any:
+        import httpx
+
+        ends = time.monotonic() + RETURN
+        while True:
+            try:
+                return super().ActivateNode(request)  # type: ignore[misc]
+            except httpx.HTTPStatusError as error:
+                refused = error.response.status_code == httpx.codes.PRECONDITION_FAILED
+                if not refused or time.monotonic() + self.pause > ends:
+                    raise
+            log.warning("the SuperLink does not take this node in yet; it is asked again for %g s: %s", RETURN, EARLIER)
+            time.sleep(self.pause)
+
+
 def patient(flower: Any) -> None:
-    """Make a SuperNode repeat its calls and heartbeats as :func:`repeating` and :class:`Completing` do.
+    """Make a SuperNode repeat its calls and heartbeats as its clients of Flower's API and :func:`repeating` do.
 
     Args:
         flower: Flower's module ``flwr.supernode.fleet_http_connection``, which makes its connection by these names.
@@ -266,7 +294,7 @@ def patient(flower: Any) -> None:
 
     flower.make_simple_http_retry_invoker = lambda: repeating(invoker())
     flower.HeartbeatSender = forgiving
-    flower.FleetHttpClient = type("FleetClient", (Completing, flower.FleetHttpClient), {})
+    flower.FleetHttpClient = type("FleetClient", (Returning, Completing, flower.FleetHttpClient), {})
 
 
 def main(arguments: list[str]) -> None:

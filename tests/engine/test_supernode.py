@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.run import RunNotRunningException
@@ -32,16 +32,18 @@ class SuperLink(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.asked: dict[str, int] = {}
         self.polls = 200
+        self.activations: list[int] = []
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.server_address[1]}"
 
 
+ACTIVATE = "/v1/fleet/activate-node"
 MESSAGES: dict[str, Any] = {
     POLL: PullMessagesResponse(),
     BEAT: SendNodeHeartbeatResponse(success=True),
-    "/v1/fleet/activate-node": ActivateNodeResponse(node_id=7),
+    ACTIVATE: ActivateNodeResponse(node_id=7),
 }
 
 
@@ -52,6 +54,8 @@ class Answer(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["content-length"]))
         self.server.asked[self.path] = self.server.asked.get(self.path, 0) + 1
         code = self.server.polls if self.path == POLL else 200
+        if self.path == ACTIVATE and self.server.activations:
+            code = self.server.activations.pop(0)
         body = MESSAGES[self.path].SerializeToString() if self.path in MESSAGES else b""
         self.send_response(code)
         self.send_header("content-type", "application/protobuf")
@@ -150,6 +154,36 @@ def test_a_heartbeat_that_meets_a_locked_database_is_sent_again(error: int, pass
     else:
         with pytest.raises(httpx.HTTPStatusError):
             send()
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "activated"), [([412, 412], 3, True), ([412] * 9, 4, False), ([401], 1, False)]
+)
+def test_a_node_that_is_restarted_waits_until_it_is_taken_in_again(
+    superlink: SuperLink,
+    answers: list[int],
+    asked: int,
+    activated: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Flower's own ends, for as long as the SuperLink counts the process before as connected."""
+    flower = SimpleNamespace(make_simple_http_retry_invoker=None, HeartbeatSender=None, FleetHttpClient=FleetHttpClient)
+    supernode.patient(flower)
+    now = [0.0]
+    monkeypatch.setattr(supernode, "RETURN", 7.0)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(supernode, "time", clock)
+    superlink.activations = answers
+    client = flower.FleetHttpClient.from_server_address(superlink.address, True, None, [])
+    try:
+        assert client.ActivateNode(ActivateNodeRequest()).node_id == 7
+    except httpx.HTTPStatusError:
+        assert not activated
+    else:
+        assert activated
+    assert superlink.asked[ACTIVATE] == asked
+    assert caplog.text.count("counts as connected for a minute") == asked - 1
 
 
 def test_only_a_supernode_is_watched() -> None:
