@@ -138,3 +138,15 @@ def owned(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise CannotResume(error.strerror) from None
         yield
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether a process trains in the folder now. It holds the lock itself for a moment: ask now and then only."""
+    try:
+        with (folder / LOCK_FILE).open("r") as file:
+            durable.lock(file.fileno(), "")
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

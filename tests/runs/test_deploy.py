@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from server.config.load import parse
 from server.run_folder.names import write_config
+from server.run_folder.progress import owned
 from server.run_folder.telemetry import Telemetry, read_status
 from simulations import preflight
 from simulations.cli.app import app
@@ -118,7 +121,7 @@ def test_an_interrupted_command_stops_its_run(tmp_path: Path) -> None:
 def test_a_run_that_nobody_takes_is_said_in_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunFailed, match="what Flower says"):
         follow(tmp_path, SuperLink(tmp_path / "home", said=("pending", "pending")), None)
-    assert capfd.readouterr().err.count("nobody takes it. See that flower-superexec") == 1
+    assert capfd.readouterr().err.count("nobody takes it, or the host is too busy. See that flower-superexec") == 1
     status = read_status(tmp_path)
     assert status is not None
     assert (status.state, status.message) == ("preparing", following.NOT_TAKEN)
@@ -127,7 +130,8 @@ def test_a_run_that_nobody_takes_is_said_in_words(tmp_path: Path, capfd: pytest.
 def test_a_superlink_that_fails_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = ("no answer", "running", "no answer", "no answer", "running")
     superlink = SuperLink(tmp_path / "home", said=said)
-    follow(tmp_path, superlink, "completed")
+    with owned(tmp_path):
+        follow(tmp_path, superlink, "completed")
     assert superlink.stopped == []
     (tmp_path / "second").mkdir()
     asking = following._asking
@@ -136,6 +140,64 @@ def test_a_superlink_that_fails_for_a_moment_ends_nothing(tmp_path: Path, monkey
     with pytest.raises(RunFailed, match="HTTP 500"):
         follow(tmp_path / "second", superlink, "completed")
     assert superlink.stopped == ["17"]
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from server.run_folder.progress import owned
+with owned(Path(sys.argv[1])):
+    print("owned", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_server_process_that_is_killed_is_said_and_its_run_stopped(
+    answers: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Flower sees it after a minute, and refuses to resume the run until then."""
+    with Telemetry(tmp_path, tensorboard=False) as telemetry:
+        telemetry.status("running", "round 3 of 9")
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "owned\n"
+
+        class Watched(SuperLink):
+            def status(self, run: str) -> tuple[str, str]:
+                if self.asked == 2:
+                    owner.kill()
+                    owner.wait()
+                assert self.asked < 4  # Flower's word is not waited for
+                return super().status(run)
+
+            def stop(self, run: str) -> None:
+                super().stop(run)
+                if not answers:
+                    raise RunFailed("HTTP 500")
+
+        superlink = Watched(tmp_path / "home", said=("running",) * 9)
+        with pytest.raises(RunFailed, match="lacquer deploy --resume"):
+            follow(tmp_path, superlink, None)
+    assert superlink.stopped == ["17"]
+    status = read_status(tmp_path)
+    assert status is not None
+    assert (status.state, status.message) == ("failed", following.GONE.format(tmp_path))
+    assert ("HTTP 500" in capfd.readouterr().err) != answers
+
+
+def test_a_silent_superlink_is_said_at_once_and_so_is_its_return(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = ("running", "no answer", "no answer", "running", "no answer", "running")
+    with owned(tmp_path):
+        follow(tmp_path, SuperLink(tmp_path / "home", said=said), "completed")
+    error = capfd.readouterr().err
+    assert error.count("the SuperLink does not answer; it is asked again for 300 s") == 2
+    assert error.count(following.SPEAKS) == 2
+    status = read_status(tmp_path)
+    assert status is not None
+    assert status.state == "completed"  # what the run has said last is not written over
 
 
 def test_a_deployed_run_for_a_program_ends_with_one_object(

@@ -18,7 +18,8 @@ from privacy import durable
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
 from server.run_folder.names import CONFIG_FILE, FLOWER_RUN_FILE
-from server.run_folder.telemetry import Telemetry, read_status
+from server.run_folder.progress import is_owned
+from server.run_folder.telemetry import State, Telemetry, read_status
 from simulations.cli.exits import FAILED, MISUSED, fail, refusals, say
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, control
 from simulations.cli.progress import follow
@@ -28,8 +29,16 @@ from simulations.engines.launcher import STATES_OF_SUCCESS, wait_quietly
 from simulations.engines.staging import App, stage
 
 NOT_TAKEN = (
-    "the SuperLink has not started this run for a minute: nobody takes it. See that flower-superexec, which starts "
-    "runs, is up (its container, or the SuperLink's), restart it if not, and look at its log; Ctrl-C stops waiting"
+    "the SuperLink has not started this run for a minute: nobody takes it, or the host is too busy. See that "
+    "flower-superexec, which starts runs, is up (its container, or the SuperLink's), restart it if not, and look at "
+    "its log and the host's load; nothing is charged meanwhile; Ctrl-C stops waiting"
+)
+SILENT = "the SuperLink does not answer; it is asked again for {:g} s; see that it is up (its container, its log)"
+UNDER_WAY = ("preparing", "running")
+SPEAKS = "the SuperLink answers again"
+GONE = (
+    "the server process of this run has ended without a word: it was killed (out of memory?), or its executor or host "
+    "went down; go on with: lacquer deploy --resume {}"
 )
 NOTHING_TO_STOP = "the SuperLink has no unfinished run of this folder; there is nothing to stop"
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that `lacquer deploy` started.")]
@@ -79,19 +88,38 @@ def refuse_unfinished(superlink: Control, folder: Path) -> None:
 
 
 def watch(superlink: Control, run: str, config: RunConfig, folder: Path, *, quiet: bool) -> None:
-    """Show a run until the SuperLink says that it has ended; say so if it is not started.
+    """Show a run until the SuperLink says that it has ended; say within seconds what stands still, and why.
+
+    A run whose server process is gone is stopped: it can be resumed at once.
 
     Raises:
         RunFailed: the SuperLink has not answered for some minutes.
     """
+    begun = False
 
-    def not_taken() -> None:
+    def tell(state: State, text: str) -> None:
         if quiet:
-            say(NOT_TAKEN, style="yellow")
+            say(text, style="yellow")
+        own = read_status(folder)
+        if begun and own is not None and own.state not in UNDER_WAY:
+            return  # the run has said how it ended
         with Telemetry(folder, tensorboard=False) as telemetry:
-            telemetry.status("preparing", NOT_TAKEN)
+            telemetry.status(state, text)
 
-    alive = _asking(superlink, run, not_taken)
+    def gone() -> bool:
+        nonlocal begun
+        owned, own = is_owned(folder), read_status(folder)  # in this order: its last words come before it lets go
+        begun = begun or owned
+        if not begun or owned or own is None or own.state not in UNDER_WAY:
+            return False
+        tell("failed", GONE.format(folder))
+        try:
+            superlink.stop(run)
+        except RunFailed as failure:
+            say(str(failure), style="yellow")
+        return True
+
+    alive = _asking(superlink, run, tell, gone)
     if quiet:
         wait_quietly(alive)
     else:
@@ -100,11 +128,12 @@ def watch(superlink: Control, run: str, config: RunConfig, folder: Path, *, quie
 
 def judge(superlink: Control, run: str, folder: Path) -> None:
     """RunFailed unless SuperLink and ServerApp both say that the run completed."""
-    state, details = superlink.status(run)
     own = read_status(folder)
-    if state == SUCCESS and own is not None and own.state in STATES_OF_SUCCESS:
-        return
-    raise RunFailed(own.message if own is not None and own.state == "failed" else details or f"Flower says {state}")
+    if own is not None and own.state == "failed":
+        raise RunFailed(own.message)
+    state, details = superlink.status(run)
+    if state != SUCCESS or own is None or own.state not in STATES_OF_SUCCESS:
+        raise RunFailed(details or f"Flower says {state}")
 
 
 @contextmanager
@@ -137,7 +166,8 @@ def show_end(folder: Path, *, quiet: bool, as_json: bool = False) -> None:
 def _asking(
     superlink: Control,
     run: str,
-    not_taken: Callable[[], None],
+    tell: Callable[[State, str], None],
+    gone: Callable[[], bool],
     *,
     every: float = 5.0,
     taken_within: float = 60.0,
@@ -146,26 +176,38 @@ def _asking(
     """Whether the run still runs; the SuperLink is asked now and then, for each question starts a process.
 
     Args:
-        not_taken: called once if the run has not been started ``taken_within`` seconds after it was handed over.
+        tell: is told what stands still: a run that has not been started ``taken_within`` seconds after it was handed
+            over, and a SuperLink that gives no answer.
+        gone: whether the run's server process is, which Flower sees after a minute.
         patience: seconds for which the SuperLink may give no answer.
     """
     begun = answered = time.monotonic()
-    next_time, answer, told = begun + every, True, False
+    next_time, answer, told, silent, taken = begun + every, True, False, False, False
 
     def alive() -> bool:
-        nonlocal next_time, answer, answered, told
+        nonlocal next_time, answer, answered, told, silent, taken
         if not answer or time.monotonic() < next_time:
             return answer
         try:
+            if gone():
+                answer = False
+                return False
             state = superlink.status(run)[0]
         except RunFailed:
             if time.monotonic() - answered > patience:
                 raise
+            if not silent:
+                silent = True
+                tell("running" if taken else "preparing", SILENT.format(patience))
         else:
             answered, answer = time.monotonic(), not state.startswith("finished")
+            taken = taken or state not in ("pending", "starting")
+            if silent and answer:
+                tell("running" if taken else "preparing", SPEAKS)
+            silent = False
             if state == "pending" and not told and answered - begun > taken_within:
                 told = True
-                not_taken()
+                tell("preparing", NOT_TAKEN)
         next_time = time.monotonic() + every
         return answer
 
