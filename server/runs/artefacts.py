@@ -44,6 +44,7 @@ class Outcome:
     Attributes:
         validation: on the public validation records that nothing was trained on.
         test: on the test set, which is used for nothing else.
+        public_test: on the test set, of the adapter before round 1; None where that was not trained on public records.
         rounds_done: released.
         seconds: wall time from configuration to here.
         stopped: why the run ended before its last round, or None.
@@ -61,6 +62,7 @@ class Outcome:
     stopped: str | None
     dimension: int
     answers: Mapping[str, Any]
+    public_test: Metrics | None = None
     note: str = ""
     further: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
         "test_accuracy": outcome.test.accuracy,
         "test_loss": outcome.test.loss,
         "test_records": outcome.test.count,
+        **_public(outcome.public_test),
         **of_classes(outcome.test, names),
         "validation_accuracy": outcome.validation.accuracy,
         "validation_loss": outcome.validation.loss,
@@ -140,6 +143,12 @@ def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
         return {}
     recall = dict(zip(label_names, recalls(test.confusion), strict=True))
     return {"test_macro_f1": test.macro_f1, "test_recall": recall, "test_confusion": test.confusion}
+
+
+def _public(test: Metrics | None) -> dict[str, float]:
+    """What public records alone come to on the test set; nothing where the run did not start from them."""
+    values = {} if test is None else {name: getattr(test, name) for name in ("loss", "accuracy", "perplexity")}
+    return {f"public_test_{name}": value for name, value in values.items() if value is not None}
 
 
 def _started(folder: Path) -> dict[str, float]:

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,8 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     telemetry.status("running", "evaluating on the test set")
     final = final_adapter(ready, progress.model)
     outcome = _outcome(run, ready, progress, final, evaluate)
+    if config.public.warm_start_epochs:  # kept, so not trained again
+        outcome = replace(outcome, public_test=evaluate(public.warm_start(adapter), "test"))
     steered = ready.methods.steered
     run.finish(outcome, guarantee.cross_silo(config, ready.silo, progress.silos, steered=steered), progress.summary())
 

@@ -49,6 +49,7 @@ from server.run_folder.telemetry import Telemetry
 from server.runs.artefacts import Final, Outcome, write_artefacts
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
 from server.runs.loop import Loop
+from server.runs.public_data import public_start
 
 
 @dataclass
@@ -202,11 +203,13 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
 def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
     """What a private training came to, on public data."""
     served: Tensor = loop.state.served
+    start = public_start(run.folder)
     final = Final(served, assembly.layout, assembly.spec)
     return Outcome(
         adapter=final,
         validation=loop.evaluate(served, "validation"),
         test=loop.evaluate(served, "test"),
+        public_test=None if start is None else loop.evaluate(start, "test"),
         data=assembly.data,
         rounds_done=max(loop.state.round, 0),
         seconds=run.clock.taken().run,

@@ -30,8 +30,10 @@ from client.record_level.public_subspace import PublicSpan
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from client.worker import local_seed, make_engine
 from privacy import durable
+from privacy.errors import CorruptRun
 from server.config.load import ConfigError
 from server.config.tables import Public
+from server.run_folder.names import PUBLIC_START_FILE
 from server.run_folder.provenance import code_version
 from server.runs.assembly import Assembly
 
@@ -91,6 +93,21 @@ class PublicTraining:
         digest.update(self.name.encode())
         file = self.folder / f"{digest.hexdigest()[:24]}.safetensors"
         return kept(file, lambda: trained_without_noise(engine, start, self.records, local, seed))
+
+
+def public_start(folder: Path) -> Tensor | None:
+    """The adapter after the warm start of the run in this folder; None where it had none.
+
+    Raises:
+        CorruptRun: the file is damaged.
+    """
+    path = folder / PUBLIC_START_FILE
+    if not path.is_file():
+        return None
+    try:
+        return load_file(path)["adapter"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CorruptRun(f"{path} cannot be read: {error}; restore or delete it: an audit can make it again") from error
 
 
 def _decisive(assembly: Assembly, used: int) -> str:

@@ -8,18 +8,14 @@ head takes all records for alike.
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from client.data.prepared import PreparedData
 from client.data.records import Records
 from client.engine.engine import Engine
-from privacy.errors import CorruptRun
 from server.config.methods import methods
 from server.evaluation.finished import FinishedRun
-from server.run_folder.names import PUBLIC_START_FILE
 from server.runs.assembly import assembled
-from server.runs.public_data import PublicTraining
+from server.runs.public_data import PublicTraining, public_start
 
 Floats = NDArray[np.float64]
 
@@ -44,13 +40,9 @@ def reference_losses(run: FinishedRun, data: PreparedData, sets: list[Records]) 
 
 
 def _kept_start(run: FinishedRun) -> tuple[Engine, torch.Tensor] | None:
-    path = run.folder / PUBLIC_START_FILE
-    if not path.is_file():
+    start = public_start(run.folder)
+    if start is None:
         return None
-    try:
-        start = load_file(path)["adapter"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise CorruptRun(f"{path} cannot be read: {error}; restore or delete it: an audit can make it again") from error
     engine, adapter = run.engine()
     return (engine, start) if start.shape == adapter.shape else None  # a method may have changed the adapter's form
 

@@ -52,6 +52,7 @@ BENCHMARKS = {
     "papers.pe_sgd.step": "what one noisy step of these is worth, by direction and by length",
     "papers.rldp_pretraining": "make and judge the policy of the controller rl, and time its rounds",
     "planning.agreement": "how well one client's update agrees with the mean, for `lacquer plan`",
+    "planning.worth": "what private training adds to public records, of what training without noise adds",
     "planning.validation": "whether what `lacquer plan` predicts is what runs came to",
     "lacquer_small.train": "train the base model lacquer-small",
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",

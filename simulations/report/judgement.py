@@ -13,7 +13,7 @@ from server.run_folder.data_facts import DataFacts
 from server.run_folder.round_record import RoundRecord
 from simulations.report.data_block import shares_cut
 from simulations.report.notation import number_text, percent_text
-from simulations.report.outcome import clearly_better, learnt, validation_losses
+from simulations.report.outcome import beside_public, clearly_better, learnt, validation_losses
 from simulations.report.read_run import Run
 
 LEAST_COHORT = 20
@@ -64,6 +64,13 @@ def _worthless(run: Run) -> Iterator[str]:
         yield (
             f"Test accuracy, {percent_text(test)}, is below {percent_text(majority)}, which always answering the most "
             "frequent class gives. This model is worse than a constant: do not use it."
+        )
+    beside = beside_public(run)
+    if beside is not None and not beside.better:
+        yield (
+            f"The run did not clearly beat public records alone, which cost no privacy: {beside.public} with them, "
+            f"{beside.run} after private training. Raise the number of {_protected(run)} or privacy.epsilon, or use "
+            "the public start."
         )
     found = learnt(run)
     if found is not None and run.rounds and not found.better:

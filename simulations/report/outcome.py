@@ -92,11 +92,40 @@ def clearly_better(run: Run) -> bool:
     An estimate: the standard deviation of what a record's or a token's loss changed by is taken to be the mean loss
     before. It is usually less, because both losses are of the same record.
     """
-    found, count = learnt(run), run.result("validation_records")
-    before, after = validation_losses(run)
-    if found is None or not found.better or not count or before is None or after is None:
+    found = learnt(run)
+    return found is not None and found.better and _fell(*validation_losses(run), run.result("validation_records"))
+
+
+def _fell(before: float | None, after: float | None, count: float | None) -> bool:
+    if not count or before is None or after is None:
         return False
     return before - after > CLEAR * before / math.sqrt(count)
+
+
+@dataclass(frozen=True)
+class BesidePublic:
+    """The model that a run made beside the one that public records alone make, on the test set.
+
+    Attributes:
+        public: what public records alone come to, in words; they cost no privacy.
+        run: what the run came to.
+        better: whether the run's loss is lower by more than chance (:func:`clearly_better` says how that is judged).
+    """
+
+    public: str
+    run: str
+    better: bool
+
+
+def beside_public(run: Run) -> BesidePublic | None:
+    """None where the run did not start from public records, or has not been tested."""
+    for name, text in (("perplexity", number_text), ("accuracy", percent_text)):
+        before, after = run.result(f"public_test_{name}"), run.result(f"test_{name}")
+        if before is not None and after is not None:
+            losses = run.result("public_test_loss"), run.result("test_loss")
+            better = _fell(*losses, run.result("test_records"))
+            return BesidePublic(f"test {name} {text(before)}", text(after), better)
+    return None
 
 
 def validation_losses(run: Run) -> tuple[float | None, float | None]:

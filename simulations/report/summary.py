@@ -15,6 +15,7 @@ from server.run_folder.names import ADAPTER_FOLDER, REPORT_FILE
 from simulations.report.judgement import judgements
 from simulations.report.notation import number_text, percent_text
 from simulations.report.outcome import (
+    beside_public,
     examples,
     guaranteed,
     learnt,
@@ -75,6 +76,8 @@ def _quality(run: Run) -> Iterator[str]:
         yield text + ("" if majority is None else f" (most frequent class {percent_text(majority)})")
     elif loss is not None:
         yield f"test loss {number_text(loss)}"
+    if (beside := beside_public(run)) is not None:
+        yield f"{beside.public} with public records alone"
     rouge = [f"{name} {value:.3f}" for key, name in SCORES.items() if (value := run.result(key)) is not None]
     if rouge:
         yield ", ".join(rouge)

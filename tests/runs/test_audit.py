@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from client.data.prepare import prepare
@@ -111,6 +112,11 @@ def test_the_public_start_that_a_run_keeps_is_the_one_an_audit_would_make(tmp_pa
     run, data = read_finished(folder), prepare(data_spec(config))
     kept = reference_losses(run, data, [data.test])
     before = adapter_losses(run, [data.test])
+    engine, _ = run.engine()
+    alone = engine.evaluate(load_file(folder / names.PUBLIC_START_FILE)["adapter"], data.test)
+    assert run.results["public_test_loss"] == pytest.approx(alone.loss, rel=1e-5)
+    assert run.results["public_test_perplexity"] == pytest.approx(alone.perplexity, rel=1e-5)
+    assert run.results["public_test_loss"] != run.results["test_loss"]
     start = folder / names.PUBLIC_START_FILE
     start.rename(tmp_path / "start")
     assert np.array_equal(kept, reference_losses(run, data, [data.test]))

@@ -21,6 +21,7 @@ from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.assembly import data_spec
 from server.runs.cross_silo import in_span
+from server.runs.public_data import PublicTraining
 from server.runs.record_level_assembly import assemble_cross_silo
 from simulations.engines.inprocess import run_inprocess
 from tests.cases.moments import Witness
@@ -142,6 +143,11 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path):
     loaded = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
     test = prepare(data_spec(parse(table))).test
     assert _loss(loaded, test) == pytest.approx(results["test_loss"], rel=1e-4)
+    engine = PublicTraining.of(described).engine
+    assert engine is not None
+    alone = engine.evaluate(start.adapter, test)
+    assert results["public_test_loss"] == pytest.approx(alone.loss, rel=1e-5)
+    assert results["public_test_accuracy"] == pytest.approx(alone.accuracy)
     said = json.loads((folder / "privacy.json").read_text())["not_covered"]
     assert any("40% of the held-out validation records: they are trained on WITHOUT noise" in line for line in said)
 

@@ -59,6 +59,14 @@ def test_the_summary_warns_of_a_model_worse_than_a_constant(record_run: Callable
     assert len(lines) == 3
 
 
+def test_the_summary_tells_what_public_records_alone_come_to(record_run: Callable[..., Path]) -> None:
+    folder = record_run()
+    results = json.loads((folder / "results.json").read_text())
+    public = {"public_test_loss": 0.8, "public_test_accuracy": 0.75, "test_records": 1000}
+    (folder / "results.json").write_text(json.dumps({**results, **public}))
+    assert "; test accuracy 75.0\u00a0% with public records alone" in printed(folder)
+
+
 def test_the_summary_shows_one_example_shortened(record_run: Callable[..., Path]) -> None:
     complete_run = record_run()
     results = json.loads((complete_run / "results.json").read_text())

@@ -31,6 +31,19 @@ def test_a_model_no_better_than_its_start_is_named(after: float) -> None:
     assert "was 50.0\u00a0% before the first" in found
 
 
+@pytest.mark.parametrize(("loss", "warned"), [(0.5, False), (0.96, True), (1.1, True)])
+def test_a_run_that_does_not_clearly_beat_public_records_alone_is_named_first(loss: float, warned: bool) -> None:
+    """1,000 records and a loss of 1 before: 2 standard errors are 0.063."""
+    public = {"public_test_loss": 1.0, "public_test_accuracy": 0.75, "test_loss": loss, "test_records": 1000}
+    found = judgements(finished({**public, "test_accuracy": 0.8}))
+    assert len(found) == warned
+    for text in found:
+        assert text.startswith(
+            "The run did not clearly beat public records alone, which cost no privacy: test accuracy"
+        )
+        assert "75.0\u00a0% with them, 80.0\u00a0% after private training" in text
+
+
 @pytest.mark.parametrize(
     ("unit", "remedy"), [("client", "number of clients"), ("record", "number of records at each site")]
 )

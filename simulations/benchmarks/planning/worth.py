@@ -1,0 +1,131 @@
+"""What a private run was worth beside public records alone, from the runs of the sweep ``worth``.
+
+Run: `python -m simulations.benchmarks planning.worth RUNS`, RUNS the sweep's folder of runs (`runs/sweeps/worth`).
+
+Of every run that is not in the results yet, the test loss of what it ended with and of its public start. Test records
+are dealt into 50 blocks and a block's mean loss is kept, so that an interval resamples seeds and test records both.
+Writes results/worth.json after every run.
+
+A run's share of the way is (public - run) / (public - without noise), of mean losses: 0 is what the public records
+give, 1 what training without noise gives from the same start in as many rounds.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+
+from client.data.prepare import prepare
+from privacy.randomness.rng import simulation_generator
+from server.evaluation.finished import read_finished
+from server.run_folder.names import RESULTS_FILE
+from server.runs.assembly import data_spec
+from simulations.audit.losses import adapter_losses, reference_losses
+from simulations.benchmarks.harness.markdown import NOT_MEASURED, markdown, provenance_of_rows
+from simulations.benchmarks.harness.results import RESULTS, origin, say
+from simulations.sweep.cells import CELL_FILE
+
+FILE = RESULTS / "worth.json"
+BLOCKS, RESAMPLES = 50, 2000
+CEILING = "no-noise"
+
+Floats = NDArray[np.float64]
+
+
+def main(
+    runs: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The sweep's folder of runs.")],
+) -> None:
+    """Measure the runs that are not in the results."""
+    torch.set_num_threads(1)
+    cells: dict[str, Any] = json.loads(FILE.read_text())["cells"] if FILE.exists() else {}
+    for results in sorted(runs.glob(f"**/{RESULTS_FILE}")):
+        cell = json.loads((results.parent / CELL_FILE).read_text())
+        if cell["kind"] == "public-only" or cells.get(cell["cell"], {}).get("digest") == cell["digest"]:
+            continue
+        bench, variant, *_ = cell["cell"].split("/")
+        named = {"bench": re.sub("-(private|others)$", "", bench), "variant": variant, "digest": cell["digest"]}
+        cells[cell["cell"]] = named | measured(results.parent) | origin()
+        FILE.write_text(json.dumps({"cells": dict(sorted(cells.items()))}, indent=1) + "\n", encoding="utf-8")
+        say(cell["cell"])
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """Settings of a finished run, and block means of its test losses: at its end, and at its public start if any."""
+    run = read_finished(folder)
+    config, data = run.config, prepare(data_spec(run.config))
+    losses = {"end": _blocks(adapter_losses(run, [data.test])[0])}
+    if config.public.warm_start_epochs:
+        losses["public"] = _blocks(reference_losses(run, data, [data.test])[0])
+    return {
+        "seed": config.seed,
+        "epsilon": None if config.privacy.noise == "insecure-zero" else config.privacy.epsilon,
+        "clients": data.num_clients,
+        "rounds": config.rounds,
+        "dimension": run.results["dimension"],
+        "test_records": len(data.test),
+        "losses": losses,
+    }
+
+
+def _blocks(losses: Floats) -> list[float]:
+    return [round(float(losses[block::BLOCKS].mean()), 5) for block in range(BLOCKS)]
+
+
+def share(public: Floats, run: Floats, ceiling: Floats) -> tuple[float, float, float]:
+    """A run's share of the way, and its 95 % interval: a bootstrap that resamples seeds and blocks together.
+
+    Args:
+        public, run, ceiling: ``[seeds, blocks]``, mean losses of the same seeds and blocks.
+    """
+    random = simulation_generator(0, "worth-bootstrap")
+    seeds, blocks = public.shape
+
+    def ratio(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
+        start, end, best = (losses[np.ix_(rows, columns)].mean() for losses in (public, run, ceiling))
+        return float((start - end) / (start - best))
+
+    draws = [[random.integers(size, size=(size,)) for size in (seeds, blocks)] for _ in range(RESAMPLES)]
+    found = [ratio(rows, columns) for rows, columns in draws]
+    low, high = np.quantile(found, [0.025, 0.975])
+    return ratio(np.arange(seeds), np.arange(blocks)), float(low), float(high)
+
+
+def shares(results: Mapping[str, Any]) -> str:
+    """One table: perplexity of every bench and variant, and its share of the way, over the seeds it has in common."""
+    cells = list(results["cells"].values())
+    if not cells:
+        return NOT_MEASURED
+    header = ("bench", "variant", "ε", "values trained", "perplexity", "share of the way", "seeds")
+    return markdown(header, _lines(cells), "lllrrlr") + provenance_of_rows(cells)
+
+
+def _lines(cells: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    groups: dict[tuple[str, str, float | None], dict[int, dict[str, Any]]] = {}
+    for cell in cells:
+        groups.setdefault((cell["bench"], cell["variant"], cell["epsilon"]), {})[cell["seed"]] = cell
+    for (bench, variant, epsilon), group in groups.items():
+        best = groups.get((bench, CEILING, None), {})
+        common = sorted(seed for seed in group if seed in best)
+        text = ""
+        if common and variant != CEILING:
+            stacked = [
+                np.array([source[seed]["losses"][part] for seed in common])
+                for source, part in ((best, "public"), (group, "end"), (best, "end"))
+            ]
+            value, low, high = share(*stacked)
+            text = f"{value:.0%}" + (f" [{low:.0%}, {high:.0%}]" if len(common) > 1 else " (one seed)")
+        perplexity = math.exp(np.mean([cell["losses"]["end"] for cell in group.values()]))
+        spent = "none" if epsilon is None else f"{epsilon:g}"
+        trained = f"{next(iter(group.values()))['dimension']:,}"
+        yield bench, variant, spent, trained, f"{perplexity:.3f}", text, str(len(group))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,40 @@
+"""The share of the way from public records alone to training without noise, and its interval."""
+
+import numpy as np
+import pytest
+
+from simulations.benchmarks.planning.worth import share, shares
+
+
+def test_losses_without_spread_have_a_share_without_width() -> None:
+    public, ceiling = np.full((3, 50), 2.0), np.full((3, 50), 1.0)
+    assert share(public, np.full((3, 50), 1.25), ceiling) == pytest.approx((0.75, 0.75, 0.75))
+
+
+@pytest.mark.parametrize("over", [(10, 1), (1, 50)])
+def test_the_interval_holds_what_seeds_do_and_what_test_records_do(over: tuple[int, int]) -> None:
+    """Half of the way on average, with a spread of 0.2 over seeds or over blocks alone: width 4 * 0.2 / sqrt(n)."""
+    spread = np.broadcast_to(np.random.default_rng(1).normal(0, 0.2, over), (10, 50))
+    value, low, high = share(np.full((10, 50), 2.0), 1.5 + spread, np.full((10, 50), 1.0))
+    assert value == pytest.approx(0.5 - spread.mean())
+    assert low < value < high
+    assert high - low == pytest.approx(3.92 * spread.std() / np.sqrt(max(over)), rel=0.25)
+
+
+def test_a_table_compares_seeds_in_common() -> None:
+    def cell(variant: str, seed: int, end: float, epsilon: float | None = None) -> dict[str, object]:
+        losses = {"end": [end] * 50, "public": [2.0] * 50}
+        return {
+            "bench": "b", "variant": variant, "epsilon": epsilon, "seed": seed, "dimension": 9, "losses": losses,
+            "machine": "m", "commit": "c",
+        }  # fmt: skip
+
+    cells = [
+        cell("no-noise", 0, 1.0),
+        cell("no-noise", 1, 1.0),
+        cell("private", 0, 1.5, 4.0),
+        cell("private", 2, 9.0, 4.0),
+    ]
+    text = shares({"cells": {str(number): one for number, one in enumerate(cells)}})
+    assert "| b | private | 4 | 9 | 190.566 | 50% (one seed) | 2 |" in text
+    assert "| b | no-noise | none | 9 | 2.718 |  | 2 |" in text
