@@ -92,6 +92,14 @@ def test_a_failure_that_lasts_is_an_error(grid: HttpGrid, superlink: SuperLink, 
     assert "it is asked again for 100 s" in caplog.text
 
 
+@pytest.mark.timeout(60)
+def test_a_superlink_that_does_not_come_back_ends_the_run(grid: HttpGrid, superlink: SuperLink) -> None:
+    """Flower's own grid asks for ever where it cannot connect, or a gateway answers in the SuperLink's place."""
+    superlink.codes = [503] * 100_000
+    with pytest.raises(httpx.HTTPStatusError, match="503"):
+        patient(grid, limit=0.3).get_node_ids()
+
+
 def test_the_limit_begins_anew_with_every_answer(grid: HttpGrid, superlink: SuperLink) -> None:
     now = [0.0]
     held = patient(grid, limit=100.0, clock=lambda: now[0])
