@@ -21,17 +21,26 @@ is the time of a file (``LACQUER_ALIVE``, by default ``lacquer-alive`` in the fo
 
 ends with 0 if that was within :data:`HEALTHY` seconds: the health check of a container, also of the server's executor.
 
-In one more thing Flower's loop is changed, see :func:`in_step`.
+In one more thing Flower's loop is changed, see :func:`in_step`. And no secret stands on a command line, which every
+user of a host may read: :func:`secret_file`.
+
+    python -m client.supernode --executor --runtime-api-address ...
+
+is ``flower-superexec``, which a SuperNode starts to have its messages worked on, with the same care.
 """
 
+import contextlib
+import importlib
 import logging
 import os
+import secrets
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
@@ -297,11 +306,68 @@ def patient(flower: Any) -> None:
     flower.FleetHttpClient = type("FleetClient", (Returning, Completing, flower.FleetHttpClient), {})
 
 
+@contextlib.contextmanager
+def secret_file(secret: bytes) -> Iterator[tuple[str, int]]:
+    """A file without a name that holds a secret: its path for a child process, and the descriptor to pass on."""
+    with tempfile.TemporaryFile() as file:
+        file.write(secret)
+        file.seek(0)  # where a system opens /dev/fd/N by duplicating N, its reader begins here
+        yield f"/dev/fd/{file.fileno()}", file.fileno()
+
+
+def hide_tokens() -> None:
+    """Make Flower's executor hand each task its token in a file; Flower 1.41 puts it on the command line."""
+    launcher: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+
+    class Hiding:
+        DEVNULL = subprocess.DEVNULL
+
+        @staticmethod
+        def Popen(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+            option = command.index("--token")
+            with secret_file(command[option + 1].encode()) as (path, descriptor):
+                hidden = [*command[:option], "--token-file", path, *command[option + 2 :]]
+                return subprocess.Popen(hidden, pass_fds=[descriptor], **options)
+
+    launcher.subprocess = Hiding
+
+
+def closed(flower: Any, api: Any) -> None:
+    """Make a SuperNode hand its work to its own executor only; Flower 1.41 hands it to any user of the host.
+
+    Args:
+        flower: Flower's module ``flwr.supernode.start_client_internal``, which starts the executor.
+        api: Flower's module ``flwr.supernode.main``, which makes what answers the executor.
+    """
+    key, create_app = secrets.token_bytes(32), api.create_app
+
+    class Trusting:
+        @staticmethod
+        def Popen(command: list[str]) -> "subprocess.Popen[bytes]":
+            with secret_file(key) as (path, descriptor):
+                own = [sys.executable, "-m", "client.supernode", "--executor", *command[1:]]
+                return subprocess.Popen([*own, "--superexec-auth-secret-file", path], pass_fds=[descriptor])
+
+    flower.subprocess = Trusting
+    api.create_app = lambda **settings: create_app(**{**settings, "superexec_auth_secret": key})
+
+
+def execute(arguments: list[str]) -> None:
+    """``flower-superexec`` with these arguments."""
+    from flwr.supercore.cli import flower_superexec
+
+    hide_tokens()
+    sys.argv = ["flower-superexec", *arguments]
+    flower_superexec()
+
+
 def main(arguments: list[str]) -> None:
     """Flower's command with these arguments, until it ends or is ended."""
     from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode import main as api
     from flwr.supernode.cli import flower_supernode
 
+    closed(start_client_internal, api)
     in_step(start_client_internal)
     patient(fleet_http_connection)
     calls, watch = logging.getLogger("httpx"), Watch(mark())
@@ -339,6 +405,9 @@ def healthy() -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--healthy"]:
         sys.exit(healthy() or 0)
+    os.umask(0o077)
+    if sys.argv[1:2] == ["--executor"]:
+        sys.exit(execute(sys.argv[2:]))
     shown = logging.StreamHandler()  # of this file's own words; Flower prints its own
     shown.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(shown)

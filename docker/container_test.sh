@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images, brings a federation of three clients up, and shows what docker/README.md says of it:
-# an unregistered client is refused; clients cannot reach the Control API; strangers at the gateway do no harm; rounds train
+# an unregistered client is refused; clients cannot reach the Control API, and other users of the host cannot use it nor read a
+# secret; strangers at the gateway do no harm; rounds train
 # on three clients' own records; a locked database costs nothing; a client follows no other client; a client killed in a round
 # does not end the run; executor and SuperLink, killed, come back; a resumed run waits for its clients;
 # clients that do not trust the server open sums together; clients protect their own patients; a key is renewed, a client
@@ -68,6 +69,21 @@ except urllib.error.URLError as error:
     assert "CERTIFICATE_VERIFY_FAILED" in str(error), error
 P
 say "clients reach the Fleet API and nothing else"
+LINK=$(docker inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$(container superlink)")
+stranger python3 - "$LINK" <<'P' || die "another user of this host commands the SuperLink"
+import ssl, sys, urllib.error, urllib.request
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+for path in ("control/list-nodes", "control/start-run", "control/register-node", "runtime/acquire-task", "runtime/pull-task-input"):
+    try:
+        status = opener.open(urllib.request.Request(f"https://{sys.argv[1]}:8000/v1/{path}", b"", {"content-type": "application/protobuf"}), timeout=20).status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    assert status == 401, (path, status)
+P
+[ "$(inside superlink ls -1 /keys | tr -d '\r' | xargs)" = "ca.crt operator.key server.crt server.key" ] || die "the SuperLink holds keys that it does not need"
+say "other users of this host reach the SuperLink and command nothing; it holds no key that signs"
 
 # --- strangers at the gateway: each has an address of its own, and at most the public half of a key that was let in -------------------------------------
 peak() { inside superlink sh -c 'cat /proc/[0-9]*/status 2>/dev/null' | awk '/^VmHWM/ && $2 > most {most = $2} END {print int(most / 1024)}'; }
@@ -114,8 +130,16 @@ failed() { inside executor sh -c 'grep -q "\"failed\"" /runs/*/status.json' 2>/d
 got() { if failed; then inside executor sh -c 'cat /runs/*/status.json'; die "the run failed"; fi; at_least "$1"; }
 inside executor lacquer deploy /config/test.toml --set rounds=14 >"$WORK/deploy.log" 2>&1 &
 deploying=$!   # the engine may be a child of this shell too
+touch "$WORK/reading"
+while [ -e "$WORK/reading" ]; do
+  stranger sh -c 'grep -as "flwr-[a-z]*app" /proc/[0-9]*/cmdline | tr "\0" " "' >>"$WORK/commands" || true
+  sleep 0.5
+done &
 await 900 "two rounds" got 2
-say "two rounds are trained"
+rm "$WORK/reading"
+for app in flwr-serverapp flwr-clientapp; do grep -q "$app --runtime-api-address" "$WORK/commands" || die "no command line of $app was seen"; done
+grep -qE -- '--token |[0-9a-f]{64}' "$WORK/commands" && die "a task's token is on a command line"
+say "two rounds are trained, and no other user of this host read a token"
 # The SuperLink answers 500 while its database is locked. Nobody may end by that, nor a charged round be lost.
 ENDED=$(ends) BEFORE=$(rounds)
 charges() { inside executor python -c '
@@ -210,8 +234,8 @@ say "ledger, metrics and adapter are right; no record of a client is on the serv
 # --- sums that the clients open together ------------------------------------------------------------------------------------
 compose run --rm --user 10001:10001 keys sh -ec '
   for i in 1 2 3; do set -- "$@" --member "$(lacquer identity /keys/client-$i/identity.key)"; done
-  lacquer federation /keys/superlink/federation.json "$@" --survivors 2 --epsilon 8 --delta 1e-2
-  for i in 1 2 3; do cp /keys/superlink/federation.json /keys/client-$i/; done' >"$WORK/federation.log" 2>&1 ||
+  lacquer federation /keys/executor/federation.json "$@" --survivors 2 --epsilon 8 --delta 1e-2
+  for i in 1 2 3; do cp /keys/executor/federation.json /keys/client-$i/; done' >"$WORK/federation.log" 2>&1 ||
   { cat "$WORK/federation.log"; die "the list of the federation"; }
 export LACQUER_NODE_CONFIG='identity="/keys/identity.key" federation="/keys/federation.json" secagg-state="/silo/secagg"'
 compose up -d >>"$WORK/up.log" 2>&1

@@ -65,6 +65,22 @@ docker inspect -f '{{.Args}}' "$(elsewhere ps -q client)" | grep -cF "$LIMITS]" 
 elsewhere down -v -t 1 >>"$WORK/up.log" 2>&1
 say "a client joins from outside, with a key that was made there and limits of its own; the database is small again"
 
+# --- certificates that the gateway must not follow ----------------------------------------------------------------------------------
+KEY=$(inside executor sh -c 'cat "/admitted/$(lacquer clients | grep client-1 | cut -d" " -f1).key"' | tr -d '\r')
+certificate() {
+  compose run --rm -T keys python - /keys/superlink /keys/authority "$1" <docker/wrong_certificate.py >>"$WORK/renew.log" 2>&1 || { cat "$WORK/renew.log"; die "no $1 certificate"; }
+  compose restart superlink >>"$WORK/up.log" 2>&1
+}
+gateway_refuses() { inside client-1 python - ask gateway:8443 "$KEY" <docker/attack.py >"$WORK/ask.log" 2>&1; [ "$(logged gateway "$1")" -gt 0 ] && grep -q "an honest call: 502" "$WORK/ask.log"; }
+certificate other
+await 120 "the gateway refuses a SuperLink with a certificate of another name" gateway_refuses 'upstream SSL certificate does not match "superlink"'
+certificate expired
+await 120 "the gateway refuses a SuperLink whose certificate has expired" gateway_refuses 'certificate has expired'
+certificate right
+followed() { inside client-1 python - ask gateway:8443 "$KEY" <docker/attack.py >"$WORK/ask.log" 2>&1; }
+await 120 "the gateway follows its SuperLink again" followed
+say "the gateway follows no SuperLink whose certificate is of another name or has expired"
+
 # --- backups --------------------------------------------------------------------------------------------------------------------
 inside executor tar -C /runs -cz . >"$WORK/runs.tar.gz"
 inside superlink python -m server.network.superlink_state copy /state/superlink.db >"$WORK/state.db"

@@ -36,7 +36,7 @@ RUN useradd --uid 10001 --create-home lacquer \
  && install -d -m 0755 /keys
 COPY --from=build /opt/venv /opt/venv
 COPY server/__init__.py /opt/lacquer/server/
-COPY server/network/__init__.py server/network/superlink.py server/network/superlink_state.py /opt/lacquer/server/network/
+COPY server/network/__init__.py server/network/operator_key.py server/network/superlink.py server/network/superlink_state.py /opt/lacquer/server/network/
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/lacquer \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp FLWR_HOME=/tmp/flwr \
     FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1

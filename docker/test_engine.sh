@@ -18,6 +18,9 @@ die() { say "FAILED: $*"; exit 1; }
 compose() ( cd docker && "${COMPOSE[@]}" -p "$PROJECT" --env-file "${SETTINGS:-env.server}" "$@" )
 inside() { local service=$1; shift; compose exec -T "$service" "$@"; }
 container() { compose ps -q "$1"; }
+stranger() { # COMMAND...: as a user of this host who may do nothing
+  if [ "$(id -u)" = 0 ]; then setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; else "$@"; fi
+}
 cleanup() {
   local status=$?
   if [ $status -ne 0 ] && [ -n "$COMPOSED" ]; then compose logs --no-color --tail 40 >"$WORK/logs" 2>&1 || true; tail -160 "$WORK/logs" || true; fi

@@ -9,6 +9,7 @@ readable by their owner only.
 
 import datetime
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def signing_key(folder: Path, signer: Path) -> None:
     """
     purpose = x509.ExtendedKeyUsage([PURPOSE])
     _certified(folder, "signing", Ed25519PrivateKey.generate(), "lacquer instructions", signer, (purpose, True))
+
+
+def operator_key(*folders: Path) -> None:
+    """Make one secret, ``operator.key``, in all ``folders``: see :mod:`server.network.operator_key`."""
+    key = secrets.token_bytes(32)
+    for folder in folders:
+        _write(folder / "operator.key", key, secret=True)
 
 
 def _certified(

@@ -1,7 +1,7 @@
 """The grid of a deployed run: whatever leaves it bears the server's signature.
 
 What is signed says :mod:`strategies.messages.instruction`. The key and its certificate lie where the ServerApp runs:
-``signing.key`` and ``signing.crt`` of the folder that ``lacquer certificates`` makes for the SuperLink.
+``signing.key`` and ``signing.crt`` of the folder that ``lacquer certificates`` makes for the executor.
 ``LACQUER_SIGNING_KEY`` names the key elsewhere.
 """
 
@@ -78,7 +78,7 @@ def load_signing_key(path: Path) -> tuple[Ed25519PrivateKey, x509.Certificate]:
         ConfigError: they are not there, are something else, or the certificate has run out.
     """
     remedy = (
-        f"{VARIABLE} must name the signing.key that `lacquer certificates` makes for the SuperLink (run it again: it "
+        f"{VARIABLE} must name the signing.key that `lacquer certificates` makes for the executor (run it again: it "
         "makes what is missing), with signing.crt beside it; nodes follow signed instructions only"
     )
     try:

@@ -11,6 +11,8 @@ SuperLink answers, so ``python -m client.supernode --healthy`` is its health che
 """
 
 import importlib
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from client.supernode import PATIENCE, Completing, mark, repeating
+from client.supernode import PATIENCE, Completing, execute, mark, repeating
 
 
 class RuntimeClient(Completing, RuntimeHttpClient):
@@ -91,11 +93,9 @@ def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = ti
 
 def executor() -> None:
     """``flower-superexec``, with the options of this process."""
-    from flwr.supercore.cli import flower_superexec  # a second of imports, which no ServerApp needs
-
     module: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
     module.make_simple_http_retry_invoker = lambda: repeating(noting(make_simple_http_retry_invoker()))
-    flower_superexec()
+    execute(sys.argv[1:])
 
 
 def noting(invoker: RetryInvoker) -> RetryInvoker:
@@ -112,4 +112,5 @@ def noting(invoker: RetryInvoker) -> RetryInvoker:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)
     executor()

@@ -1,4 +1,4 @@
-"""Flower's SuperLink, which takes nothing but replies from nodes, and whose counting of traffic may fail.
+"""Flower's SuperLink that its operator alone commands, that takes replies only from nodes, and whose counting may fail.
 
     python -m server.network.superlink ...
 
@@ -10,16 +10,22 @@ such a call is answered, and its bytes are not counted.
 It also stores what a node sends in another one's or the server's name: a node that was let in could keep another busy
 with forged instructions, which Flower hands out by a date that the sender chooses. And a time that is no number makes
 every later request of the server for replies fail. Here a node may send replies in its own name (:func:`refusal`).
+
+Who may start runs is in :mod:`server.network.operator_key`.
 """
 
 import functools
+import importlib
 import logging
 import math
+import os
 from typing import Any
 
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from sqlalchemy.exc import OperationalError
+
+from server.network.operator_key import operators_only
 
 COUNTING = ("store_traffic", "add_clientapp_runtime")
 """What Flower's state counts after a call."""
@@ -101,6 +107,9 @@ def main() -> None:
     from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.fleet import fleet_handlers
 
+    os.umask(0o077)  # the database holds the tokens of tasks
+    command: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    command._run_superlink_http_api = operators_only(command._run_superlink_http_api)
     uncounted(SqlLinkState)
     each_for_itself(fleet_handlers)
     flower_superlink()

@@ -47,9 +47,10 @@ class Deployment:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "LACQUER_SUPERLINK": f"127.0.0.1:{self.port}",
-            "LACQUER_CA": str(self.keys / "superlink" / "ca.crt"),
-            "LACQUER_SIGNING_KEY": str(self.keys / "superlink" / "signing.key"),
-            "LACQUER_CLIENT_KEYS": str(self.keys / "superlink" / "clients"),
+            "LACQUER_CA": str(self.keys / "executor" / "ca.crt"),
+            "LACQUER_OPERATOR_KEY": str(self.keys / "executor" / "operator.key"),
+            "LACQUER_SIGNING_KEY": str(self.keys / "executor" / "signing.key"),
+            "LACQUER_CLIENT_KEYS": str(self.keys / "executor" / "clients"),
             "LACQUER_CLIENT_NAMES": str(folder / "clients.json"),
         }
         (folder / "run.toml").write_text(settings)
@@ -75,6 +76,7 @@ class Deployment:
             *(sys.executable, "-m", "server.network.superlink"),
             *(f"--ssl-ca-certfile={keys}/ca.crt", f"--ssl-certfile={keys}/server.crt"),
             *(f"--ssl-keyfile={keys}/server.key", "--enable-supernode-auth", "--host=127.0.0.1"),
+            *("--isolation=process", f"--superexec-auth-secret-file={keys}/operator.key"),
             *(f"--port={self.port}", f"--database={self.database}"),
         )
 
@@ -83,6 +85,14 @@ class Deployment:
                 return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
         self.until(answers)
+
+    def executor(self) -> None:
+        keys = self.keys / "executor"
+        self.start(
+            "executor",
+            *(sys.executable, "-m", "server.network.patience", f"--runtime-api-address=127.0.0.1:{self.port}"),
+            *(f"--root-certificates={keys}/ca.crt", f"--superexec-auth-secret-file={keys}/operator.key"),
+        )
 
     def node(self, name: str, more: str = "") -> None:
         keys, own = self.keys / name, self.folder / f"own-{name}"
@@ -97,6 +107,7 @@ class Deployment:
     def begin(self, more: Sequence[str] = ()) -> None:
         """All processes; ``more`` is what every node is told besides."""
         self.superlink()
+        self.executor()
         assert self.lacquer("admit").returncode == 0
         for name, told in zip(self.records, more or [""] * len(self.records), strict=True):
             self.node(name, told)

@@ -3,7 +3,8 @@
 ``certificates`` makes everything secret in one command:
 
 authority/   ca.key ca.crt             signs certificates; needed by nobody while the federation runs
-superlink/   ca.crt server.crt server.key signing.crt signing.key clients/NAME.pub
+superlink/   ca.crt server.crt server.key operator.key
+executor/    ca.crt operator.key signing.crt signing.key clients/NAME.pub
 gateway/     ca.crt server.crt server.key
 NAME/        ca.crt key key.pub        one folder for every client; goes to that client
 
@@ -14,6 +15,7 @@ its digest over a way that the server does not control.
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 SUPERLINK = ("superlink", "localhost", "127.0.0.1")
-RESERVED = ("authority", "superlink", "gateway")
+RESERVED = ("authority", "superlink", "executor", "gateway")
 SERVERS = "servers"
 
 
@@ -79,7 +81,7 @@ def own_key(folder: Path) -> str:
 
 def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set[str]) -> list[str]:
     """Make what is missing or to be renewed; what was made, in words."""
-    from server.network.certificates import authority, certificate, node_key, signing_key
+    from server.network.certificates import authority, certificate, node_key, operator_key, signing_key
 
     signer, made = folder / "authority", []
     if authority(signer):
@@ -88,15 +90,25 @@ def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set
         if SERVERS in renew or not (folder / server / "server.key").exists():
             certificate(folder / server, "server", names, signer)
             made.append(f"{server}: a certificate for {', '.join(names)}")
-    if SERVERS in renew or not (folder / "superlink" / "signing.key").exists():
-        signing_key(folder / "superlink", signer)
-        made.append("superlink: a key that signs instructions to clients")
+    superlink, executor = folder / "superlink", folder / "executor"
+    executor.mkdir(exist_ok=True, mode=0o700)
+    for name in ("signing.key", "signing.crt", "clients", "federation.json"):  # where they were kept before
+        if (superlink / name).exists() and not (executor / name).exists():
+            shutil.move(superlink / name, executor / name)
+            made.append(f"executor: {name}, which was in {superlink}")
+    (executor / "ca.crt").write_bytes((signer / "ca.crt").read_bytes())
+    if SERVERS in renew or not (executor / "signing.key").exists():
+        signing_key(executor, signer)
+        made.append("executor: a key that signs instructions to clients")
+    if SERVERS in renew or not all((part / "operator.key").exists() for part in (superlink, executor)):
+        operator_key(superlink, executor)
+        made.append("superlink, executor: the operator's key")
     for name in clients:
         if name not in renew and (folder / name / "key").exists():
             continue
         public = node_key(folder / name)
         (folder / name / "ca.crt").write_bytes((signer / "ca.crt").read_bytes())
-        known = folder / "superlink" / "clients"
+        known = executor / "clients"
         known.mkdir(exist_ok=True, mode=0o700)
         (known / f"{name}.pub").write_bytes(public)
         made.append(f"{name}: a key; its public half is {known / name}.pub")

@@ -1,4 +1,4 @@
-"""The SuperLink that a command speaks to: where it is, whose certificate it shows, and its Control API meanwhile."""
+"""The SuperLink that a command speaks to: where it is, how each knows the other, and its Control API meanwhile."""
 
 import os
 import tempfile
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from server.config.load import ConfigError
+from server.network.operator_key import VARIABLE, keep_credentials, key_file
 from simulations.cli.exits import FAILED, fail, refusals
 from simulations.engines.control import Control
 from simulations.engines.flower import RunFailed
@@ -28,15 +29,24 @@ def control(address: str, ca: Path) -> Iterator[Control]:
         check_trust(ca)
     with tempfile.TemporaryDirectory(prefix="lacquer-") as home:
         try:
-            yield Control(Path(home), address, ca).open()
+            superlink = Control(Path(home), address, ca).open()
+            keep_credentials(Path(home), address, key_file().read_bytes())
+            yield superlink
         except RunFailed as failure:
+            if "Authentication failed" in str(failure):
+                fail(f"{address}: the SuperLink has another operator.key than {key_file()}; give it its own", FAILED)
             fail(str(failure), FAILED)
 
 
 def check_trust(ca: Path) -> None:
-    """ConfigError unless there is a certificate to know the SuperLink by."""
+    """ConfigError without the certificate to know the SuperLink by, or the key by which it knows its operator."""
     if not ca.is_file():
         raise ConfigError(
             f"--ca {ca}: there is no such file; run this in the executor's container, or give the "
             "ca.crt that `lacquer certificates` made"
+        )
+    if not os.access(key_file(), os.R_OK):
+        raise ConfigError(
+            f"{key_file()}: cannot be read; run this in the executor's container, or let {VARIABLE} name the "
+            "operator.key that `lacquer certificates` made (run it again: it makes what is missing)"
         )
