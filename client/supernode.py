@@ -407,7 +407,8 @@ if __name__ == "__main__":
         sys.exit(healthy() or 0)
     os.umask(0o077)
     if sys.argv[1:2] == ["--executor"]:
-        sys.exit(execute(sys.argv[2:]))
+        execute(sys.argv[2:])
+        sys.exit()
     shown = logging.StreamHandler()  # of this file's own words; Flower prints its own
     shown.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(shown)

@@ -76,7 +76,7 @@ def keep_credentials(home: Path, address: str, key: bytes) -> None:
     """Write into ``home``, a ``FLWR_HOME``, what Flower's command shows a SuperLink to be known as the operator's."""
     from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
     from flwr.common.constant import AuthnType
-    from flwr.supercore.credential_store import FileCredentialStore
+    from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
     store = FileCredentialStore(home / "credentials.yaml")
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())

@@ -25,7 +25,7 @@ class Server:
     @staticmethod
     def of(folder: Path) -> "Server":
         authority(folder / "authority")
-        signing_key(folder / "superlink", folder / "authority")
+        signing_key(folder / "executor", folder / "authority")
         return Server(folder)
 
     @property
@@ -34,7 +34,7 @@ class Server:
 
     @property
     def key(self) -> Path:
-        return self.folder / "superlink" / "signing.key"
+        return self.folder / "executor" / "signing.key"
 
     def signed(self, message: Message) -> Message:
         sign(message, *load_signing_key(self.key), time.time_ns())

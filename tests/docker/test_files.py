@@ -106,7 +106,10 @@ def test_what_reads_every_nodes_bytes_holds_no_ledger_and_no_secret_of_a_cohort(
         name: {volume.split(":")[0] for volume in services[name]["volumes"]} for name in ("superlink", "executor")
     }
     assert mounted["superlink"] == {"keys-superlink", "state"}
-    assert {"runs", "admitted", "keys-superlink"} <= mounted["executor"]
+    assert {"runs", "admitted", "keys-executor"} <= mounted["executor"]
+    assert "keys-superlink" not in mounted["executor"]
+    holders = [name for name, service in services.items() if "keys-executor" in str(service["volumes"])]
+    assert holders == ["executor", "keys"]  # what signs instructions
     assert services["executor"]["environment"] == {"LACQUER_SUPERLINK": "superlink:8000"}
     needed = module("requirements").needed((ROOT / "pyproject.toml").read_text(), "", "superlink")
     assert {line.split(">")[0] for line in needed} == {"flwr", "sqlalchemy"}
@@ -129,9 +132,13 @@ def test_clients_know_whom_they_follow_and_are_started_again_when_nobody_answers
 def test_health_is_an_answer_of_the_superlink() -> None:
     services = compose(DOCKER / "compose.yaml")
     assert services["executor"]["healthcheck"]["test"] == services["client-1"]["healthcheck"]["test"]
-    asked = services["superlink"]["healthcheck"]["test"]
-    assert asked[:3] == ["CMD", "python", "-c"]
-    assert "'https://127.0.0.1:8000/v1/control/list-nodes', b''" in asked[3]
+    assert services["superlink"]["healthcheck"]["test"] == ["CMD", "python", "-m", "server.network.operator_key"]
+
+
+def test_the_superlink_takes_orders_with_the_key_that_its_executor_shows() -> None:
+    services, option = compose(DOCKER / "compose.yaml"), "--superexec-auth-secret-file=/keys/operator.key"
+    assert {name for name, service in services.items() if option in service["command"]} == {"superlink", "executor"}
+    assert "--isolation=process" in services["superlink"]["command"]  # with another the secret is ignored
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
@@ -186,7 +193,8 @@ def test_settings_name_files_that_are_there_and_variables_that_are_read(name: st
 def test_records_keys_and_settings_are_not_seen_by_git() -> None:
     paths = ["data/client-1/records.jsonl", "records/records.csv", "models/a", "runs/a", ".env", "ca.crt", "clinic.pub"]
     paths += ["runs-2026-01-01.tar.gz", "state-2026-01-01.db", "ca.pem", "index.txt", "federation.json"]
-    paths += [f"{root}keys/{key}" for root in ("", "../") for key in ("authority/ca.key", "superlink/signing.key")]
+    keys = ("authority/ca.key", "executor/signing.key", "superlink/operator.key")
+    paths += [f"{root}keys/{key}" for root in ("", "../") for key in keys]
     names = [os.path.normpath(f"docker/{path}") for path in paths]
     command = ["git", "check-ignore", *names, ".github/workflows/ci.yml", "docker/hashes.txt"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,11 +1,13 @@
 """A deployment as processes: Flower's SuperLink and SuperNodes with TLS and keys, and the `lacquer` command."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +22,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class CommandLines(threading.Thread):
+    """The command lines of Flower's own processes, as every user of this host reads them, until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: set[str] = set()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.wait(0.2):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if "--runtime-api-address" in line:
+                        self.seen.add(line)
 
 
 class Deployment:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -18,13 +19,14 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from client.supernode import GONE
+from server.network.operator_key import access_token
 from server.run_folder.names import FLOWER_RUN_FILE
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.inprocess import identity
 from simulations.tools.sample_records import write_records
 from tests.cases.disk import AS_ROOT, Disk, fill
-from tests.end_to_end.deployment import BIN, Deployment
+from tests.end_to_end.deployment import BIN, CommandLines, Deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -73,15 +75,33 @@ def push_in_the_servers_name(deployment: Deployment, victim: int, run: int) -> N
         send(forged, get_object_tree(forged), 1.0)
 
 
+def no_other_user_reads_a_secret(deployment: Deployment, lines: set[str]) -> None:
+    """On a command line or in a file."""
+    for what in ("server.network.patience", "client.supernode --executor", "flwr-serverapp", "flwr-clientapp"):
+        assert any(what in line for line in lines), what
+    assert [line for line in lines if "--token " in line or re.search("[0-9a-f]{64}", line)] == []
+    key = (deployment.keys / "executor" / "operator.key").read_bytes()
+    secrets = (b"PRIVATE KEY", key, access_token(key).encode())
+    open_files = [path for path in deployment.folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert [path for path in open_files if any(secret in path.read_bytes() for secret in secrets)] == []
+    assert deployment.folder / "state.db" not in open_files  # the tokens of tasks are in it
+
+
 def test_a_run_is_instructed_by_its_server_alone_and_stopped_and_resumed_with_its_nodes(
     deployment: Deployment,
 ) -> None:
+    lines = CommandLines()
+    lines.start()
     deployment.start("deploy", str(BIN / "lacquer"), "deploy", "run.toml")
     deployment.until(lambda: (deployment.folder / "runs").is_dir() and bool(read_metrics(deployment.run)))
     run = int(json.loads((deployment.run / FLOWER_RUN_FILE).read_text())["run"])
     with pytest.raises(RunNotRunningException):  # what Flower's client makes of the SuperLink's refusal, HTTP 403
         push_in_the_servers_name(deployment, int(deployment.clients()["a"]["node"]), run)
     deployment.until(lambda: len(read_metrics(deployment.run)) > 2)
+
+    lines.stopped.set()
+    lines.join()
+    no_other_user_reads_a_secret(deployment, lines.seen)
 
     stopped = deployment.lacquer("stop", str(deployment.run))
     assert stopped.returncode == 0, stopped.stderr

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.config.load import parse
+from server.network.operator_key import VARIABLE
 from server.run_folder.names import write_config
 from server.run_folder.progress import owned
 from server.run_folder.telemetry import Telemetry, read_status
@@ -306,6 +307,7 @@ def test_each_command_refuses_the_others_runs(tmp_path: Path) -> None:
         (["deploy", "quickstart"], 'give a TOML file with data.held-by = "nodes", or --resume FOLDER'),
         (["deploy", "nodes.toml", "--ca", "gone.crt"], "--ca gone.crt: there is no such file"),
         (["clients", "--ca", "gone.crt"], "--ca gone.crt: there is no such file"),
+        (["clients", "--ca", "/proc/self/maps"], "/keys/operator.key: cannot be read; run this in the executor's"),
         (["expel", "foo"], "no client is called foo; see `lacquer clients`"),
         (["keys", "/proc/foo"], "/proc/foo: cannot keep keys there"),
     ],
@@ -327,6 +329,8 @@ def test_a_superlink_that_does_not_answer_is_said_in_words(tmp_path: Path, monke
     answer = {"success": False, "error-message": "Unable to connect"}
     monkeypatch.setattr(Control, "ask", lambda self, *arguments: answer)
     (tmp_path / "ca.crt").touch()
+    (tmp_path / "operator.key").write_bytes(b"key")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "operator.key"))
     refused = RUNNER.invoke(app, ["clients", "--ca", str(tmp_path / "ca.crt")])
     assert refused.exit_code == 1
     assert refused.stderr == "the clients were not listed: Unable to connect\n"

@@ -1,8 +1,8 @@
 """``lacquer deploy``: a run over real nodes, started from where their SuperLink is reached.
 
-The run's folder is written by the ServerApp there, and the Control API must not be reachable from anywhere else, see
-docker/gateway.conf: it asks nobody who they are. What is handed to Flower is a wrapper of a few lines around the
-installed packages; no code of this checkout travels to a node.
+The run's folder is written by the ServerApp there, and the operator's key of there is shown to the Control API
+(:mod:`server.network.operator_key`). What is handed to Flower is a wrapper of a few lines around the installed
+packages; no code of this checkout travels to a node.
 """
 
 import json

@@ -1,16 +1,22 @@
 """Certificates that a TLS client accepts for the right names only, and keys that Flower reads."""
 
+import contextlib
+import importlib.util
 import socket
 import ssl
 import stat
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from typer.testing import CliRunner
 
+from client.supernode import passing
 from server.network.certificates import authority
 from simulations.cli.app import app
 from simulations.cli.federation.certificates import make_keys
@@ -66,9 +72,44 @@ def test_a_server_is_not_another_one_nor_of_another_authority(keys: Path, tmp_pa
         greet(keys / "gateway", tmp_path / "other" / "ca.crt", "gateway")
 
 
+@pytest.mark.parametrize(("kind", "says"), [("expired", "has expired"), ("other", "Hostname mismatch")])
+def test_a_node_follows_no_server_whose_certificate_is_of_another_name_or_has_expired(
+    keys: Path, kind: str, says: str
+) -> None:
+    """Nor does it wait for that to pass."""
+    spec = importlib.util.spec_from_file_location("wrong", Path(__file__).parents[3] / "docker/wrong_certificate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    wrong = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(wrong)
+    wrong.put(keys / "gateway", keys / "authority", kind)
+    with pytest.raises(ssl.SSLCertVerificationError, match=says):
+        greet(keys / "gateway", keys / "north" / "ca.crt", "gateway")
+    inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inside.load_cert_chain(keys / "gateway" / "server.crt", keys / "gateway" / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with listening.accept()[0] as plain, contextlib.suppress(ssl.SSLError, OSError):
+                inside.wrap_socket(plain, server_side=True)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address, trusted = f"localhost:{listening.getsockname()[1]}", str(keys / "north" / "ca.crt")
+        with (
+            FleetHttpClient.from_server_address(address, False, trusted, interceptors=[]) as node,
+            pytest.raises(httpx.ConnectError, match=says) as refused,
+        ):
+            node.PullMessages(PullMessagesRequest())
+        thread.join()
+    assert not passing(refused.value)
+    wrong.put(keys / "gateway", keys / "authority", "right")
+    assert greet(keys / "gateway", keys / "north" / "ca.crt", "gateway") == "TLSv1.3"
+
+
 def test_client_keys_are_what_flower_reads(keys: Path) -> None:
     private = load_ssh_private_key((keys / "north" / "key").read_bytes(), None)
-    public = load_ssh_public_key((keys / "superlink" / "clients" / "north.pub").read_bytes())
+    public = load_ssh_public_key((keys / "executor" / "clients" / "north.pub").read_bytes())
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert isinstance(public, ec.EllipticCurvePublicKey)
     assert private.public_key().public_numbers() == public.public_numbers()
@@ -79,12 +120,31 @@ def test_private_halves_are_their_owners_and_go_nowhere_else(keys: Path) -> None
     assert {str(path.relative_to(keys)) for path in private} == {
         "authority/ca.key",
         "superlink/server.key",
-        "superlink/signing.key",
+        "executor/signing.key",
         "gateway/server.key",
         "north/key",
         "south/key",
     }
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in private)
+    known = [keys / server / "operator.key" for server in ("superlink", "executor")]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in [*private, *known])
+    assert known[0].read_bytes() == known[1].read_bytes() != bytes(32)
+    assert {path.name for path in (keys / "superlink").iterdir()} == {
+        *("ca.crt", "server.crt", "server.key", "operator.key"),
+    }
+
+
+def test_a_signing_key_of_an_older_federation_leaves_what_the_superlink_reads(keys: Path) -> None:
+    moved = {name: (keys / "executor" / name).read_bytes() for name in ("signing.key", "signing.crt")}
+    for name in (*moved, "clients"):
+        (keys / "executor" / name).rename(keys / "superlink" / name)
+    (keys / "superlink" / "federation.json").write_text("{}")
+    make_keys(keys, ["north"], [], set())
+    assert {name: (keys / "executor" / name).read_bytes() for name in moved} == moved
+    assert (keys / "executor" / "clients" / "south.pub").exists()
+    assert (keys / "executor" / "federation.json").exists()
+    assert {path.name for path in (keys / "superlink").iterdir()} == {
+        *("ca.crt", "server.crt", "server.key", "operator.key"),
+    }
 
 
 def test_what_exists_is_kept_and_renewed_by_name_only(keys: Path) -> None:
@@ -96,11 +156,12 @@ def test_what_exists_is_kept_and_renewed_by_name_only(keys: Path) -> None:
     assert content() == before
     make_keys(keys, ["north", "south"], [], {"north"})
     changed = {name for name, text in content().items() if text != before[name]}
-    assert changed == {"north/key", "north/key.pub", "superlink/clients/north.pub"}
+    assert changed == {"north/key", "north/key.pub", "executor/clients/north.pub"}
     make_keys(keys, ["north", "south"], [], {"servers"})
     changed = {name for name, text in content().items() if text != before[name]} - changed
-    renewed = ("superlink/server", "superlink/signing", "gateway/server")
-    assert changed == {f"{name}.{half}" for name in renewed for half in ("key", "crt")}
+    renewed = ("superlink/server", "executor/signing", "gateway/server")
+    operators = {f"{server}/operator.key" for server in ("superlink", "executor")}
+    assert changed == {f"{name}.{half}" for name in renewed for half in ("key", "crt")} | operators
     assert greet(keys / "gateway", keys / "north" / "ca.crt", "gateway") == "TLSv1.3"
 
 
