@@ -57,7 +57,8 @@ def tokenise(
 ) -> Tokenised:
     """Token ids with the tokenizer's special tokens, at most `max_length` of a record.
 
-    Language models get an end-of-text token behind every record if the tokenizer does not put one there. A record of
+    What is written like a special token in a text is text. Language models get an end-of-text token behind every
+    record that ends, and is not cut, if the tokenizer does not put one there. A record of
     summarisation is text, :data:`BEFORE_SUMMARY`, summary; its loss is on the summary and the end-of-text token. One
     of instructions is a conversation (:mod:`client.data.chat`); its loss is on the answers.
 
@@ -73,6 +74,7 @@ def tokenise(
     if task == "instruction":
         return _conversations(texts, tokenizer, max_length, chat_template)
     end = tokenizer.eos_token_id if task == "causal-lm" else None
+    language = task == "causal-lm"
     parts = [Records.from_lists([], None, None if weights is None else [])]
     truncated = 0
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -80,26 +82,31 @@ def tokenise(
         encoded = tokenizer(
             texts.texts[chunk],
             None if texts.pairs is None else texts.pairs[chunk],
-            truncation=True,
-            max_length=max_length,
+            truncation=not language,  # which would put an end token behind a text that goes on
+            max_length=None if language else max_length,
+            split_special_tokens=True,
             return_attention_mask=False,
             return_token_type_ids=False,
             return_offsets_mapping=weights is not None,
+            verbose=False,
         )
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or [])
         rows, weighed = encoded["input_ids"], None
         if weights is not None:
             weighed = [row.tolist() for row in token_weights(texts.texts[chunk], encoded["offset_mapping"], weights)]
-        if end is not None:
-            open_ended = [not row or row[-1] != end for row in rows]
-            rows = [
-                [*row[: max_length - 1], end] if added else row for row, added in zip(rows, open_ended, strict=True)
-            ]
+        if language:
+            open_ended = [end is not None and (not row or row[-1] != end) for row in rows]
+            truncated += sum(len(row) - (row[-1:] == [end]) > max_length for row in rows)
             if weights is not None and weighed is not None:
+                own = weights.other_weight
                 weighed = [
-                    [*row[: max_length - 1], weights.other_weight] if added else row
+                    [*row, own][:max_length] if added else row[:max_length]
                     for row, added in zip(weighed, open_ended, strict=True)
                 ]
+            rows = [
+                [*row, end][:max_length] if added else row[:max_length]
+                for row, added in zip(rows, open_ended, strict=True)
+            ]
         parts.append(Records.from_lists(rows, None, weighed))
     records = Records.joined(parts)
     if without := int((records.lengths == 0).sum()):
@@ -119,8 +126,8 @@ def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) 
 def _summaries(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: int) -> Tokenised:
     """A summary may fill what its text leaves, and half of a record whatever its text's length."""
     assert texts.pairs is not None
-    end = tokenizer.eos_token_id
-    answers = [[*answer, end] for answer in _plain(tokenizer, [f" {pair.strip()}" for pair in texts.pairs])]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    answers = [[*answer, *end] for answer in _plain(tokenizer, [f" {pair.strip()}" for pair in texts.pairs])]
     rows, weights, truncated, answers_cut = [], [], 0, 0
     for text, answer in zip(texts.texts, answers, strict=True):
         (whole,), _ = prompts([text], tokenizer, sys.maxsize)
@@ -162,5 +169,6 @@ def _conversations(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: in
 
 
 def _plain(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
+    encoded: list[list[int]] = tokenizer(texts, **options, verbose=False)["input_ids"]
     return encoded

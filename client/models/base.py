@@ -142,8 +142,27 @@ def load_base(
     assert num_labels is not None
     pooling: Pooling = "last" if _is_decoder(model) else "mean"
     typed = getattr(model.config, "type_vocab_size", 0) or 0
-    separator = tokenizer.sep_token_id if typed > 1 else None
+    separator = _separator(tokenizer) if typed > 1 else None
     return SequenceClassifier(model, num_labels, pooling, separator).eval(), tokenizer
+
+
+def _separator(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """What :func:`token_types` needs to give the types of the tokenizer; None where that gives a pair one type only.
+
+    Raises:
+        ValueError: it types the texts of a pair in another way.
+    """
+    pair = tokenizer("a", "b", return_tensors="pt", return_token_type_ids=True)
+    ids, types = pair["input_ids"], pair["token_type_ids"]
+    if "token_type_ids" not in tokenizer.model_input_names or not types.any():
+        return None
+    separator = tokenizer.sep_token_id
+    if separator is None or not torch.equal(token_types(ids, separator), types):
+        raise ValueError(
+            f"the tokenizer gives the tokens of a pair the types {types[0].tolist()}; known are 0 up to the first "
+            "separator and 1 behind it"
+        )
+    return int(separator)
 
 
 def load_skeleton(name: str, task: str, num_labels: int | None = None) -> nn.Module:

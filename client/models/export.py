@@ -5,6 +5,7 @@ of sentence-transformers, which reads them from a list in ``modules.json``: its 
 of ours or of a repository is run. The files are written by hand, as releases from 2.2 to 6 read them.
 """
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,18 @@ def stored_dtype(name: str) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def write_language_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_tokenizer(tokenizer: Any, task: str, folder: Path) -> None:
+    """A tokenizer that encodes as the records were: only a chat template writes special tokens, a text never does."""
+    saved = copy.deepcopy(tokenizer)  # those of random models are shared
+    saved.split_special_tokens = saved.init_kwargs["split_special_tokens"] = task != "instruction"
+    saved.save_pretrained(folder)
+
+
+def write_language_model(model: Any, tokenizer: PreTrainedTokenizerBase, task: str, folder: Path) -> None:
     """Weights in safetensors, configuration, how to generate, and the tokenizer with its chat template."""
     with quiet():
         model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, task, folder)
 
 
 def write_classifier(
@@ -76,7 +84,7 @@ def write_classifier(
         encoder.save_pretrained(folder)
     tokenizer.padding_side = "right"
     tokenizer.model_max_length = max_length
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, "classification", folder)
     _json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     modes = {"mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
     others = {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": False}

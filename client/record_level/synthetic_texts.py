@@ -186,5 +186,5 @@ class Synthesiser:
         return Records.from_lists([[*text[: self.synthesis.longest - 1], end] for text in texts], None, None)
 
     def _tokens(self, text: str) -> list[int]:
-        tokens: list[int] = self.tokenizer(text, return_attention_mask=False)["input_ids"]
+        tokens: list[int] = self.tokenizer(text, split_special_tokens=True)["input_ids"]
         return tokens[:-1] if tokens and tokens[-1] == self.tokenizer.eos_token_id else tokens

@@ -18,6 +18,7 @@ from client.data.chat import template_of
 from client.data.prepared import PreparedData
 from client.models.base import load_tokenizer
 from client.models.confusion import recalls
+from client.models.export import save_tokenizer
 from client.models.files import hub_id
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
@@ -116,7 +117,7 @@ def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
     tokenizer: Any = load_tokenizer(name)
     if task == "instruction":
         tokenizer.chat_template = template_of(tokenizer, config.model.chat_template)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, task, folder)
 
 
 def stamp(statement: Mapping[str, Any], *folders: Path) -> None:

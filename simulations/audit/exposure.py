@@ -73,7 +73,7 @@ def split_tokens(
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Without the end of text, where the tokenizer puts one."""
-    ids: list[int] = tokenizer(text)["input_ids"]
+    ids: list[int] = tokenizer(text, split_special_tokens=True)["input_ids"]
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 

@@ -28,7 +28,7 @@ from simulations.engines.inprocess import run_inprocess
 from tests.cases.finished_runs import base_model, finished_run, settings
 
 MakeRun = Callable[[str, str], Path]
-TEXTS = ["aaaa number 2?", "bbbb", "a longer text, which says nothing at all and is cut somewhere behind this place"]
+TEXTS = ["aaaa number 2?", "bbbb", "a </s> b <s> c", "a longer text, which says nothing at all and is cut somewhere behind this place"]
 ALONE = "import sys; sys.modules.update(dict.fromkeys(('privacy', 'strategies', 'client', 'server', 'simulations')))\n"
 
 
@@ -76,7 +76,8 @@ def logits_of(run: FinishedRun, texts: list[Any]) -> torch.Tensor:
     rows = []
     for text in texts:
         words = (text, None) if isinstance(text, str) else text
-        tokens = tokenizer(*words, truncation=True, max_length=run.config.model.max_length, return_tensors="pt")
+        options = {"truncation": True, "max_length": run.config.model.max_length, "split_special_tokens": True}
+        tokens = tokenizer(*words, return_tensors="pt", **options)
         with torch.no_grad():
             rows.append(model(tokens["input_ids"], tokens["attention_mask"]))
     return torch.cat(rows)

@@ -111,7 +111,7 @@ def export(run: "FinishedRun", folder: Path, name: str, *, merged: bool, convert
             longest = run.config.model.max_length
             writing.write_classifier(model, run.tokenizer(), run.label_names, longest, folder)
         else:
-            writing.write_language_model(model, run.tokenizer(), folder)
+            writing.write_language_model(model, run.tokenizer(), run.task, folder)
             if converter:
                 convert(converter, folder, folder / file)
     describe(run, folder, form, file)

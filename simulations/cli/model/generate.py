@@ -143,7 +143,7 @@ class Writer:
         text = messages[-1]["content"]
         if self.task == "summarisation":
             return tokenise.prompts([text], self.tokenizer, self._room)[0][0]
-        tokens: list[int] = self.tokenizer(text)["input_ids"]
+        tokens: list[int] = self.tokenizer(text, split_special_tokens=True)["input_ids"]
         return tokens[:-1] if tokens and tokens[-1] == self.tokenizer.eos_token_id else tokens  # the text goes on
 
 

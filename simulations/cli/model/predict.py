@@ -69,7 +69,8 @@ def predictions(run: "FinishedRun", texts: list[str], pairs: list[str]) -> list[
     found = []
     for number, text in enumerate(texts):
         second = (pairs[number],) if paired else ()
-        tokens = tokenizer(text, *second, truncation=True, max_length=run.config.model.max_length, return_tensors="pt")
+        options = {"truncation": True, "max_length": run.config.model.max_length, "split_special_tokens": True}
+        tokens = tokenizer(text, *second, return_tensors="pt", **options)
         with torch.no_grad():
             shares = model(**tokens)[0].double().softmax(dim=-1).flatten().tolist()
         found.append(sorted(zip(run.label_names, shares, strict=True), key=lambda each: -each[1]))
