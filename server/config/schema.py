@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field, model_validator
 
-from client.data.spec import DataSettings
+from client.data.spec import NOTES, DataSettings
 from client.engine.local_training import LocalTraining
 from client.record_level.settings import MethodSettings
 from client.settings import Count, CountOrAuto, Rate, Table
@@ -24,7 +24,8 @@ class RunConfig(Table):
     Attributes:
         name: name of the run, of its folder and of its report.
         rounds: number of training rounds; of a single site, its private steps.
-        clients: number of clients; 0 takes as many as ``data.client-column`` names.
+        clients: number of clients; 0 takes as many as ``data.client-column`` names, as does no number where
+            ``data.partition`` is ``natural`` and the records are in a file.
         sampling_rate: probability with which each client takes part in a round.
         seed: seed of everything random except the noise and the cohorts.
         output: folder in which run folders are made.
@@ -47,6 +48,18 @@ class RunConfig(Table):
     simulation: Simulation = Simulation()
     evaluation: Evaluation = Evaluation()
     audit: Audit = Audit()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_as_are_named(cls, values: Any) -> Any:
+        """Clients that a column of a file names are counted there; the default of 1,000 says nothing about them."""
+        data = values.get("data") if isinstance(values, dict) else None
+        if data is None or "clients" in values:
+            return values
+        table = data if isinstance(data, dict) else data.model_dump()
+        natural = table.get("partition") == "natural" and table.get("source", NOTES) != NOTES
+        held = table.get("held_by", table.get("held-by", "server")) == "server"
+        return {**values, "clients": 0} if natural and held else values
 
     @model_validator(mode="after")
     def _sensible(self) -> "RunConfig":

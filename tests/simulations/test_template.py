@@ -4,8 +4,12 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from server.config.load import parse
@@ -61,6 +65,107 @@ def look_at(place: Path, content: str) -> tuple[str, dict[str, str]]:
     (place / "d.jsonl").write_text(content)
     found = look(place / "d.jsonl")
     return found.task, found.chosen
+
+
+def init(place: Path, name: str, rows: list[dict[str, Any]], *options: str) -> Result:
+    """Of a file of these rows, in the format that its name says."""
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), place / name)
+    elif name.endswith(".csv"):
+        (place / name).write_text("".join(",".join(map(str, row.values())) + "\n" for row in rows))
+    else:
+        (place / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = str(place / "made.toml")
+    return CliRunner().invoke(app, ["init", str(place / name), "-o", made, "--force", *options])
+
+
+TABLE = [{"text": text, "label": label, "who": f"p{n % 40}"} for n, (text, label, _) in enumerate(ROWS)]
+
+
+def test_it_shows_what_it_understood(tmp_path: Path) -> None:
+    done = init(tmp_path, "d.jsonl", [*TABLE, {"text": "", "label": "card", "who": "p1"}], "--client", "who")
+    assert done.exit_code == 0, done.output
+    for words in (
+        "label-column = 'label': 2 classes: card (267), loan (134)",
+        "client-column = 'who': 40 different values; every one is a client",
+        "left out: 1 empty",
+        "0 of 400 are cut at 128 (model.max-length)",
+        "record 1: [CLS] the card number 0 was lost somewhere [SEP] -> loan",
+        "record 3: [CLS] the card number 2 was lost somewhere [SEP] -> card",
+    ):
+        assert words in done.output
+    assert "Warning" not in done.output
+
+
+def test_without_a_column_of_people_it_says_whom_the_guarantee_is_for(tmp_path: Path) -> None:
+    done = init(tmp_path, "d.jsonl", TABLE)
+    assert done.exit_code == 0, done.output
+    assert "the guarantee is for invented clients" in done.output
+    assert "columns that may name them: who (40 different values)" in done.output
+    assert 'partition = "dirichlet"' in (tmp_path / "made.toml").read_text()
+
+
+def test_few_clients_and_names_that_differ_in_case_are_warned_of(tmp_path: Path) -> None:
+    rows = [{"text": f"some text {n}", "user": ("ann", "Ann", "bob")[n % 3]} for n in range(90)]
+    done = init(tmp_path, "d.jsonl", rows)
+    assert "2 names in 'user' differ in upper and lower case only" in done.output
+    assert "3 clients are too few" in done.output
+
+
+def test_all_of_an_instruction_is_read(tmp_path: Path) -> None:
+    rows = [{"instruction": "Translate.", "input": f"Fieber {n}", "output": "fever", "user": n % 30} for n in range(90)]
+    done = init(tmp_path, "d.jsonl", rows)
+    assert done.exit_code == 0, done.output
+    assert "Translate.\\n\\nFieber 0" in done.output
+    assert "\u00abfever<|im_end|>\u00bb" in done.output, "what is learnt is marked"
+
+
+def changed(**cells: Any) -> list[dict[str, Any]]:
+    """The table with other cells in its eighth row."""
+    return [{**row, **(cells if number == 7 else {})} for number, row in enumerate(TABLE)]
+
+
+UNSURE: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "blank label": ("d.jsonl", changed(label=" "), "1 of 400 rows have no label in column 'label', the first.*row 8;"),
+    "two cases": ("d.jsonl", changed(label="Card"), "'card', 'Card' differ in upper and lower case only"),
+    "fractions": ("d.jsonl", [{**row, "label": n % 3 + 0.5} for n, row in enumerate(TABLE)], "with fractions"),
+    "no name": ("d.jsonl", [{"text": "a b", "user": None}, {"text": "c d", "user": "x"}], "no name in column 'user'"),
+    "no header": ("d.csv", TABLE, "first line looks like a record.*--columns text,label,user"),
+    "nested": ("d.parquet", [{"user_id": "u1 x", "talk": [{"by": "x"}]}] * 9, "talk hold lists or objects"),
+    "two labels": ("d.jsonl", [{"body": r["text"], "a": r["label"], "b": r["label"]} for r in TABLE], "a .2 .*, b .2 "),
+}
+
+
+@pytest.mark.parametrize("case", UNSURE)
+def test_where_it_is_not_sure_it_asks(tmp_path: Path, case: str) -> None:
+    name, rows, message = UNSURE[case]
+    done = init(tmp_path, name, rows)
+    assert done.exit_code == 2
+    assert re.search(message, done.stderr.replace("\n", " ")), done.stderr
+    assert not (tmp_path / "made.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("blank label", ["--label", "none"]),
+        ("two cases", ["--label", "label"]),
+        ("no header", ["--columns", "text,label,who"]),
+        ("two labels", ["--label", "a", "--client", "none"]),
+    ],
+)
+def test_what_a_person_says_is_taken(tmp_path: Path, case: str, options: list[str]) -> None:
+    name, rows, _ = UNSURE[case]
+    done = init(tmp_path, name, rows, *options)
+    assert done.exit_code == 0, done.output
+    parse(tomllib.loads((tmp_path / "made.toml").read_text()))
+
+
+def test_clients_of_a_natural_partition_are_counted_before_they_are_judged() -> None:
+    data = {"source": "csv:d.csv", "client-column": "who", "partition": "natural"}
+    assert parse({"data": data, "privacy": {"delta": 1e-3}}).clients == 0
+    assert parse({"data": {**data, "source": "notes"}}).clients == RunConfig().clients
+    assert parse({"data": data, "clients": 40}).clients == 40
 
 
 def test_what_is_no_data_and_what_is_there_already_are_refused(tmp_path: Path) -> None:

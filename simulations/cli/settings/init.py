@@ -12,13 +12,19 @@ def init_command(
     target: Annotated[Path, typer.Argument(metavar="FILE|DATA", help="A .toml to write, or a file of records.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write for DATA.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    text: Annotated[str, typer.Option(help="Column of the texts.", show_default="guessed")] = "",
+    label: Annotated[str, typer.Option(help="Column of the labels, or none.", show_default="guessed")] = "",
+    client: Annotated[str, typer.Option(help="Column that names people, or none.", show_default="guessed")] = "",
+    columns: Annotated[str, typer.Option(help="Names of a CSV file's columns, if it has no header.")] = "",
 ) -> None:
-    """Write a commented configuration: all settings, or those that fit a CSV, JSONL or Parquet file.
+    """Write a commented configuration: all settings, or those that fit a CSV, JSON, JSONL or Parquet file.
 
-    Given records it looks at the columns and guesses texts, labels and clients; it says what it took for what.
+    Given records it looks at the columns, says what it took for what and shows three records as the model will see
+    them. Where it is not sure it asks: say which columns are meant.
     """
     with refusals(ValueError):
         from simulations.presets.template import data_template, full_template, look
+        from simulations.presets.understood import understood
 
         records = target.suffix.lower() != ".toml"
         path = (output or Path(f"{target.stem}.toml")) if records else target
@@ -30,9 +36,13 @@ def init_command(
             return
         if not target.is_file():
             raise ValueError(f"{target}: there is no such file")
-        found = look(target)
-        path.write_text(data_template(found, path.parent), encoding="utf-8")
+        found = look(target, {"text": text, "label": label, "client": client, "columns": columns})
+        content = data_template(found, path.parent)
+        seen = list(understood(found, content))
+        path.write_text(content, encoding="utf-8")
     typer.echo(f"{target}: {found.rows:,} rows, {found.task}")
-    for note in found.notes:
+    for note in [*found.notes, *seen]:
         typer.echo(f"  {note}")
+    for warning in found.warnings:
+        typer.echo(f"Warning: {warning}.")
     typer.echo(f"Wrote {path}. Check it: lacquer run {path} --dry-run")
