@@ -28,7 +28,12 @@ from simulations.engines.inprocess import run_inprocess
 from tests.cases.finished_runs import base_model, finished_run, settings
 
 MakeRun = Callable[[str, str], Path]
-TEXTS = ["aaaa number 2?", "bbbb", "a </s> b <s> c", "a longer text, which says nothing at all and is cut somewhere behind this place"]
+TEXTS = [
+    "aaaa number 2?",
+    "bbbb",
+    "a </s> b <s> c",
+    "a longer text, which says nothing at all and is cut somewhere behind this place",
+]
 ALONE = "import sys; sys.modules.update(dict.fromkeys(('privacy', 'strategies', 'client', 'server', 'simulations')))\n"
 
 
