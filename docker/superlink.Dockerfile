@@ -7,14 +7,15 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS needs
 WORKDIR /src
-COPY pyproject.toml docker/requirements.py ./
-RUN python requirements.py pyproject.toml "" superlink > /superlink.txt
+COPY pyproject.toml requirements.lock docker/requirements.py docker/locked.py ./
+RUN python requirements.py pyproject.toml "" superlink > needs.txt && python locked.py requirements.lock < needs.txt > /superlink.txt \
+ && python locked.py requirements.lock uv > /uv.txt
 
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
 WORKDIR /src
-COPY --from=needs /superlink.txt ./
-COPY docker/hashes.txt ./
+COPY --from=needs /superlink.txt /uv.txt ./
+COPY requirements.lock ./
 # hadolint ignore=DL3013,DL3042
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=index_url \
     set -eu; \
@@ -24,9 +25,8 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=index_url \
       export UV_DEFAULT_INDEX PIP_INDEX_URL; \
     fi; \
     python -m venv /opt/venv; \
-    sed -n '/^uv==/,/[^\\]$/p' hashes.txt > uv.txt; \
     /opt/venv/bin/pip install -q --no-deps --require-hashes -r uv.txt; \
-    /opt/venv/bin/uv pip install -q --python /opt/venv/bin/python -c hashes.txt -r superlink.txt; \
+    /opt/venv/bin/uv pip install -q --python /opt/venv/bin/python --require-hashes --no-build -c requirements.lock -r superlink.txt; \
     /opt/venv/bin/uv pip uninstall -q --python /opt/venv/bin/python pip setuptools uv
 
 FROM ${PYTHON_IMAGE}

