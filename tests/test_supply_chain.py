@@ -149,6 +149,7 @@ def test_actions_of_the_workflows_are_pinned_by_commit():
     assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", use)] == []
 
 
+@pytest.mark.nightly  # cyclonedx reads and validates for a minute and more
 def test_the_bill_of_materials_is_valid_and_names_what_is_installed(tmp_path):
     bill = tmp_path / "bill.json"
     command = [
