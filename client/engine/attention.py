@@ -74,9 +74,10 @@ def _bias(mask: Tensor | None, causal: bool, query: Tensor, key: Tensor) -> Tens
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        rows, heads, tokens, width = query.shape
+        rows, heads, tokens, _ = query.shape
         keys = key.shape[2]
-        q, k, v = (x.reshape(rows * heads, -1, width) for x in (query, key, value))
+        # values may have another width than keys (DeepSeek)
+        q, k, v = (x.reshape(rows * heads, -1, x.shape[-1]) for x in (query, key, value))
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
         if bias is not None:
             scores.view(rows, heads, tokens, keys).add_(bias)
@@ -89,13 +90,13 @@ class _ShortAttention(torch.autograd.Function):
         result = torch.bmm(shares, v)
         ctx.save_for_backward(q, k, v, shares)
         ctx.shape, ctx.scale = query.shape, scale
-        return result.view(rows, heads, tokens, width).transpose(1, 2).contiguous()
+        return result.view(rows, heads, tokens, -1).transpose(1, 2).contiguous()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, shares = ctx.saved_tensors
-        rows, heads, tokens, width = ctx.shape
-        g = gradient.transpose(1, 2).reshape(rows * heads, tokens, width)
+        rows, heads, tokens, _ = ctx.shape
+        g = gradient.transpose(1, 2).reshape(rows * heads, tokens, -1)
         dv = torch.bmm(shares.transpose(1, 2), g)
         ds = torch.bmm(g, v.transpose(1, 2))
         # through the softmax: ds = p (dp - sum(p dp))
@@ -107,5 +108,5 @@ class _ShortAttention(torch.autograd.Function):
         ds.mul_(ctx.scale)
         dq = torch.bmm(ds, k)
         dk = torch.bmm(ds.transpose(1, 2), q)
-        dq, dk, dv = (x.view(rows, heads, -1, width) for x in (dq, dk, dv))
+        dq, dk, dv = (x.view(rows, heads, -1, x.shape[-1]) for x in (dq, dk, dv))
         return dq, dk, dv, None, None

@@ -134,6 +134,13 @@ class Adapted(nn.Module):
         self.gradient_b: Gradient | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        count, flat = self.context.rows.count, x.dim() == 2 and x.shape[0] == self.context.tokens
+        if x.shape[0] != count and not flat:
+            # An adapter of each client's own cannot act on what all records share, such as a table of positions.
+            raise ValueError(
+                f"model.targets names a layer that this model also uses on {tuple(x.shape)}, which is not of the "
+                f"{count} records it is given; name other layers"
+            )
         arguments = x, self.context.anchor, self, self.context.rows
         result: Tensor = _AdaptedFunction.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
@@ -156,11 +163,14 @@ class TrainedHead(nn.Module):
 
 
 class Context:
-    """What the engine tells its modules before each forward pass. `anchor` makes autograd run the backward pass."""
+    """What the engine tells its modules before each forward pass: its rows, and how many tokens they have, padding too.
+
+    `anchor` makes autograd run the backward pass.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
-        self.rows = Rows.shared(0)
+        self.rows, self.tokens = Rows.shared(0), 0
 
 
 class _AdaptedFunction(torch.autograd.Function):

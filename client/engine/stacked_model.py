@@ -163,7 +163,7 @@ class StackedModel:
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None, rows: Rows) -> Tensor | Predictions:
         """Logits of rows that belong to the slots named by `rows`, or what a language model's loss takes instead."""
-        self.context.rows = rows.to(self.device)
+        self.context.rows, self.context.tokens = rows.to(self.device), input_ids.numel()
         return run(self.model, input_ids, attention_mask)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:

@@ -15,6 +15,7 @@ Weights are read from safetensors only, and no code from a model repository is r
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,10 @@ Pooling = Literal["mean", "last"]
 # Measured on 2 cores, fp32, 16 to 128 tokens with ragged padding: sdpa takes 0.89-1.0 times the time of eager and both
 # give a padded record what it gets alone within 5e-6.
 ATTENTION = "sdpa"
+
+
+class UnsupportedModel(ValueError):
+    """An architecture that is not trained here; the message says why and what to take."""
 
 
 class SequenceClassifier(nn.Module):
@@ -130,7 +135,8 @@ def load_base(
         checks.integer_at_least(2, num_labels=num_labels)
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": dtype}
     if name.startswith(RANDOM_PREFIX):
-        model = toy.build(name, causal=task != "classification", **options)
+        config = toy.configuration(name, causal=task != "classification")
+        model = toy.build(name, causal=task != "classification", **options | _supported(name, config, task, options))
         tokenizer: PreTrainedTokenizerBase = toy.byte_tokenizer()
     else:
         model, tokenizer = _load_pretrained(name, task, options)
@@ -179,7 +185,10 @@ def load_skeleton(name: str, task: str, num_labels: int | None = None) -> nn.Mod
         with quiet(), torch.device("meta"):
             config = AutoConfig.from_pretrained(location, **where)
             auto, options = _architecture(config, task)
+            _supported(name, config, task, {"attn_implementation": ATTENTION})
             model: nn.Module = auto.from_config(config, **options)
+    except UnsupportedModel:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(cannot_load(name, "its configuration", error)) from error
     if task != "classification":
@@ -271,8 +280,11 @@ def _load_pretrained(name: str, task: str, options: dict[str, Any]) -> tuple[Any
         with quiet():
             config = AutoConfig.from_pretrained(location, **where)
             auto, own = _architecture(config, task)
+            options |= _supported(name, config, task, options)
             model = auto.from_pretrained(location, config=config, use_safetensors=True, **where, **options, **own)
         model.name_or_path = model.config.name_or_path = hub_id(name)
+    except UnsupportedModel:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(cannot_load(name, "its weights", error)) from error
     return model, tokenizer
@@ -285,6 +297,29 @@ def _architecture(config: Any, task: str) -> tuple[Any, dict[str, Any]]:
     architecture: Any = AutoModel._model_mapping[type(config)]
     pooled = "add_pooling_layer" in inspect.signature(architecture).parameters
     return AutoModel, {"add_pooling_layer": False} if pooled else {}
+
+
+def _supported(name: str, config: Any, task: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The attention of transformers that an architecture has: the fused one that is asked for, else the eager one.
+
+    Raises:
+        UnsupportedModel: it reads a text in another way than token by token through attention.
+    """
+    auto: Any = _architecture(config, task)[0]
+    architecture = auto._model_mapping.get(type(config), None)
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"model.name = {name!r} is an encoder-decoder ({kind}), which is not trained here; take a causal language "
+            "model, or an encoder for classification"
+        )
+    if getattr(architecture, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"model.name = {name!r} ({kind}) carries a state from token to token in place of attention, which is not "
+            "trained here; take a model with attention"
+        )
+    fused = getattr(architecture, "_supports_sdpa", True)
+    return {} if fused or options["attn_implementation"] != ATTENTION else {"attn_implementation": "eager"}
 
 
 def _is_decoder(model: Any) -> bool:

@@ -41,7 +41,8 @@ def mark(model: Any) -> None:
     Compared on four tokens, so whatever an architecture does after its head (scaling, capping) is noticed.
     """
     head, body = model.get_output_embeddings(), model.base_model
-    same = isinstance(head, nn.Linear) and body is not model
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # small logits would not show it
+    same = isinstance(head, nn.Linear) and body is not model and capped is None
     if same:
         with torch.no_grad():
             tokens = torch.arange(4)[None] % head.out_features

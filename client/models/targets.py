@@ -2,8 +2,8 @@
 
 ``"auto"``: its attention's queries and values. They are what LoRA's paper adapts (Hu et al. 2021, arXiv 2106.09685v2,
 section 4.2), under the names that models of transformers give them; where queries, keys and values are one layer, that
-one. ``"all-linear"``: every linear layer of its blocks, as PEFT means it (Dettmers et al. 2023, arXiv 2305.14314v1,
-section 4): neither embeddings nor the output's layer nor a classifier.
+one; where none of those names is there, as ``"all-linear"``: every linear layer of its blocks, as PEFT means it
+(Dettmers et al. 2023, arXiv 2305.14314v1, section 4), neither embeddings nor the output's layer nor a classifier.
 """
 
 from torch import nn
@@ -17,7 +17,8 @@ KNOWN = (
     ("query", "value"),  # BERT, RoBERTa, ELECTRA, ALBERT
     ("q_proj", "v_proj"),  # Llama, Mistral, Qwen, Gemma, OPT, Phi
     ("q_lin", "v_lin"),  # DistilBERT
-    ("query_proj", "value_proj"),  # DeBERTa-v2
+    ("q_b_proj", "kv_b_proj"),  # DeepSeek-V2 and V3
+    ("value_proj",),  # DeBERTa-v2 and v3, whose queries and keys are also made of positions, which all records share
     ("q", "v"),  # T5, MPNet
     ("c_attn",),  # GPT-2
     ("query_key_value",),  # GPT-NeoX, BLOOM, Falcon
@@ -31,8 +32,7 @@ def targets_of(model: nn.Module, asked: str) -> tuple[str, ...]:
     """Names of the layers to adapt: those in `asked`, separated by commas, or for "auto" and "all-linear" the model's.
 
     Raises:
-        ValueError: "auto", and the model has none of the known names; "all-linear", and no block of it has a linear
-            layer.
+        ValueError: every linear layer is asked for, and no block of the model has one.
     """
     if asked.strip() == ALL_LINEAR:
         return _of_blocks(model)
@@ -42,7 +42,7 @@ def targets_of(model: nn.Module, asked: str) -> tuple[str, ...]:
     for names in KNOWN:
         if linear.issuperset(names):
             return names
-    raise ValueError(f"auto knows none of this model's linear layers; name some of {', '.join(sorted(linear))}")
+    return _of_blocks(model)
 
 
 def _of_blocks(model: nn.Module) -> tuple[str, ...]:

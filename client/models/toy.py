@@ -16,9 +16,15 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BitNetConfig,
+    BloomConfig,
+    DebertaV2Config,
+    DeepseekV3Config,
+    Gemma2Config,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     MistralConfig,
+    MPNetConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -67,6 +73,53 @@ _GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_BLOOM = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT_NEO = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 8,
+    "max_position_embeddings": _POSITIONS,
+    "resid_dropout": 0.0,
+    "embed_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_DEEPSEEK = {
+    **_DECODER,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+_DEBERTA = {
+    **_ENCODER,
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "position_buckets": 16,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
 ARCHITECTURES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "bert": (BertConfig, _ENCODER),
     "roberta": (RobertaConfig, {**_ENCODER, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
@@ -75,13 +128,19 @@ ARCHITECTURES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]]
     "llama-tied": (LlamaConfig, {**_DECODER, "tie_word_embeddings": True}),
     "qwen2": (Qwen2Config, _DECODER),
     "mistral": (MistralConfig, _DECODER),
+    "gemma2": (Gemma2Config, {**_DECODER, "head_dim": 8, "sliding_window": 8}),
+    "bloom": (BloomConfig, _BLOOM),
+    "gpt-neo": (GPTNeoConfig, _GPT_NEO),
+    "deepseek-v3": (DeepseekV3Config, _DEEPSEEK),
+    "deberta-v2": (DebertaV2Config, _DEBERTA),
+    "mpnet": (MPNetConfig, _ENCODER),
     "bitnet": (BitNetConfig, _DECODER),
     "bitnet-ternary": (BitNetConfig, _DECODER),
 }
 
 
-def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
-    """The model `name` (``"random:bert"``), a language model if `causal`. The global random state is left as it was.
+def configuration(name: str, *, causal: bool) -> PretrainedConfig:
+    """The configuration of the model `name` (``"random:bert"``).
 
     Raises:
         ValueError: unknown architecture.
@@ -95,8 +154,19 @@ def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
     config = make(**arguments)
     if causal and isinstance(config, BertConfig | RobertaConfig):
         config.is_decoder = True
+    return config
+
+
+def build(name: str, *, causal: bool, seed: int = 0, **options: Any) -> Any:
+    """The model `name` (``"random:bert"``), a language model if `causal`. The global random state is left as it was.
+
+    Raises:
+        ValueError: unknown architecture.
+    """
+    architecture = name.removeprefix(RANDOM_PREFIX)
+    config = configuration(name, causal=causal)
     auto: Any = AutoModelForCausalLM if causal else AutoModel
-    if not causal and isinstance(config, BertConfig | RobertaConfig):
+    if not causal and isinstance(config, BertConfig | MPNetConfig | RobertaConfig):
         options = {**options, "add_pooling_layer": False}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -30,8 +30,10 @@ def test_names_that_are_given_are_taken_as_they_are() -> None:
     assert targets_of(model("query"), " up_proj , down_proj") == ("up_proj", "down_proj")
 
 
-def test_a_model_that_auto_does_not_know_is_refused_with_its_layers() -> None:
-    with pytest.raises(ValueError, match="auto knows none of this model's linear layers; name some of dense, mixer"):
+def test_of_a_model_without_known_names_auto_takes_every_linear_layer_of_the_blocks() -> None:
+    blocks = nn.ModuleDict({"layers": nn.ModuleList([model("mixer"), model("mixer")])})
+    assert targets_of(blocks, "auto") == targets_of(blocks, "all-linear") == ("mixer", "dense")
+    with pytest.raises(ValueError, match="finds no block with linear layers"):
         targets_of(model("mixer"), "auto")
 
 
