@@ -137,6 +137,8 @@ ARCHITECTURES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]]
     "bitnet": (BitNetConfig, _DECODER),
     "bitnet-ternary": (BitNetConfig, _DECODER),
 }
+ENCODERS_ALONE = ("deberta-v2", "mpnet")
+"""Architectures that transformers has no language model of."""
 
 
 def configuration(name: str, *, causal: bool) -> PretrainedConfig:
