@@ -13,8 +13,9 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +32,9 @@ from simulations.engines.ray_actors import replace_dead_actors, tell_when_ready
 from simulations.engines.staging import CLIENT_APP, SERVER_APP
 
 RUN_ID = 1
-SERVER_NODE = 1  # flwr.supercore.constant.SUPERLINK_NODE_ID
+SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
+GRACE = 5.0
+"""Seconds for Flower to end by itself behind the ServerApp."""
 
 
 class PatientGrid(InMemoryGrid):
@@ -54,6 +57,7 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
     tell_when_ready(PatientGrid.ready)
     engine: Any = importlib.import_module("flwr.simulation.run_simulation")  # the package has a function of that name
     engine.InMemoryGrid = PatientGrid
+    engine.run_serverapp_th = _ending_with_it(engine.run_serverapp_th)
     run = Run.create_empty(RUN_ID)
     run.primary_task_id, run.federation_id = RUN_ID, NOOP_FEDERATION_ID
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, RUN_ID
@@ -70,6 +74,33 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
     )
 
 
+def _ending_with_it(start: Callable[..., threading.Thread]) -> Callable[..., threading.Thread]:
+    """Flower's start of the ServerApp, whose end is this process's: a failed round's actors may work on for minutes."""
+
+    def end(server: threading.Thread, failures: Any) -> None:
+        server.join()
+        failed = list(failures.queue)  # of Flower's main loop, which takes the first where it still can
+        time.sleep(GRACE)
+        for failure in failed:
+            traceback.print_exception(failure)
+        leave(1 if failed else 0)
+
+    def start_watched(**named: Any) -> threading.Thread:
+        server = start(**named)
+        watching = (server, named["exception_queue"])
+        threading.Thread(target=end, args=watching, name="end-with-server", daemon=True).start()
+        return server
+
+    return start_watched
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: the run is on disk, and Ray's threads may hold up the interpreter's own end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
 def main(launcher: int, private: Path, app: Path, simulation: dict[str, Any]) -> NoReturn:
     """Simulate, and end with 0 or, after a traceback, with 1."""
     end_with_launcher(launcher, private)
@@ -80,10 +111,7 @@ def main(launcher: int, private: Path, app: Path, simulation: dict[str, Any]) ->
     except Exception:
         traceback.print_exc()
     finally:
-        logging.shutdown()
-        sys.stdout.flush()
-        # Whatever the run leaves is on disk by now, and Ray's threads may hold up the interpreter's own end for good.
-        os._exit(code)
+        leave(code)
 
 
 if __name__ == "__main__":
