@@ -223,16 +223,19 @@ def _repeats(frame, people):
     return rest["words"].isin(held).groupby(rest["who"]).sum().sort_index()
 
 
-def test_language_model_data_has_no_labels_and_ends_every_record(spec, table):
+def test_language_model_data_has_no_labels_and_ends_every_record_that_is_not_cut(spec, table):
     lm = _file_spec(spec, table, task="causal-lm", partition="iid", tokenizer="random:llama", max_length=12)
     data = prepare(lm)
     assert data.num_labels == 0
     assert data.train.labels is None
     assert data.client(3).labels is None
     end = load_tokenizer("random:llama").eos_token_id
-    assert set(np.asarray(data.train.tokens)[np.asarray(data.train.offsets)[1:] - 1]) == {end}
+    assert end not in np.asarray(data.train.tokens)
     assert data.train.lengths.max() == 12
     assert data.meta["truncated"]["train"] == len(data.train)
+    whole = prepare(lm.but(max_length=128))
+    assert whole.meta["truncated"]["train"] == 0
+    assert set(np.asarray(whole.train.tokens)[np.asarray(whole.train.offsets)[1:] - 1]) == {end}
 
 
 def test_the_name_does_not_depend_on_what_the_process_prepared_before(spec):
