@@ -132,7 +132,7 @@ inside executor lacquer deploy /config/test.toml --set rounds=14 >"$WORK/deploy.
 deploying=$!   # the engine may be a child of this shell too
 touch "$WORK/reading"
 while [ -e "$WORK/reading" ]; do
-  stranger sh -c 'grep -as "flwr-[a-z]*app" /proc/[0-9]*/cmdline | tr "\0" " "' >>"$WORK/commands" || true
+  stranger sh -c 'grep -asE "flwr-(server|client)app" /proc/[0-9]*/cmdline | tr "\0" " " | grep -aoE "flwr-[a-z]+app --runtime-api-address (superlink:8000|127.0.0.1:9094) --token[a-z-]* [^ ]*"' >>"$WORK/commands" || true
   sleep 0.5
 done &
 await 900 "two rounds" got 2
