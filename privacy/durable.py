@@ -56,7 +56,8 @@ def replacing(path: Path, *, mode: int | None = None, new: bool = False) -> Iter
             os.replace(draft, path)
     except BaseException as error:
         draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and not error.filename:  # Python names no file where a write fails
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            # Python names no file where a write fails.
             error.filename = str(path)
         raise
     sync(path.parent)
