@@ -4,6 +4,7 @@ They exist so that every architecture can be tested without a download: two laye
 where the architecture has it. A run on one of them learns little and says nothing about utility.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -193,9 +194,13 @@ def _make_ternary(model: nn.Module) -> None:
             model.set_submodule(path, layer)
 
 
-@functools.cache
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of UTF-8, ``<s>`` in front and ``</s>`` behind; reversible on any text."""
+    """One token per byte of UTF-8, ``<s>`` in front and ``</s>`` behind; reversible on any text. The caller's own."""
+    return copy.deepcopy(_byte_tokenizer())
+
+
+@functools.cache
+def _byte_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*_SPECIAL.values(), *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=_SPECIAL["unk_token"]))
