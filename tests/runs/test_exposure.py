@@ -106,7 +106,7 @@ def test_one_cut_for_all_candidates(gpt2):
     class OneToken:
         eos_token_id = None
 
-        def __call__(self, text):
+        def __call__(self, text, **options):
             return {"input_ids": [len(text)]}
 
     with pytest.raises(ValueError, match="no token in common"):

@@ -18,7 +18,6 @@ from privacy import durable
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
 from server.run_folder.names import CONFIG_FILE, FLOWER_RUN_FILE
-from server.run_folder.progress import is_owned
 from server.run_folder.telemetry import State, Telemetry, read_status
 from simulations.cli.exits import FAILED, MISUSED, fail, refusals, say
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, control
@@ -108,6 +107,8 @@ def watch(superlink: Control, run: str, config: RunConfig, folder: Path, *, quie
 
     def gone() -> bool:
         nonlocal begun
+        from server.run_folder.progress import is_owned  # it brings numpy and torch, which `lacquer --help` must not
+
         owned, own = is_owned(folder), read_status(folder)  # in this order: its last words come before it lets go
         begun = begun or owned
         if not begun or owned or own is None or own.state not in UNDER_WAY:
