@@ -127,7 +127,7 @@ class Node:
         if not folder.is_dir():
             raise BadMessage(
                 f"this node has not joined the run, or {folder} is gone, with the secret that draws its cohorts: "
-                "restore it, or start a new run"
+                "restore it"
             )
         joined = Joined.load(folder)
         worker = own_worker(Job.from_json(request.job).but(seed=joined.seed).to_json(), self, company=True)

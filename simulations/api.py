@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from server.config.load import flatten, merged, parse, unflatten
 from server.config.schema import RunConfig
-from server.run_folder.names import ADAPTER_FOLDER, new_run_folder
+from server.run_folder.names import ADAPTER_FOLDER, LAUNCH_LOCK, new_run_folder
+from server.run_folder.progress import owned
 from server.run_folder.resume import check_resumable
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
@@ -50,7 +51,7 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run as its folder holds it; whole or not, finished or not.
+    """A run as its folder holds it, verified; finished or not.
 
     Attributes:
         folder: of the run.
@@ -74,7 +75,7 @@ class RunResult:
 
     @property
     def config(self) -> RunConfig | None:
-        """The settings; None if the file cannot be read."""
+        """The settings; None before the run has written them."""
         return self._run.config
 
     @property
@@ -205,9 +206,10 @@ def resume(folder: str | Path, *, other_code: bool = False, callbacks: Callback 
         RunFailed: it did not complete this time either.
     """
     folder = Path(folder).resolve()
-    asked = ask_again(folder, {})
-    check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
-    return _launched(asked.run, folder, callbacks, {"resume": str(folder), "other-code": other_code})
+    with owned(folder, LAUNCH_LOCK):
+        asked = ask_again(folder, {})
+        check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
+        return _launched(asked.run, folder, callbacks, {"resume": str(folder), "other-code": other_code})
 
 
 def _launched(
@@ -234,6 +236,7 @@ def load_run(folder: str | Path) -> RunResult:
 
     Raises:
         NoRunFolder: there is none.
+        CorruptRun: naming a file of it that is damaged or gone.
     """
     found = read_run(Path(folder))
     return RunResult(found.path, tuple(found.metrics), true_state(found))
@@ -247,6 +250,7 @@ def compare(*runs: str | Path | RunResult) -> Compared:
 
     Raises:
         ValueError: none of them has finished.
+        CorruptRun: naming a file of one that is damaged or gone.
     """
     places = [each.folder if isinstance(each, RunResult) else Path(each) for each in runs]
     folders = run_folders(places, finished=True)

@@ -123,6 +123,18 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
         yield SiloState(folder, ledger, sampler, multipliers)
 
 
+def site_ledger(folder: Path) -> Ledger:
+    """The ledger of a site that has taken part: verified, not older than its state, and open no more.
+
+    Raises:
+        CorruptRun: it, its state or its secret is missing or not whole.
+    """
+    if not _begun(folder):
+        raise CorruptRun(f"{folder / LEDGER} is missing, of a site that has taken part; restore it")
+    with Ledger.open(folder / LEDGER, _state(folder)[HEAD] or None, read_only=True) as ledger:
+        return ledger
+
+
 def _begun(folder: Path) -> bool:
     """Whether the site has a ledger; False where it never had one.
 
@@ -135,9 +147,8 @@ def _begun(folder: Path) -> bool:
     if not left or (STATE in left and _state(folder)[HEAD] is None):  # the first participation died before its ledger
         return False
     raise CorruptRun(
-        f"{folder} has {', '.join(left)} but no {LEDGER}: what this site has spent is unknown. Restore the file; if it "
-        "is lost, count its whole budget as spent, and let the site take part again only in a new folder, under an "
-        "epsilon of its own that adds to the one that was promised here"
+        f"{folder / LEDGER} is missing, though {left[0]} beside it shows that this site has taken part: what it has "
+        "spent is unknown. Restore the file; if it is lost, count its whole budget as spent"
     )
 
 

@@ -70,7 +70,7 @@ class Ledger:
         first = journal.entries[0] if journal.entries else None
         if first is None or first.kind != "commitment":
             raise CorruptRun(
-                f"{journal.path} line 1 is no commitment; nothing can have been charged: delete it and start anew"
+                f"{journal.path} line 1 is no commitment: what was charged is unknown without it; restore the file"
             )
         try:
             self.commitment = Commitment.from_json(first.body["commitment"])

@@ -132,14 +132,14 @@ class CohortSampler:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise ValueError(
-                f"mode of {path} must give no right to group or others, got {mode:o}; chmod 600 it, and start a new "
-                "run if others may have read it"
+                f"mode of {path} must give no right to group or others, got {mode:o}; chmod 600 it; whoever "
+                "has read it knows the cohorts, which the guarantee takes to be secret"
             )
         header, _, secret = path.read_text(encoding="ascii", errors="replace").strip().partition("\n")
         with contextlib.suppress(ValueError):
             if header == _HEADER and len(decoded := bytes.fromhex(secret)) == _SECRET_BYTES:
                 return cls(decoded, insecure=False)
-        raise CorruptRun(f"{path} holds no cohort secret; restore it, or start a new run")
+        raise CorruptRun(f"{path} holds no cohort secret: without it other cohorts would be drawn; restore it")
 
     def save(self, path: Path | str) -> None:
         """Write the secret to ``path``, readable by its owner only; atomic, and on the disk when this returns."""

@@ -9,15 +9,23 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from huggingface_hub import ModelCard
 
 from client.models.export import copy_licenses
 from client.models.files import hub_id
-from server.evaluation.card import BASE_LICENSES, CLASSIFIER_NEEDS_LACQUER, MODEL_NEEDS_LACQUER, NOT_ON_THE_HUB
+from privacy.errors import CorruptRun
+from server.evaluation.card import (
+    BASE_LICENSES,
+    CLASSIFIER_NEEDS_LACQUER,
+    MODEL_NEEDS_LACQUER,
+    NOT_ON_THE_HUB,
+    privacy_block,
+)
 from server.evaluation.finished import FinishedRun
 from server.run_folder.names import PRIVACY_FILE, STAMP_FILE
+from server.run_folder.verify import head_of
 
 Form = Literal["adapter", "merged", "classifier"]
 
@@ -32,14 +40,14 @@ def describe(run: FinishedRun, folder: Path, form: Form, gguf: str = "") -> None
         folder: holds the export; its name stands in the commands of the card.
         gguf: name of the GGUF file in it, if it has one.
     """
-    shutil.copyfile(run.folder / PRIVACY_FILE, folder / PRIVACY_FILE)
+    (folder / PRIVACY_FILE).write_text(json.dumps(dict(run.statement), indent=2) + "\n", encoding="utf-8")
     for source in (run.folder / STAMP_FILE, run.adapter / STAMP_FILE):
         if source.is_file():
             shutil.copyfile(source, folder / STAMP_FILE)
     if not (folder / STAMP_FILE).is_file() and run.statement.get("not_private") is not None:
         (folder / STAMP_FILE).write_text(f"{run.statement['sentence']}\n", encoding="utf-8")
     licenses = [] if form == "adapter" else copy_licenses(run.config.model.name, folder)
-    card = ModelCard.load(run.adapter / "README.md")
+    card = _verified_card(run)
     if form != "adapter":
         data = card.data
         data.library_name = "transformers" if form == "merged" else "sentence-transformers"
@@ -53,11 +61,41 @@ def describe(run: FinishedRun, folder: Path, form: Form, gguf: str = "") -> None
         text = _CODE.sub(lambda _: code, text, count=1)
         for sentences in (CLASSIFIER_NEEDS_LACQUER, MODEL_NEEDS_LACQUER):
             text = text.replace(f"{sentences}\n\n", "")
-    parts = [text.rstrip(), *_serving(run, folder, form, gguf)]
+    parts = [text.rstrip(), _provable(run), *_serving(run, folder, form, gguf)]
     if form != "adapter":
         parts.append(_license_text(run, licenses))
     header = card.data.to_yaml()
     (folder / "README.md").write_text(f"---\n{header}\n---\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _verified_card(run: FinishedRun) -> Any:  # the hub types no field of a card
+    """The adapter's card, which says of the guarantee what the ledger does.
+
+    Raises:
+        CorruptRun: it says something else, or is gone.
+    """
+    path = run.adapter / "README.md"
+    if not path.is_file():
+        raise CorruptRun(f"{path} is missing, though the run has ended; restore it")
+    card: Any = ModelCard.load(path)
+    stated, said = (run.verified.written or {})["sentence"], privacy_block(run.statement)
+    block = card.data.to_dict().get("privacy")
+    if stated not in card.text or not isinstance(block, dict) or block.get("epsilon") != said.get("epsilon"):
+        raise CorruptRun(f"{path} does not say what {PRIVACY_FILE} and the ledger do of the guarantee; restore it")
+    card.text = card.text.replace(stated, run.statement["sentence"])
+    card.data.privacy = said
+    return card
+
+
+def _provable(run: FinishedRun) -> str:
+    """What of the guarantee can be checked with this folder alone."""
+    head = head_of(run.statement)
+    where = "the sites' own ledgers" if head is None else f"the run's ledger, whose last line is `{str(head)[:24]}`"
+    return (
+        f"The guarantee is that of {where}, as verified when this folder was written. It has no ledger: by itself it "
+        "proves nothing of epsilon, and does not show whether its privacy.json was edited. Whoever has the folder of "
+        "the run can verify it: `lacquer report RUN`."
+    )
 
 
 def _license_text(run: FinishedRun, files: Sequence[str]) -> str:

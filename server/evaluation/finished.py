@@ -1,15 +1,15 @@
 """A finished run as its user has it: settings, results, guarantee, and the model that its adapter makes."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privacy.errors import CorruptRun
-from server.config.load import load
 from server.config.schema import RunConfig
-from server.run_folder.names import ADAPTER_FOLDER, CONFIG_FILE, PRIVACY_FILE, RESULTS_FILE
+from server.run_folder.names import ADAPTER_FOLDER
+from server.run_folder.verify import VerifiedRun, refusal_of_no_run, verify_run
 
 if TYPE_CHECKING:
     import torch
@@ -28,13 +28,20 @@ class FinishedRun:
 
     Attributes:
         results: results.json.
-        statement: privacy.json.
+        verified: its files, in agreement with each other.
     """
 
     folder: Path
     config: RunConfig
     results: Mapping[str, Any]
-    statement: Mapping[str, Any]
+    verified: VerifiedRun
+
+    @cached_property
+    def statement(self) -> Mapping[str, Any]:
+        """What it guarantees, as its ledger says it; CorruptRun if privacy.json says something else."""
+        found = self.verified.statement()
+        assert found is not None, "a run that has ended has a privacy.json"
+        return found
 
     @property
     def adapter(self) -> Path:
@@ -118,21 +125,12 @@ def read_finished(folder: Path) -> FinishedRun:
         NotFinished: it is no run's, or the run has not ended.
         ConfigError, CorruptRun: a file of it cannot be read.
     """
-    if not (folder / CONFIG_FILE).is_file():
-        raise NotFinished(f"{folder} is no run folder; give the one that `lacquer run` named at its end")
-    # results.json is written last
-    if not (folder / RESULTS_FILE).is_file() or not (folder / ADAPTER_FOLDER / "adapter_config.json").is_file():
+    if refusal := refusal_of_no_run(folder):
+        raise NotFinished(refusal)
+    run = verify_run(folder)
+    if run.results is None or run.config is None:
         raise NotFinished(f"{folder} has no adapter: the run has not ended. Go on with it by `lacquer resume {folder}`")
-    return FinishedRun(
-        folder, load(folder / CONFIG_FILE), _object(folder / RESULTS_FILE), _object(folder / PRIVACY_FILE)
-    )
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptRun(f"{path} cannot be read: {error}; restore it") from error
-    if not isinstance(value, dict):
-        raise CorruptRun(f"{path} holds no JSON object; restore it")
-    return value
+    if not (folder / ADAPTER_FOLDER / "adapter_config.json").is_file():
+        file = folder / ADAPTER_FOLDER / "adapter_config.json"
+        raise CorruptRun(f"{file} is missing, though the run has ended; restore it")
+    return FinishedRun(folder, run.config, run.results, run)

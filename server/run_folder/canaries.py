@@ -43,9 +43,7 @@ def canaries_of(config: RunConfig, folder: Path, population: int, *, fresh: bool
         secret = bytes.fromhex(path.read_text(encoding="ascii"))
         return CanaryUnits(population - config.audit.canaries, config.audit.canaries, secret, config.seed)
     except (OSError, ValueError) as error:
-        raise CorruptRun(
-            f"{path} holds no secret of the run's canaries ({error}); restore it, or start anew"
-        ) from error
+        raise CorruptRun(f"{path} holds no secret of the run's canaries ({error}); restore it") from error
 
 
 def note_seen(folder: Path, seen: Observation) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints: the server's state after a release, written whole or not at all, and the position of the ledger.
 
     checkpoint/state.safetensors    adapter, served adapter, tensors of optimizer, controller and subspace, the release
-    checkpoint/state.json           everything else: round, controller state, ledger head, digest of the tensors
+    checkpoint/state.json           everything else: round, controller state, ledger head; digests of the tensors, the
+                                    records of the rounds before, and itself
 
 One is written as soon as a release is made, before anything else can fail: it holds the release itself and the
 controller's state from before it. What follows a release (validation, the controller's update) depends on the release
@@ -28,12 +29,13 @@ from privacy import durable
 from privacy.durable import sync
 from privacy.errors import CorruptRun
 from privacy.mechanism import Release
-from server.run_folder.names import CHECKPOINT_FOLDER
+from server.run_folder.names import CHECKPOINT_FOLDER, SAMPLING_SECRET
 from strategies.private_training import ServerState
 from strategies.state_files import classes_of, pack, unpack, upgraded
 
 FORMAT = 3
 _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Checkpoint:
     Attributes:
         state: after the last release, before the controller heard of it; after ``begin`` if there was none.
         update: float32 ``[d]`` of that release, None before the first.
+        records: how many records of rounds there were, and their digest; None where nobody counted.
     """
 
     state: ServerState
@@ -79,13 +82,40 @@ class Checkpoint:
     answers: tuple[Tensor, ...]
     ledger_head: str
     taken: Times = Times()
+    records: tuple[int, str] | None = None
 
     @staticmethod
-    def after(state: ServerState, release: Release | None, ledger_head: str, taken: Times) -> "Checkpoint":
+    def after(
+        state: ServerState,
+        release: Release | None,
+        ledger_head: str,
+        taken: Times,
+        records: tuple[int, str] | None = None,
+    ) -> "Checkpoint":
         """From a strategy's state and its last release."""
-        if release is None:
-            return Checkpoint(state, None, (), ledger_head, taken)
-        return Checkpoint(state, release.update, release.answers, ledger_head, taken)
+        update, answers = (None, ()) if release is None else (release.update, release.answers)
+        return Checkpoint(state, update, answers, ledger_head, taken, records)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the last checkpoint saw of the files beside it.
+
+    Attributes:
+        ledger_head: of the ledger.
+        records: how many records of rounds there were, and their digest; None where nobody counted.
+        secret: digest of the file with the secret that draws cohorts; None where there was none.
+    """
+
+    ledger_head: str
+    records: tuple[int, str] | None
+    secret: str | None
+
+    def check_secret(self, path: Path) -> None:
+        """CorruptRun if ``path`` is not the file with the secret that the checkpoint saw."""
+        if self.secret is not None and (not path.is_file() or _digest(path) != self.secret):
+            state = "is not the secret that has drawn so far" if path.is_file() else "is missing"
+            raise CorruptRun(f"{path} {state}: other cohorts would be drawn than were; restore it")
 
 
 def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
@@ -116,7 +146,10 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
         "ledger_head": checkpoint.ledger_head,
         "seconds": asdict(checkpoint.taken),
         "tensors_sha256": _digest(draft / _TENSORS),
+        "records": checkpoint.records,
+        "secret_sha256": _digest(secret) if (secret := run_folder / SAMPLING_SECRET).is_file() else None,
     }
+    document["sha256"] = _own_digest(document)
     (draft / _DOCUMENT).write_text(json.dumps(document, indent=1))
     for path in (*draft.iterdir(), draft):
         sync(path)
@@ -148,13 +181,9 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
     """
     folder = checkpoint_folder(run_folder)
     if folder is None:
-        raise CorruptRun(f"{run_folder} has no checkpoint; restore the folder, or start a new run")
+        raise CorruptRun(f"{run_folder / CHECKPOINT_FOLDER} is missing: the run has no checkpoint; restore the folder")
+    document = _document(folder)
     try:
-        document = json.loads((folder / _DOCUMENT).read_text())
-        if document["format"] not in (2, FORMAT):
-            raise ValueError(f"it has format {document['format']!r}, this code reads 2 and {FORMAT}")
-        if _digest(folder / _TENSORS) != document["tensors_sha256"]:
-            raise ValueError(f"{_TENSORS} is not the file that was written with {_DOCUMENT}")
         tensors, classes = load_file(folder / _TENSORS), classes_of(fresh)
         written = document["state"] if document["format"] == FORMAT else _from_format_2(document["state"], fresh)
         state = ServerState(**{name: unpack(part, tensors, classes) for name, part in written.items()})
@@ -167,6 +196,39 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
     return checkpoint
 
 
+def _document(folder: Path) -> dict[str, Any]:
+    """The content of state.json, with the tensors beside it as they were written; CorruptRun names the other file."""
+    for _ in range(_TRIES):
+        try:
+            document = dict(json.loads((folder / _DOCUMENT).read_text()))
+            if document["format"] not in (2, FORMAT):
+                raise ValueError(f"it has format {document['format']!r}, this code reads 2 and {FORMAT}")
+            if document["format"] == FORMAT and document.pop("sha256", None) not in (None, _own_digest(document)):
+                raise ValueError("its digest is not that of its content")
+            whole = _digest(folder / _TENSORS) == document["tensors_sha256"]
+            break
+        except FileNotFoundError as error:  # a run at work may be putting the next one in its place
+            problem: Exception = error
+            time.sleep(0.05)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise CorruptRun(f"{folder / _DOCUMENT} is not a checkpoint of this run: {said}; restore it") from error
+    else:
+        missing = _TENSORS if (folder / _DOCUMENT).is_file() else _DOCUMENT
+        raise CorruptRun(
+            f"{folder / missing} is missing, so this is not a checkpoint of this run; restore it"
+        ) from problem
+    if not whole:
+        what = f"it is not the file that was written with {_DOCUMENT}"
+        raise CorruptRun(f"{folder / _TENSORS} is not a checkpoint of this run: {what}; restore it")
+    return document
+
+
+def _own_digest(document: Mapping[str, Any]) -> str:
+    """Of everything else in state.json, as it will be read back."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(document)), sort_keys=True).encode()).hexdigest()
+
+
 def checkpoint_folder(run_folder: Path) -> Path | None:
     """Where the last checkpoint lies; None if there is none."""
     return next((place for place in _places(run_folder) if place.is_dir()), None)
@@ -177,25 +239,28 @@ def _places(run_folder: Path) -> tuple[Path, Path]:
     return run_folder / CHECKPOINT_FOLDER, run_folder / f".{CHECKPOINT_FOLDER}.old"
 
 
-def ledger_head(run_folder: Path) -> str | None:
-    """The head of the ledger that the last checkpoint saw; None if there is no checkpoint.
+def read_mark(run_folder: Path) -> Mark | None:
+    """What the last checkpoint saw of the files beside it; None if there is no checkpoint.
 
     Raises:
-        CorruptRun: it cannot be read.
+        CorruptRun: it cannot be read, or its tensors are not those that were written with it.
     """
     folder = checkpoint_folder(run_folder)
     if folder is None:
         return None
+    document = _document(folder)
     try:
-        return str(json.loads((folder / _DOCUMENT).read_text())["ledger_head"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptRun(f"{folder} holds no readable checkpoint: {type(error).__name__}: {error}") from error
+        head, records = str(document["ledger_head"]), document.get("records")
+        records = None if records is None else (int(records[0]), str(records[1]))
+        return Mark(head, records, document.get("secret_sha256"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRun(f"{folder / _DOCUMENT} is not a checkpoint of this run: {error!r}; restore it") from error
 
 
 def _from_format_2(state: Mapping[str, Any], fresh: ServerState) -> dict[str, Any]:
     """A state as version 0.1 wrote it, in today's form."""
     if state["basis"] is not None:
-        raise ValueError("version 0.1 wrote it in a public subspace: resume it there, or start a new run")
+        raise ValueError("version 0.1 wrote it in a public subspace: resume it there")
     kept = {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
     return kept | {"controller": upgraded(state["controller"], fresh.controller)}
 

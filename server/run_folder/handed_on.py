@@ -17,9 +17,9 @@ from privacy import durable
 from privacy.events import Json
 from server.config.load import flatten
 from server.config.schema import RunConfig
-from server.run_folder.names import COMMITMENT_FILE
+from server.run_folder.names import COMMITMENT_FILE, LEDGER_FILE
+from server.run_folder.origin import FREE, Tables, methods_of
 from server.run_folder.provenance import code_version
-from server.run_folder.resume import FREE, Tables, methods_of
 
 _LIBRARIES = ("dp-accounting", "numpy", "scipy")
 
@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 
 def write(folder: Path, config: RunConfig, noise: Json, phases: Tables = ()) -> None:
-    """Put the calibrated noise of a run into its folder."""
+    """Put the calibrated noise of a run into its folder, unless a ledger there commits to one already."""
+    if (folder / LEDGER_FILE).is_file():
+        return
     durable.write(folder / COMMITMENT_FILE, json.dumps({"of": _digest(config, phases), "noise": noise}) + "\n")
 
 

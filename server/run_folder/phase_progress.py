@@ -25,9 +25,10 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Charge, Ledger
 from privacy.randomness.sampling import CohortSampler
-from server.run_folder.checkpoint import ledger_head
+from server.run_folder.checkpoint import read_mark
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, PHASE_FILE, PHASES_FOLDER, SAMPLING_SECRET
+from server.run_folder.seal import check_tensors, tensors_digest
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class PhaseFolder:
         if not path.is_file():
             return None
         with _readable(path) as file:
-            adapter = file.get_tensor("adapter")
+            adapter = check_tensors(file, "phase")["adapter"]
             result = PhaseResult(**json.loads(file.metadata()["phase"]), adapter=adapter)
             if result.name != name or adapter.dtype != torch.float32 or adapter.shape != (size,):
                 raise ValueError(f"it is of phase {result.name!r} and holds {adapter.dtype} {list(adapter.shape)}")
@@ -77,12 +78,9 @@ class PhaseFolder:
 
     def finish(self, result: PhaseResult) -> None:
         """Keep how the phase ended, whole or not at all."""
+        tensors, said = {"adapter": result.adapter.detach().cpu().contiguous()}, json.dumps(result.to_json())
         with durable.replacing(self.path / PHASE_FILE) as draft:
-            save_file(
-                {"adapter": result.adapter.detach().cpu().contiguous()},
-                draft,
-                metadata={"phase": json.dumps(result.to_json())},
-            )
+            save_file(tensors, draft, metadata={"phase": said, "sha256": tensors_digest(said, tensors)})
 
     def sampler(self, charged: int) -> CohortSampler:
         """What draws the phase's batches, `charged` of which were paid for.
@@ -109,6 +107,7 @@ def ended_phases(run_folder: Path) -> tuple[dict[str, Any], ...]:
     ended: list[dict[str, Any]] = []
     while (path := run_folder / PHASES_FOLDER / str(len(ended) + 1) / PHASE_FILE).is_file():
         with _readable(path) as file:
+            check_tensors(file, "phase")
             values = json.loads(file.metadata()["phase"])
             numbers = {key: float(values[key]) for key in ("seconds", "cpu_seconds", "validation_loss")}
             ended.append({"name": str(values["name"]), **numbers})
@@ -137,9 +136,9 @@ def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
         if any(run_folder.glob(f"{PHASES_FOLDER}/*/{SAMPLING_SECRET}")):
             raise CorruptRun(f"{path} is gone: without it what was spent would be spent again; restore it")
         return None
-    heads = [ledger_head(run_folder / PHASES_FOLDER / str(number)) for number in range(phases, 0, -1)]
+    marks = [read_mark(run_folder / PHASES_FOLDER / str(number)) for number in range(phases, 0, -1)]
     try:
-        return Ledger.open(path, next((head for head in heads if head is not None), None))
+        return Ledger.open(path, next((mark.ledger_head for mark in marks if mark is not None), None))
     except BlockingIOError:
         raise CannotResume(f"{run_folder} is still running: a process holds its ledger; stop that one first") from None
 

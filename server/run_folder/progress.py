@@ -9,10 +9,11 @@ keeps a second process out, as the ledger does for other runs.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LOCK_FILE, SITES_FILE
+from server.run_folder.seal import check_tensors, tensors_digest
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.residual import check_residual
 from strategies.cross_silo import GlobalModel
@@ -79,10 +81,15 @@ class Progress:
         return f"no site continues: {said}"
 
 
-def save_progress(folder: Path, progress: Progress) -> None:
-    """A crash at any moment leaves the previous file or this one."""
+def save_progress(folder: Path, progress: Progress, records: tuple[int, str] | None = None) -> None:
+    """A crash at any moment leaves the previous file or this one.
+
+    Args:
+        records: how many records of rounds there are, and their digest.
+    """
     values = {
         "format": FORMAT,
+        "records": records,
         "round": progress.round,
         "silos": {silo: asdict(said) for silo, said in progress.silos.items()},
         "steps": progress.steps,
@@ -93,8 +100,9 @@ def save_progress(folder: Path, progress: Progress) -> None:
     tensors |= {f"{_OPTIMIZER}{name}": tensor.contiguous() for name, tensor in progress.optimizer.items()}
     if progress.texts is not None:
         tensors |= {name: torch.from_numpy(np.array(getattr(progress.texts, name))) for name in _TEXTS}
+    said = json.dumps(values)
     with durable.replacing(folder / SITES_FILE) as draft:
-        save_file(tensors, draft, metadata={"progress": json.dumps(values)})
+        save_file(tensors, draft, metadata={"progress": said, "sha256": tensors_digest(said, tensors)})
 
 
 def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
@@ -103,36 +111,77 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
     Raises:
         CorruptRun: the file is damaged, or of a run with another adapter.
     """
-    path = folder / SITES_FILE
+    values, tensors, noted = _read(folder)
     try:
-        with safe_open(path, "pt") as file:
-            values, adapter = json.loads(file.metadata()["progress"]), file.get_tensor("adapter")
-            residual, average = (
-                file.get_tensor(name) if name in file.keys() else None for name in ("residual", "average")
-            )
-            kept = [name for name in file.keys() if name.startswith(_OPTIMIZER)]
-            optimizer = {name.removeprefix(_OPTIMIZER): file.get_tensor(name) for name in kept}
-            texts = Records(*(file.get_tensor(name).numpy() for name in _TEXTS)) if "tokens" in file.keys() else None
-        if values.pop("format") != FORMAT or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
-            raise ValueError(f"it holds {adapter.dtype} {list(adapter.shape)}, this run has {layout.size} values")
+        adapter, residual, average = (tensors.get(name) for name in ("adapter", "residual", "average"))
+        if adapter is None or adapter.dtype != torch.float32 or adapter.shape != (layout.size,):
+            found = None if adapter is None else f"{adapter.dtype} {list(adapter.shape)}"
+            raise ValueError(f"it holds {found}, this run has {layout.size} values")
         if residual is not None:
             check_residual(residual, layout)
-        silos = {int(silo): SiteGuarantee(**said) for silo, said in values.pop("silos").items()}
+        kept = [name for name in tensors if name.startswith(_OPTIMIZER)]
+        optimizer = {name.removeprefix(_OPTIMIZER): tensors[name] for name in kept}
+        texts = Records(*(tensors[name].numpy() for name in _TEXTS)) if "tokens" in tensors else None
         refusals = {int(silo): str(reason) for silo, reason in values.pop("refusals").items()}
         model = GlobalModel(adapter, residual, average)
-        return Progress(model, silos=silos, refusals=refusals, texts=texts, optimizer=optimizer, **values)
+        return Progress(
+            model, silos=dict(noted.guarantees), refusals=refusals, texts=texts, optimizer=optimizer, **values
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _not_of_this_run(folder / SITES_FILE, error) from error
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What the file says beside the model.
+
+    Attributes:
+        guarantees: of the sites, by number.
+        records: how many records of rounds there were, and their digest; None where nobody counted.
+    """
+
+    guarantees: Mapping[int, SiteGuarantee]
+    records: tuple[int, str] | None = None
+
+
+def read_noted(folder: Path) -> Noted:
+    """What a cross-silo run has noted; nothing before its first round, and of other runs.
+
+    Raises:
+        CorruptRun: the file is damaged.
+    """
+    return _read(folder)[2] if (folder / SITES_FILE).is_file() else Noted({})
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Noted]:
+    """What is for the run alone of the file's header, its tensors, and what is for others."""
+    try:
+        with safe_open(folder / SITES_FILE, "pt") as file:
+            tensors, values = check_tensors(file, "progress"), json.loads(file.metadata()["progress"])
+        if (found := values.pop("format")) != FORMAT:
+            raise ValueError(f"it has format {found!r}, this code reads {FORMAT}")
+        guarantees = {int(silo): SiteGuarantee(**said) for silo, said in values.pop("silos").items()}
+        records = values.pop("records", None)
+        return values, tensors, Noted(guarantees, None if records is None else (int(records[0]), str(records[1])))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it") from error
+        raise _not_of_this_run(folder / SITES_FILE, error) from error
+
+
+def _not_of_this_run(path: Path, error: Exception) -> CorruptRun:
+    return CorruptRun(f"{path} is not of this run: {type(error).__name__}: {error}; restore it")
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
     """The folder for its one owner.
 
+    Args:
+        lock: name of the file that is held.
+
     Raises:
-        CannotResume: another process trains in it.
+        CannotResume: another process trains in it, or starts a run there.
     """
-    with (folder / LOCK_FILE).open("a") as file:
+    with (folder / lock).open("a") as file:
         try:
             durable.lock(file.fileno(), f"{folder} is still running: a process holds its lock; stop that one first")
         except BlockingIOError as error:

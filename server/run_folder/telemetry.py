@@ -3,6 +3,7 @@
 What may be in a record, and why nothing else can be: :mod:`server.run_folder.round_record`.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -89,6 +90,11 @@ class Telemetry:
                 self._add_scalars(record)
         return kept
 
+    def records(self) -> tuple[int, str]:
+        """How many records there are, and their digest, see :func:`read_metrics`."""
+        text = _text(self._folder / METRICS_FILE)
+        return text.count("\n"), _digest(text)
+
     def _open_scalars(self) -> None:
         from tensorboard.summary import Writer  # half a second of imports that a run without it need not pay
 
@@ -151,27 +157,38 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     return {tag: value for tag, value in values.items() if value is not None}
 
 
-def read_metrics(run_folder: Path) -> list[RoundRecord]:
+def read_metrics(run_folder: Path, seen: tuple[int, str] | None = None) -> list[RoundRecord]:
     """The records of a run, in the order of rounds; empty if there are none yet.
 
     A last line that is still being written (or was cut off by a crash) is left out. A round that a resumed run did
     again appears once, as it was last released.
 
+    Args:
+        seen: of a checkpoint: how many records there were, and their digest.
+
     Raises:
-        CorruptRun: if a complete line is not a record, naming file and line.
+        CorruptRun: a complete line is not a record, or records that were there are gone or changed; file and line.
     """
     path = Path(run_folder) / METRICS_FILE
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = _text(path).split("\n")[:-1]  # what follows the last newline is not a complete line
+    if seen is not None and _digest("".join(f"{line}\n" for line in lines[: seen[0]])) != seen[1]:
+        raise CorruptRun(f"{path}: its first {seen[0]} lines are not those that the checkpoint saw; restore it")
     records: dict[tuple[int, str], RoundRecord] = {}
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not a complete line
+    for number, line in enumerate(lines, start=1):
         try:
             record = RoundRecord.from_json(json.loads(line))
         except (ValueError, TypeError, AttributeError) as error:
-            raise CorruptRun(f"{path} line {number} is not a round record: {error}") from error
+            raise CorruptRun(f"{path} line {number} is not a round record: {error}; restore it") from error
         records[record.round, record.phase] = record
     return [records[key] for key in sorted(records, key=lambda key: (key[0], PHASES.index(records[key].phase)))]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_status(run_folder: Path) -> Status | None:
@@ -184,6 +201,9 @@ def read_status(run_folder: Path) -> Status | None:
     if not path.is_file():
         return None
     try:
-        return Status(**json.loads(path.read_text(encoding="utf-8")))
+        status = Status(**json.loads(path.read_text(encoding="utf-8")))
+        if status.state not in get_args(State):
+            raise ValueError(f"its state must be one of {', '.join(get_args(State))}, got {status.state!r}")
+        return status
     except (ValueError, TypeError) as error:
-        raise CorruptRun(f"{path} is not a status: {error}") from error
+        raise CorruptRun(f"{path} is not a status: {error}; restore it") from error

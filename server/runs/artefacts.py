@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, results.json.
+"""What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, digests, results.json.
 
 One writer for every kind of run. results.json comes last, and all else is on the disk by then: a run that has it has
 ended, so a loss of power must leave neither half of it nor it alone.
@@ -26,6 +26,7 @@ from privacy import durable
 from server.config.schema import RunConfig
 from server.evaluation.card import card
 from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
+from server.run_folder.seal import ENDED, write_seal
 from server.run_folder.telemetry import read_metrics
 from strategies.adapter.layout import AdapterLayout
 
@@ -69,13 +70,13 @@ class Outcome:
 
 
 def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement: Mapping[str, Any]) -> None:
-    """Write privacy.json, adapter/ and results.json into the run folder.
+    """Write privacy.json, adapter/, the digests of all that stays as it is, and results.json into the run folder.
 
     Args:
         statement: what it guarantees, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder
             that holds an adapter says so.
     """
-    _write_json(folder / PRIVACY_FILE, statement)
+    durable.write(folder / PRIVACY_FILE, _json_text(statement))
     final, names = outcome.adapter, outcome.data.label_names
     save_adapter(folder / ADAPTER_FOLDER, config, final)
     text = card(config, statement, outcome.test, outcome.answers, names, final.spec, outcome.note)
@@ -106,7 +107,9 @@ def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement
         "not_private": statement["not_private"],
         **outcome.further,
     }
-    _write_json(folder / RESULTS_FILE, results)
+    text = _json_text(results)
+    write_seal(folder, ENDED, {RESULTS_FILE: text})
+    durable.write(folder / RESULTS_FILE, text)
 
 
 def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
@@ -127,8 +130,8 @@ def stamp(statement: Mapping[str, Any], *folders: Path) -> None:
             (folder / STAMP_FILE).write_text(f"{statement['sentence']}\n", encoding="utf-8")
 
 
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    durable.write(path, json.dumps(dict(values), indent=2) + "\n")
+def _json_text(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), indent=2) + "\n"
 
 
 def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:

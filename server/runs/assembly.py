@@ -347,7 +347,7 @@ def simulated(config: RunConfig, folder: Path, commitment: Commitment, *, goes_o
         except ValueError as error:
             raise CorruptRun(f"{path} is no list of this run: {error}") from error
     if goes_on:
-        raise CorruptRun(f"{path} is gone; restore it, or start a new run")
+        raise CorruptRun(f"{path} is gone, with what the clients agreed on; restore it")
     folder.mkdir(mode=0o700, exist_ok=True)
     public = []
     for number in range(config.clients):

@@ -33,7 +33,7 @@ from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate
 from server.network.grid import answers, names
 from server.run_folder.checkpoint import Times
-from server.run_folder.names import CLIENTS_FILE
+from server.run_folder.names import CLIENTS_FILE, SITES_FOLDER
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, save_progress
 from server.run_folder.resume import Resumed, note_resumed
 from server.run_folder.round_record import Presence, RoundRecord, validated
@@ -47,9 +47,6 @@ from strategies.dispatch import PATIENCE, RoundFailed, awaited, quorum, sound_re
 from strategies.private_training import ServerUpdate
 
 log = logging.getLogger(__name__)
-
-STATE = "silos"
-"""In the run folder of a simulation: a folder for every site's own ledger."""
 
 
 def run_cross_silo(run: Run, grid: Grid) -> None:
@@ -103,7 +100,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
             asked, None if there is None else len(there), asked - len(missing), _told(folder, config, nodes, missing)
         )
         progress.seconds = run.clock.taken().run
-        save_progress(folder, progress)
+        save_progress(folder, progress, telemetry.records())
         record(time.monotonic() - start, present)
     telemetry.status("running", "evaluating on the test set")
     final = final_adapter(ready, progress.model)
@@ -111,7 +108,11 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     if config.public.warm_start_epochs:  # kept, so not trained again
         outcome = replace(outcome, public_test=evaluate(public.warm_start(adapter), "test"))
     steered = ready.methods.steered
-    run.finish(outcome, guarantee.cross_silo(config, ready.silo, progress.silos, steered=steered), progress.summary())
+    run.finish(
+        outcome,
+        guarantee.cross_silo(config, ready.silo.not_private, progress.silos, steered=steered),
+        progress.summary(),
+    )
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def _round(
             silo,
             ready.silo,
             ready.job.to_json(),
-            str(folder / STATE),
+            str(folder / SITES_FOLDER),
             None if model.residual is None else model.residual.numpy(),
             texts,
         )

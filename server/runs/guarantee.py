@@ -19,7 +19,6 @@ from typing import Any
 from client.data.sensitive import make_detector
 from client.models.devices import find_cuda
 from client.models.frozen_linear import batch_invariance_note
-from client.record_level.settings import RecordLevelSettings
 from privacy.accountants import composition
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
@@ -186,28 +185,32 @@ def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
 
 
 def cross_silo(
-    config: RunConfig, silo: RecordLevelSettings, silos: Mapping[int, SiteGuarantee], *, steered: bool
+    config: RunConfig, not_private: str | None, silos: Mapping[int, SiteGuarantee], *, steered: bool
 ) -> dict[str, Any]:
-    """privacy.json of a cross-silo run: what each says of its own commitment."""
-    unit = silo.unit.removeprefix("group:")
+    """privacy.json of a cross-silo run: what each says of its own commitment.
+
+    Args:
+        not_private: why none gives a guarantee, or None.
+    """
+    unit, delta = config.unit.removeprefix("group:"), config.privacy.delta
     worst = max((reply.epsilon for reply in silos.values()), default=0.0)
     sentence = (
-        f"This run is NOT PRIVATE: {silo.not_private}."
-        if silo.not_private
+        f"This run is NOT PRIVATE: {not_private}."
+        if not_private
         else f"With respect to adding or removing one {unit} of any one site, everything that site sends in this run "
-        f"is differentially private with epsilon at most {rounded_up(worst, 2):.2f} at delta {silo.delta:g}, against "
+        f"is differentially private with epsilon at most {rounded_up(worst, 2):.2f} at delta {delta:g}, against "
         "anyone, the server and the other sites included; other runs on the same data are not included and add to it."
     )
     return {
         "sentence": sentence,
         "format": 1,
-        "private": silo.not_private is None,
-        "not_private": silo.not_private,
-        "unit": silo.unit,
+        "private": not_private is None,
+        "not_private": not_private,
+        "unit": config.unit,
         "adjacency": "add_remove",
         "epsilon": rounded_up(worst, 4),
-        "delta": silo.delta,
-        "mode": silo.mode,
+        "delta": delta,
+        "mode": config.privacy.mode,
         "mechanism": "DP-SGD at every site, with the site's own ledger; the server averages and adds nothing",
         "trust_model": "every site trusts itself only",
         "silos": {

@@ -30,22 +30,15 @@ from server.run_folder.names import (
     LEDGER_FILE,
     PUBLIC_START_FILE,
     ROSTER_FILE,
-    SITES_FILE,
     SOURCE_FILE,
     write_config,
 )
+from server.run_folder.origin import check_origin, write_origin
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
-from server.run_folder.resume import (
-    Resumed,
-    check_origin,
-    check_same_run,
-    claim,
-    note_resumed,
-    refuse_ended,
-    write_origin,
-)
+from server.run_folder.resume import Resumed, check_same_run, claim, note_resumed, refuse_ended
 from server.run_folder.telemetry import Telemetry
+from server.run_folder.verify import traces, verify_run
 from server.runs.artefacts import Final, Outcome, write_artefacts
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
 from server.runs.loop import Loop
@@ -88,6 +81,8 @@ class Run:
             CannotResume, CorruptRun: it cannot be the same run.
         """
         config, name = self.config, data.folder.name
+        if not self.resumes:
+            durable.write(self.folder / SOURCE_FILE, f"{data.meta['source']}\n", mode=0o600)
         if self.ledger is not None and commitment is not None:
             self.changes = check_same_run(config, name, commitment, self.folder, self.ledger, self.other_code)
         elif self.resumes:
@@ -96,7 +91,6 @@ class Run:
             write_origin(self.folder, config, name, phases)
         write_config(self.folder, config)
         write_facts(self.folder, config, data)
-        durable.write(self.folder / SOURCE_FILE, f"{data.meta['source']}\n", mode=0o600)
         write_environment(self.folder)
 
     @contextmanager
@@ -167,10 +161,13 @@ def opened(
         stack.enter_context(owned(folder))
         if resume:
             refuse_ended(folder)
+            if not ledger:
+                verify_run(folder)
         # Whoever holds the ledger owns the folder, so it comes before anything is written there.
         held = stack.enter_context(claim(folder)) if resume and ledger else None
-        if not resume and any((folder / name).exists() for name in (LEDGER_FILE, SITES_FILE)):
-            raise ConfigError(f"run-folder = {str(folder)!r} already holds a run, which is never overwritten")
+        if not resume and (found := traces(folder)):
+            what = f"already holds a run ({found[0]}), which is never overwritten"
+            raise ConfigError(f"run-folder = {str(folder)!r} {what}")
         telemetry = stack.enter_context(Telemetry(folder))
         try:
             yield Run(config, folder, telemetry, held, resume, other_code)

@@ -83,7 +83,8 @@ class Loop:
                 RoundRecord.of_start(metrics, rounds=rounds, epsilon=self.epsilon, seconds=seconds, not_private=reason)
             )
         self.training.begin(start, PublicSignals(0, metrics.loss))
-        save_checkpoint(self.folder, Checkpoint.after(self.state, None, self.training.ledger.head, Times()))
+        head, records = self.training.ledger.head, self.telemetry.records()
+        save_checkpoint(self.folder, Checkpoint.after(self.state, None, head, Times(), records))
 
     def go_on(self, start: Tensor) -> int:
         """Back to where the last checkpoint left the training, and what may have been missing behind its release.
@@ -116,7 +117,7 @@ class Loop:
         if releases and self.state.round < 0:
             raise CannotResume(
                 f"the run was interrupted in the first release of {self.where.rstrip(': ')}, which its controller "
-                "starts from and which is spent; start a new run (which spends a budget of its own)"
+                "starts from and which is spent: this run cannot go on"
             )
         self.training.state = replace(self.state, round=self.state.round + releases)
 
@@ -156,7 +157,8 @@ class Loop:
 
     def _save(self, seconds: float) -> None:
         training, taken = self.training, replace(self.clock.taken(), round=seconds)
-        save_checkpoint(self.folder, Checkpoint.after(self.state, training.release, training.ledger.head, taken))
+        head, records = training.ledger.head, self.telemetry.records()
+        save_checkpoint(self.folder, Checkpoint.after(self.state, training.release, head, taken, records))
 
     def _after_release(self, start: float, recorded: RoundRecord | None) -> None:
         """Evaluate on public data where that is due, tell the controller, record it all.

@@ -7,7 +7,8 @@ from flwr.serverapp import Grid
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.names import PHASES_FILE
-from server.run_folder.resume import check_silos
+from server.run_folder.resume import check_sites
+from server.run_folder.verify import verify_run
 from server.runs.lifecycle import opened
 
 
@@ -47,7 +48,7 @@ def run_in_folder(
 
         with opened(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
             if resume:
-                check_silos(folder)
+                check_sites(verify_run(folder))
             run_cross_silo(run, grid)
     else:
         from server.runs.client_level import run_client_level

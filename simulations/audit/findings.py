@@ -8,7 +8,6 @@ and not the run's own report.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +55,12 @@ def audited(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
     """
     if shadows:
         refuse_shadows(run, shadows)
-    run = replace(run, statement=read_run(run.folder).guarantee or run.statement)  # that of phases in one form
     data, canaries = _records(run), run.config.audit.canaries
     population = len(_index(run, data)) if run.config.alone else run.config.clients
     levels = audited_units(run.config, data, most, canaries)
     found: dict[str, Any] = {
         "not_covered_by_the_guarantee": WARNING,
-        "upper_bound": _upper(run),
+        "upper_bound": _upper(read_run(run.folder).guarantee or {}),  # that of phases in one form
         "canaries": canary_findings(run, population),
         **_written(run, data, levels[-1]),
         "membership": membership(run, data, levels),
@@ -111,9 +109,8 @@ def _records(run: FinishedRun) -> PreparedData:
     return data
 
 
-def _upper(run: FinishedRun) -> dict[str, Any] | None:
+def _upper(said: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the ledger says; None where nothing is guaranteed."""
-    said = run.statement
     if said.get("not_private") is not None or said.get("epsilon") is None:
         return None
     return {"epsilon": said["epsilon"], "delta": said["delta"], "unit": said["unit"], "adjacency": said["adjacency"]}

@@ -4,7 +4,7 @@ import enum
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 
 from privacy import durable
+from privacy.errors import CorruptRun
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import LEDGER_FILE, new_run_folder
+from server.run_folder.names import LAUNCH_LOCK, new_run_folder
 from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
@@ -125,23 +126,26 @@ def run(
     """
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
-    with refusals(ValueError):
-        asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-        with waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
-            from simulations.preflight import check_run  # a misspelt setting is refused before torch is loaded
+    with ExitStack() as stack:
+        with refusals(ValueError):
+            asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+            with waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
+                from server.run_folder.progress import owned  # a misspelt setting is refused before torch is loaded
+                from simulations.preflight import check_run
 
-            checked = check_run(asked)
-        check_tracker(track)
-        if dry_run:
-            say_plan(checked, as_json=as_json)
-            return
-        folder = new_run_folder(asked.run)
-        asked.write(folder)
-        checked.hand_on(folder)
-    if not quiet and not as_json:
-        say_known(checked, Console())
-    with interruptible():
-        _run(asked, folder, here, quiet, as_json=as_json, track=track)
+                checked = check_run(asked)
+            check_tracker(track)
+            if dry_run:
+                say_plan(checked, as_json=as_json)
+                return
+            folder = new_run_folder(asked.run)
+            stack.enter_context(owned(folder, LAUNCH_LOCK))
+            asked.write(folder)
+            checked.hand_on(folder)
+        if not quiet and not as_json:
+            say_known(checked, Console())
+        with interruptible():
+            _run(asked, folder, here, quiet, as_json=as_json, track=track)
 
 
 @app.command(hidden=True)
@@ -181,22 +185,26 @@ def resume(
     """Resume an interrupted run from its last checkpoint, within the budget it has left."""
     here = Path.cwd()
     sys.path.append(str(here))
-    with refusals(CannotResume, ValueError):
-        from server.run_folder.resume import check_resumable
+    with ExitStack() as stack:
+        with refusals(CannotResume, ValueError):
+            from server.run_folder.progress import owned
+            from server.run_folder.resume import check_resumable
 
-        check_tracker(track)
-        folder = run_folder.resolve()
-        asked = ask_again(folder, _engine_settings(engine, workers))
-        if _on_flower(asked.run) and asked.run.engine.ray_address:
-            from simulations.engines.cluster import check_cluster
+            check_tracker(track)
+            folder = run_folder.resolve()
+            # The run's own process holds the folder a minute later; until then a second resume would pass every check.
+            stack.enter_context(owned(folder, LAUNCH_LOCK))
+            asked = ask_again(folder, _engine_settings(engine, workers))
+            if _on_flower(asked.run) and asked.run.engine.ray_address:
+                from simulations.engines.cluster import check_cluster
 
-            check_cluster(asked.run.engine.ray_address)
-        check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
-        with Telemetry(folder, tensorboard=False) as telemetry:
-            telemetry.status("preparing", "resuming")
-    with interruptible():
-        keys: dict[str, str | bool] = {"resume": str(folder), "other-code": other_code}
-        _run(asked, folder, here, quiet, keys, as_json=as_json, track=track)
+                check_cluster(asked.run.engine.ray_address)
+            check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
+            with Telemetry(folder, tensorboard=False) as telemetry:
+                telemetry.status("preparing", "resuming")
+        with interruptible():
+            keys: dict[str, str | bool] = {"resume": str(folder), "other-code": other_code}
+            _run(asked, folder, here, quiet, keys, as_json=as_json, track=track)
 
 
 def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
@@ -258,20 +266,23 @@ def _run(
         say(f"The run is done, but {full}, then write its report with: lacquer report {folder}", style="yellow")
     from simulations.report import summary
 
-    if as_json:
-        typer.echo(json.dumps(summary.plain_results(folder), indent=2))
-    elif quiet:
-        typer.echo(folder)
-    else:
-        summary.print_summary(folder, console)
+    with refusals():
+        if as_json:
+            typer.echo(json.dumps(summary.plain_results(folder), indent=2))
+        elif quiet:
+            typer.echo(folder)
+        else:
+            summary.print_summary(folder, console)
 
 
 def _write_report(folder: Path) -> str:
-    """Write a run's report unless the disk is full; what to say in that case, else nothing."""
+    """Write a run's report unless the disk is full or the run is damaged; what to say in that case, else nothing."""
     from simulations.report import page  # slow to import, and no run has to wait for it
 
     try:
         page.write_report(folder)
+    except CorruptRun as error:
+        return str(error)
     except OSError as error:
         if full := durable.full_disk(error, folder):
             return full
@@ -294,8 +305,9 @@ def report(
 
     with refusals(read_run.NoRunFolder):
         written = page.write_report(run_folder)
+        results = summary.plain_results(run_folder)
     if as_json:
-        typer.echo(json.dumps({"page": str(written), **summary.plain_results(run_folder)}, indent=2))
+        typer.echo(json.dumps({"page": str(written), **results}, indent=2))
     else:
         typer.echo(written)
 
@@ -307,8 +319,10 @@ def _note_interrupted(folder: Path) -> None:
 
 
 def _how_to_go_on(folder: Path) -> str:
-    """Before there is a ledger nothing was spent, and starting anew loses nothing."""
-    return f"\nResume with: lacquer resume {folder}" if (folder / LEDGER_FILE).is_file() else ""
+    """Before anything was committed to, nothing was spent, and starting anew loses nothing."""
+    from server.run_folder.verify import traces
+
+    return f"\nResume with: lacquer resume {folder}" if traces(folder) else ""
 
 
 for name, command, panel in (

@@ -1,7 +1,7 @@
 """How a command ends: what a person can put right is said in lines, and every kind of end has its exit code."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -53,6 +53,12 @@ def fail(message: str, code: int) -> NoReturn:
     """Say `message` and end the command with exit code `code`."""
     say(message)
     raise typer.Exit(code)
+
+
+def say_damaged(files: Sequence[str]) -> None:
+    """End a command that has shown several runs with a line for each that it could not: its damaged file."""
+    if files:
+        fail("\n".join(files), MISUSED)
 
 
 def say(message: str, style: str = "red") -> None:

@@ -3,7 +3,6 @@
 Differences against the first row are paired by seed and corrected for their number (:mod:`simulations.history.paired`).
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from statistics import mean
 
 from server.config.load import flatten
 from server.run_folder.round_record import RoundRecord
+from server.run_folder.verify import read_object
 from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from simulations.report.notation import number_text, percent_text
 from simulations.report.outcome import guaranteed
@@ -127,11 +127,14 @@ class Comparison:
 
 
 def compare_folders(folders: Sequence[Path]) -> Comparison:
-    """The runs in these folders, grouped; of the attempts at a sweep's cell the last."""
+    """The runs in these folders, grouped; of the attempts at a sweep's cell the last.
+
+    Raises:
+        CorruptRun: naming a file of one that is damaged or gone.
+    """
     cells: dict[str, tuple[Path, str]] = {}
     for folder in folders:
-        file = folder / CELL_FILE
-        key = json.loads(file.read_text(encoding="utf-8"))["cell"] if file.is_file() else ""
+        key = str((read_object(folder / CELL_FILE) or {}).get("cell", ""))
         cells[str(folder.parent) if key else str(folder)] = (folder, key)
     groups: dict[str, Group] = {}
     plain: list[Run] = []

@@ -5,10 +5,26 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from server.run_folder.names import CONFIG_FILE, LOCK_FILE, RESULTS_FILE, STATUS_FILE
+from privacy.errors import CorruptRun
+from server.run_folder.names import (
+    CONFIG_FILE,
+    LEDGER_FILE,
+    LOCK_FILE,
+    ORIGIN_FILE,
+    PHASES_FOLDER,
+    RESULTS_FILE,
+    SITES_FOLDER,
+    STATUS_FILE,
+)
+from server.run_folder.telemetry import read_status
+from server.run_folder.verify import ENDED
 from simulations.report.outcome import guaranteed, learnt
 from simulations.report.read_run import NoRunFolder, Run, read_run
 
+DAMAGED = "damaged"
+NOT_KNOWN = ("rounds_planned", "test_accuracy", "test_perplexity", "added", "epsilon", "delta", "not_private",
+    "controller", "seed")  # fmt: skip
+"""Columns that a damaged run leaves empty."""
 GRACE = 900.0
 """Seconds for which a run may prepare before its process holds the folder."""
 
@@ -17,20 +33,35 @@ def run_folders(places: Iterable[Path], *, finished: bool = False) -> list[Path]
     """The run folders among or below `places`, oldest first by what they wrote last.
 
     Args:
-        finished: only those with results.
+        finished: only those that have ended.
 
     Raises:
         NoRunFolder: a place that does not exist, or holds none.
+        CorruptRun: ``finished``, and a status cannot be read.
     """
     found: dict[Path, None] = {}
     for place in places:
         inside = [place] if (place / STATUS_FILE).is_file() or (place / CONFIG_FILE).is_file() else []
-        inside = inside or [status.parent for status in place.rglob(STATUS_FILE) if "phases" not in status.parts]
+        inside = inside or _below(place)
         if not inside:
             raise NoRunFolder(f"{place}: there is no run in it; give run folders, or a folder of them such as runs")
-        kept = [folder for folder in inside if not finished or (folder / RESULTS_FILE).is_file()]
+        kept = [folder for folder in inside if not finished or _has_ended(folder)]
         found |= dict.fromkeys(sorted(kept, key=_written))
     return list(found)
+
+
+def _below(place: Path) -> list[Path]:
+    """Run folders below a place, also where a file of one is gone: it must not drop out of what is added up."""
+    parts = {PHASES_FOLDER, SITES_FOLDER}
+    found = {file.parent for name in (STATUS_FILE, ORIGIN_FILE) for file in place.rglob(name)}
+    found |= {file.parent for file in place.rglob(LEDGER_FILE) if (file.parent / CONFIG_FILE).is_file()}
+    return sorted(folder for folder in found if not parts & set(folder.relative_to(place).parts))
+
+
+def _has_ended(folder: Path) -> bool:
+    """Whether a run says that it has, be its results there or gone."""
+    status = read_status(folder)
+    return (folder / RESULTS_FILE).is_file() or (status is not None and status.state in ENDED)
 
 
 def _written(folder: Path) -> float:
@@ -61,11 +92,16 @@ def true_state(run: Run) -> str:
 
 
 def overview(folders: Sequence[Path]) -> list[dict[str, object]]:
-    """One row of plain values for each run, for a table or a program."""
-    return [_row(read_run(folder)) for folder in folders]
+    """One row of plain values for each run, for a table or a program; of a damaged one its state and why."""
+    return [_row(folder) for folder in folders]
 
 
-def _row(run: Run) -> dict[str, object]:
+def _row(folder: Path) -> dict[str, object]:
+    try:
+        run = read_run(folder)
+    except CorruptRun as error:
+        known = {"folder": str(folder), "name": folder.name, "state": DAMAGED, "message": str(error), "rounds": 0}
+        return {**known, **dict.fromkeys(NOT_KNOWN)}
     found, pair, config = learnt(run), guaranteed(run), run.config
     return {
         "folder": str(run.shown_path),

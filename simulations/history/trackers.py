@@ -21,6 +21,7 @@ from privacy import durable
 from server.config.load import flatten
 from server.run_folder.round_record import PHASES
 from server.run_folder.telemetry import read_metrics, scalars
+from server.run_folder.verify import read_object
 from simulations.history.folders import true_state
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import Run, read_run
@@ -165,6 +166,7 @@ def track(folder: Path, name: str, is_alive: Callable[[], bool] | None = None, p
     Raises:
         ValueError: as :func:`open_tracker`.
         NoRunFolder: there is no run in the folder.
+        CorruptRun: naming a file of it that is damaged or gone.
     """
     tracker, run, note = open_tracker(name), read_run(folder), _note(folder)
     known = note.get(name, {})
@@ -209,8 +211,7 @@ def summary(run: Run) -> dict[str, str | float | bool]:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    file = folder / NOTE_FILE
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
+    return read_object(folder / NOTE_FILE) or {}
 
 
 def _imported(package: str, module: str = "") -> Any:

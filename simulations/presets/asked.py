@@ -83,9 +83,11 @@ def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:
     """The run in a folder, with ``overrides`` of where it trains.
 
     Raises:
-        CannotResume, ConfigError: it is no run folder, or its configuration is damaged.
+        CannotResume, CorruptRun: it is no run folder, or a file of it is damaged or gone.
     """
-    if not (folder / CONFIG_FILE).is_file():
+    from server.run_folder.verify import verify_run  # with torch
+
+    if verify_run(folder).config is None:
         raise CannotResume(f"{folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
     if not (folder / PHASES_FILE).is_file():
         return _checked(Asked(load(folder / CONFIG_FILE, dict(overrides))), overrides)

@@ -16,8 +16,7 @@ from pathlib import Path
 from privacy.accountants import composition
 from privacy.commitment import Commitment, FloorStep
 from privacy.errors import CorruptRun
-from privacy.ledger.ledger import Ledger
-from server.run_folder.names import DATA_FILE, LEDGER_FILE, ROSTER_FILE, SOURCE_FILE, STATUS_FILE
+from server.run_folder.names import DATA_FILE, ORIGIN_FILE, ROSTER_FILE, SOURCE_FILE, STATUS_FILE
 from simulations.report.notation import delta_text, epsilon_text
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import Run, read_run
@@ -32,6 +31,7 @@ class Cost:
         floor: committed releases; None where they cannot be composed with others.
         population: units that the ledger counts.
         event: of which this run is a candidate; all candidates of one private sweep are paid for together.
+        damage: the file of it that is damaged or gone, in words; its epsilon is then infinite.
     """
 
     folder: Path
@@ -41,6 +41,7 @@ class Cost:
     population: int | None
     not_private: str | None
     event: str | None = None
+    damage: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,23 @@ class Spending:
 
 
 def spendings(folders: Iterable[Path]) -> list[Spending]:
-    """The runs in these folders by data set and unit; those that charged nothing are left out."""
+    """The runs in these folders by data set and unit; those that charged nothing are left out.
+
+    A damaged run is listed apart, without a guarantee.
+    """
     found: dict[tuple[str, str], Spending] = {}
     for folder in folders:
-        run = read_run(folder)
-        digest = data_digest(folder)
-        cost = _cost(run)
-        if digest is None or cost is None:
-            continue
-        unit = run.config.unit if run.config else str((run.guarantee or {}).get("unit", "client"))
-        source = run.config.data.source if run.config else ""
+        digest, unit, source = data_digest(folder) or "unknown", "unknown unit", ""
+        try:
+            run = read_run(folder)
+            if (cost := _cost(run)) is None:
+                continue
+            if digest == "unknown":
+                raise CorruptRun(f"{folder / SOURCE_FILE} is missing: whose records were used is not known; restore it")
+            unit = run.config.unit if run.config else str((run.guarantee or {}).get("unit", "client"))
+            source = run.config.data.source if run.config else ""
+        except CorruptRun as error:
+            cost = Cost(folder, math.inf, 0.0, None, None, "it is damaged", damage=str(error))
         runs = found.setdefault((digest, unit), Spending(digest[:12], unit, source)).runs
         if cost.event is None or cost.event not in {run.event for run in runs}:
             runs.append(cost)
@@ -130,31 +138,25 @@ def together_text(run: Run) -> str:
 
 
 def data_digest(folder: Path) -> str | None:
-    """Which data a run was on; None where it did not come to reading any."""
+    """Which data a run was on; None where it did not come to reading any, or the note is gone."""
     roster = folder / ROSTER_FILE
     if roster.is_file():  # records are at the nodes
         return "nodes-" + hashlib.sha256(roster.read_bytes()).hexdigest()
-    for name in (SOURCE_FILE, DATA_FILE):
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8").strip()
-    return None
+    # A run that has begun has noted its source; one of version 0.1 only what was prepared of it.
+    source, data = folder / SOURCE_FILE, folder / DATA_FILE
+    note = source if source.is_file() or (folder / ORIGIN_FILE).is_file() else data
+    return note.read_text(encoding="utf-8", errors="replace").strip() if note.is_file() else None
 
 
 def _cost(run: Run) -> Cost | None:
-    ledger, pair = run.path / LEDGER_FILE, guaranteed(run)
-    if not ledger.is_file():
+    pair = guaranteed(run)
+    if run.account is None:
         if run.guarantee is None:
             return None
         epsilon, delta = pair or (math.inf, 0.0)
         return Cost(run.path, epsilon, delta, None, None, run.not_private)
-    try:
-        with Ledger.open(ledger, read_only=True) as opened:
-            commitment = opened.commitment
-            reason = opened.not_private or run.not_private
-            epsilon = math.inf if reason else opened.guaranteed()
-    except (CorruptRun, ValueError, OSError):
-        return Cost(run.path, math.inf, 0.0, None, None, "its ledger cannot be read")
-    return committed_cost(run.path, commitment, reason, epsilon)
+    epsilon = math.inf if run.not_private or pair is None else pair[0]
+    return committed_cost(run.path, run.account.commitment, run.not_private, epsilon)
 
 
 def committed_cost(folder: Path, commitment: Commitment, not_private: str | None, epsilon: float) -> Cost:

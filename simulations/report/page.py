@@ -112,7 +112,7 @@ class Tile:
 
 
 def write_report(run_folder: Path, audit: Mapping[str, Any] | None = None) -> Path:
-    """Write `report.html` into a run's folder and return its path. Files that are missing leave their part out.
+    """Write `report.html` into a run's folder and return its path. What a run has not come to leaves its part out.
 
     Args:
         audit: what attacks on the run found; the page with its section is written into the audit's own folder, readable
@@ -120,6 +120,7 @@ def write_report(run_folder: Path, audit: Mapping[str, Any] | None = None) -> Pa
 
     Raises:
         NoRunFolder: if the folder is none.
+        CorruptRun: naming a file of it that is damaged or gone.
     """
     run = read_run(run_folder)
     if audit is None:
@@ -147,7 +148,6 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         selective=bool(selective_text(run)),
         ending=_ending(run),
         resumed=resumed_text(run),
-        problems=run.problems,
         warnings=judgements(run),
         tiles=_tiles(run),
         sentence=guarantee_sentence(run),

@@ -1,44 +1,26 @@
-"""Everything a run has left in its folder, read once: whole or not, finished or not.
+"""Everything a run has left in its folder, read once: finished or not, and verified.
 
-A missing file is an absent value; a file that is there but cannot be read is a problem with a name, so that whoever
-shows the run can say so instead of failing or staying silent.
+What the run has not come to writing is absent; a file that is damaged, or gone, is named instead of shown.
 """
 
-import json
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from privacy.errors import CorruptRun
-from privacy.ledger.ledger import Charge, Ledger
-from privacy.ledger.statement import privacy_statement
-from server.config.load import ConfigError, load
+from privacy.commitment import Commitment
+from privacy.ledger.ledger import Charge
 from server.config.schema import RunConfig
 from server.run_folder.data_facts import DataFacts, read_facts
-from server.run_folder.names import (
-    CONFIG_FILE,
-    ENVIRONMENT_FILE,
-    FACTS_FILE,
-    LEDGER_FILE,
-    METRICS_FILE,
-    PHASES_FILE,
-    PHASES_FOLDER,
-    PRIVACY_FILE,
-    RESULTS_FILE,
-    RESUMES_FILE,
-    STATUS_FILE,
-)
+from server.run_folder.names import ENVIRONMENT_FILE
 from server.run_folder.phase_progress import ended_phases
 from server.run_folder.resume import Resumed, read_resumed
 from server.run_folder.round_record import RoundRecord
-from server.run_folder.telemetry import Status, read_metrics, read_status
-from server.runs.guarantee import TRUST, not_covered
+from server.run_folder.telemetry import Status
+from server.run_folder.verify import VerifiedRun, read_object, refusal_of_no_run, verify_run
+from server.runs.commitment import not_private_reason
+from server.runs.guarantee import TRUST, cross_silo, not_covered
 
-STARTED_WITH = (CONFIG_FILE, STATUS_FILE, METRICS_FILE, LEDGER_FILE, PHASES_FILE)
-
-_T = TypeVar("_T")
 Json = dict[str, Any]
 
 
@@ -48,11 +30,11 @@ class NoRunFolder(ValueError):
 
 @dataclass(frozen=True)
 class Account:
-    """A verified ledger: its charges, the statement they amount to, and the mark of its last line."""
+    """A verified ledger: its charges, what it commits to, and why the run gives no guarantee at all, or None."""
 
     charges: tuple[Charge, ...]
-    statement: Json
-    head: str
+    commitment: Commitment
+    not_private: str | None
 
 
 @dataclass(frozen=True)
@@ -75,12 +57,12 @@ class Run:
     """What is known of a run.
 
     Attributes:
-        config, status, results, environment: None if the file is missing or unreadable.
+        config, status, results, environment: None before the run has written the file.
         facts: of the data set; None if there are none.
         phases: of a run in phases, in order; else empty.
-        guarantee: privacy.json, or the statement of the ledger if the run did not get to writing it, or None.
-        account: what the verified ledger says; None if there is none, or if it is damaged.
-        problems: one sentence for every file that is there but cannot be read.
+        guarantee: every number as the verified ledger says it, beside the words of privacy.json where there is one;
+            None where nothing can be said.
+        account: of the verified ledger; None if there is none.
     """
 
     path: Path
@@ -94,7 +76,6 @@ class Run:
     account: Account | None
     facts: DataFacts | None
     resumed: tuple[Resumed, ...]
-    problems: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -115,7 +96,7 @@ class Run:
         """Why the run gives no guarantee, from whichever file says so; None only if none does."""
         reasons = [
             self.guarantee.get("not_private") if self.guarantee else None,
-            self.account.statement["not_private"] if self.account else None,
+            self.account.not_private if self.account else None,
             *(record.not_private for record in reversed(self.metrics)),
             "privacy.non-private is set" if self.config and self.config.privacy.non_private else None,
         ]
@@ -160,101 +141,65 @@ def read_run(path: Path) -> Run:
 
     Raises:
         NoRunFolder: if it is none: it does not exist, or holds not one of the files a run starts with.
+        CorruptRun: naming the file that is damaged, gone, or says something else than the others.
     """
     path = Path(path)
-    if not any((path / name).is_file() for name in STARTED_WITH):
-        raise NoRunFolder(
-            f"{path} is no run folder: it holds none of {', '.join(STARTED_WITH)}; give the folder that `lacquer "
-            "run` named at its end"
-        )
-    problems: list[str] = []
-
-    def attempt(name: str, read: Callable[[Path], _T]) -> _T | None:
-        if not (path / name).exists():
-            return None
-        try:
-            return read(path / name)
-        except (ConfigError, CorruptRun, ValueError, OSError) as error:
-            problems.append(f"{name} cannot be read: {error}")
-            return None
-
-    config = attempt(CONFIG_FILE, load)
-    ended = attempt(PHASES_FOLDER, lambda folder: ended_phases(folder.parent)) or ()
-    phases = attempt(PHASES_FILE, lambda file: _phases(file, ended)) or ()
-    account = attempt(LEDGER_FILE, lambda file: _account(file, config))
-    written = attempt(PRIVACY_FILE, _json_object)
-    if account and written and _head(written) != account.head:
-        problems.append(f"{PRIVACY_FILE} was not made from {LEDGER_FILE} as it is now; trust the ledger")
-    charged = account.statement if account else None
+    if refusal := refusal_of_no_run(path):
+        raise NoRunFolder(refusal)
+    found = verify_run(path)
+    phases = _phases(found)
+    ledger = found.ledger
     return Run(
         path=path,
-        config=config,
+        config=found.config,
         phases=phases,
-        status=attempt(STATUS_FILE, lambda file: read_status(file.parent)),
-        metrics=attempt(METRICS_FILE, lambda file: read_metrics(file.parent)) or [],
-        guarantee=_guarantee_of_phases(phases, written, charged) if phases else written or charged,
-        results=attempt(RESULTS_FILE, _json_object),
-        environment=attempt(ENVIRONMENT_FILE, _json_object),
-        account=account,
-        facts=attempt(FACTS_FILE, lambda file: read_facts(file.parent)),
-        resumed=attempt(RESUMES_FILE, lambda file: read_resumed(file.parent)) or (),
-        problems=tuple(problems),
+        status=found.status,
+        metrics=found.metrics,
+        guarantee=_guarantee_of_phases(phases, found) if phases else _guarantee(found),
+        results=found.results,
+        environment=read_object(path / ENVIRONMENT_FILE),
+        account=None if ledger is None else Account(ledger.charges, ledger.commitment, ledger.not_private),
+        facts=read_facts(path),
+        resumed=read_resumed(path),
     )
 
 
-def _phases(file: Path, ended: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
-    """The phases of a run; read as they stand, since the methods they name need not be installed here."""
-    try:
-        return tuple(
-            Phase(
-                str(table["name"]),
-                str(table["text"]),
-                int(table["steps"]) if table["kind"] == "private" else 0,
-                ended[number] if number < len(ended) else None,
-            )
-            for number, table in enumerate(tomllib.loads(file.read_text(encoding="utf-8"))["phases"])
+def _guarantee(run: VerifiedRun) -> Json | None:
+    if run.written is None and run.sites and run.config is not None:  # what they have said before the end
+        return cross_silo(run.config, not_private_reason(run.config), run.sites, steered=False)
+    return run.statement(**_words(run))
+
+
+def _phases(run: VerifiedRun) -> tuple[Phase, ...]:
+    ended = ended_phases(run.folder) if run.phases else ()
+    return tuple(
+        Phase(
+            str(table["name"]),
+            str(table["text"]),
+            int(table["steps"]) if table["kind"] == "private" else 0,
+            ended[number] if number < len(ended) else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"it must have the [[phases]] that the run wrote ({error}); restore it") from None
+        for number, table in enumerate(run.phases)
+    )
 
 
-def _guarantee_of_phases(phases: Sequence[Phase], written: Json | None, charged: Json | None) -> Json | None:
-    """The guarantee of a run in phases in the form that other runs have theirs.
-
-    Args:
-        written: privacy.json, which holds the statement of the ledger inside; None before the run has ended.
-        charged: the statement of the ledger alone: all there is to say if every phase has noise, else a part only.
-    """
-    if written is not None:
-        terms = written.get("ledger")
-        if isinstance(terms, dict) and written.get("kind") == "record":
-            return {**terms, **written, "epsilon": written.get("record_epsilon")}
-        return written
+def _guarantee_of_phases(phases: Sequence[Phase], run: VerifiedRun) -> Json | None:
+    """The guarantee of a run in phases in the form that other runs have theirs."""
+    said = run.statement(**_words(run))
+    if run.written is not None and said is not None:
+        terms = said.get("ledger")
+        if isinstance(terms, dict) and said.get("kind") == "record":
+            return {**terms, **said, "epsilon": said.get("record_epsilon")}
+        return said
     without = [repr(phase.name) for phase in phases if not phase.steps]
     if not without:
-        return charged
+        return said  # the ledger's own: all there is to say if every phase has noise, else a part only
     reason = f"phase {' and '.join(without)} trains without noise"
     return {"sentence": f"This run is NOT PRIVATE: {reason}.", "not_private": reason}
 
 
-def _head(statement: Json) -> object:
-    """The mark of the ledger that a privacy.json was made from; that of phases holds the whole statement inside."""
-    ledger = statement.get("ledger")
-    while isinstance(ledger, dict) and "ledger" in ledger:
-        ledger = ledger["ledger"]
-    return ledger.get("head") if isinstance(ledger, dict) else None
-
-
-def _json_object(file: Path) -> Json:
-    value = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def _account(file: Path, config: RunConfig | None) -> Account:
-    said: Json = {}
-    if config is not None and config.alone:  # what a site says of itself, also where it did not come to its end
-        said = {"trust_model": TRUST, "not_covered": not_covered(config, steered=False)}
-    with Ledger.open(file, read_only=True) as ledger:
-        return Account(ledger.charges, privacy_statement(ledger, **said), ledger.head)
+def _words(run: VerifiedRun) -> Json:
+    """What a site says of itself, also where it did not come to its end."""
+    if run.written is not None or run.config is None or not run.config.alone:
+        return {}
+    return {"trust_model": TRUST, "not_covered": not_covered(run.config, steered=False)}

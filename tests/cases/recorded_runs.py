@@ -91,8 +91,9 @@ def record_run_in(
     (folder / "config.toml").write_text(CONFIG.to_toml())
     write_environment(folder)
     with Telemetry(folder, tensorboard=False) as telemetry:
-        for item in (recorded_start(5, not_private), *recorded_metrics(done, 5, not_private=not_private)):
-            telemetry.round(item)
+        if ledger or done:  # a run records nothing before it has a ledger
+            for item in (recorded_start(5, not_private), *recorded_metrics(done, 5, not_private=not_private)):
+                telemetry.round(item)
         telemetry.status(state, "worker 2 did not answer" if state == "failed" else "all done")
     if ledger:
         _write_ledger(folder / "ledger.jsonl", done, state, not_private)
@@ -142,7 +143,6 @@ def finished(results: dict[str, Any] | None = None, **changes: object) -> Run:
         account=None,
         facts=None,
         resumed=(),
-        problems=(),
     )
     return replace(run, **changes)  # type: ignore[arg-type]
 

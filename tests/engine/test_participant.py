@@ -129,11 +129,11 @@ def test_a_site_that_lost_its_ledger_starts_no_new_budget(tmp_path, made):
     (tmp_path / "silo" / LEDGER).unlink()
     secret = (tmp_path / "silo" / SECRET).read_bytes()
     for _ in range(2):
-        with pytest.raises(CorruptRun, match=r"but no ledger\.jsonl: what this site has spent is unknown\. Restore"):
+        with pytest.raises(CorruptRun, match=r"ledger\.jsonl is missing.*what it has spent is unknown\. Restore"):
             take_part(request(2), records(), made, tmp_path / "silo")
         change_state(tmp_path / "silo", lambda document: document.pop(HEAD, None))
     (tmp_path / "silo" / STATE).unlink()
-    with pytest.raises(CorruptRun, match=r"has sampling\.key.* but no ledger"):
+    with pytest.raises(CorruptRun, match=r"ledger\.jsonl is missing, though sampling\.key"):
         take_part(request(2), records(), made, tmp_path / "silo")
     assert not (tmp_path / "silo" / LEDGER).exists()
     assert (tmp_path / "silo" / SECRET).read_bytes() == secret

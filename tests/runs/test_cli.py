@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from privacy.commitment import Commitment, FloorStep
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.statement import privacy_statement
 from server.config.load import ConfigError, parse
 from server.run_folder.names import new_run_folder
-from server.run_folder.resume import write_origin
+from server.run_folder.origin import write_origin
 from server.run_folder.telemetry import Telemetry, read_status
 from server.runs.commitment import round_sampling
 from simulations import preflight
@@ -77,8 +78,19 @@ def engine(monkeypatch, behaviour):
     return calls
 
 
+def committed(folder):
+    """The settings of a run, and a ledger that has charged nothing."""
+    config = parse(tomllib.loads(SMALL))
+    (folder / "config.toml").write_text(config.to_toml())
+    steps = (FloorStep("round", round_sampling(config), 8.0, 3),)
+    return Ledger.create(folder / "ledger.jsonl", Commitment("client", "add_remove", 60, 4.0, 1e-3, floor=steps))
+
+
 def completed(folder):
-    (folder / "config.toml").write_text("")
+    begun = (folder / "ledger.jsonl").is_file()
+    with Ledger.open(folder / "ledger.jsonl", read_only=True) if begun else committed(folder) as ledger:
+        (folder / "privacy.json").write_text(json.dumps(privacy_statement(ledger)))
+    (folder / "results.json").write_text("{}")
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("completed", "done")
 
@@ -155,11 +167,8 @@ def broken_off(here):
     """A folder as a run leaves it that was killed in its first round."""
     folder = here / "runs" / "small-1"
     folder.mkdir(parents=True)
-    config = parse(tomllib.loads(SMALL))
-    (folder / "config.toml").write_text(config.to_toml())
-    write_origin(folder, config, "digest")
-    steps = (FloorStep("round", round_sampling(config), 1.5, 3),)
-    Ledger.create(folder / "ledger.jsonl", Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=steps)).close()
+    write_origin(folder, parse(tomllib.loads(SMALL)), "digest")
+    committed(folder).close()
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("failed", "interrupted")
     return folder
@@ -190,6 +199,19 @@ def test_a_run_that_must_not_go_on_is_refused_in_a_line(here, broken_off, monkey
     assert runner.invoke(app, ["resume", str(here)]).exit_code == 2
     assert runner.invoke(app, ["resume", "none"]).exit_code == 2
     assert calls == []
+
+
+def test_a_second_resume_is_refused_before_the_first_has_started_its_process(here, broken_off, monkeypatch):
+    second = []
+
+    def resuming(folder):
+        second.append(runner.invoke(app, ["resume", "runs/small-1"]))
+
+    calls = engine(monkeypatch, resuming)
+    runner.invoke(app, ["resume", "runs/small-1", "--quiet"])
+    (refused,) = second
+    assert (refused.exit_code, len(refused.stderr.splitlines()), len(calls)) == (2, 1, 1)
+    assert "is still running" in refused.stderr
 
 
 def test_a_failed_run_says_how_to_go_on(here, broken_off, monkeypatch):

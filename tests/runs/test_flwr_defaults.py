@@ -8,7 +8,7 @@ import pytest
 from server.app import SPECIAL_KEYS, configuration
 from server.config.load import parse, unflatten
 from server.config.schema import RunConfig
-from server.run_folder.resume import write_origin
+from server.run_folder.origin import write_origin
 from simulations.tools.flwr_defaults import HEADER, LAUNCHER_KEYS, PINS, PYPROJECT, flwr_defaults, pins, rewritten
 
 

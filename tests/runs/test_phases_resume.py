@@ -10,8 +10,8 @@ import pytest
 from privacy.errors import CorruptRun
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import SAMPLING_SECRET
+from server.run_folder.origin import check_origin, write_origin
 from server.run_folder.progress import owned
-from server.run_folder.resume import check_origin, write_origin
 from server.runs.phase_config import parse_phases
 from server.runs.phase_plan import PhasesConfig
 from server.runs.phases import PhasesRun
@@ -57,7 +57,7 @@ def test_what_must_not_go_on_is_refused(config: PhasesConfig, tmp_path: Path) ->
     with pytest.raises(CorruptRun):  # rolled back: the same budget would be spent again
         train(config, folder)
     ledger.unlink()
-    with pytest.raises(CorruptRun, match="would be spent again"):
+    with pytest.raises(CorruptRun, match="is missing, though the run has begun to spend"):
         train(config, folder)
     ledger.write_text(whole)
     secret.unlink()

@@ -79,7 +79,7 @@ def test_a_tracker_holds_every_round_once_and_the_guarantee(
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
 def test_a_resumed_run_goes_on_in_its_place(name: str, record_run: Callable[..., Path], folder: Path) -> None:
     pytest.importorskip(name)
-    run = record_run(done=2, state="running", ledger=False)
+    run = record_run(done=2, state="running")
     assert track(run, f"{name}:resumed", lambda: False) == 4
     with Telemetry(run, tensorboard=False) as telemetry:
         telemetry.round(recorded_metrics(5, 5)[3])

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
+from privacy.errors import CorruptRun
 from server.run_folder.data_facts import SIMULATED, DataFacts
 from server.run_folder.resume import Resumed, note_resumed
 from simulations.cli.app import app
@@ -175,7 +177,7 @@ def test_colours_follow_the_theme_of_the_page(html: str) -> None:
 
 
 def test_what_a_person_typed_cannot_become_markup(record_run: Callable[..., Path]) -> None:
-    folder = record_run(done=1, state="failed", ledger=False)
+    folder = record_run(done=1, state="failed")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "message": "<script>alert(1)</script>"}))
     page = page_of(folder)
@@ -203,16 +205,36 @@ def test_a_run_without_a_guarantee_says_so_in_red_and_states_no_epsilon(record_r
     assert "Privacy spent" not in page.text
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "privacy.json", "results.json", "environment.json"])
-def test_any_file_may_be_missing(record_run: Callable[..., Path], name: str) -> None:
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "privacy.json", "results.json", "ledger.jsonl"])
+def test_a_file_that_must_be_there_is_named(record_run: Callable[..., Path], name: str) -> None:
     folder = record_run()
     (folder / name).unlink()
-    assert "Lacquer run report" in page_of(folder).text
+    with pytest.raises(CorruptRun, match=f"{folder / name} is missing"):
+        write_report(folder)
+    shown = CliRunner().invoke(app, ["report", str(folder)])
+    assert (shown.exit_code, len(shown.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize("written", [0.4, 40.0])
+def test_another_epsilon_than_the_ledgers_is_refused(record_run: Callable[..., Path], written: float) -> None:
+    folder = record_run()
+    file = folder / "privacy.json"
+    epsilon = json.loads(file.read_text())["epsilon"]
+    file.write_text(file.read_text().replace(f'"epsilon": {epsilon}', f'"epsilon": {written}', 1))
+    with pytest.raises(CorruptRun, match=f"{file}: epsilon is {written}, by the ledger it is {epsilon}"):
+        read_run(folder)
+
+
+def test_settings_that_the_ledger_does_not_commit_to_are_refused(record_run: Callable[..., Path]) -> None:
+    file = record_run() / "config.toml"
+    file.write_text(file.read_text().replace("epsilon = 2.0", "epsilon = 0.2", 1))
+    with pytest.raises(CorruptRun, match=r"config\.toml: privacy\.epsilon is 0\.2, but ledger\.jsonl commits to 2\.0"):
+        read_run(file.parent)
 
 
 def test_a_folder_with_a_status_alone_is_a_report_too(record_run: Callable[..., Path]) -> None:
     folder = record_run(done=0, state="failed", ledger=False)
-    for name in ("config.toml", "metrics.jsonl", "environment.json"):
+    for name in ("config.toml", "environment.json"):
         (folder / name).unlink()
     page = page_of(folder)
     assert "worker 2 did not answer" in page.text
@@ -220,14 +242,13 @@ def test_a_folder_with_a_status_alone_is_a_report_too(record_run: Callable[..., 
     assert "nothing to draw" in page.text
 
 
-def test_a_tampered_ledger_is_named_and_guarantees_nothing(record_run: Callable[..., Path]) -> None:
+def test_a_tampered_ledger_is_named_and_nothing_is_shown(record_run: Callable[..., Path]) -> None:
     folder = record_run(done=2, state="failed")
     ledger = folder / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"noise_std":1.5', '"noise_std":2.5', 1))
-    page = page_of(folder)
-    assert "Damaged file. ledger.jsonl cannot be read" in page.text
-    assert "Privacy unknown" in page.text
-    assert "differentially private with" not in page.text
+    with pytest.raises(CorruptRun, match=f"{ledger} line [0-9]+ was changed"):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
 
 
 def test_a_statement_of_another_ledger_is_noticed(record_run: Callable[..., Path]) -> None:
@@ -235,7 +256,8 @@ def test_a_statement_of_another_ledger_is_noticed(record_run: Callable[..., Path
     statement = json.loads((folder / "privacy.json").read_text())
     statement["ledger"]["head"] = "3:" + "0" * 64
     (folder / "privacy.json").write_text(json.dumps(statement))
-    assert "privacy.json was not made from ledger.jsonl as it is now" in page_of(folder).text
+    with pytest.raises(CorruptRun, match=r"privacy\.json was not made from ledger\.jsonl as it is now"):
+        read_run(folder)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

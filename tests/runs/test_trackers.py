@@ -19,7 +19,7 @@ from simulations.history import trackers
 from simulations.history.trackers import open_tracker, plain_settings, track
 from simulations.report.outcome import guaranteed
 from simulations.report.read_run import read_run
-from tests.cases.recorded_runs import recorded_metrics
+from tests.cases.recorded_runs import CONFIG, recorded_metrics
 
 
 @dataclass
@@ -81,7 +81,7 @@ def test_the_command_says_how_much_it_sent_also_to_programs(
 def test_a_run_is_followed_until_it_ends_and_a_resumed_one_goes_on_in_its_place(
     record_run: Callable[..., Path], tracker: Remembering
 ) -> None:
-    folder, records = record_run(done=2, state="running", ledger=False), recorded_metrics(5, 5)[1:]
+    folder, records = record_run(done=2, state="running"), recorded_metrics(5, 5)[1:]
     left = iter(records[2:4])
 
     def alive() -> bool:
@@ -109,7 +109,7 @@ def test_a_run_without_a_guarantee_says_so(record_run: Callable[..., Path], trac
 def test_of_absolute_paths_the_last_part_is_told(record_run: Callable[..., Path]) -> None:
     folder = record_run()
     given = {"source": "parquet:/home/jane doe/notes/train.parquet", "cache": "/home/jane/.cache/lacquer"}
-    (folder / "config.toml").write_text(parse({"data": given, "name": "a/b"}).to_toml())
+    (folder / "config.toml").write_text(parse({**CONFIG.to_table(), "data": given, "name": "a/b"}).to_toml())
     told = plain_settings(read_run(folder))
     assert told["data.source"] == "parquet:train.parquet"
     assert told["data.cache"] == "lacquer"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.cli.exits import refusals
+from simulations.cli.exits import refusals, say_damaged
 from simulations.report.notation import delta_text, epsilon_text
 
 CAVEAT = (
@@ -31,8 +31,10 @@ def budget_command(
         console = Console()
         with console.status("Composing"):
             found = [(spending, spending.bound) for spending in spendings(run_folders(places or [Path("runs")]))]
+    damaged = [run.damage for spending, _ in found for run in spending.runs if run.damage]
     if as_json:
         typer.echo(json.dumps([_plain(spending, bound) for spending, bound in found], indent=2))
+        say_damaged(damaged)
         return
 
     def show(spending: Spending, bound: tuple[float, float]) -> None:
@@ -40,7 +42,9 @@ def budget_command(
         heading = f"{spending.source or 'data'} ({spending.data}), {spending.unit}: {count} run{'s' * (count > 1)}"
         console.print(heading, style="bold", markup=False, highlight=False)
         for run in spending.runs:
-            cost = "no guarantee" if run.not_private else f"epsilon {epsilon_text(run.epsilon)}"
+            cost = f"epsilon {epsilon_text(run.epsilon)}"
+            if run.not_private:
+                cost = "damaged" if run.damage else "no guarantee"
             console.print(
                 f"  {cost} at delta {delta_text(run.delta)}  {run.folder}",
                 markup=False,
@@ -62,6 +66,7 @@ def budget_command(
     if not found:
         console.print("No run has charged anything.")
     console.print(CAVEAT, style="dim", markup=False, highlight=False)
+    say_damaged(damaged)
 
 
 def _plain(spending: Any, bound: tuple[float, float]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from simulations.cli.exits import refusals
+from simulations.cli.exits import refusals, say_damaged
 from simulations.report.notation import epsilon_text, number_text, percent_text, plain_table, table_console
 
 _COLORS = {"completed": "green", "stopped-budget": "yellow", "running": "cyan", "preparing": "cyan"}
@@ -19,11 +19,13 @@ def runs_command(
 ) -> None:
     """List runs: state, quality, what clients added, epsilon. A run whose process is gone is shown as interrupted."""
     with refusals(ValueError):
-        from simulations.history.folders import overview, run_folders
+        from simulations.history.folders import DAMAGED, overview, run_folders
 
         rows = overview(run_folders(places or [Path("runs")]))
+    damaged = [str(row["message"]) for row in rows if row["state"] == DAMAGED]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
+        say_damaged(damaged)
         return
     console, table = table_console(), plain_table(gap=2)
     wide = console.width >= 110 or not console.is_terminal
@@ -42,6 +44,7 @@ def runs_command(
             *((str(row["controller"] or ""), "" if row["seed"] is None else str(row["seed"])) if wide else ()),
         )
     console.print(table)
+    say_damaged(damaged)
 
 
 def _quality(row: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,19 @@ from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
 from server.config.load import ConfigError, parse
 from server.config.schema import RunConfig
-from server.run_folder import provenance, resume
+from server.run_folder import origin, provenance
 from server.run_folder.checkpoint import Checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
-from server.run_folder.resume import (
-    Resumed,
-    check_origin,
-    check_resumable,
-    claim,
-    note_resumed,
-    read_resumed,
-    write_origin,
-)
+from server.run_folder.origin import check_origin, write_origin
+from server.run_folder.resume import Resumed, check_resumable, claim, note_resumed, read_resumed
 from server.run_folder.telemetry import State, Telemetry
 from server.runs.commitment import round_sampling
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.private_training import ServerState
+from tests.cases.recorded_runs import recorded_start
 
-TABLE = {"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 3.0, "delta": 1e-3}}
+TABLE = {"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 50.0, "delta": 1e-3}}
 CONFIG = parse(TABLE)
 SAMPLING = round_sampling(CONFIG)
 FLOOR = (FloorStep("round", SAMPLING, 1.5, 3),)
@@ -43,9 +38,13 @@ FLOOR = (FloorStep("round", SAMPLING, 1.5, 3),)
 def folder(tmp_path: Path) -> Path:
     """Of a run that released one round and was killed in the next."""
     (tmp_path / "config.toml").write_text(CONFIG.to_toml())
+    commitment = Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=FLOOR)
+    noise = {"commitment": commitment.to_json(), "multipliers": [1.5] * 3}
+    (tmp_path / "commitment.json").write_text(json.dumps({"of": "", "noise": noise}))
     write_origin(tmp_path, CONFIG, "digest")
     CohortSampler.fresh().save(tmp_path / "sampling.key")
-    commitment = Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=FLOOR)
+    with Telemetry(tmp_path, tensorboard=False) as telemetry:
+        telemetry.round(recorded_start(3))
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         for round in (1, 2):
             receipt = ledger.charge(ReleaseEvent("round", round, SAMPLING, (Component("update", 1.0, 1.5, 4),)))
@@ -122,15 +121,17 @@ def test_a_ledger_of_another_run_is_refused(folder: Path) -> None:
     [
         ("rounds", 4, "rounds is 4, it was 3"),
         ("seed", 1, "seed is 1, it was 0"),
-        ("privacy", {"epsilon": 9.0, "delta": 1e-3}, "privacy.epsilon is 9.0, it was 3.0"),
+        ("privacy", {"epsilon": 9.0, "delta": 1e-3}, "privacy.epsilon is 9.0, it was 50.0"),
         ("model", {"rank": 8}, "model.rank is 8, it was 4"),
         ("strategy", {"controller-options": {"floor": 0.5}}, "strategy.controller-options.floor is 0.5, it was None"),
     ],
 )
 def test_another_configuration_is_refused_by_name(key: str, value: Any, words: str, folder: Path) -> None:
     (folder / "config.toml").write_text(parse({**TABLE, key: value}).to_toml())
-    assert words in refused(folder)
-    assert words in refused(folder, other_code=True), "no option makes this one pass"
+    said = refused(folder, CorruptRun)
+    assert words in said
+    assert str(folder / "config.toml") in said
+    assert refused(folder, CorruptRun, other_code=True) == said, "no option makes this one pass"
 
 
 def test_where_and_how_fast_it_trains_may_change(folder: Path) -> None:
@@ -154,7 +155,7 @@ def other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], No
         def changed(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
             return {**real(config, methods), **changes}
 
-        monkeypatch.setattr(resume, "code_version", changed)
+        monkeypatch.setattr(origin, "code_version", changed)
 
     return change
 
@@ -188,9 +189,14 @@ def test_the_code_of_a_users_own_method_counts(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("file", "error", "words"),
     [
-        ("config.toml", CannotResume, "is no run folder"),
-        ("ledger.jsonl", CannotResume, "has no ledger: the run was interrupted before it could spend anything"),
-        ("origin.json", CannotResume, "lacks origin.json"),
+        ("config.toml", CorruptRun, "config.toml is missing"),
+        (
+            "ledger.jsonl",
+            CorruptRun,
+            "ledger.jsonl is missing, though the run has begun to spend, as metrics.jsonl shows",
+        ),
+        ("origin.json", CorruptRun, "origin.json is missing"),
+        ("data.digest", CannotResume, "data.digest is missing"),
         ("sampling.key", CorruptRun, "other cohorts would be drawn"),
     ],
 )
@@ -203,7 +209,14 @@ def test_a_missing_file_is_named(file: str, error: type[Exception], words: str, 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
 def test_a_damaged_file_is_named(file: str, text: str, folder: Path) -> None:
     (folder / file).write_text(text)
-    assert str(folder / file.partition("/")[0]) in refused(folder, CorruptRun)
+    assert str(folder / file) in refused(folder, CorruptRun)
+
+
+def test_what_was_interrupted_before_it_could_spend_may_start_anew(folder: Path) -> None:
+    for name in ("ledger.jsonl", "sampling.key", "metrics.jsonl"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "checkpoint")
+    assert "was interrupted before it could spend anything; start it anew" in refused(folder)
 
 
 def test_a_run_with_seeded_cohorts_needs_no_secret(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,9 @@ def test_a_narrow_terminal_shows_names_whole(runs: list[Path]) -> None:
 
 def test_runs_that_differ_in_much_are_told_apart_by_name(runs: list[Path]) -> None:
     table = CONFIG.to_table()
-    other = {section: dict(table[section]) for section in ("model", "local", "privacy")}
+    other = {section: dict(table[section]) for section in ("model", "local")}
     other["model"] |= {"rank": 7, "alpha": 3.0, "max-length": 17}
-    other["local"] |= {"learning-rate": 0.123, "batch-size": 3, "epochs": 3}
-    other["privacy"] |= {"epsilon": 7.5}
+    other["local"] |= {"learning-rate": 0.123, "batch-size": 3, "epochs": 3, "max-steps": 7}
     far = [recorded(runs[0].parent, seed, 0.5, **{**other, "name": "far"}) for seed in (0, 1)]
     for folder in runs:
         text = (folder / "config.toml").read_text()
@@ -99,8 +99,11 @@ def test_the_command_writes_a_table_and_a_page_that_needs_nothing(runs: list[Pat
     assert (difference["told_apart"], difference["p"]) == (True, pytest.approx(0.0099, rel=0.01))
 
 
-def test_runs_that_have_not_finished_are_refused(runs: list[Path]) -> None:
-    (runs[0] / "results.json").unlink()
-    done = CliRunner().invoke(app, ["compare", str(runs[0])])
+def test_runs_that_have_not_finished_are_refused(runs: list[Path], record_run: Callable[..., Path]) -> None:
+    done = CliRunner().invoke(app, ["compare", str(record_run(done=2, state="failed"))])
     assert done.exit_code == 2
     assert "no run there has finished" in done.stderr
+    (runs[0] / "results.json").unlink()  # of one that has: it must not drop out of the comparison
+    done = CliRunner().invoke(app, ["compare", *map(str, runs)])
+    assert done.exit_code == 2
+    assert f"{runs[0] / 'results.json'} is missing" in done.stderr

@@ -16,7 +16,7 @@ from simulations.report.budget import spendings, together_text
 from simulations.report.notation import delta_text
 from simulations.report.page import render
 from simulations.report.read_run import read_run
-from tests.cases.recorded_runs import record_run_in
+from tests.cases.recorded_runs import CONFIG, record_run_in
 
 EVERYONE, COHORT = Poisson(1.0, 1000), Poisson(0.05, 1000)
 FLOOR = (FloorStep("histogram", EVERYONE, 10.0), FloorStep("round", COHORT, 1.5, 5))
@@ -35,7 +35,7 @@ def test_runs_on_the_same_data_are_composed(tmp_path: Path) -> None:
     both, alone = spendings(folders)
     assert ([run.folder for run in both.runs], both.unit) == (folders[:2], "client")
     single, _ = alone.bound
-    assert both.added == pytest.approx((2 * single, 2e-5))
+    assert both.added == pytest.approx((2 * single, 2e-5), rel=1e-4)  # each is rounded up
     epsilon, delta = both.bound
     assert delta == 1e-5
     assert epsilon == pytest.approx(composition.epsilon([*FLOOR, *FLOOR], 1e-5), rel=1e-3)
@@ -51,15 +51,22 @@ def test_a_run_without_a_guarantee_leaves_none(tmp_path: Path) -> None:
 
 def test_a_run_without_a_ledger_has_spent_nothing_and_one_without_a_digest_is_unknown(tmp_path: Path) -> None:
     started = recorded(tmp_path, "a", "one", state="failed", done=0, ledger=False)
-    assert spendings([started, recorded(tmp_path, "b", None)]) == []
+    assert spendings([started]) == []
+    (found,) = spendings([started, recorded(tmp_path, "b", None)])
+    assert "source.digest is missing" in found.runs[0].damage
+    assert math.isinf(found.bound[0])
 
 
-def test_a_damaged_ledger_guarantees_nothing(tmp_path: Path) -> None:
+def test_a_damaged_ledger_guarantees_nothing_and_is_named(tmp_path: Path) -> None:
     folder = recorded(tmp_path, "a", "one")
     ledger = folder / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"noise_std":1.5', '"noise_std":2.5', 1))
     (found,) = spendings([folder])
-    assert found.runs[0].not_private == "its ledger cannot be read"
+    assert f"{ledger} line" in found.runs[0].damage
+    shown = CliRunner().invoke(app, ["budget", str(tmp_path)])
+    assert shown.exit_code == 2
+    assert shown.stderr == f"{found.runs[0].damage}\n"
+    assert "together: no guarantee" in shown.stdout
 
 
 def test_the_command_states_the_sum_and_its_terms(tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ def test_the_command_states_the_sum_and_its_terms(tmp_path: Path) -> None:
 
 def on_records(folder: Path) -> Path:
     """The run as one on somebody's records; the invented ones are nobody's."""
-    (folder / "config.toml").write_text(parse({"name": "small", "data": {"source": "csv:own.csv"}}).to_toml())
+    (folder / "config.toml").write_text(parse({**CONFIG.to_table(), "data": {"source": "csv:own.csv"}}).to_toml())
     return folder
 
 
