@@ -71,6 +71,7 @@ def overfitted(private: Path) -> Path:
     """The same run, with an adapter that was trained on its records without noise."""
     folder = private.with_name("overfitted")
     shutil.copytree(private, folder)
+    (folder / names.SEAL_FILE).unlink(missing_ok=True)  # as whoever changes the adapter would
     config = load(folder / names.CONFIG_FILE)
     data = prepare(data_spec(config))
     assembly = assembled(config, methods(config), data)
@@ -187,6 +188,7 @@ def test_other_records_than_the_runs_are_refused(tmp_path: Path, private: Path) 
     folder = tmp_path / "run"
     shutil.copytree(private, folder)
     (folder / names.SOURCE_FILE).write_text("0" * 64)
+    (folder / names.SEAL_FILE).unlink()  # else the file is named as changed
     result = audit(folder)
     assert result.exit_code == 2
     assert "other records than the run was trained on" in result.stderr
