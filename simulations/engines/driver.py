@@ -108,9 +108,9 @@ def main(launcher: int, private: Path, app: Path, simulation: dict[str, Any]) ->
     try:
         simulate(app, simulation)
         code = 0
-    except Exception:
-        traceback.print_exc()
     finally:
+        if code:
+            traceback.print_exc()
         leave(code)
 
 
