@@ -71,7 +71,7 @@ def overfitted(private: Path) -> Path:
     """The same run, with an adapter that was trained on its records without noise."""
     folder = private.with_name("overfitted")
     shutil.copytree(private, folder)
-    (folder / names.SEAL_FILE).unlink(missing_ok=True)  # as whoever changes the adapter would
+    (folder / names.SEAL_FILE).unlink()  # as whoever changes the adapter would
     config = load(folder / names.CONFIG_FILE)
     data = prepare(data_spec(config))
     assembly = assembled(config, methods(config), data)

@@ -88,6 +88,7 @@ def texts(finished: Runs) -> Callable[[str], tuple[FinishedRun, FinishedRun]]:
         private = finished("private", 16, **few, **{f"data__{name}": value for name, value in changed.items()})
         folder = private.folder.with_name(f"learnt-{kind}")
         shutil.copytree(private.folder, folder)
+        (folder / names.SEAL_FILE).unlink()  # as whoever changes the adapter would
         config, data = private.config, prepare(data_spec(private.config))
         assembly = assembled(config, methods(config), data)
         local = LocalTraining(optimizer="adamw", learning_rate=0.01, batch_size=len(data.train), epochs=120)

@@ -14,6 +14,7 @@ from privacy.events import ExampleLevelPoisson, Poisson
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
+from server.run_folder import names
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.record_level_assembly import assemble_record_level
 from server.runs.start import run_in_folder
@@ -135,9 +136,12 @@ def test_the_lines_of_the_card_say_the_class_of_a_text(cache, tmp_path, monkeypa
 
 
 def test_without_a_statement_the_guarantee_is_that_of_the_ledger(cache, tmp_path):
-    """In the words of a site: no server is trusted."""
+    """In the words of a site, of a run that was interrupted before it wrote one: no server is trusted."""
     run(config(cache), tmp_path / "run")
-    (tmp_path / "run" / "privacy.json").unlink()
+    for name in (names.PRIVACY_FILE, names.RESULTS_FILE, names.SEAL_FILE):
+        (tmp_path / "run" / name).unlink()
+    status = tmp_path / "run" / names.STATUS_FILE
+    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
     said = read_run(tmp_path / "run").guarantee
     assert said is not None
     assert "against anyone; other runs" in said["sentence"]
