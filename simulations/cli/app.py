@@ -175,6 +175,9 @@ def resume(
     workers: Annotated[
         int | None, typer.Option(min=0, help="Another number of worker processes; 0 takes what the host has.")
     ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Another Ray cluster than the run had; '' for this host alone.")
+    ] = None,
     other_code: Annotated[
         bool, typer.Option("--other-code", help="Resume although the code has changed since the run was started.")
     ] = False,
@@ -194,7 +197,7 @@ def resume(
             folder = run_folder.resolve()
             # The run's own process holds the folder a minute later; until then a second resume would pass every check.
             stack.enter_context(owned(folder, LAUNCH_LOCK))
-            asked = ask_again(folder, _engine_settings(engine, workers))
+            asked = ask_again(folder, _engine_settings(engine, workers, ray_address))
             if _on_flower(asked.run) and asked.run.engine.ray_address:
                 from simulations.engines.cluster import check_cluster
 
@@ -207,12 +210,18 @@ def resume(
             _run(asked, folder, here, quiet, keys, as_json=as_json, track=track)
 
 
-def _engine_settings(engine: EngineKind | None, workers: int | None) -> dict[str, str | int]:
+def _engine_settings(
+    engine: EngineKind | None, workers: int | None, ray_address: str | None = None
+) -> dict[str, str | int]:
     settings: dict[str, str | int] = {}
     if engine is not None:
         settings["engine.kind"] = engine.value
     if workers is not None:
         settings["engine.workers"] = workers
+    if engine == EngineKind.inprocess and ray_address is None:
+        ray_address = ""  # the run goes on without the cluster that it had
+    if ray_address is not None:
+        settings["engine.ray-address"] = ray_address
     return settings
 
 

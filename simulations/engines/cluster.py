@@ -1,11 +1,13 @@
 """The Ray cluster that a run is told to join: whether it is there, and whether it asks who is calling."""
 
 import os
+import time
 from pathlib import Path
 
 import grpc
 
 from server.config.load import ConfigError
+from simulations.engines.flower import RunFailed
 
 _METHOD = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 _SECONDS = 10.0
@@ -40,6 +42,39 @@ def check_cluster(address: str) -> None:
         )
 
 
+class RayHead:
+    """Notices that the head of a run's cluster no longer answers: Flower would wait for it for a minute and more.
+
+    Args:
+        address: ``engine.ray-address``, HOST:PORT.
+    """
+
+    EVERY = 2.0
+    """Seconds from one question to the next, and those that an answer may take."""
+    MISSES = 3
+    """Questions in a row without an answer: a head that is busy for a moment is not gone."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self._next_look, self._missed = address, 0.0, 0
+
+    def check(self) -> None:
+        """Ask the head whether it is there, every two seconds at most.
+
+        Raises:
+            RunFailed: it has not answered three times in a row.
+        """
+        if time.monotonic() < self._next_look:
+            return
+        gone = _ask(self._address, _token(), seconds=self.EVERY) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        self._missed = self._missed + 1 if gone else 0
+        self._next_look = time.monotonic() + self.EVERY
+        if self._missed == self.MISSES:
+            raise RunFailed(
+                f"the head of the Ray cluster at {self._address} no longer answers. What was released before is kept; "
+                "start the cluster again, then resume the run"
+            )
+
+
 def _token() -> str:
     """The token that Ray itself would take, in Ray's order; "" where there is none."""
     if given := os.environ.get("RAY_AUTH_TOKEN"):
@@ -48,12 +83,12 @@ def _token() -> str:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
-def _ask(address: str, token: str) -> str:
+def _ask(address: str, token: str, *, seconds: float = _SECONDS) -> str:
     """What Ray's head says to a question that changes nothing: OK, or the name of gRPC's error."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(_METHOD)(b"", timeout=_SECONDS, metadata=metadata)
+            channel.unary_unary(_METHOD)(b"", timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"

@@ -25,6 +25,7 @@ import psutil
 from server.config.schema import RunConfig
 from server.run_folder.names import FLOWER_LOG, PROCESS_LOG, write_config
 from server.run_folder.telemetry import read_status
+from simulations.engines.cluster import RayHead
 from simulations.engines.flower import RunFailed, environment, simulation, tail
 from simulations.engines.hardware import resources, with_workers
 from simulations.engines.processes import Family, alive, deaf
@@ -86,7 +87,10 @@ def run_flower(
         )
         surroundings = environment(root, family.tag, plan, preload=app.client, ray_address=address)
         arguments = [str(folder), json.dumps(simulation(config, plan))]
-        _run_process("simulations.engines.driver", arguments, root, family, surroundings, follow, run_folder, output)
+        head = RayHead(address) if address else None
+        _run_process(
+            "simulations.engines.driver", arguments, root, family, surroundings, follow, run_folder, output, head
+        )
 
 
 def run_child(
@@ -131,6 +135,7 @@ def _run_process(
     follow: Follow,
     run_folder: Path,
     output: Path,
+    head: RayHead | None = None,
 ) -> None:
     """Run a module that holds the ServerApp, and judge the run by how it ended."""
     with output.open("ab") as sink:
@@ -141,10 +146,10 @@ def _run_process(
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
         )  # fmt: skip
     family.lead(child.pid)
-    daemons = RayDaemons(family, child.pid)
+    ray = head or RayDaemons(family, child.pid)
 
     def goes_on() -> bool:
-        daemons.check()
+        ray.check()
         return child.poll() is None
 
     follow(goes_on)

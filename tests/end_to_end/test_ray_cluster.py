@@ -21,6 +21,7 @@ from tests.end_to_end.lacquer_process import TINY, Lacquer
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
+LONGER = TINY.replace("rounds = 2", "rounds = 8").replace("clients = 60", "clients = 400")
 RAY = Path(sys.executable).with_name("ray")
 
 
@@ -64,6 +65,54 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Family]]:
     finally:
         assert family.stop() == []
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def busy(run: Lacquer, family: Family) -> list[int]:
+    """Waits until round 1 is released and works on; process ids of the nodes that have workers of the run."""
+    run.wait_for_round(1)
+    return [process.ppid() for process in family.members() if "ray::ClientAppActor" in " ".join(process.cmdline())]
+
+
+def test_a_node_that_is_lost_in_a_round_costs_nothing_but_its_worker(
+    cluster: tuple[str, Family], tmp_path: Path
+) -> None:
+    address, family = cluster
+    (tmp_path / "tiny.toml").write_text(LONGER + f'ray-address = "{address}"\n')
+    run = Lacquer(tmp_path, "tiny.toml", "--quiet")
+    try:
+        assert len(set(busy(run, family))) == 2
+        head, other = sorted(raylets(family), key=lambda process: process.create_time())
+        other.kill()
+        assert run.finish() == 0, run.stderr()
+    finally:
+        run.end()
+    assert head.is_running()
+    assert [record.round for record in read_metrics(run.run_folder) if record.phase == "round"] == list(range(1, 9))
+    assert "another is started in its place" in (run.run_folder / "flower.log").read_text()
+
+
+def test_the_loss_of_the_head_is_said_at_once_and_the_run_resumes(cluster: tuple[str, Family], tmp_path: Path) -> None:
+    address, family = cluster
+    (tmp_path / "tiny.toml").write_text(LONGER + f'ray-address = "{address}"\n')
+    run = Lacquer(tmp_path, "tiny.toml", "--quiet")
+    try:
+        busy(run, family)
+        (head,) = [process for process in family.members() if process.name() == "gcs_server"]
+        head.kill()
+        killed = time.monotonic()
+        code = run.finish()
+        waited = time.monotonic() - killed
+    finally:
+        run.end()
+    assert code != 0
+    assert f"the head of the Ray cluster at {address} no longer answers" in run.stderr()
+    assert waited < 60, "Ray itself says it after a minute"
+    again = Lacquer(tmp_path, str(run.run_folder), "--engine", "inprocess", command="resume")
+    try:
+        assert again.finish() == 0, again.stderr()
+    finally:
+        again.end()
+    assert [record.round for record in read_metrics(run.run_folder) if record.phase == "round"] == list(range(1, 9))
 
 
 def test_workers_are_on_both_nodes_and_the_cluster_outlives_the_run(
