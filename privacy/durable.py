@@ -98,6 +98,20 @@ def check_room(folder: Path, size: int = 0) -> None:
         raise OSError(errno.ENOSPC, text, str(folder))
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder, made or not, that no file can be written into; nothing is left there.
+
+    Raises:
+        OSError: its file name is that of ``folder``.
+    """
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        tempfile.TemporaryDirectory(dir=there).cleanup()
+    except OSError as error:
+        error.filename = str(folder)
+        raise
+
+
 def new_folder(folder: Path) -> None:
     """Make a folder with its parents, and bring the names of those that were not there to the disk.
 

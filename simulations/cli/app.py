@@ -21,7 +21,18 @@ from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
 from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
-from simulations.cli.exits import FAILED, INTERRUPTED, MISUSED, fail, interruptible, refusals, say
+from simulations.cli.exits import (
+    FAILED,
+    INTERRUPTED,
+    MISUSED,
+    Command,
+    Commands,
+    fail,
+    interruptible,
+    refusals,
+    say,
+    unwritable,
+)
 from simulations.cli.federation.certificates import certificates_command, federation_command, identity_command
 from simulations.cli.federation.clients import admit_command, clients_command, expel_command
 from simulations.cli.federation.deploy import deploy_command
@@ -51,6 +62,7 @@ LOOK, MODEL, PREPARE, FEDERATION = "Runs that were made", "The model of a run", 
 
 app = typer.Typer(
     name="lacquer",
+    cls=Commands,
     help="Differentially private federated fine-tuning of language models.",
     epilog="Examples: lacquer run quickstart | lacquer init my.csv | lacquer run my.toml --set privacy.epsilon=2",
     no_args_is_help=True,
@@ -148,7 +160,7 @@ def run(
             _run(asked, folder, here, quiet, as_json=as_json, track=track)
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, cls=Command)
 def silo(
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file.")] = "silo-quickstart",
     settings: Settings = None,
@@ -159,7 +171,7 @@ def silo(
     run(preset, settings, data=data, quiet=quiet)
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, cls=Command)
 def recipe(
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file with [[phases]].")],
     settings: Settings = None,
@@ -261,8 +273,8 @@ def _run(
             reason = full
         fail(f"The run failed: {reason}\n\nRun folder: {folder}{_how_to_go_on(folder)}", FAILED)
     except OSError as error:
-        if full := durable.full_disk(error, folder):
-            fail(full, MISUSED)
+        if said := unwritable(error, folder):
+            fail(said, MISUSED)
         raise
     except KeyboardInterrupt:
         with suppress(OSError):  # of a full disk; the state that is left, "running", reads as interrupted too
@@ -285,7 +297,7 @@ def _run(
 
 
 def _write_report(folder: Path) -> str:
-    """Write a run's report unless the disk is full or the run is damaged; what to say in that case, else nothing."""
+    """Write a run's report unless its place cannot be written or the run is damaged; what to say then, else nothing."""
     from simulations.report import page  # slow to import, and no run has to wait for it
 
     try:
@@ -293,8 +305,8 @@ def _write_report(folder: Path) -> str:
     except CorruptRun as error:
         return str(error)
     except OSError as error:
-        if full := durable.full_disk(error, folder):
-            return full
+        if said := unwritable(error, folder):
+            return said
         raise
     return ""
 
@@ -365,5 +377,5 @@ for name, command, panel in (
     ("expel", expel_command, FEDERATION),
     ("clients", clients_command, FEDERATION),
 ):
-    app.command(name, rich_help_panel=panel)(command)
-app.command("keys", hidden=True)(certificates_command)  # the former name of `certificates`
+    app.command(name, cls=Command, rich_help_panel=panel)(command)
+app.command("keys", cls=Command, hidden=True)(certificates_command)  # the former name of `certificates`

@@ -1,15 +1,24 @@
-"""How a command ends: what a person can put right is said in lines, and every kind of end has its exit code."""
+"""How a command ends: what a person can put right is said in lines, and every kind of end has its exit code.
 
+No traceback is shown for anything that a person gave; the option ``--debug`` of every command shows it.
+"""
+
+import errno
 import signal
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
+from client.settings import cache_folder
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
@@ -17,17 +26,83 @@ from server.config.load import ConfigError
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
+def _debug_option() -> click.Option:
+    def note(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked:
+            context.meta[_DEBUG] = True
+
+    words = "Show where an error came from: its traceback."
+    return click.Option(["--debug"], is_flag=True, is_eager=True, expose_value=False, callback=note, help=words)
+
+
+class Command(TyperCommand):
+    """A command with the option ``--debug``."""
+
+    def __init__(self, *given: Any, params: list[click.Parameter] | None = None, **options: Any) -> None:
+        super().__init__(*given, params=[*(params or []), _debug_option()], **options)
+
+
+class Commands(TyperGroup):
+    """All commands, with ``--debug`` before their names too: what none of them has caught is said in a line."""
+
+    def __init__(self, *given: Any, params: list[click.Parameter] | None = None, **options: Any) -> None:
+        super().__init__(*given, params=[*(params or []), _debug_option()], **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort, click.ClickException):
+            raise
+        except Exception as error:  # the last place that sees it: here it becomes words and an exit code
+            if getattr(error, "errno", None) == errno.EPIPE:  # whoever read along has gone; click ends in silence
+                raise
+            if said := unwritable(error):
+                fail(said, MISUSED)
+            kind = f"{type(error).__name__}: {error}"
+            fail(f"An error that was not foreseen, {kind}\nWhere it came from: the same command with --debug", FAILED)
+
+
+def debugging() -> bool:
+    """Whether ``--debug`` was given to the command that runs."""
+    context = click.get_current_context(silent=True)
+    return context is not None and _DEBUG in context.meta
+
+
+_DEBUG = "lacquer.debug"
+
+
+def unwritable(error: BaseException, folder: Path | None = None) -> str:
+    """What a person is told of a file or folder that cannot be read or written; empty for other errors.
+
+    Args:
+        folder: named for a full disk where the error does not name its file; default the current one.
+    """
+    if full := durable.full_disk(error, folder or Path.cwd()):
+        return full
+    if not isinstance(error, OSError) or error.filename is None:
+        return ""
+    path, cache = Path(str(error.filename)), cache_folder()
+    said = f"{path}: {(error.strerror or str(error)).lower()}"
+    if path in (cache, *cache.parents) or cache in path.parents:
+        return (
+            f"{said}; {cache} keeps prepared data: make it writable, or set XDG_CACHE_HOME (or data.cache) to another"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{said}; give yourself the right to it, or name another place"
+    return said
+
+
 @contextmanager
 def refusals(*further: type[Exception]) -> Iterator[None]:
-    """What a person can put right is said in lines, without a traceback: wrong settings, a full disk, `further`."""
+    """What a person can put right is said in lines: wrong settings, a place that cannot be written, `further`."""
     known: tuple[type[Exception], ...] = (ConfigError, CorruptRun, *further)
     try:
         yield
     except known as error:
         fail(str(error), MISUSED)
     except OSError as error:
-        if full := durable.full_disk(error, Path.cwd()):
-            fail(full, MISUSED)
+        if said := unwritable(error):
+            fail(said, MISUSED)
         raise
     except KeyboardInterrupt:
         fail("Interrupted; nothing was started.", INTERRUPTED)
@@ -50,7 +125,9 @@ def interruptible() -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say `message` and end the command with exit code `code`."""
+    """Say `message`, behind the traceback of the error that is handled if one asked for it; end with `code`."""
+    if debugging() and sys.exc_info()[0] is not None:
+        traceback.print_exc()
     say(message)
     raise typer.Exit(code)
 

@@ -6,11 +6,14 @@ import platform
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from client.models.devices import choose_device, find_cuda
+from client.settings import cache_folder
+from privacy import durable
 from server.run_folder.provenance import PACKAGES, own_version
 from simulations.engines.hardware import available_cores
 
@@ -62,6 +65,9 @@ def inspect_host() -> Host:
         problems.append("ray is not installed; runs need --engine inprocess")
     if gibibytes[1] < MEMORY_A_WORKER:
         problems.append(f"only {gibibytes[1]:.1f} GiB of memory are free; a worker takes about {MEMORY_A_WORKER} GiB")
+    problems += filter(
+        None, (_closed(cache_folder(), "set XDG_CACHE_HOME to another"), _closed(Path.cwd(), "cd elsewhere"))
+    )
     if shutil.disk_usage(".").free < 2**30:
         problems.append("less than 1 GiB of disk is free here")
     return Host(
@@ -110,6 +116,15 @@ def _driver() -> str:
     asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else ""
+
+
+def _closed(folder: Path, remedy: str) -> str:
+    """What a person is told of a folder that cannot be written; empty where it can."""
+    try:
+        durable.check_writable(folder)
+    except OSError as error:
+        return f"{folder} cannot be written: {(error.strerror or str(error)).lower()}; make it writable, or {remedy}"
+    return ""
 
 
 def _installed(module: str) -> bool:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from client.settings import cache_folder
+from privacy import durable
 from server.config.load import ConfigError, load, merged, parse, read
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
@@ -107,7 +109,14 @@ def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
 
 
 def settled(asked: Asked) -> Asked:
-    """The same with the number of clients counted, where the data say it."""
+    """The same with the number of clients counted, where the data say it.
+
+    Raises:
+        OSError: there is no folder for prepared data, and none can be made; minutes of checks would find it last.
+    """
+    cache = Path(asked.run.data.cache or cache_folder())
+    if not cache.exists():
+        durable.check_writable(cache)
     if asked.run.clients:
         return asked
     from client.data.prepare import prepare  # with transformers, as below
