@@ -18,9 +18,11 @@ from privacy.accountants import epsilon
 from privacy.commitment import WEAKEST_NOISE_MULTIPLIER
 from privacy.events import Poisson
 from server.config.load import known_keys
+from server.run_folder import names
 from simulations.benchmarks.__main__ import BENCHMARKS
 from simulations.cli.app import app
 from simulations.presets.load import preset_files
+from simulations.report import page
 from simulations.sweep.cells import sweep_files
 from simulations.tools import transcripts
 
@@ -306,6 +308,13 @@ def points_of(heading: str) -> list[str]:
 
 def written(path: Path) -> int:
     return sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def test_what_is_for_the_owner_alone_is_named() -> None:
+    """One list says it in the report of every run and here."""
+    paragraph = DOCUMENTS["docs/start.md"].partition("**Do not share**")[2].partition("\n\n")[0]
+    assert {found.rstrip("/") for found in re.findall("`(.+?)`", paragraph)} == set(names.FOR_THE_OWNER)
+    assert set(names.FOR_THE_OWNER) <= set(page._FILES)
 
 
 def test_the_hour_is_one() -> None:

@@ -65,6 +65,23 @@ AUDIT_FILE = "audit.json"
 STAMP_FILE = "NOT-PRIVATE.txt"
 """In the run folder and beside the adapter, wherever there is no guarantee."""
 
+FOR_THE_OWNER = {
+    SAMPLING_SECRET: "whoever has it knows who took part",
+    DATA_FILE: "whoever has all records but one can guess that",
+    SOURCE_FILE: "whoever has all records but one can guess that",
+    FACTS_FILE: "its counts are exact",
+    RESULTS_FILE: "its times and counts are exact",
+    TENSORBOARD_FOLDER: "how long a round took depends on who was in it",
+    ORIGIN_FILE: "it says where things lie on this machine",
+    FLOWER_LOG: "it may name errors, times and places of this machine",
+    PROCESS_LOG: "it may name errors, times and places of this machine",
+    CHECKPOINT_FOLDER: "it holds what a resumed run draws from",
+    PHASES_FOLDER: "it shows who was in a batch",
+    SITES_FOLDER: "it holds the secrets of the sites",
+    AUDIT_FOLDER: "the guarantee does not cover it",
+}
+"""What the guarantee does not cover in a run's folder, with why: for the owner alone, never to be shared."""
+
 
 def write_config(folder: Path, config: RunConfig) -> Path:
     """The resolved settings into a run's folder: once, by whoever starts the run; where they stand, they stay."""

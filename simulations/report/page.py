@@ -86,16 +86,17 @@ _FILES = {
     names.FACTS_FILE: "what became of the records that were read",
     names.ENVIRONMENT_FILE: "versions and machine",
     names.ADAPTER_FOLDER: "the released adapter, loads with PEFT",
-    names.PHASES_FOLDER: "what a resumed run continues from; it shows who was in a batch, so never share it",
+    names.PHASES_FOLDER: "what a resumed run continues from",
+    names.SITES_FOLDER: "what the sites of a simulation keep for themselves",
     names.CHECKPOINT_FOLDER: "what a resumed run continues from",
     names.PUBLIC_START_FILE: "the adapter after the warm start on public records",
     names.TENSORBOARD_FOLDER: "the metrics as TensorBoard scalars",
     names.ORIGIN_FILE: "what it was started with; a resumed run is held against it",
     names.RESUMES_FILE: "a line for each time it was resumed",
-    names.DATA_FILE: "which data set it was: whoever has all records but one can guess that, so never share it",
-    names.SOURCE_FILE: "which records they were; never share it either",
-    names.SAMPLING_SECRET: "the secret that draws the cohorts: whoever has it knows who took part, so never share it",
-    names.AUDIT_FOLDER: "what attacks on the run found, which the guarantee does not cover: never share it",
+    names.DATA_FILE: "which data set it was",
+    names.SOURCE_FILE: "which records they were",
+    names.SAMPLING_SECRET: "the secret that draws the cohorts",
+    names.AUDIT_FOLDER: "what attacks on the run found",
     names.FLOWER_LOG: "what Flower and its workers printed",
     names.PROCESS_LOG: "what the run printed",
 }
@@ -177,8 +178,14 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         settings_file=names.PHASES_FILE if run.phases else names.CONFIG_FILE,
         changed=[row for row in settings if row["value"] != row["default"]],
         environment=environment_rows(run.environment or {}),
-        files=[(name, text) for name, text in _FILES.items() if (run.path / name).exists()],
+        files=[(name, _about(name)) for name in _FILES if (run.path / name).exists()],
     )
+
+
+def _about(name: str) -> str:
+    """What a file is, and whether it may be shared."""
+    why = names.FOR_THE_OWNER.get(name)
+    return _FILES[name] + (f"; never share it: {why}" if why else "")
 
 
 def _units(run: Run) -> str:
