@@ -178,11 +178,11 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         settings_file=names.PHASES_FILE if run.phases else names.CONFIG_FILE,
         changed=[row for row in settings if row["value"] != row["default"]],
         environment=environment_rows(run.environment or {}),
-        files=[(name, _about(name)) for name in _FILES if (run.path / name).exists()],
+        files=[(name, _file_text(name)) for name in _FILES if (run.path / name).exists()],
     )
 
 
-def _about(name: str) -> str:
+def _file_text(name: str) -> str:
     """What a file is, and whether it may be shared."""
     why = names.FOR_THE_OWNER.get(name)
     return _FILES[name] + (f"; never share it: {why}" if why else "")
