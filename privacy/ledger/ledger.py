@@ -43,8 +43,9 @@ class Charge:
         noise_multiplier: its effective noise multiplier.
         step: index of the floor step it consumed (floor mode), else None.
         rho: Rényi divergence it spent (filter mode), else None.
-        debited_at: time of the charge, ISO 8601, UTC.
-        released_at: time of the release; None if the run died in between.
+        debited_at: day of the charge, ISO 8601, UTC. How long a round takes tells who took part in it, so no finer time
+            stands in a ledger; ledgers of earlier versions have milliseconds.
+        released_at: day of the release; None if the run died in between.
     """
 
     event: ReleaseEvent
@@ -178,7 +179,7 @@ class Ledger:
                 "noise_multiplier": event.effective_noise_multiplier,
                 "step": price.step,
                 "rho": price.rho,
-                "debited_at": _now(),
+                "debited_at": _today(),
             }
             self._replay(self._journal.append("charge", body))
             return Receipt(len(self._charges) - 1, event)
@@ -191,7 +192,7 @@ class Ledger:
                 raise ValueError(f"receipt {number} is not of {self.path}; pass what charge() returned")
             if self._charges[number].released_at is not None:
                 raise ValueError(f"charge {number} was released already; every release needs its own charge")
-            self._replay(self._journal.append("released", {"charge": number, "released_at": _now()}))
+            self._replay(self._journal.append("released", {"charge": number, "released_at": _today()}))
 
     def stamp_not_private(self, reason: str) -> None:
         """Mark the run for good as giving no guarantee (test noise, known sampling secret); once per reason."""
@@ -275,5 +276,5 @@ def _same(stated: Price, due: Price) -> bool:
     return stated.step == due.step and abs(stated.rho - due.rho) <= 1e-9 * due.rho
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

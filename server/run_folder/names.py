@@ -48,6 +48,8 @@ PHASE_FILE = "done.safetensors"
 RESUMES_FILE = "resumed.jsonl"
 
 METRICS_FILE = "metrics.jsonl"
+TIMES_FILE = "times.jsonl"
+"""Wall seconds of each round. Not for others: they depend on who took part."""
 STATUS_FILE = "status.json"
 TENSORBOARD_FOLDER = "tensorboard"
 FLOWER_LOG = "flower.log"
@@ -57,6 +59,8 @@ PRIVACY_FILE = "privacy.json"
 ADAPTER_FOLDER = "adapter"
 RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
+PUBLISHED_FILE = "PUBLISHED.md"
+"""In a copy of a run that is made to be given to others; see :mod:`server.evaluation.published`."""
 CANARIES_FILE = "HOLDS-CANARIES.txt"
 """In a run with made-up units or secrets in it."""
 AUDIT_FOLDER = "audit"
@@ -97,7 +101,8 @@ def new_run_folder(config: RunConfig) -> Path:
     for attempt in range(1000):
         folder = stem if attempt == 0 else stem.with_name(f"{stem.name}-{attempt + 1}")
         try:
-            folder.mkdir(parents=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)  # it holds what the guarantee does not cover
         except FileExistsError:
             continue
         except OSError as error:

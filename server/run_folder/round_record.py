@@ -11,8 +11,8 @@ many of the drawn ones contributed is not released, for the guarantee counts on 
 of sites with ledgers of their own, of which no amplification is claimed, and of secure sums, whose adjacency leaves
 open what a client contributes and not that it does.
 
-Wall times are the one exception to look at twice: how long a round takes depends, weakly, on who took part. They are
-kept because an operator needs them; timing is not covered by the guarantee.
+How long a round takes depends on who took part. An operator needs the wall time, so it is a field, and it is left out
+of what is written for everybody (:meth:`RoundRecord.to_json`).
 """
 
 import math
@@ -126,7 +126,7 @@ class RoundRecord:
         noise_norm: its part that noise alone explains in expectation, s*sqrt(d) (from the plan: public).
         signal_estimate: sqrt(max(update_norm^2 - d*s^2, 0)), a post-processing of the release.
         expected_cohort: q*N, clients; never the realised cohort.
-        seconds: wall time of the round, evaluation included.
+        seconds: wall time of the round, evaluation included; 0 where it is not known.
         extra: what a controller wants shown, through :func:`released_values`.
         not_private: why the run has no guarantee, or None.
         presence: who was there; None where that is not known or everybody is one process.
@@ -143,7 +143,7 @@ class RoundRecord:
     epsilon_budget: float
     noise_multiplier: float
     expected_cohort: float
-    seconds: float
+    seconds: float = 0.0
     clip_bound: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
@@ -216,8 +216,8 @@ class RoundRecord:
         return self.expected_cohort / self.seconds if self.seconds > 0 else math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; non-finite numbers become the strings "nan", "inf" and "-inf", which standard JSON can hold."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Plain JSON without the wall time; non-finite numbers become the strings "nan", "inf" and "-inf"."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seconds"}
         values["extra"] = dict(self.extra)
         values["presence"] = None if self.presence is None else asdict(self.presence)
         return {name: _plain(value) for name, value in values.items()}

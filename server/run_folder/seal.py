@@ -31,6 +31,7 @@ ENDED = (
     names.ENVIRONMENT_FILE,
     names.RESUMES_FILE,
     names.METRICS_FILE,
+    names.TIMES_FILE,
     names.PRIVACY_FILE,
     names.STAMP_FILE,
     names.CANARIES_FILE,

@@ -1,5 +1,7 @@
 """What a run tells while it runs: metrics.jsonl, TensorBoard scalars, status.json; released or public values only.
 
+Wall times, which are neither, have a file of their own, times.jsonl, that stays with the run's owner.
+
 What may be in a record, and why nothing else can be: :mod:`server.run_folder.round_record`.
 """
 
@@ -8,14 +10,14 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, get_args
 
 from privacy import durable
 from privacy.errors import CorruptRun
-from server.run_folder.names import METRICS_FILE, STATUS_FILE, TENSORBOARD_FOLDER
+from server.run_folder.names import METRICS_FILE, STATUS_FILE, TENSORBOARD_FOLDER, TIMES_FILE
 from server.run_folder.round_record import PHASES, RoundRecord
 
 State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
@@ -51,10 +53,9 @@ class Telemetry:
         self._folder = Path(run_folder)
         if not self._folder.is_dir():
             raise ValueError(f"run_folder {self._folder} does not exist; create it before telemetry")
-        metrics = self._folder / METRICS_FILE
-        if metrics.exists():
-            text = metrics.read_bytes()
-            os.truncate(metrics, text.rfind(b"\n") + 1)
+        for path in (self._folder / METRICS_FILE, self._folder / TIMES_FILE):
+            if path.exists():
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._scalars: _ScalarWriter | None = None
         if tensorboard:
             self._open_scalars()
@@ -66,6 +67,9 @@ class Telemetry:
         line = json.dumps(record.to_json(), allow_nan=False)
         if record.phase == "start":  # a run that was killed before its first checkpoint begins once more
             durable.write(self._folder / METRICS_FILE, "")
+            (self._folder / TIMES_FILE).unlink(missing_ok=True)
+        with (self._folder / TIMES_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"phase": record.phase, "round": record.round, "seconds": record.seconds}) + "\n")
         with (self._folder / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -174,13 +178,28 @@ def read_metrics(run_folder: Path, seen: tuple[int, str] | None = None) -> list[
     if seen is not None and _digest("".join(f"{line}\n" for line in lines[: seen[0]])) != seen[1]:
         raise CorruptRun(f"{path}: its first {seen[0]} lines are not those that the checkpoint saw; restore it")
     records: dict[tuple[int, str], RoundRecord] = {}
+    times = _read_times(Path(run_folder) / TIMES_FILE)
     for number, line in enumerate(lines, start=1):
         try:
             record = RoundRecord.from_json(json.loads(line))
+            if (record.round, record.phase) in times:
+                record = replace(record, seconds=times[record.round, record.phase])
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptRun(f"{path} line {number} is not a round record: {error}; restore it") from error
         records[record.round, record.phase] = record
     return [records[key] for key in sorted(records, key=lambda key: (key[0], PHASES.index(records[key].phase)))]
+
+
+def _read_times(path: Path) -> dict[tuple[int, str], float]:
+    """Wall seconds by round and phase, the last of each."""
+    times: dict[tuple[int, str], float] = {}
+    for number, line in enumerate(_text(path).split("\n")[:-1], start=1):
+        try:
+            values = json.loads(line)
+            times[int(values["round"]), str(values["phase"])] = float(values["seconds"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptRun(f"{path} line {number} holds no time of a round: {error}; delete the file") from error
+    return times
 
 
 def _text(path: Path) -> str:

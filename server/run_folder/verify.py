@@ -252,6 +252,11 @@ def _ledger(folder: Path, mark: Mark | None) -> Ledger | None:
 def _refuse_missing(run: VerifiedRun) -> None:
     """CorruptRun for a file that must be there, by what else is."""
     folder, config, found = run.folder, run.config, traces(run.folder)
+    if (folder / names.PUBLISHED_FILE).is_file():  # it shows a ledger, and is not the run
+        for name in (names.CONFIG_FILE, names.LEDGER_FILE, names.PRIVACY_FILE):
+            if not (folder / name).is_file():
+                raise CorruptRun(f"{folder / name} is missing; ask whoever published the run for it")
+        return
     noted = (folder / names.ORIGIN_FILE).is_file()
 
     def demand(name: str, why: str) -> None:

@@ -46,6 +46,7 @@ from simulations.cli.model.evaluate import evaluate_command
 from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
 from simulations.cli.model.predict import predict_command
+from simulations.cli.model.publish import publish_command
 from simulations.cli.plan import say_known, say_plan
 from simulations.cli.planner import plan_command
 from simulations.cli.progress import follow, waiting
@@ -366,6 +367,7 @@ for name, command, panel in (
     ("generate", generate_command, MODEL),
     ("evaluate", evaluate_command, MODEL),
     ("export", export_command, MODEL),
+    ("publish", publish_command, MODEL),
     ("certificates", certificates_command, FEDERATION),
     ("identity", identity_command, FEDERATION),
     ("federation", federation_command, FEDERATION),

@@ -82,6 +82,7 @@ _FILES = {
     names.LEDGER_FILE: "every privacy charge, hash-chained, written before its noise was drawn",
     names.PRIVACY_FILE: "the guarantee, for programs",
     names.METRICS_FILE: "one line per release",
+    names.TIMES_FILE: "seconds of each round; they depend on who took part, so never share it",
     names.RESULTS_FILE: "the final numbers",
     names.FACTS_FILE: "what became of the records that were read",
     names.ENVIRONMENT_FILE: "versions and machine",

@@ -18,7 +18,7 @@ READ_BY_ALL = ("ledger.jsonl", "privacy.json", "metrics.jsonl", "results.json", 
 """Files under which all commands are tried, on one kind of run."""
 FEW = ("api", "resume")
 """Commands that are tried under every file of every kind: all read a folder through one function."""
-MEASURED = ("status.json", "environment.json", "records.json", "config.toml")
+MEASURED = ("status.json", "times.jsonl", "environment.json", "records.json", "config.toml")
 """Of a run that goes on: files that may change on the way and decide nothing of a guarantee are told as they stand."""
 NOT_READ = ("run.lock", "launch.lock", "report.html", "files.sha256", "tensorboard/")
 

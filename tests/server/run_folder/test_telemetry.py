@@ -53,6 +53,19 @@ def test_a_run_that_begins_once_more_has_one_model_before_its_first_round(tmp_pa
     assert read_metrics(tmp_path) == [start]
 
 
+def test_how_long_a_round_took_is_told_in_a_file_of_its_own(tmp_path: Path) -> None:
+    with Telemetry(tmp_path, tensorboard=False) as telemetry:
+        telemetry.round(record(1, seconds=2.5))
+        telemetry.round(record(2, seconds=7.5))
+    assert "seconds" not in (tmp_path / "metrics.jsonl").read_text()
+    assert [item.seconds for item in read_metrics(tmp_path)] == [2.5, 7.5]
+    (tmp_path / "times.jsonl").unlink()
+    assert [item.seconds for item in read_metrics(tmp_path)] == [0.0, 0.0]
+    (tmp_path / "times.jsonl").write_text("{}\n")
+    with pytest.raises(CorruptRun, match=r"times.jsonl line 1 holds no time"):
+        read_metrics(tmp_path)
+
+
 def test_every_line_is_standard_json_even_when_a_loss_diverged(tmp_path: Path) -> None:
     with Telemetry(tmp_path, tensorboard=False) as telemetry:
         telemetry.round(record(validation_loss=math.nan))
