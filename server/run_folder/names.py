@@ -74,6 +74,7 @@ FOR_THE_OWNER = {
     DATA_FILE: "whoever has all records but one can guess that",
     SOURCE_FILE: "whoever has all records but one can guess that",
     FACTS_FILE: "its counts are exact",
+    TIMES_FILE: "how long a round took depends on who was in it",
     RESULTS_FILE: "its times and counts are exact",
     TENSORBOARD_FOLDER: "how long a round took depends on who was in it",
     ORIGIN_FILE: "it says where things lie on this machine",
