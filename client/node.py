@@ -17,7 +17,8 @@ records, and Flower would send it.
 A node with many clients (an organisation and its users) draws its part of every cohort itself, trains it as a worker of
 a simulation does, and hands in one bounded sum. The draw is Poisson sampling with a secret that never leaves the node,
 made when it joins the run (:class:`Joined`), so no one else, the server included, knows or chooses who is in it; the
-same release and attempt give the same cohort after any restart. How many were drawn is not told. The public number may
+same release and attempt give the same cohort after any restart, and rates, labels and numbers of draws are held to the
+plan with which the node joined (:mod:`client.answered_draws`). How many were drawn is not told. The public number may
 be larger than that of clients with records: neighbours, with one client more or less, then do not differ in it. Nor do
 the others' rows: the seed of local randomness is the node's own, so to be another one in the order of clients is to be
 drawn, and shuffled, by the same law.
@@ -36,6 +37,7 @@ from typing import Any
 
 import torch
 
+from client.answered_draws import admit_draw
 from client.data.local import OwnData, open_own
 from client.models.files import fingerprint
 from client.settings import cache_folder
@@ -45,7 +47,7 @@ from privacy.contribution import Contribution
 from privacy.errors import CorruptRun
 from privacy.randomness.sampling import CohortSampler
 from strategies.messages.client_update import TrainRequest
-from strategies.messages.own_clients import Draw, JoinRequest
+from strategies.messages.own_clients import Draw, JoinRequest, PlannedDraws, draws_from_json
 from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
@@ -117,9 +119,12 @@ class Node:
             )
         folder = self._folder(request.run)
         durable.new_folder(folder.parent)
-        durable.make_folder(folder, lambda draft: Joined.begin(draft, clients, data.digest))
+        durable.make_folder(folder, lambda draft: Joined.begin(draft, clients, data.digest, request.draws))
         durable.sync(folder.parent)
-        Joined.load(folder).refuse_others(clients, data)
+        joined = Joined.load(folder)
+        joined.refuse_others(clients, data)
+        if joined.draws != request.draws:
+            raise BadMessage("this node joined the run with another plan of draws, which stands")
         return clients
 
     def _drawn(self, request: TrainRequest, draw: Draw) -> Contribution:
@@ -135,6 +140,7 @@ class Node:
         joined.refuse_others(self._number(), data)
         if draw.clients != joined.clients:
             raise BadMessage("the roster of the run has another number of clients for this node than it has said")
+        admit_draw(folder, joined.draws, draw, request.round, _digest(request))
         own = replace(draw.sampling, population=joined.clients)
         drawn = joined.sampler.draw(own, request.round, draw.attempt, label=draw.label).ids
         present = drawn[drawn < data.clients]  # beyond them are places without a client
@@ -162,25 +168,29 @@ class Joined:
     """What a node with many clients keeps of a run, in a folder that outlives messages, resumes and restarts.
 
         sampling.key    the secret that draws its cohorts
-        joined.json     the number of its clients, the digest of their records, the seed of local randomness
+        joined.json     the number of its clients, the digest of their records, the seed of local randomness, the plan
+        drawn.jsonl     the draws that it has answered
 
     Attributes:
         clients: the public number.
         records: digest; the records of a run stay the same.
         seed: of the clients' local randomness; known to the node alone.
+        draws: the run's plan, by label of releases.
     """
 
     clients: int
     records: str
     seed: int
     sampler: CohortSampler
+    draws: Mapping[str, PlannedDraws]
 
     @staticmethod
-    def begin(folder: Path, clients: int, records: str) -> None:
+    def begin(folder: Path, clients: int, records: str, draws: Mapping[str, PlannedDraws]) -> None:
         """Make the folder."""
         durable.new_folder(folder)
         CohortSampler.fresh().save(folder / "sampling.key")
-        said = {"clients": clients, "records": records, "seed": secrets.randbits(62)}
+        plan = json.dumps({label: planned.to_json() for label, planned in draws.items()})
+        said = {"clients": clients, "records": records, "seed": secrets.randbits(62), "draws": plan}
         durable.write(folder / "joined.json", json.dumps(said) + "\n", mode=0o600)
 
     @staticmethod
@@ -189,8 +199,9 @@ class Joined:
         try:
             said = json.loads((folder / "joined.json").read_text(encoding="utf-8"))
             clients, records, seed = int(said["clients"]), str(said["records"]), int(said["seed"])
-            return Joined(clients, records, seed, CohortSampler.load(folder / "sampling.key"))
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            sampler, draws = CohortSampler.load(folder / "sampling.key"), draws_from_json(str(said["draws"]))
+            return Joined(clients, records, seed, sampler, draws)
+        except (OSError, KeyError, TypeError, ValueError, BadMessage) as error:
             raise CorruptRun(f"{folder} is not what this node kept of the run: {error}; restore it") from error
 
     def refuse_others(self, clients: int, data: OwnData) -> None:
@@ -200,6 +211,13 @@ class Joined:
                 "this node joined the run with other clients or records: put its file and its number of clients back; "
                 "clients leave and join between runs"
             )
+
+
+def _digest(request: TrainRequest) -> str:
+    """Of all that a node's answer depends on."""
+    plan = json.dumps([request.round, request.plan.to_json(), request.part.to_json(), request.job], sort_keys=True)
+    clip = b"".join(values.numpy().tobytes() for _, values in sorted(request.plan.clip.arrays().items()))
+    return hashlib.sha256(plan.encode() + request.adapter.tobytes() + clip).hexdigest()
 
 
 def refuse_unless_for(request: str, node_config: Mapping[str, Any], *others: str) -> None:

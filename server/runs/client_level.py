@@ -2,17 +2,20 @@
 
 from flwr.serverapp import Grid
 
+from privacy.commitment import Commitment
+from privacy.events import Poisson
 from server.network.grid import answers, names
 from server.network.joining import joined
 from server.run_folder.names import CLIENTS_FILE, ROSTER_FILE
 from server.run_folder.round_record import Presence
 from server.runs import guarantee
 from server.runs.assembly import assemble, make_strategy, secure_aggregation
+from server.runs.commitment import round_sampling
 from server.runs.lifecycle import Run, connected, finished
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
 from strategies.dp_fedavg import DpFedAvg
-from strategies.messages.own_clients import JoinRequest
+from strategies.messages.own_clients import JoinRequest, PlannedDraws
 
 
 def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
@@ -36,6 +39,21 @@ def clients_of_nodes(run: Run, grid: Grid, nodes: int | tuple[int, ...], request
     return joined(run.folder / ROSTER_FILE, grid, nodes, request, clients=config.clients, timeout=timeout)
 
 
+def planned_draws(commitment: Commitment, rounds: int, sampling: Poisson) -> dict[str, PlannedDraws]:
+    """The most that a run draws by label of releases, for nodes that hold requests against it.
+
+    In filter mode a round that is lost may be done again within the budget, so each label has as many draws once more.
+    """
+    if commitment.mode == "filter":
+        return {"histogram": PlannedDraws((sampling,), 2), "round": PlannedDraws((sampling,), 2 * rounds)}
+    draws = dict[str, PlannedDraws]()
+    for label in {step.label for step in commitment.floor}:
+        steps = [step for step in commitment.floor if step.label == label]
+        samplings = tuple(dict.fromkeys(step.sampling for step in steps))
+        draws[label] = PlannedDraws(samplings, sum(step.count for step in steps))
+    return draws
+
+
 def run_client_level(run: Run, grid: Grid) -> None:
     """One run from configuration to artefacts."""
     run.status("preparing data, model and noise")
@@ -44,7 +62,8 @@ def run_client_level(run: Run, grid: Grid) -> None:
     run.note_start(assembly.data, assembly.commitment)
     with run.paying(assembly.commitment) as ledger:
         nodes, evaluate = connected(run, assembly, grid, public.used)
-        held = clients_of_nodes(run, grid, nodes, JoinRequest(ledger.run_id, assembly.job.to_json()))
+        draws = planned_draws(assembly.commitment, config.rounds, round_sampling(config))
+        held = clients_of_nodes(run, grid, nodes, JoinRequest(ledger.run_id, assembly.job.to_json(), draws))
         strategy = make_strategy(assembly, run.folder, nodes, ledger, held)
         strategy.secure = secure_aggregation(config, run.folder, grid, ledger)
         strategy.grid = grid

@@ -6,11 +6,12 @@ drawn. What comes back is the same bounded sum as of any node.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, RecordDict
 
-from privacy.events import Poisson
+from privacy.events import CyclicPoisson, Json, Poisson
 from strategies.messages.records import BadMessage, config_of, exactly, typed
 
 JOIN = "clients"
@@ -53,19 +54,65 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class PlannedDraws:
+    """The most that a run draws for releases of one label: a node answers no more, and draws in no other way.
+
+    Attributes:
+        samplings: of all clients of the run; where they take turns, without a turn.
+        count: draws, >= 1; a release that is charged and lost, and done again, is two.
+    """
+
+    samplings: tuple[Poisson, ...]
+    count: int
+
+    def __post_init__(self) -> None:
+        if not self.samplings or self.count < 1:
+            raise ValueError(f"there must be a sampling, and count >= 1, got {self.samplings} and {self.count}")
+
+    def to_json(self) -> Json:
+        return {"samplings": [sampling.to_json() for sampling in self.samplings], "count": self.count}
+
+    def holds(self, sampling: Poisson) -> bool:
+        """Whether a draw of this sampling is one of the plan."""
+        if isinstance(sampling, CyclicPoisson):
+            within = sampling.turn is not None and sampling.turn < self.count
+            return within and replace(sampling, turn=None) in self.samplings
+        return sampling in self.samplings
+
+
+@dataclass(frozen=True)
 class JoinRequest:
-    """Server to node: join this run, and say how many clients are yours. ``job``: as in a request to train."""
+    """Server to node: join this run, and say how many clients are yours.
+
+    Attributes:
+        job: as in a request to train.
+        draws: the run's plan, by label of releases.
+    """
 
     run: str
     job: str
+    draws: Mapping[str, PlannedDraws] = field(default_factory=dict)
 
     def to_records(self) -> RecordDict:
-        return RecordDict({"config": ConfigRecord({"run": self.run, "job": self.job})})
+        draws = json.dumps({label: draws.to_json() for label, draws in self.draws.items()}, sort_keys=True)
+        return RecordDict({"config": ConfigRecord({"run": self.run, "job": self.job, "draws": draws})})
 
     @staticmethod
     def from_records(records: RecordDict) -> "JoinRequest":
         config = config_of(records)
-        return JoinRequest(typed(config, "run", str), typed(config, "job", str))
+        draws = draws_from_json(typed(config, "draws", str))
+        return JoinRequest(typed(config, "run", str), typed(config, "job", str), draws)
+
+
+def draws_from_json(text: str) -> dict[str, PlannedDraws]:
+    """A run's plan of draws by label; BadMessage for what is none."""
+    try:
+        return {
+            str(label): PlannedDraws(tuple(map(Poisson.from_json, said["samplings"])), int(said["count"]))
+            for label, said in json.loads(text).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"the plan of draws cannot be read: {type(error).__name__}") from None
 
 
 def join_reply(clients: int, code: str) -> RecordDict:

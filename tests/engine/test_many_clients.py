@@ -1,8 +1,10 @@
 """A node with many clients: it draws them itself, by a secret of its own, and sends what their worker would."""
 
+import re
 import runpy
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,20 @@ from client.node import Joined, Node, NodeFailed, own_worker
 from client.worker import Worker
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Contribution, Plan
+from privacy.errors import CorruptRun
 from privacy.events import CyclicPoisson, Poisson
 from server.config.load import parse
 from server.runs.assembly import Assembly, assemble
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest, code_fingerprint, read_contribution
-from strategies.messages.own_clients import JOIN, Draw, JoinRequest, read_join_reply
+from strategies.messages.own_clients import JOIN, Draw, JoinRequest, PlannedDraws, read_join_reply
 from strategies.messages.records import BadMessage
 from tests.cases.many_clients import deployed, of_clients, write
 from tests.cases.node import context, message
 
 CLIENTS, NUMBER, RATE = 6, 8, 0.4
 POPULATION = 3 * NUMBER
+PLAN = {label: PlannedDraws((Poisson(RATE, POPULATION),), 600) for label in ("round", "other")}
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +66,8 @@ def request(assembly: Assembly, round: int = 1, **draw: Any) -> TrainRequest:
     return TrainRequest(round, assembly.start.numpy(), plan, part, nobody, assembly.job.to_json(), own_draw=asked)
 
 
-def join(assembly: Assembly, own: dict[str, str], run: str = "one") -> int:
-    asked = JoinRequest(run, assembly.job.to_json()).to_records()
+def join(assembly: Assembly, own: dict[str, str], run: str = "one", plan: dict[str, PlannedDraws] | None = None) -> int:
+    asked = JoinRequest(run, assembly.job.to_json(), PLAN if plan is None else plan).to_records()
     reply = app(message=message(asked, f"query.{JOIN}"), context=context(**own))
     return read_join_reply(reply.content, code_fingerprint())
 
@@ -172,15 +176,16 @@ def test_a_release_is_drawn_once_and_another_one_anew(
     others = [
         request(assembly, clients=60, **change) for change in ({"attempt": 1}, {"run": "two"}, {"label": "other"})
     ]
-    others += [request(assembly, 2, clients=60), replace(asked, job=assembly.job.but(seed=5).to_json())]
-    assert [whom(other) == first for other in others] == [False, False, False, False, True]
+    others.append(request(assembly, 2, clients=60))
+    assert [whom(other) == first for other in others] == [False, False, False, False]
 
 
 def test_with_correlated_noise_a_client_keeps_its_turn(
     assembly: Assembly, tmp_path: Path, drawn: list[list[int]]
 ) -> None:
     own = settings(tmp_path, data=write(tmp_path / "many.jsonl", of_clients("a", 40, 1)), clients="40")
-    join(assembly, own)
+    plan = {"round": PlannedDraws((CyclicPoisson(1.0, 120, "client", 4),), 8)}
+    join(assembly, own, plan=plan)
     turns = [CyclicPoisson(1.0, 120, "client", 4, turn) for turn in range(8)]
     for turn, sampling in enumerate(turns):
         send(request(assembly, turn + 1, clients=40, sampling=sampling), own)
@@ -190,8 +195,9 @@ def test_with_correlated_noise_a_client_keeps_its_turn(
 
 def test_a_node_that_draws_nobody_sends_zeros(assembly: Assembly, tmp_path: Path, drawn: list[list[int]]) -> None:
     own = settings(tmp_path)
-    join(assembly, own)
-    sent = send(request(assembly, sampling=Poisson(1e-9, POPULATION)), own)
+    never = Poisson(1e-9, POPULATION)
+    join(assembly, own, plan={"round": PlannedDraws((never,), 1)})
+    sent = send(request(assembly, sampling=never), own)
     assert not sent.encoded.any()
     assert drawn == []
 
@@ -265,10 +271,81 @@ def test_clients_leave_and_come_between_runs(assembly: Assembly, tmp_path: Path,
     own_worker.cache_clear()  # Flower starts a process for every message
     with pytest.raises(NodeFailed):
         join(assembly, own)  # the same run
-    assert join(assembly, own, "two") == NUMBER
     everybody = Poisson(1.0, POPULATION)
+    assert join(assembly, own, "two", {"round": PlannedDraws((everybody,), 1)}) == NUMBER
     send(request(assembly, run="two", sampling=everybody), own)
     assert drawn == [list(range(CLIENTS + 1))]
+
+
+Asked = Callable[[Assembly], TrainRequest]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (lambda run: request(run, 2, sampling=Poisson(1.0, POPULATION)), "rate=1.0, .* for 'round' is none of them"),
+        (lambda run: request(run, 2, label="votes"), "for 'votes' is none of them"),
+        (lambda run: request(run, 2, sampling=CyclicPoisson(RATE, POPULATION, "client", 1, 0)), "is none of them"),
+        (
+            lambda run: replace(request(run, attempt=1), adapter=run.start.numpy() + 1),
+            "round 1, attempt 1, was answered for",
+        ),
+        (lambda run: request(run, attempt=0), "round 1, attempt 0, comes after a later one was answered"),
+        (lambda run: request(run, 3), "a plan of 2 draws for 'round', all answered"),
+    ],
+    ids=["a higher rate", "another label", "turns", "asked again with another model", "an earlier attempt", "too many"],
+)
+def test_a_node_answers_the_draws_of_the_plan_it_joined_with(
+    asked: Asked,
+    says: str,
+    assembly: Assembly,
+    tmp_path: Path,
+    drawn: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = settings(tmp_path)
+    join(assembly, own, plan={"round": PlannedDraws((Poisson(RATE, POPULATION),), 2)})
+    first = replace(request(assembly, attempt=1), adapter=assembly.start.numpy())
+    send(first, own)
+    send(first, own)  # as a server that was resumed before it charged the round
+    send(request(assembly, 2), own)
+    answered = len(drawn)
+    with pytest.raises(NodeFailed):
+        send(asked(assembly), own)
+    assert re.search(says, caplog.text)
+    assert len(drawn) == answered
+
+
+def test_clients_take_turns_in_order(assembly: Assembly, tmp_path: Path, drawn: list[list[int]]) -> None:
+    """A server that named a turn again, or one beyond the plan, would ask the same clients too often."""
+    own = settings(tmp_path)
+    turns = [CyclicPoisson(1.0, POPULATION, "client", 2, turn) for turn in range(5)]
+    join(assembly, own, plan={"round": PlannedDraws((CyclicPoisson(1.0, POPULATION, "client", 2),), 4)})
+    send(request(assembly, 1, sampling=turns[1]), own)
+    for wrong in (turns[1], turns[0], turns[4]):
+        with pytest.raises(NodeFailed):
+            send(request(assembly, 2, sampling=wrong), own)
+    send(request(assembly, 2, sampling=turns[2]), own)
+
+
+def test_a_plan_that_a_node_joined_with_stands(assembly: Assembly, tmp_path: Path) -> None:
+    own = settings(tmp_path)
+    join(assembly, own)
+    assert join(assembly, own) == NUMBER
+    with pytest.raises(NodeFailed):
+        join(assembly, own, plan={"round": PlannedDraws((Poisson(1.0, POPULATION),), 600)})
+
+
+def test_a_damaged_list_of_answered_draws_is_named(assembly: Assembly, tmp_path: Path, drawn: list[list[int]]) -> None:
+    own = settings(tmp_path)
+    join(assembly, own)
+    send(request(assembly), own)
+    (file,) = (tmp_path / "state").rglob("drawn.jsonl")
+    file.write_text("{}\n")
+    node = Node.of(own)
+    assert node is not None
+    with pytest.raises(CorruptRun, match=re.escape(f"{file} line 1")):
+        node.contribution(request(assembly, 2))
 
 
 @pytest.mark.parametrize(
