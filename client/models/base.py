@@ -15,6 +15,7 @@ Weights are read from safetensors only, and no code from a model repository is r
 """
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -41,6 +42,9 @@ Pooling = Literal["mean", "last"]
 # Measured on 2 cores, fp32, 16 to 128 tokens with ragged padding: sdpa takes 0.89-1.0 times the time of eager and both
 # give a padded record what it gets alone within 5e-6.
 ATTENTION = "sdpa"
+
+# PEFT asks every model for a property that transformers has renamed, and no user can do anything about it.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 
 class UnsupportedModel(ValueError):

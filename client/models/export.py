@@ -81,7 +81,7 @@ def write_classifier(
     encoder.config.id2label = dict(enumerate(label_names))
     encoder.config.label2id = {name: number for number, name in enumerate(label_names)}
     with quiet():
-        encoder.save_pretrained(folder)
+        encoder.save_pretrained(folder, state_dict={**_unused(encoder), **encoder.state_dict()})
     tokenizer.padding_side = "right"
     tokenizer.model_max_length = max_length
     save_tokenizer(tokenizer, "classification", folder)
@@ -121,6 +121,13 @@ def _untie(model: Any) -> None:
     head, first = model.get_output_embeddings(), model.get_input_embeddings()
     if isinstance(head, nn.Module) and model.config.tie_word_embeddings and head.weight is not first.weight:
         model.config.tie_word_embeddings = False
+
+
+def _unused(encoder: Any) -> dict[str, Tensor]:
+    """Zeros for weights that others make with such an encoder and nobody here uses (BERT's pooler): none is missing."""
+    with torch.device("meta"):
+        whole = type(encoder)(encoder.config).state_dict()
+    return {name: torch.zeros(value.shape) for name, value in whole.items() if name not in encoder.state_dict()}
 
 
 def _plain(value: Tensor) -> Tensor:

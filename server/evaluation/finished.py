@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.errors import CorruptRun
 from server.config.schema import RunConfig
-from server.run_folder.names import ADAPTER_FOLDER
+from server.run_folder.names import ADAPTER_FOLDER, typed
 from server.run_folder.verify import VerifiedRun, refusal_of_no_run, verify_run
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def read_finished(folder: Path) -> FinishedRun:
         raise NotFinished(refusal)
     run = verify_run(folder)
     if run.results is None or run.config is None:
-        raise NotFinished(f"{folder} has no adapter: the run has not ended. Go on with it by `lacquer resume {folder}`")
+        raise NotFinished(
+            f"{folder} has no adapter: the run has not ended. Go on with it by `lacquer resume {typed(folder)}`"
+        )
     if not (folder / ADAPTER_FOLDER / "adapter_config.json").is_file():
         file = folder / ADAPTER_FOLDER / "adapter_config.json"
         raise CorruptRun(f"{file} is missing, though the run has ended; restore it")

@@ -1,5 +1,6 @@
 """Every file name in a run's folder, and the folder itself."""
 
+import shlex
 import time
 from pathlib import Path
 
@@ -86,6 +87,11 @@ FOR_THE_OWNER = {
     AUDIT_FOLDER: "the guarantee does not cover it",
 }
 """What the guarantee does not cover in a run's folder, with why: for the owner alone, never to be shared."""
+
+
+def typed(path: Path) -> str:
+    """A path as one types it in a shell: quoted where it must be."""
+    return shlex.quote(str(path))
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:

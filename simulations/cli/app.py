@@ -15,7 +15,7 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import LAUNCH_LOCK, new_run_folder
+from server.run_folder.names import LAUNCH_LOCK, new_run_folder, typed
 from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
@@ -285,7 +285,7 @@ def _run(
         _write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
     if full := _write_report(folder):
-        say(f"The run is done, but {full}, then write its report with: lacquer report {folder}", style="yellow")
+        say(f"The run is done, but {full}, then write its report with: lacquer report {typed(folder)}", style="yellow")
     from simulations.report import summary
 
     with refusals():
@@ -344,7 +344,7 @@ def _how_to_go_on(folder: Path) -> str:
     """Before anything was committed to, nothing was spent, and starting anew loses nothing."""
     from server.run_folder.verify import traces
 
-    return f"\nResume with: lacquer resume {folder}" if traces(folder) else ""
+    return f"\nResume with: lacquer resume {typed(folder)}" if traces(folder) else ""
 
 
 for name, command, panel in (

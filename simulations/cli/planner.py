@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,8 +122,8 @@ def plan_command(
     else:
         console.print(_page(situation, advice))
         chosen = {**advice.best.pace.settings, **advice.best.trained.settings}
-        options = " ".join(f"--set {key}={value}" for key, value in chosen.items())
-        console.print(f"  lacquer run {preset} {options}", markup=False, highlight=False, soft_wrap=True)
+        options = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in chosen.items())
+        console.print(f"  lacquer run {shlex.quote(preset)} {options}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _situation(

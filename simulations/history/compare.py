@@ -21,6 +21,8 @@ from simulations.sweep.cells import CELL_FILE
 IGNORED = ("seed", "name", "output", "data.cache", "engine.workers", "engine.kind")
 """Settings in which runs of one row may differ."""
 
+_MEASURED_ON = ("model.task", "data.source", "data.test-source")
+
 MOST_NAMED = 6
 """Settings that a row's label names; runs that differ in more are told apart by their names first."""
 
@@ -82,6 +84,14 @@ class Comparison:
     """Groups of runs, the first of which the others are held against."""
 
     groups: list[Group]
+
+    @property
+    def unlike(self) -> str:
+        """What sets the runs' tests apart, so that their numbers are not to be held against each other; else empty."""
+        tables = [flatten(run.config.to_table()) for group in self.groups for run in group.runs if run.config]
+        found = {key: list(dict.fromkeys(str(table[key]) for table in tables)) for key in _MEASURED_ON}
+        told = [f"{key} = {', '.join(values)}" for key, values in found.items() if len(values) > 1]
+        return f"The runs were not tested on the same: {'; '.join(told)}." if told else ""
 
     @property
     def measures(self) -> list[tuple[str, str, Callable[[float], str]]]:

@@ -41,9 +41,11 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def estimate_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """Mean and half of the interval in the form of the measure."""
+    """Mean and half of the interval in the form of the measure; of two seeds both, whose interval says nothing."""
     if estimate is None:
         return ""
+    if len(estimate.values) == 2:
+        return " and ".join(dict.fromkeys(form(value) for value in estimate.values))
     return form(estimate.mean) if estimate.half is None else f"{form(estimate.mean)} ± {_bare(form(estimate.half))}"
 
 
@@ -53,7 +55,7 @@ def difference_text(estimate: Estimate | None, form: Callable[[float], str]) -> 
         return ""
     sign = "+" if estimate.mean >= 0 else "−"
     text = f"{sign}{_bare(form(abs(estimate.mean)))}"
-    return text if estimate.half is None else f"{text} ± {_bare(form(estimate.half))}"
+    return text if estimate.half is None or len(estimate.values) == 2 else f"{text} ± {_bare(form(estimate.half))}"
 
 
 def write_comparison(found: Comparison, target: Path) -> Path:
@@ -69,7 +71,7 @@ def write_comparison(found: Comparison, target: Path) -> Path:
                     "text": estimate_text(group.estimate(name), form),
                     "difference": difference_text(difference, form),
                     "told_apart": told,
-                    "smallest": "" if told or smallest is None else _bare(form(smallest)),
+                    "smallest": "" if told or not smallest else _bare(form(smallest)),
                 }
             )
         rows.append(
@@ -78,6 +80,7 @@ def write_comparison(found: Comparison, target: Path) -> Path:
     page = rendered(
         PAGE,
         title=_title(found),
+        unlike=found.unlike,
         columns=[label for _, label, _ in found.measures],
         rows=rows,
         figures=_figures(found),

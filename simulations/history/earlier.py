@@ -5,6 +5,7 @@ Lacquer's own invented data are nobody's and are not counted; nor is what has no
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ def _warning(total: Spending, earlier: int, places: Sequence[Path], this: str) -
     epsilon, delta = bound = total.bound
     if not math.isfinite(epsilon):
         return f"{text} Not all of them have a guarantee, so together they have none."
-    each = f"; one by one: lacquer budget {' '.join(where)}" if earlier else ""
+    each = f"; one by one: lacquer budget {shlex.join(where)}" if earlier else ""
     return (
         f"{text} Together they have epsilon at most {epsilon_text(epsilon)} at delta {delta_text(delta)} "
         f"(add-remove; {total.how(bound)}){each}"

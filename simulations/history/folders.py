@@ -22,8 +22,8 @@ from simulations.report.outcome import guaranteed, learnt
 from simulations.report.read_run import NoRunFolder, Run, read_run
 
 DAMAGED = "damaged"
-NOT_KNOWN = ("rounds_planned", "test_accuracy", "test_perplexity", "added", "epsilon", "delta", "not_private",
-    "controller", "seed")  # fmt: skip
+NOT_KNOWN = ("rounds_planned", "test_accuracy", "test_perplexity", "added", "epsilon", "epsilon_spent", "delta",
+    "not_private", "controller", "seed")  # fmt: skip
 """Columns that a damaged run leaves empty."""
 GRACE = 900.0
 """Seconds for which a run may prepare before its process holds the folder."""
@@ -114,6 +114,7 @@ def _row(folder: Path) -> dict[str, object]:
         "test_perplexity": run.result("test_perplexity"),
         "added": None if found is None else found.after - found.before,
         "epsilon": None if pair is None else pair[0],
+        "epsilon_spent": None if pair is None else (run.guarantee or {}).get("epsilon_spent"),
         "delta": None if pair is None else pair[1],
         "not_private": run.not_private,
         "controller": config.strategy.controller if config else None,

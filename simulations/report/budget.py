@@ -3,8 +3,9 @@
 Runs are put together by the digest of their source (``source.digest``; of older runs that of the prepared data set) and
 by the unit that they protect. Two bounds are given. *Added up*: epsilons and deltas simply add (basic composition,
 Dwork, Rothblum, Vadhan 2010), whatever the runs were. *Composed*: the privacy loss distribution of all committed
-releases at once, at the largest delta of the runs; it is tighter and can be had where every run is in floor mode under
-add-remove and protects one population. Both count whole commitments: when a run stopped may depend on what it released.
+releases at once, at the largest delta of the runs; it is tighter and can be had of runs in floor mode under add-remove
+that protect one population; other runs are added to it. Both count whole commitments: when a run stopped may depend on
+what it released.
 """
 
 import hashlib
@@ -66,15 +67,20 @@ class Spending:
 
     @property
     def composed(self) -> tuple[float, float] | None:
-        """By privacy loss distributions, some seconds of work."""
-        floors = [run.floor for run in self.runs]
-        if len({run.population for run in self.runs}) > 1 or not floors:
+        """By privacy loss distributions, some seconds of work; runs that have none, and other populations, add up."""
+        alike: dict[int | None, list[Cost]] = {}
+        for run in self.runs:
+            if run.floor is not None:
+                alike.setdefault(run.population, []).append(run)
+        if not alike or not math.isfinite(self.added[0]):
             return None
-        steps = [step for floor in floors for step in floor or ()]
-        if any(floor is None for floor in floors) or not math.isfinite(self.added[0]):
-            return None
-        delta = max(run.delta for run in self.runs)
-        return composition.tightest_bound(steps, delta)[0], delta
+        alone = [run for run in self.runs if run.floor is None]
+        epsilon, delta = sum(run.epsilon for run in alone), sum(run.delta for run in alone)
+        for runs in alike.values():
+            largest = max(run.delta for run in runs)
+            epsilon += composition.tightest_bound([step for run in runs for step in run.floor or ()], largest)[0]
+            delta += largest
+        return epsilon, delta
 
     @property
     def bound(self) -> tuple[float, float]:
@@ -84,7 +90,10 @@ class Spending:
 
     def how(self, bound: tuple[float, float]) -> str:
         """Which of the two a bound is."""
-        return "epsilons and deltas added up" if bound == self.added else "composed by privacy loss distributions"
+        if bound == self.added:
+            return "epsilons and deltas added up"
+        whole = all(run.floor is not None for run in self.runs) and len({run.population for run in self.runs}) == 1
+        return "composed by privacy loss distributions" + ("" if whole else " where they can be, the others added up")
 
 
 def spendings(folders: Iterable[Path]) -> list[Spending]:

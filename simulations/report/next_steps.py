@@ -102,21 +102,25 @@ def commands(run: Run) -> list[Command]:
 
 def _commands(run: Run, folder: Path) -> Iterator[Command]:
     if run.state == "failed" and (run.path / names.LEDGER_FILE).is_file():
-        yield Command("Go on with it", f"lacquer resume {folder}")
+        yield Command("Go on with it", f"lacquer resume {names.typed(folder)}")
     if (run.path / names.ADAPTER_FOLDER / "adapter_config.json").is_file():
         if (run.results or {}).get("label_names"):
-            yield Command("Classify a text", f'lacquer predict {folder} "a text"')
+            yield Command("Classify a text", f'lacquer predict {names.typed(folder)} "a text"')
         else:
-            yield Command("Ask the model", f'lacquer generate {folder} --prompt "a text"')
-        yield Command("Measure it on other public records", f"lacquer evaluate {folder} --data records.jsonl")
-        yield Command("Hand it on", f"lacquer export {folder} exported")
+            yield Command("Ask the model", f'lacquer generate {names.typed(folder)} --prompt "a text"')
+        yield Command(
+            "Measure it on other public records", f"lacquer evaluate {names.typed(folder)} --data records.jsonl"
+        )
+        yield Command("Hand it on", f"lacquer export {names.typed(folder)} exported")
         if run.config and not run.config.deployed and not run.phases:
-            yield Command("Attack it, for a lower bound on ε", f"lacquer audit {folder}")
+            yield Command("Attack it, for a lower bound on ε", f"lacquer audit {names.typed(folder)}")
     if run.config and not run.config.deployed and not run.phases:
         file = folder / names.CONFIG_FILE
-        yield Command("Repeat it with another seed", f"lacquer run {file} --set seed={run.config.seed + 1}")
-    yield Command("Set it beside the other runs", f"lacquer compare {folder.parent}")
-    yield Command("Add up ε over runs on the same data", f"lacquer budget {folder.parent}")
+        yield Command(
+            "Repeat it with another seed", f"lacquer run {names.typed(file)} --set seed={run.config.seed + 1}"
+        )
+    yield Command("Set it beside the other runs", f"lacquer compare {names.typed(folder.parent)}")
+    yield Command("Add up ε over runs on the same data", f"lacquer budget {names.typed(folder.parent)}")
 
 
 def software_entry(version: str) -> str:

@@ -54,7 +54,7 @@ def export_command(run: Run, code: str | None) -> str:
     if code is None or "from client." not in code:
         return ""
     merged = "" if (run.results or {}).get("label_names") else " --merged"
-    return f"lacquer export {run.short_path} my-model{merged}"
+    return f"lacquer export {names.typed(run.short_path)} my-model{merged}"
 
 
 def loading_code(run: Run) -> str | None:
@@ -247,7 +247,7 @@ def _tiles(run: Run) -> list[Tile]:
     if time is not None:
         dimension = run.result("dimension")
         trained = [f"{number_text(dimension)} values trained"] if dimension is not None else []
-        tiles.append(Tile("Time", time, "; ".join([*_speed(run), *trained])))
+        tiles.append(Tile("Time in training", time, "; ".join([*_speed(run), "start-up not counted", *trained])))
     return tiles
 
 

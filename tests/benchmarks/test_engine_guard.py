@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,26 @@ def test_a_job_that_is_not_committed_is_said() -> None:
     assert "no ratio is committed" in guard.lost({"new": 9.0}, {"old": 2.0})[0]
 
 
-def test_other_processors_are_not_judged() -> None:
+def test_what_makes_ratios_incomparable_is_named() -> None:
     here: dict[str, Any] = {"processor": "A", "packages": {"torch": "2"}, "capability": "AVX512"}
     assert guard.other_machine(here, here) == ""
     assert guard.other_machine(here, {**here, "processor": "B"}) == "processor A, not B"
     assert guard.other_machine(here, {**here, "capability": "AVX2"}) == "vector units AVX512, not AVX2"
 
 
-def test_a_machine_without_the_committed_vector_units_passes_in_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("share", "fails"), [(0.6, False), (0.4, True)])
+def test_a_ratio_of_one_processor_does_not_fail_another_and_a_loss_does(
+    share: float, fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     committed = json.loads((results.RESULTS / f"{guard.NAME}.json").read_text())
+    rows = [{**row, "ratio": share * row["ratio"]} for row in committed["ratios"]]
     monkeypatch.setattr(guard, "environment", lambda: committed["environment"])
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr(guard, "measured", lambda: pytest.fail("it measured"))
-    guard.main()
-    assert "not judged: vector units AVX2, not AVX512" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(guard, "measured", lambda: iter(rows))
+    with pytest.raises(typer.Exit) if fails else nullcontext():
+        guard.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "judged by 0.5 of the committed ratios and not by 0.8: vector units AVX2, not AVX512" in said
 
 
 def test_the_tiny_job_takes_long_enough_and_is_the_one_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_a_classifier_is_held_against_its_most_frequent_class(made: MakeRun) -> 
     result = lacquer(run, "--data", path)
     assert result.exit_code == 0, result.output
     assert "3 records" in result.stdout
-    assert "0.6667" in result.stdout
+    assert "\nalways the most frequent class: 0.6667\n" in result.stdout
     assert "taken to be public" in result.stderr
     assert numbers(run, "--data", path, "--limit", "1")["records"] == 1
 

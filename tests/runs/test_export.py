@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import OfflineModeIsEnabled
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from typer.testing import CliRunner, Result
 
 from client.models.base import load_base
@@ -101,6 +101,7 @@ def test_a_classifier_gives_the_runs_logits_where_lacquer_is_not(
     wanted = logits_of(run, TEXTS).numpy()
     assert np.abs(wanted).max() > 1e-3  # something was learnt
     np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert not AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)[1]["missing_keys"]
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert (card.data.library_name, card.data["base_model_relation"]) == ("sentence-transformers", "finetune")
     assert "labels = ['0', '1']" in card.text

@@ -1,10 +1,12 @@
 """Three ratios of the engine to plain PEFT, measured again beside those that are committed.
 
-Run: `python -m simulations.benchmarks engine.guard [--write]`, a minute and a half. It fails where a ratio is below
-0.8 of the committed one, so that a loss of speed is seen when it happens; the rest is room for hosts that share a name
-and differ. The best of three attempts counts: a machine that is busy for a moment slows the variants unequally. On
-another processor, on one of the same name with other vector units, or with another torch nothing is judged, and the
-guard says so. The tiny job is that of `engine.speed`.
+Run: `python -m simulations.benchmarks engine.guard [--write]`, a minute and a half. Both sides of a ratio are
+measured in turn in the same run, so a slow or busy machine slows both. It fails where a ratio is below 0.8 of the
+committed one, so that a loss of speed is seen when it happens; the rest is room for hosts that share a name and differ.
+On another processor, other vector units or another torch the ratios are others, up to twice as large in what was
+measured (AMD EPYC: 3.5, 3.3 and 1.8); there it fails below half of the committed ones, and says so. The best of three
+attempts counts: a machine that is busy for a moment slows the variants unequally. The tiny job is that of
+`engine.speed`.
 """
 
 import json
@@ -18,7 +20,8 @@ from simulations.benchmarks.engine import jobs
 from simulations.benchmarks.harness.results import RESULTS, environment, say, write
 from simulations.benchmarks.harness.timing import interleaved, one_thread, ratios
 
-KEPT = 0.8
+KEPT, KEPT_ELSEWHERE = 0.8, 0.5
+"""Of a committed ratio, on the machine where it was measured and on any other."""
 ATTEMPTS, ROUNDS = 3, 5
 NAME = "engine-guard"
 
@@ -44,13 +47,13 @@ def measured(rounds: int = ROUNDS, clients: int = 128) -> Iterator[dict[str, Any
         yield ratios(job.name, interleaved(works, rounds), "plain PEFT", len(job.clients))[1]
 
 
-def lost(found: Mapping[str, float], committed: Mapping[str, float]) -> list[str]:
-    """The jobs whose ratio is below 0.8 of the committed one, in words; a job that is not committed counts too."""
+def lost(found: Mapping[str, float], committed: Mapping[str, float], kept: float = KEPT) -> list[str]:
+    """The jobs whose ratio is below `kept` of the committed one, in words; a job that is not committed counts too."""
     words = []
     for job, ratio in found.items():
         if job not in committed:
             words.append(f"{job}: no ratio is committed; run engine.guard --write on a quiet machine")
-        elif ratio < KEPT * committed[job]:
+        elif ratio < kept * committed[job]:
             words.append(f"{job}: {ratio:.2f} times plain PEFT, {committed[job]:.2f} is committed")
     return words
 
@@ -85,18 +88,19 @@ def main(
         write(NAME, {"seeds": [0], "capability": torch.backends.cpu.get_cpu_capability(), "ratios": rows})
         return
     committed = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    kept = KEPT
     if other := other_machine(machine(environment()), machine(committed["environment"], committed["capability"])):
-        say(f"not judged: {other}")
-        return
+        kept = KEPT_ELSEWHERE
+        say(f"judged by {kept:g} of the committed ratios and not by {KEPT:g}: {other}")
     wanted = {row["job"]: row["ratio"] for row in committed["ratios"]}
     best: dict[str, float] = {}
     for _ in range(ATTEMPTS):
         for row in measured():
             best[row["job"]] = max(best.get(row["job"], 0.0), row["ratio"])
-        if not lost(best, wanted):
+        if not lost(best, wanted, kept):
             break
     say(*(f"{job}: {ratio:.2f} times plain PEFT, {wanted.get(job, 0):.2f} is committed" for job, ratio in best.items()))
-    if words := lost(best, wanted):
+    if words := lost(best, wanted, kept):
         say("", "The engine has become slower:", *words)
         raise typer.Exit(1)
 

@@ -31,4 +31,6 @@ def compare_command(
         page = write_comparison(found, output)
     console = table_console()
     console.print(comparison_table(found))
+    if found.unlike:
+        console.print(f"Warning: {found.unlike}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)

@@ -40,7 +40,7 @@ def runs_command(
             rounds,
             _quality(row),
             _added(row),
-            Text("none", "red") if row["not_private"] else Text(_epsilon(row["epsilon"])),
+            Text("none", "red") if row["not_private"] else Text(_epsilon(row["epsilon"], row["epsilon_spent"])),
             *((str(row["controller"] or ""), "" if row["seed"] is None else str(row["seed"])) if wide else ()),
         )
     console.print(table)
@@ -61,5 +61,9 @@ def _added(row: dict[str, Any]) -> str:
     return f"{100 * row['added']:+.1f} points"
 
 
-def _epsilon(value: Any) -> str:
-    return "" if value is None else epsilon_text(value)
+def _epsilon(committed: Any, spent: Any) -> str:
+    """What the run stays within, behind what it has spent if that is less."""
+    if committed is None:
+        return ""
+    text = epsilon_text(committed)
+    return text if spent is None or epsilon_text(spent) == text else f"{epsilon_text(spent)} of {text}"

@@ -205,5 +205,5 @@ def _table(found: Mapping[str, Any]) -> str:
             label = "token accuracy" if key == "accuracy" and has_base else name
             lines.append(f"{label:16}{form.format(found['adapter'][key]):>10}{beside:>12}".rstrip())
     if "most_frequent_class" in found:
-        lines.append(f"{'always the most frequent class':30}{found['most_frequent_class']:.4f}")
+        lines.append(f"always the most frequent class: {found['most_frequent_class']:.4f}")
     return "\n".join(lines)

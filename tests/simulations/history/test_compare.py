@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from server.config.load import parse
 from simulations.cli.app import app
 from simulations.history.compare import compare_folders
-from simulations.history.compare_page import comparison_table
+from simulations.history.compare_page import comparison_table, write_comparison
 from tests.cases.recorded_runs import CONFIG, record_run_in
 
 
@@ -97,6 +97,28 @@ def test_the_command_writes_a_table_and_a_page_that_needs_nothing(runs: list[Pat
     difference = shown[1]["difference"]["test_accuracy"]
     assert difference["mean"] == pytest.approx(0.1 / 3)
     assert (difference["told_apart"], difference["p"]) == (True, pytest.approx(0.0099, rel=0.01))
+
+
+def test_two_seeds_show_both_and_equal_ones_promise_nothing(runs: list[Path], tmp_path: Path) -> None:
+    """An interval of two seeds is as wide as 13 of their deviations, and none of them has a deviation of 0."""
+    found = compare_folders([runs[0], runs[1], runs[3], runs[4]])  # 70, 72 and 73, 75 %
+    with (console := Console(width=200)).capture() as shown:
+        console.print(comparison_table(found))
+    assert "70.0\u00a0% and 72.0\u00a0%" in shown.get()
+    assert "±" not in shown.get()
+    html = write_comparison(found, tmp_path / "page.html").read_text()
+    assert "±" not in html
+    assert "0.0 would show" not in html
+    assert 'data-label="test accuracy"' in html, "on a narrow screen every number has its name"
+
+
+def test_runs_of_different_tests_are_said_to_be_so(runs: list[Path], tmp_path: Path) -> None:
+    model = {**CONFIG.to_table()["model"], "task": "causal-lm"}
+    other = recorded(tmp_path, 0, 0.9, model=model)
+    done = CliRunner().invoke(app, ["compare", str(runs[0]), str(other), "-o", str(tmp_path / "page.html")])
+    assert "Warning: The runs were not tested on the same: model.task = classification, causal-lm." in done.stdout
+    assert "Not one test" in (tmp_path / "page.html").read_text()
+    assert not compare_folders(runs).unlike
 
 
 def test_runs_that_have_not_finished_are_refused(runs: list[Path], record_run: Callable[..., Path]) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from server.run_folder.telemetry import Telemetry
 from simulations.cli.app import app
 from simulations.history.folders import run_folders, true_state
+from simulations.report.notation import epsilon_text
 from simulations.report.read_run import NoRunFolder, read_run
 
 
@@ -57,3 +58,11 @@ def test_the_command_lists_them(record_run: Callable[..., Path], tmp_path: Path)
     shown = CliRunner().invoke(app, ["runs", str(tmp_path)]).stdout
     assert "+5.0 points" in shown
     assert CliRunner().invoke(app, ["runs", str(tmp_path / "none")]).exit_code == 2
+
+
+def test_what_was_spent_is_not_what_was_committed_to(record_run: Callable[..., Path], tmp_path: Path) -> None:
+    record_run(done=2, state="failed")
+    (row,) = json.loads(CliRunner().invoke(app, ["runs", str(tmp_path), "--json"]).stdout)
+    assert 0 < row["epsilon_spent"] < row["epsilon"]
+    shown = CliRunner().invoke(app, ["runs", str(tmp_path)]).stdout
+    assert f"{epsilon_text(row['epsilon_spent'])} of {epsilon_text(row['epsilon'])}" in shown

@@ -12,7 +12,7 @@ from privacy.commitment import FloorStep
 from privacy.events import Poisson
 from server.config.load import parse
 from simulations.cli.app import app
-from simulations.report.budget import spendings, together_text
+from simulations.report.budget import Cost, Spending, spendings, together_text
 from simulations.report.notation import delta_text
 from simulations.report.page import render
 from simulations.report.read_run import read_run
@@ -40,6 +40,15 @@ def test_runs_on_the_same_data_are_composed(tmp_path: Path) -> None:
     assert delta == 1e-5
     assert epsilon == pytest.approx(composition.epsilon([*FLOOR, *FLOOR], 1e-5), rel=1e-3)
     assert single < epsilon < both.added[0]
+
+
+def test_what_cannot_be_composed_is_added_to_what_can() -> None:
+    one, two = (Cost(Path(), 8.0, 1e-5, FLOOR, population, None) for population in (1000, 500))
+    other = Cost(Path(), 3.0, 1e-6, None, None, None)
+    joint, single = (composition.tightest_bound(FLOOR * times, 1e-5)[0] for times in (2, 1))
+    spending = Spending("one", "client", "csv:own.csv", [one, one, two, other])
+    assert spending.bound == pytest.approx((joint + single + 3.0, 2.1e-5))
+    assert spending.how(spending.bound).endswith("where they can be, the others added up")
 
 
 def test_a_run_without_a_guarantee_leaves_none(tmp_path: Path) -> None:

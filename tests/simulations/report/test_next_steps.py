@@ -1,6 +1,8 @@
 """Advice is given where it fits, and not beside it; commands fit the run."""
 
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from server.run_folder.telemetry import Status
 from simulations.report.next_steps import advice, commands
 from simulations.report.notation import without_folders
 from simulations.report.read_run import read_run
-from tests.cases.recorded_runs import finished
+from tests.cases.recorded_runs import finished, record_run_in
 
 
 def with_losses(*losses: float, **settings: object):
@@ -67,3 +69,9 @@ def test_a_run_that_failed_is_to_be_resumed_and_has_no_model(record_run) -> None
 )
 def test_folders_of_a_machine_are_cut_and_nothing_else(text: str, shown: str | None) -> None:
     assert without_folders(text) == (shown or text)
+
+
+def test_a_path_with_a_blank_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "my runs").mkdir()
+    for command in commands(read_run(record_run_in(tmp_path / "my runs"))):
+        assert shlex.split(command.line)[2].startswith("my runs"), command.line
