@@ -114,6 +114,14 @@ def _accelerators() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
+def processor() -> str:
+    """Name of the processor, as Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
 def commit_of(folder: Path) -> str | None:
     """The commit of the checkout in `folder`, "+" behind it if code differs; None outside a checkout.
 

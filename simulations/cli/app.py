@@ -52,7 +52,7 @@ from simulations.cli.planner import plan_command
 from simulations.cli.progress import follow, waiting
 from simulations.cli.settings.config import config_command
 from simulations.cli.settings.init import init_command
-from simulations.cli.settings.presets import presets_command
+from simulations.cli.settings.presets import preset_time, presets_command
 from simulations.cli.sweep import sweep_command
 from simulations.engines import launcher
 from simulations.engines.flower import RunFailed
@@ -149,7 +149,7 @@ def run(
                 checked = check_run(asked)
             check_tracker(track)
             if dry_run:
-                say_plan(checked, as_json=as_json)
+                say_plan(checked, as_json=as_json, time="" if settings else preset_time(preset))
                 return
             folder = new_run_folder(asked.run)
             stack.enter_context(owned(folder, LAUNCH_LOCK))

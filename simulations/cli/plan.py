@@ -32,8 +32,12 @@ def say_known(checked: "Checked", console: Console) -> None:
         console.print(checked.sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def say_plan(checked: "Checked", *, as_json: bool) -> None:
-    """What would be run: settings that are not defaults, data, noise; nothing is started."""
+def say_plan(checked: "Checked", *, as_json: bool, time: str = "") -> None:
+    """What would be run: settings that are not defaults, data, noise; nothing is started.
+
+    Args:
+        time: that it takes here, in words; empty where it is not known.
+    """
     from simulations.report.judgement import foreseen
 
     config, noise = checked.config, _noise(checked)
@@ -41,7 +45,11 @@ def say_plan(checked: "Checked", *, as_json: bool) -> None:
     if as_json:
         facts = None if checked.facts is None else asdict(checked.facts)
         warnings = [*foreseen(config, checked.facts), *earlier_runs(checked)]
-        typer.echo(json.dumps({"settings": changed, "data": facts, "noise": noise, "warnings": warnings}, indent=2))
+        typer.echo(
+            json.dumps(
+                {"settings": changed, "data": facts, "noise": noise, "warnings": warnings, "time": time}, indent=2
+            )
+        )
         return
     console = Console()
     console.print(f"{config.name}: {config.rounds} rounds, {config.members_text}", style="bold", highlight=False)
@@ -58,6 +66,8 @@ def say_plan(checked: "Checked", *, as_json: bool) -> None:
         f"  epsilon at most {epsilon_text(config.privacy.epsilon)} at delta {delta_text(config.privacy.delta)}",
         highlight=False,
     )
+    if time:
+        console.print(f"  {time}", highlight=False)
     say_known(checked, console)
     console.print("Nothing was started (--dry-run).", style="dim")
 

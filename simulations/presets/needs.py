@@ -18,7 +18,7 @@ class Needs:
     """For people.
 
     Attributes:
-        time: as it was measured on two CPU cores; "not measured" where it was not.
+        time: as it was measured on two CPU cores (see :mod:`simulations.engines.speed`), or "not measured".
         text: data files, base model and packages.
     """
 

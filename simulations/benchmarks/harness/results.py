@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from server.run_folder.provenance import describe_environment
+from server.run_folder.provenance import describe_environment, processor
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "simulations" / "benchmarks" / "results"
@@ -55,14 +54,6 @@ def origin() -> dict[str, Any]:
     found = describe_environment()
     parts = [found["system"], f"{found['cores']} cores", *found["accelerators"]]
     return {"machine": ", ".join(parts), "commit": found["commit"]}
-
-
-def processor() -> str:
-    """Name of the processor, as Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(encoding="utf-8") if info.exists() else ""
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def say(*texts: object) -> None:

@@ -4,7 +4,7 @@ import difflib
 import itertools
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +15,14 @@ from rich.text import Text
 from server.config.load import ConfigError
 from simulations.cli import completion
 from simulations.cli.exits import refusals
+from simulations.engines.speed import time_here
 from simulations.presets.load import PURPOSES, describe, preset_files
 from simulations.presets.needs import Needs, needs_of
 from simulations.report.notation import plain_table
 from simulations.sweep.cells import sweep_files
 
 SWEEPS = "Sweeps"
+_OF_THIS = "estimates for this machine's processor, by a training step that was timed on it"
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,21 @@ def presets_command(
             table.add_row(Text(one.name, "cyan"), Text(one.needs.time if one.needs else ""), Text(one.sentence))
     console = Console()
     console.print(table)
-    hint = "Times are those of two CPU cores. One preset with what it needs: lacquer presets NAME"
+    hint = f"Times are {_OF_THIS}. One preset with what it needs: lacquer presets NAME"
     console.print(hint, style="dim", highlight=False, soft_wrap=True)
 
 
 def _preset(name: str, file: Path) -> Listed:
     purpose = next(purpose for purpose, names in PURPOSES.items() if name in names)
-    return Listed(name, "preset", describe(file), needs_of(file), purpose)
+    needs = needs_of(file)
+    return Listed(name, "preset", describe(file), replace(needs, time=time_here(needs.time)), purpose)
+
+
+def preset_time(name: str) -> str:
+    """How long a preset as it stands takes here, in words; empty for a file, and where it was not measured."""
+    file = preset_files().get(name)
+    time = time_here(needs_of(file).time) if file else ""
+    return f"{time}, {_OF_THIS}" if "minute" in time else ""
 
 
 def _sweep(name: str, about: str) -> Listed:
@@ -90,5 +100,5 @@ def _show(name: str, as_json: bool) -> None:
         typer.echo(json.dumps(asdict(one), indent=2))
         return
     if one.needs is not None:
-        typer.echo(f"# Time on two CPU cores: {one.needs.time}. Needs: {one.needs.text}.")
+        typer.echo(f"# Time: {one.needs.time} ({_OF_THIS}). Needs: {one.needs.text}.")
     typer.echo(file.read_text(encoding="utf-8"), nl=False)

@@ -1,11 +1,14 @@
 """`lacquer config` and `lacquer presets`."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from simulations.cli.app import app
+from simulations.cli.settings.presets import preset_time
+from simulations.engines import speed
 from simulations.presets.load import PRESETS, PURPOSES
 
 
@@ -39,17 +42,49 @@ def test_config_speaks_json() -> None:
     assert json.loads(lacquer("config", "--schema"))["properties"]["rounds"]["default"] == 40
 
 
-def test_a_preset_is_shown_with_its_time_and_its_needs() -> None:
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of four cores, each three times slower than the presets' two."""
+    monkeypatch.setattr(speed, "step_seconds", lambda: 3 * speed.REFERENCE_SECONDS)
+    monkeypatch.setattr(speed, "available_cores", lambda: 4)
+
+
+def test_a_preset_is_shown_with_its_time_here_and_its_needs(slow: None) -> None:
     shown = lacquer("presets", "sst2")
-    assert shown.startswith(
-        "# Time on two CPU cores: 48 minutes. Needs: files of the data set (data.source); the extra"
-    )
+    assert shown.startswith("# Time: 72 minutes (estimates for this machine's processor, by a training step")
+    assert "Needs: files of the data set (data.source); the extra" in shown
     assert 'label-column = "label"' in shown
     listed = {one["name"]: one for one in json.loads(lacquer("presets", "--json"))}
     assert listed["silo-samsum"]["needs"]["text"].endswith("rouge-score (the extra [chat])")
     assert listed["silo-diabetes-paper"]["needs"]["time"] == "not measured"
     assert "Time:" not in listed["quickstart"]["about"]
     assert CliRunner().invoke(app, ["presets", "quikstart"]).exit_code == 2
+
+
+def test_minutes_are_those_of_this_machine(slow: None) -> None:
+    assert speed.time_here("5 to 9 minutes") == "8 to 14 minutes"
+    assert speed.time_here("about 30 minutes of one core, by its first six rounds") == (
+        "about 90 minutes of one core, by its first six rounds"
+    )
+    assert speed.time_here("not measured") == "not measured"
+    assert speed.scaled("1 to 2 minutes", 0.1) == "about 1 minute"
+    assert "3 minutes, estimates for this machine" in preset_time("quickstart")
+    assert preset_time("my.toml") == ""
+
+
+def test_a_training_step_is_timed_once_and_again_on_another_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = speed.step_seconds()
+    assert 0.001 < first < 10
+    monkeypatch.setattr(speed, "_measured", lambda: 7.0)
+    assert speed.step_seconds() == first
+    monkeypatch.setattr(speed, "processor", lambda: "another")
+    assert speed.step_seconds() == 7.0
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert speed.step_seconds() == 7.0, "without a place to keep it"
 
 
 def test_presets_are_listed_by_purpose_and_none_is_missing() -> None:
