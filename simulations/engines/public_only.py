@@ -63,6 +63,7 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
             "dimension": assembly.layout.dim,
             "model": config.model.name,
             "not_private": None,
+            "public_only": True,
         }
         (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
         telemetry.status("completed", "trained on public records alone")
