@@ -121,7 +121,8 @@ class Texts:
         labels: in normal form (:func:`client.data.columns.normal_form.normal_form`), or None.
         clients: ids of the natural clients in normal form, or None.
         units: ids of the units of privacy (patient, author, document) in normal form, or None: every record its own.
-        left_out: how many rows were left out for which reason: a text was empty, or shorter than asked for.
+        left_out: how many rows were left out for which reason: a text was empty or shorter than asked for, or
+            it has no label.
         noted: what else was seen and how often, such as names that differ in case only and keys that mean nothing here.
     """
 
@@ -224,6 +225,12 @@ def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
         ]
     if rest := len(texts) - len(kept) - left_out.total():
         left_out["empty"] = rest
+    if reading.label_column:  # blank or not is seen of a row by itself; `NA` beside numbers is not, and is refused
+        given = table.names_of(reading.label_column, where)
+        labelled = [row for row in kept if given[row]]
+        if rest := len(kept) - len(labelled):
+            left_out["without a label"] = rest
+        kept = labelled
     if not kept:
         short = "all texts are empty" if least == 1 else f"no text has {least} words (data.least-words)"
         if left_out.total() > left_out["empty"]:

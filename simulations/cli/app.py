@@ -216,6 +216,7 @@ def resume(
 
                 check_cluster(asked.run.engine.ray_address)
             check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
+            durable.check_room(folder)
             with Telemetry(folder, tensorboard=False) as telemetry:
                 telemetry.status("preparing", "resuming")
         with interruptible():

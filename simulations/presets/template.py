@@ -35,6 +35,8 @@ NONE = "none"
 """What a caller names in place of a column where there is none."""
 _FEW = 20
 """Clients below which noise drowns what they say, whatever the settings."""
+_FEWEST = 5
+"""Clients below which a column is not taken for theirs unless a person says so: some of them are held out, too."""
 _COHORT = 50
 """Clients expected in a round, where there are enough."""
 
@@ -160,6 +162,12 @@ def look(path: Path, told: Mapping[str, str] | None = None) -> Looked:
         choose("client-column", owner, f"{clients:,} different values; every one is a client that is protected")
         if same := differ_in_case(people):
             warnings.append(f"{same} names in {owner!r} differ in upper and lower case only and are different clients")
+        if clients < _FEWEST and "client" not in told:
+            raise ValueError(
+                f"{path}: column {owner!r} names {clients} clients, and nobody is hidden among so few; name another "
+                f"column by --client, take simulated clients (--client {NONE}), or say that it is meant: "
+                f"--client {owner}"
+            )
         if clients < _FEW:
             warnings.append(f"{clients} clients are too few: below {_FEW} the noise drowns what they say")
     else:
@@ -207,12 +215,14 @@ def _text_column(
 
 def _classes(path: Path, label: str, cells: Sequence[Any], *, asked: bool) -> str:
     """The classes in a column of labels, in words; refused where they may not be meant, unless they were asked for."""
-    names = [normal_form(cell) for cell in cells]
+    written = [normal_form(cell) for cell in cells]
+    few = 2 * written.count("") <= len(written)  # rows without a label are then left out and counted
+    names = [name for name in written if name or not few]
     if absent := missing(names):
+        first = next(row for row, name in enumerate(written, 1) if (name or not few) and missing([name]))
         raise ValueError(
-            f"{path}: {absent} of {len(names)} rows have no label in column {label!r}, the first of them row "
-            f"{_first_missing(names)}; "
-            f"remove them, fill them in, or train without labels (--label {NONE})"
+            f"{path}: {absent} of {len(written)} rows have no label in column {label!r}, the first of them row "
+            f"{first}; remove them, fill them in, or train without labels (--label {NONE})"
         )
     counts = Counter(names)
     doubt = ""

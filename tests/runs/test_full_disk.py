@@ -116,6 +116,11 @@ def test_a_run_that_fails_of_it_says_so_once(disk: Disk, place: Path) -> None:
     assert (done.returncode, done.stderr.count(durable.FULL), "Traceback" in done.stderr) == (1, 1, False), done.stderr
     assert f"\nResume with: lacquer resume {place}/run-" in done.stderr
     assert len(done.stderr.splitlines()) == 4
+    (folder,) = place.glob("run-*")
+    fill(place)
+    again = CliRunner().invoke(app, ["resume", str(folder), "--quiet"])
+    assert (again.exit_code, len(again.stderr.splitlines())) == (2, 1), again.stderr
+    assert durable.FULL in again.stderr
 
 
 def test_a_done_run_whose_report_finds_no_room_is_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +138,12 @@ def test_a_done_run_whose_report_finds_no_room_is_done(place: Path, monkeypatch:
     assert f"lacquer report {folder}" in done.stderr
     (place / "filler").unlink()
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+    for command in ("report", "resume"):
+        done = CliRunner().invoke(app, [command, str(folder)])
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert "read-only file system; give yourself the right to it" in done.stderr
+    assert CliRunner().invoke(app, ["runs", str(place)]).exit_code == 0
 
 
 def test_what_no_full_disk_caused_is_not_called_so(tmp_path: Path) -> None:

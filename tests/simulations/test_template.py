@@ -107,9 +107,16 @@ def test_without_a_column_of_people_it_says_whom_the_guarantee_is_for(tmp_path: 
 
 def test_few_clients_and_names_that_differ_in_case_are_warned_of(tmp_path: Path) -> None:
     rows = [{"text": f"some text {n}", "user": ("ann", "Ann", "bob")[n % 3]} for n in range(90)]
-    done = init(tmp_path, "d.jsonl", rows)
+    done = init(tmp_path, "d.jsonl", rows, "--client", "user")
     assert "2 names in 'user' differ in upper and lower case only" in done.output
     assert "3 clients are too few" in done.output
+
+
+def test_a_row_without_a_label_is_left_out_and_counted(tmp_path: Path) -> None:
+    done = init(tmp_path, "d.jsonl", changed(label=" "), "--client", "who")
+    assert done.exit_code == 0, done.output
+    assert "2 classes: card (265), loan (134)" in done.output
+    assert "left out: 1 without a label" in done.output
 
 
 def test_all_of_an_instruction_is_read(tmp_path: Path) -> None:
@@ -126,7 +133,13 @@ def changed(**cells: Any) -> list[dict[str, Any]]:
 
 
 UNSURE: dict[str, tuple[str, list[dict[str, Any]], str]] = {
-    "blank label": ("d.jsonl", changed(label=" "), "1 of 400 rows have no label in column 'label', the first.*row 8;"),
+    "no label": (
+        "d.jsonl",
+        [{**row, "label": "NA" if n == 7 else n % 2} for n, row in enumerate(TABLE)],
+        "1 of 400 rows have no label in column 'label', the first.*row 8;",
+    ),
+    "blank labels": ("d.jsonl", [{**row, "label": "" if n % 3 else "a"} for n, row in enumerate(TABLE)], "266 of 400"),
+    "three people": ("d.jsonl", [{**row, "user": n % 3} for n, row in enumerate(TABLE)], "'user' names 3 clients"),
     "two cases": ("d.jsonl", changed(label="Card"), "'card', 'Card' differ in upper and lower case only"),
     "fractions": ("d.jsonl", [{**row, "label": n % 3 + 0.5} for n, row in enumerate(TABLE)], "with fractions"),
     "no name": ("d.jsonl", [{"text": "a b", "user": None}, {"text": "c d", "user": "x"}], "no name in column 'user'"),
@@ -148,7 +161,8 @@ def test_where_it_is_not_sure_it_asks(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "options"),
     [
-        ("blank label", ["--label", "none"]),
+        ("no label", ["--label", "none"]),
+        ("three people", ["--client", "user"]),
         ("two cases", ["--label", "label"]),
         ("no header", ["--columns", "text,label,who"]),
         ("two labels", ["--label", "a", "--client", "none"]),

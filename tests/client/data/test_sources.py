@@ -43,6 +43,15 @@ def test_every_format_reads_the_same_records(files, kind, name):
     assert records.left_out == {"empty": 2}
 
 
+def test_a_row_without_a_label_is_left_out_and_a_file_of_such_rows_is_refused(tmp_path):
+    (tmp_path / "d.csv").write_text("sentence,label\na,1\nb,\nc, \n")
+    records = read(f"csv:{tmp_path / 'd.csv'}", Reading(text_column="sentence"))
+    assert (records.texts, records.labels, records.left_out) == (["a"], ["1"], {"without a label": 2})
+    (tmp_path / "d.csv").write_text("sentence,label\na,\nb,\n")
+    with pytest.raises(ValueError, match=r"no row can be used \(2 without a label\)"):
+        read(f"csv:{tmp_path / 'd.csv'}", Reading(text_column="sentence"))
+
+
 def test_pairs_and_selection(files):
     records = read(
         f"parquet:{files / 'd.parquet'}", Reading(text_column="other", text_pair_column="sentence", label_column="")
