@@ -38,7 +38,7 @@ from simulations.presets.load import absolute_paths
 from simulations.report.figures import report_figures
 from simulations.report.judgement import judgements
 from simulations.report.outcome import guaranteed
-from simulations.report.page import write_report
+from simulations.report.page import attempt_report, write_report
 from simulations.report.read_run import Run, read_run
 from simulations.report.summary import summary_lines
 
@@ -227,7 +227,7 @@ def _launched(
                 telemetry.status("failed", "interrupted")
         raise
     finally:
-        write_report(folder)
+        attempt_report(folder)
     return load_run(folder)
 
 

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from server.app import main as train
 from server.app import run_folder
-from simulations.report.page import write_report
+from simulations.report.page import attempt_report
 
 app = ServerApp()
 
@@ -21,4 +21,4 @@ def main(grid: Grid, context: Context) -> None:
         train(grid, context)
     finally:
         if folder.is_dir():
-            write_report(folder)
+            attempt_report(folder)

@@ -30,6 +30,7 @@ from strategies.adapter.residual import Pair, pairs, residual_size
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.individual import FedEx, FedGsa, Flora, shared_subspace, stacked
 from strategies.aggregations.individual import averaged as residual_of_mean
+from strategies.plugins import BadAnswer
 from strategies.private_training import ServerState, ServerUpdate, served_share
 
 log = logging.getLogger(__name__)
@@ -217,7 +218,13 @@ def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combi
     With a served average the newest adapter counts ``1 - factor`` in it, more in the first rounds.
     """
     updates = updates_of(answers, place.round)
-    return model if not updates else _with_average(combine(model, updates, place), model, place)
+    if not updates:
+        return model
+    new = _with_average(combine(model, updates, place), model, place)
+    for values in (new.adapter, new.residual):  # of what sites released, behind their noise
+        if values is not None and not bool(values.isfinite().all()):
+            raise BadAnswer(f"strategy.aggregation: the sites' mean is not finite in round {place.round}")
+    return new
 
 
 def _with_average(model: GlobalModel, before: GlobalModel, place: Place) -> GlobalModel:

@@ -1,13 +1,22 @@
-"""From a name and options in a configuration to an object: built-in methods and a user's own by the same road."""
+"""From a name and options in a configuration to an object: built-in methods and a user's own by the same road.
+
+What such an object answers in a run is held against what is expected of it (:func:`expect`, :func:`expect_finite`), so
+a wrong answer ends the run where it was given, before anything else is charged. Only released values (behind the noise)
+and public ones reach these methods, so what they answer may be shown.
+"""
 
 import dataclasses
 import difflib
 import importlib
 import traceback
 from collections.abc import Collection, Mapping
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from strategies import REMOVED
+
+if TYPE_CHECKING:  # names are looked up where nothing is trained, too
+    from torch import Tensor
 
 Option = str | int | float | bool
 
@@ -117,3 +126,56 @@ def _typed(key: str, wanted: Any, value: Option) -> Option:
     if wanted in (str, int, float, bool) and type(value) is not wanted:
         raise ValueError(f"{key} must be of type {wanted.__name__}, got {value!r}")
     return value
+
+
+class BadAnswer(ValueError):
+    """What a method of a run answered is not what the run can go on with."""
+
+
+def expect(role: str, method: object, call: str, answer: Any, kind: type[Any] | UnionType, wanted: str) -> Any:
+    """The answer of a method; BadAnswer unless it is of a type.
+
+    Args:
+        role: of the method in a strategy: controller, optimizer or aggregation.
+        call: name of the function that was called.
+        wanted: what it must return, in words.
+    """
+    if not isinstance(answer, kind) or (isinstance(answer, bool) and kind is not bool):
+        wrong(role, method, call, shown(answer), wanted)
+    return answer
+
+
+def expect_tensor(role: str, method: object, call: str, answer: Any, like: "Tensor") -> "Tensor":
+    """The same for a tensor of the shape of another."""
+    from torch import Tensor
+
+    wanted = f"a tensor of shape {tuple(like.shape)}"
+    found: Tensor = expect(role, method, call, answer, Tensor, wanted)
+    if found.shape != like.shape:
+        wrong(role, method, call, shown(answer), wanted)
+    return found
+
+
+def expect_finite(role: str, method: object, call: str, answer: "Tensor", when: str) -> None:
+    """BadAnswer if numbers of a tensor are not finite; ``when`` says in which round."""
+    if bad := int((~answer.isfinite()).sum()):
+        first = float(answer[~answer.isfinite()].flatten()[0])
+        wrong(
+            role, method, call, f"{first} ({bad} of {answer.numel()} numbers are not finite) {when}", "finite numbers"
+        )
+
+
+def wrong(role: str, method: object, call: str, returned: str, wanted: str) -> NoReturn:
+    """Raise BadAnswer."""
+    kind = type(method)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    raise BadAnswer(f"strategy.{role} = {name!r}: {kind.__name__}.{call} returned {returned}; it must return {wanted}")
+
+
+def shown(answer: Any) -> str:
+    """An answer in a few words."""
+    if hasattr(answer, "shape"):
+        return f"a {type(answer).__name__} of shape {tuple(answer.shape)}"
+    if isinstance(answer, tuple | list):
+        return f"a {type(answer).__name__} of {len(answer)} ({', '.join(map(shown, answer[:3]))})"
+    return repr(answer) if answer is None or isinstance(answer, str | int | float) else type(answer).__name__

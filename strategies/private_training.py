@@ -27,9 +27,10 @@ from privacy.randomness.noise import InsecureZeroNoise, Noise
 from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.aggregation import Adapters, Aggregation
+from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
-from strategies.optimizers.optimizer import Optimizer, ServerStep
+from strategies.optimizers.optimizer import Optimizer, ServerStep, stepped
+from strategies.plugins import expect, expect_finite, expect_tensor
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ class Planner:
         sampling = self.info.sampling if round else self.initial()
         assert sampling is not None, "a state before the initial release, and a controller that has none"
         plan = self.controller.plan(state.controller, self.info, round)
+        expect("controller", self.controller, "plan", plan, Plan, "a Plan (privacy.contribution)")
         if self.subspace is not None and round > 0:
             plan = self.subspace.clipped(state.subspace, plan)
         return PlannedRelease(round, plan, sampling, self.part(round), self.noise_shares)
@@ -216,9 +218,11 @@ class ServerUpdate:
 
     def start(self, adapter: Float[Tensor, " size"], controller: object, round: int) -> ServerState:
         """The state before the first release, from the adapter a run starts with."""
-        rewritten = self.aggregation.rewritten(adapter, self.layout)
+        rewritten = self._rewriting(adapter, round)
         adapter = adapter if rewritten is None else rewritten.adapter
-        return ServerState(round, adapter, adapter, self.optimizer.init(adapter), controller)
+        state = self.optimizer.init(adapter)
+        expect("optimizer", self.optimizer, "init", state, dict, "a dict of tensors, empty where there is no state")
+        return ServerState(round, adapter, adapter, state, controller)
 
     def after(
         self,
@@ -250,7 +254,7 @@ class ServerUpdate:
         per_value = {name for name, tensor in state.optimizer.items() if tensor.shape == state.adapter.shape}
         own = {n: layout.trainable(t) if n in per_value else t for n, t in state.optimizer.items()}
         step = ServerStep(round, update, std, scale)
-        own, values = self.optimizer.step(own, layout.trainable(state.adapter), step)
+        own, values = stepped(self.optimizer, own, layout.trainable(state.adapter), step)
         optimizer = {n: layout.with_trainable(state.optimizer[n], t) if n in per_value else t for n, t in own.items()}
         adapter = layout.with_trainable(state.adapter, values)
         served = adapter
@@ -258,9 +262,18 @@ class ServerUpdate:
             served = torch.lerp(state.served, adapter, served_share(self.served_average, round))
         return self._rewritten(replace(state, adapter=adapter, served=served, optimizer=optimizer))
 
+    def _rewriting(self, adapter: Float[Tensor, " size"], round: int) -> Rewritten | None:
+        """What the aggregation makes of an adapter, which is released or the start; whole and finite."""
+        found = self.aggregation.rewritten(adapter, self.layout)
+        if found is not None:
+            expect("aggregation", self.aggregation, "rewritten", found, Rewritten, "a Rewritten, or None")
+            expect_tensor("aggregation", self.aggregation, "rewritten", found.adapter, adapter)
+            expect_finite("aggregation", self.aggregation, "rewritten", found.adapter, f"in round {max(round, 1)}")
+        return found
+
     def _rewritten(self, state: ServerState) -> ServerState:
         """The state in the coordinates the aggregation wants, if it wants others."""
-        rewritten = self.aggregation.rewritten(state.adapter, self.layout)
+        rewritten = self._rewriting(state.adapter, state.round + 1)
         if rewritten is None:
             return state
         adapter, moments = rewritten.adapter, self.optimizer.moments
@@ -409,7 +422,9 @@ class PrivateTraining(ABC):
         """Tell the controller of the last release and of what everyone may know after it."""
         if self.release is None:
             raise ValueError("observe needs a release; call it after a step")
-        controller = self.controller.update(self.state.controller, self.planner.info, self.release, public)
+        own = self.state.controller
+        controller = self.controller.update(own, self.planner.info, self.release, public)
+        expect("controller", self.controller, "update", controller, type(own), f"the state, a {type(own).__name__}")
         self.state = replace(self.state, controller=controller)
 
     def released_values(self) -> dict[str, float]:
@@ -433,7 +448,10 @@ class PrivateTraining(ABC):
         """The server's step after a release."""
         state = self.state
         if planned.round > 0:
-            scale = self.controller.step_scale(state.controller) * self.schedule(planned.round)
+            scale = self.controller.step_scale(state.controller)
+            expect("controller", self.controller, "step_scale", scale, float | int, "a number")
+            expect_finite("controller", self.controller, "step_scale", torch.tensor(scale), f"in round {planned.round}")
+            scale *= self.schedule(planned.round)
             state = self._server(planned).after(state, release, planned.part, planned.round, scale)
             if (subspace := self.planner.subspace) is not None:
                 own = subspace.after(state.subspace, release, state.adapter, planned.round)

@@ -13,7 +13,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from client.models.files import RANDOM_PREFIX, hub_id
 from client.models.lora import LoraSpec
-from client.models.tasks import Metrics
 from server.config.schema import RunConfig
 from server.evaluation.answers import rouge_terms, rouge_text
 from server.run_folder.names import ADAPTER_FOLDER
@@ -38,8 +37,7 @@ MODEL_NEEDS_LACQUER = (
 def card(
     config: RunConfig,
     statement: Mapping[str, Any],
-    test: Metrics,
-    answers: Mapping[str, Any],
+    results: Mapping[str, Any],
     label_names: Sequence[str],
     spec: LoraSpec,
     note: str = "",
@@ -49,8 +47,7 @@ def card(
     Args:
         config: of the run.
         statement: the content of privacy.json.
-        test: on the test set.
-        answers: what :func:`server.evaluation.answers.adapter_answers` found.
+        results: the content of results.json; what it lacks the card does not speak of.
         label_names: of the outputs, in their order; empty for a language model.
         spec: of the adapter.
         note: a sentence more.
@@ -64,16 +61,18 @@ def card(
         privacy=privacy_block(statement),
         license=BASE_LICENSES.get(config.model.name),
         model_name=config.name,
-        eval_results=_results(config, test),
+        eval_results=_results(config, results),
     )
     if label_names:
         header["id2label"] = dict(enumerate(label_names))
-    if test.perplexity is None:
-        quality = f"test accuracy {test.accuracy:.4f} on {test.count} records"
+    if "test_loss" not in results:
+        quality = "not measured on the test set"
+    elif "test_perplexity" in results:
+        quality = f"test perplexity {results['test_perplexity']:.3f} on {results['test_records']} tokens"
     else:
-        quality = f"test perplexity {test.perplexity:.3f} on {test.count} tokens"
-    rouge = rouge_text(answers)
-    written = f" Its answers: {rouge} ({rouge_terms(answers)})." if rouge else ""
+        quality = f"test accuracy {results['test_accuracy']:.4f} on {results['test_records']} records"
+    rouge = rouge_text(results)
+    written = f" Its answers: {rouge} ({rouge_terms(results)})." if rouge else ""
     kind = config.engine.quantisation
     rounded = "" if kind == "none" else f" It was trained and measured beside block weights rounded to {kind}."
     layers = ", ".join(spec.targets) or "the head alone"
@@ -89,11 +88,12 @@ def card(
     return str(ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(lines)))
 
 
-def _results(config: RunConfig, test: Metrics) -> list[EvalResult]:
+def _results(config: RunConfig, results: Mapping[str, Any]) -> list[EvalResult]:
     """What was measured on the test set, as the hub reads it; the data keeps its name to itself."""
-    task, measured = "text-generation", {"perplexity": test.perplexity}
-    if test.perplexity is None:
-        task, measured = "text-classification", {"accuracy": test.accuracy, "f1": test.macro_f1}
+    task, measured = "text-generation", {"perplexity": results.get("test_perplexity")}
+    if measured["perplexity"] is None:
+        task = "text-classification"
+        measured = {"accuracy": results.get("test_accuracy"), "f1": results.get("test_macro_f1")}
     kind = config.data.source.partition(":")[0]
     return [
         EvalResult(task, kind, "held-out test records", name, value, metric_name="macro-F1" if name == "f1" else None)

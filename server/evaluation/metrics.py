@@ -29,6 +29,19 @@ class Evaluate(Protocol):
     def __call__(self, adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics: ...
 
 
+class Diverged(ValueError):
+    """A model whose loss is no number any more: what is spent on it from here on is lost."""
+
+
+def refuse_diverged(metrics: Metrics, where: str) -> None:
+    """Diverged if the loss on public validation records, of a released adapter, is not finite."""
+    if not math.isfinite(metrics.loss):
+        raise Diverged(
+            f"the model's validation loss is {metrics.loss} {where}; nothing more is charged. Lower the learning rates "
+            "(local.learning-rate, strategy.optimizer-options), or raise engine.precision"
+        )
+
+
 def on_server(job: Job, data: PreparedData, splits: dict[str, tuple[int, int]]) -> Evaluate:
     """An evaluation in this process: where nodes hold the clients' records, the public ones are on the server alone."""
     engine = make_engine(job)

@@ -7,7 +7,8 @@ is not left to the user:
 - the ledger's chain is whole and holds the line the checkpoint saw: a shorter one would spend the same budget twice;
 - the secret that draws cohorts is there: a fresh one would give whoever can break a run off a choice between cohorts;
 - the code is that of the start, unless the caller says that a change is meant. The ledger's rules hold either way;
-- nobody else holds the ledger, and the run has not ended.
+- nobody else holds the ledger, and the run has not ended. One that ended without some of its measurements is resumed
+  for these.
 
 Each time a run is resumed adds a line to ``resumed.jsonl``, for the report.
 """
@@ -38,7 +39,7 @@ from server.run_folder.names import (
 from server.run_folder.origin import Tables, check_origin
 from server.run_folder.progress import owned
 from server.run_folder.telemetry import read_status
-from server.run_folder.verify import ENDED, VerifiedRun, traces, verify_run
+from server.run_folder.verify import ENDED, VerifiedRun, read_object, traces, verify_run
 
 
 def check_same_run(
@@ -78,8 +79,10 @@ def _hold_ledger(run: VerifiedRun) -> Ledger:
 
 
 def refuse_ended(run_folder: Path) -> None:
-    """CannotResume if the run has ended."""
-    if (run_folder / RESULTS_FILE).is_file():
+    """CannotResume if the run has ended with all that belongs to it; CorruptRun if its results cannot be read."""
+    if (results := read_object(run_folder / RESULTS_FILE)) is not None:
+        if results.get("missing"):
+            return
         raise CannotResume(f"{run_folder} has ended; there is nothing to resume")
     status = read_status(run_folder)
     if status is not None and status.state in ENDED:

@@ -1,11 +1,14 @@
 """What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, digests, results.json.
 
-One writer for every kind of run. results.json comes last, and all else is on the disk by then: a run that has it has
-ended, so a loss of power must leave neither half of it nor it alone.
+One writer for every kind of run. What is paid for comes first (:func:`keep`) and is on the disk before anything is
+measured of it: privacy.json and the adapter. Each measurement after that may fail alone (:func:`attempt`).
+results.json comes last, and all else is on the disk by then: a run that has it has ended. It names what failed, and
+resuming such a run does that and nothing else.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +33,11 @@ from server.run_folder.seal import ENDED, write_seal
 from server.run_folder.telemetry import read_metrics
 from strategies.adapter.layout import AdapterLayout
 
+log = logging.getLogger(__name__)
+
+REASON = 300
+"""Characters of a reason, the most."""
+
 
 class Final(NamedTuple):
     """An adapter on the base model as it was loaded: full vector, its layout, its specification."""
@@ -40,76 +48,150 @@ class Final(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Utility of the final adapter on public data, and how the run went.
+class Kept:
+    """What a run has paid for, and what is said of it.
 
     Attributes:
-        validation: on the public validation records that nothing was trained on.
-        test: on the test set, which is used for nothing else.
-        public_test: on the test set, of the adapter before round 1; None where that was not trained on public records.
+        statement: what it guarantees, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder that
+            holds an adapter says so.
+        label_names: of the outputs, in their order; empty for a language model.
+        note: a sentence for the card.
+    """
+
+    adapter: Final
+    statement: Mapping[str, Any]
+    label_names: Sequence[str]
+    note: str = ""
+
+
+Measure = Callable[[], Mapping[str, Any]]
+"""What gives entries of results.json."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went, and what is measured of its adapter on public data.
+
+    Attributes:
+        measures: what is measured, by the name that says what is missing where it fails.
         rounds_done: released.
         seconds: wall time from configuration to here.
         stopped: why the run ended before its last round, or None.
         dimension: trained values, the most of any round.
-        note: a sentence for the card.
         further: results of this kind of run alone.
     """
 
-    adapter: Final
-    validation: Metrics
-    test: Metrics
     data: PreparedData
+    measures: Mapping[str, Measure]
     rounds_done: int
     seconds: float
     stopped: str | None
     dimension: int
-    answers: Mapping[str, Any]
-    public_test: Metrics | None = None
-    note: str = ""
     further: Mapping[str, Any] = field(default_factory=dict)
 
 
-def write_artefacts(folder: Path, config: RunConfig, outcome: Outcome, statement: Mapping[str, Any]) -> None:
-    """Write privacy.json, adapter/, the digests of all that stays as it is, and results.json into the run folder.
+def measures(
+    evaluate: Callable[[str], Metrics],
+    public: Callable[[], Metrics] | None,
+    answers: Measure,
+    label_names: Sequence[str],
+) -> dict[str, Measure]:
+    """What is measured of every adapter.
 
     Args:
-        statement: what it guarantees, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder
-            that holds an adapter says so.
+        evaluate: the adapter on a public split: on the validation records that nothing was trained on, and on the test
+            set, which is used for nothing else.
+        public: of the adapter before round 1, on the test set; None where that was not trained on public records.
+        answers: see :func:`server.evaluation.answers.adapter_answers`.
     """
-    durable.write(folder / PRIVACY_FILE, _json_text(statement))
-    final, names = outcome.adapter, outcome.data.label_names
-    save_adapter(folder / ADAPTER_FOLDER, config, final)
-    text = card(config, statement, outcome.test, outcome.answers, names, final.spec, outcome.note)
-    (folder / ADAPTER_FOLDER / "README.md").write_text(text, encoding="utf-8")
-    stamp(statement, folder / ADAPTER_FOLDER)
-    for path in (*(folder / ADAPTER_FOLDER).iterdir(), folder / ADAPTER_FOLDER):
-        durable.sync(path)
-    results = {
+
+    def test() -> Mapping[str, Any]:
+        metrics = evaluate("test")
+        return {**measured("test", metrics), **of_classes(metrics, label_names)}
+
+    found: dict[str, Measure] = {
+        "validation": lambda: measured("validation", evaluate("validation")),
+        "test": test,
+        "answers": answers,
+    }
+    if public is not None:
+        found["test of the public start"] = lambda: _public(public())
+    return found
+
+
+def keep(folder: Path, config: RunConfig, kept: Kept) -> None:
+    """Write privacy.json and adapter/ into the run folder; both are on the disk when this returns."""
+    durable.write(folder / PRIVACY_FILE, _json_text(kept.statement))
+    save_adapter(folder / ADAPTER_FOLDER, config, kept.adapter)
+    stamp(kept.statement, folder / ADAPTER_FOLDER)
+    _sync(folder / ADAPTER_FOLDER)
+    durable.sync(folder)
+
+
+def write_results(
+    folder: Path, config: RunConfig, kept: Kept, outcome: Outcome, before: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Measure an adapter that is kept, write its card, the digests of all that stays as it is, and results.json.
+
+    Args:
+        before: results.json of a run that ended without all of it: what that has is not measured again.
+
+    Returns:
+        What failed, by name, and why.
+    """
+    results: dict[str, Any] = {
         **_started(folder),
-        **perplexities(outcome.validation, outcome.test),
-        **outcome.answers,
-        "test_accuracy": outcome.test.accuracy,
-        "test_loss": outcome.test.loss,
-        "test_records": outcome.test.count,
-        **_public(outcome.public_test),
-        **of_classes(outcome.test, names),
-        "validation_accuracy": outcome.validation.accuracy,
-        "validation_loss": outcome.validation.loss,
-        "validation_records": outcome.validation.count,
-        **({} if outcome.validation.macro_f1 is None else {"validation_macro_f1": outcome.validation.macro_f1}),
         "majority_accuracy": majority_accuracy(outcome.data),
         "seconds": outcome.seconds,
         "rounds_done": outcome.rounds_done,
         "stopped": outcome.stopped,
         "dimension": outcome.dimension,
         "model": config.model.name,
-        "label_names": list(names),
-        "not_private": statement["not_private"],
+        "label_names": list(kept.label_names),
+        "not_private": kept.statement["not_private"],
         **outcome.further,
+        **(before or {}),
     }
-    text = _json_text(results)
-    write_seal(folder, ENDED, {RESULTS_FILE: text})
+    missing = dict[str, str]()
+    for name, measure in outcome.measures.items():
+        if before is None or name in before["missing"]:
+            results |= attempt(name, measure, missing, folder)
+    attempt("card", lambda: _write_card(folder, config, kept, results), missing, folder)
+    text = _json_text({**results, "missing": missing})
+    # The digest of results.json comes behind it: a run that ends for the second time has an older one until then.
+    write_seal(folder, ENDED)
     durable.write(folder / RESULTS_FILE, text)
+    write_seal(folder, (*ENDED, RESULTS_FILE))
+    return missing
+
+
+def attempt(name: str, measure: Measure, missing: dict[str, str], folder: Path) -> Mapping[str, Any]:
+    """What is measured; where that fails, nothing, and why is noted in ``missing``.
+
+    The one place where a failure does not end a run: what it has paid for is kept, whatever a model, a tokenizer or a
+    library for scores raises of it. Only a released adapter and public records are measured, so the reason is public.
+    A full disk is raised on: nothing else could be written either, and with room made the run is resumed.
+    """
+    try:
+        return measure()
+    except Exception as error:  # of any library that reads a model, a tokenizer or a text
+        if durable.full_disk(error, folder):
+            raise
+        missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:REASON]
+        log.exception("%s failed; the adapter and its guarantee are kept", name)
+        return {}
+
+
+def _write_card(folder: Path, config: RunConfig, kept: Kept, results: Mapping[str, Any]) -> dict[str, Any]:
+    text = card(config, kept.statement, results, kept.label_names, kept.adapter.spec, kept.note)
+    durable.write(folder / ADAPTER_FOLDER / "README.md", text)
+    return {}
+
+
+def _sync(folder: Path) -> None:
+    """Bring a folder and its files to the disk."""
+    for path in (*folder.iterdir(), folder):
+        durable.sync(path)
 
 
 def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
@@ -134,11 +216,15 @@ def _json_text(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values), indent=2) + "\n"
 
 
-def perplexities(validation: Metrics, test: Metrics) -> dict[str, float]:
-    """Of a language model; nothing of a classifier."""
-    if validation.perplexity is None or test.perplexity is None:
-        return {}
-    return {"test_perplexity": test.perplexity, "validation_perplexity": validation.perplexity}
+def measured(split: str, metrics: Metrics) -> dict[str, Any]:
+    """What results.json says of a split."""
+    values = {"macro_f1": metrics.macro_f1, "perplexity": metrics.perplexity}
+    return {
+        f"{split}_accuracy": metrics.accuracy,
+        f"{split}_loss": metrics.loss,
+        f"{split}_records": metrics.count,
+        **{f"{split}_{name}": value for name, value in values.items() if value is not None},
+    }
 
 
 def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
@@ -146,12 +232,12 @@ def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
     if test.confusion is None:
         return {}
     recall = dict(zip(label_names, recalls(test.confusion), strict=True))
-    return {"test_macro_f1": test.macro_f1, "test_recall": recall, "test_confusion": test.confusion}
+    return {"test_recall": recall, "test_confusion": test.confusion}
 
 
-def _public(test: Metrics | None) -> dict[str, float]:
-    """What public records alone come to on the test set; nothing where the run did not start from them."""
-    values = {} if test is None else {name: getattr(test, name) for name in ("loss", "accuracy", "perplexity")}
+def _public(test: Metrics) -> dict[str, float]:
+    """What public records alone come to on the test set."""
+    values = {name: getattr(test, name) for name in ("loss", "accuracy", "perplexity")}
     return {f"public_test_{name}": value for name, value in values.items() if value is not None}
 
 

@@ -1,6 +1,7 @@
 """A run over clients: a server that is trusted with sums (or, with secure sums, with nothing) adds what they moved."""
 
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from privacy.commitment import Commitment
 from privacy.events import Poisson
@@ -9,6 +10,7 @@ from server.network.joining import joined
 from server.run_folder.names import CLIENTS_FILE, ROSTER_FILE
 from server.run_folder.round_record import Presence
 from server.runs import guarantee
+from server.runs.artefacts import Final
 from server.runs.assembly import assemble, make_strategy, secure_aggregation
 from server.runs.commitment import round_sampling
 from server.runs.lifecycle import Run, connected, finished
@@ -69,6 +71,13 @@ def run_client_level(run: Run, grid: Grid) -> None:
         strategy.grid = grid
         strategy.tell = lambda text: run.telemetry.status("running", text)
         strategy.exchange = lambda messages: answers(grid, messages, config.engine.round_timeout)
+
+        def keep(served: Tensor) -> None:
+            if run.kept is None:
+                listed = strategy.secure.federation.commitment if strategy.secure else None
+                statement = guarantee.client_level(config, ledger, listed, held)
+                run.keep(Final(served, assembly.layout, assembly.spec), statement, assembly.data)
+
         loop = Loop(
             strategy,
             evaluate,
@@ -80,9 +89,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
             clock=run.clock,
             presence=lambda: presence(run, strategy),
             watched=run.watching(config.clients),
+            complete=keep,
         )
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
-        run.telemetry.status("running", "evaluating on the test set")
-        outcome = finished(run, assembly, loop, stopped)
-        listed = strategy.secure.federation.commitment if strategy.secure else None
-        run.finish(outcome, guarantee.client_level(config, ledger, listed, held), f"{config.rounds} rounds done")
+        run.finish(finished(run, assembly, loop, stopped), f"{config.rounds} rounds done")

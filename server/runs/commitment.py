@@ -24,7 +24,7 @@ from server.run_folder import handed_on
 from server.run_folder.names import CANDIDATE_FILE, COMMITMENT_FILE
 from strategies.calibration import Calibrated, calibrate
 from strategies.controllers.controller import Controller, NoBudgetLeft, PublicSignals, RunInfo
-from strategies.plugins import place
+from strategies.plugins import BadAnswer, expect, place
 
 
 def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisson:
@@ -198,7 +198,10 @@ def refuse_unplannable(controller: Controller[Any], info: RunInfo, what: str, ch
     """
     first = 0 if controller.initial(info.sampling) else 1
     try:
-        check(controller.plan(controller.init(info, PublicSignals(0, None)), info, first))
+        plan = controller.plan(controller.init(info, PublicSignals(0, None)), info, first)
+        check(expect("controller", controller, "plan", plan, Plan, "a Plan (privacy.contribution)"))
+    except BadAnswer as error:
+        raise ConfigError(str(error)) from error
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from error
     except Exception as error:

@@ -11,8 +11,8 @@ gradients; the server takes the step.
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from client.record_level.training import noise_of, record_level_engine
 from privacy.randomness.rng import simulation_generator
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
-from server.evaluation.metrics import Evaluate
+from server.evaluation.metrics import Evaluate, refuse_diverged
 from server.network.grid import answers, names
 from server.run_folder.checkpoint import Times
 from server.run_folder.names import CLIENTS_FILE, SITES_FOLDER
@@ -38,7 +38,7 @@ from server.run_folder.progress import Progress, SiteGuarantee, load_progress, s
 from server.run_folder.resume import Resumed, note_resumed
 from server.run_folder.round_record import Presence, RoundRecord, validated
 from server.runs import guarantee
-from server.runs.artefacts import Final, Outcome
+from server.runs.artefacts import Final, Outcome, measures
 from server.runs.lifecycle import Run, connected
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
@@ -76,17 +76,30 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     def record(seconds: float, present: Presence | None = None) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
         metrics = evaluate(progress.model.served, "validation", progress.model.residual) if due else None
+        if metrics is not None and progress.round < config.rounds:
+            refuse_diverged(metrics, f"after round {progress.round}")
         telemetry.round(_record(ready, progress, metrics, seconds, present))
+
+    def keep() -> None:
+        steered = ready.methods.steered
+        statement = guarantee.cross_silo(config, ready.silo.not_private, progress.silos, steered=steered)
+        residual, kind = progress.model.residual, config.strategy.aggregation
+        final = final_adapter(ready, progress.model)
+        note = "" if residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base."
+        run.keep(final, statement, ready.data, note)
 
     kept = telemetry.rewind(progress.round) if run.resumes else []
     if not progress.round and not kept:
         began = time.monotonic()
         first = evaluate(progress.model.served, "validation", progress.model.residual)
+        refuse_diverged(first, "before round 1")
         seconds, target = time.monotonic() - began, config.privacy.epsilon
         reason = ready.silo.not_private
         telemetry.round(
             RoundRecord.of_start(first, rounds=config.rounds, epsilon=target, seconds=seconds, not_private=reason)
         )
+    if progress.round == config.rounds:
+        keep()
     if progress.round > sum(item.phase == "round" for item in kept):  # the run was interrupted between the two
         record(0.0)
     while progress.round < config.rounds and len(progress.refusals) < config.clients:
@@ -101,18 +114,12 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         )
         progress.seconds = run.clock.taken().run
         save_progress(folder, progress, telemetry.records())
+        if progress.round == config.rounds or len(progress.refusals) == config.clients:
+            keep()
         record(time.monotonic() - start, present)
-    telemetry.status("running", "evaluating on the test set")
-    final = final_adapter(ready, progress.model)
-    outcome = _outcome(run, ready, progress, final, evaluate)
-    if config.public.warm_start_epochs:  # kept, so not trained again
-        outcome = replace(outcome, public_test=evaluate(public.warm_start(adapter), "test"))
-    steered = ready.methods.steered
-    run.finish(
-        outcome,
-        guarantee.cross_silo(config, ready.silo.not_private, progress.silos, steered=steered),
-        progress.summary(),
-    )
+    if run.kept is None:  # a resumed run whose sites had all refused
+        keep()
+    run.finish(_outcome(run, ready, progress, evaluate, lambda: public.warm_start(adapter)), progress.summary())
 
 
 @dataclass(frozen=True)
@@ -168,20 +175,25 @@ def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
     return Final(*as_one_adapter(final.vector, model.residual, final.layout, final.spec))
 
 
-def _outcome(run: Run, ready: CrossSiloAssembly, progress: Progress, final: Final, evaluate: Evaluate) -> Outcome:
-    model, config = progress.model, run.config
-    kind = config.strategy.aggregation
+def _outcome(
+    run: Run, ready: CrossSiloAssembly, progress: Progress, evaluate: Evaluate, start: Callable[[], Tensor]
+) -> Outcome:
+    """What the sites' training came to; ``start`` gives the adapter before round 1, where that is trained."""
+    model, config, data = progress.model, run.config, ready.data
+    assert run.kept is not None
+    final = run.kept.adapter
     return Outcome(
-        adapter=final,
-        validation=evaluate(model.served, "validation", model.residual),
-        test=evaluate(model.served, "test", model.residual),
-        data=ready.data,
+        data=data,
+        measures=measures(
+            lambda split: evaluate(model.served, split, model.residual),
+            (lambda: evaluate(start(), "test")) if config.public.warm_start_epochs else None,
+            lambda: adapter_answers(config, data.test, *final, run.telemetry),
+            data.label_names,
+        ),
         rounds_done=progress.round,
         seconds=run.clock.taken().run,
         stopped=progress.ended(config.clients),
         dimension=ready.layout.dim,
-        answers=adapter_answers(config, ready.data.test, *final, run.telemetry),
-        note="" if model.residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base.",
     )
 
 

@@ -3,13 +3,12 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
 from safetensors.torch import save_file
-from torch import Tensor
 
 from client.data.prepared import PreparedData
 from privacy import durable
@@ -29,6 +28,7 @@ from server.run_folder.names import (
     CANARIES_FILE,
     LEDGER_FILE,
     PUBLIC_START_FILE,
+    RESULTS_FILE,
     ROSTER_FILE,
     SOURCE_FILE,
     write_config,
@@ -37,9 +37,10 @@ from server.run_folder.origin import check_origin, write_origin
 from server.run_folder.progress import owned
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import Resumed, check_same_run, claim, note_resumed, refuse_ended
+from server.run_folder.seal import STARTED, write_seal
 from server.run_folder.telemetry import Telemetry
-from server.run_folder.verify import traces, verify_run
-from server.runs.artefacts import Final, Outcome, write_artefacts
+from server.run_folder.verify import read_object, traces, verify_run
+from server.runs.artefacts import Final, Kept, Outcome, keep, measures, write_results
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
 from server.runs.loop import Loop
 from server.runs.public_data import public_start
@@ -53,6 +54,8 @@ class Run:
         folder: of the run; this process owns it.
         ledger: held, of the resumed run; None where the run is new, or of a kind without a ledger of the server.
         other_code: resume although the code has changed.
+        results: results.json of a run that ended without some of them, which are what is left to do; None of any other.
+        kept: what is paid for, once it is written.
     """
 
     config: RunConfig
@@ -63,6 +66,8 @@ class Run:
     other_code: bool = False
     clock: Stopwatch = field(default_factory=Stopwatch)
     changes: list[str] = field(default_factory=list)
+    results: Mapping[str, Any] | None = None
+    kept: Kept | None = None
 
     def status(self, message: str) -> None:
         """What the run prepares."""
@@ -131,15 +136,31 @@ class Run:
 
         return noted
 
-    def finish(self, outcome: Outcome, statement: Mapping[str, Any], done: str) -> None:
-        """Write what the run leaves behind, then say that it has ended; ``done`` says so in words."""
-        if note := canary_note(self.config):
-            outcome = replace(outcome, note=" ".join(filter(None, [outcome.note, note])))
-            statement = {**statement, "canaries": note}
-            durable.write(self.folder / CANARIES_FILE, note + "\n")
-        write_artefacts(self.folder, self.config, outcome, statement)
+    def keep(self, adapter: Final, statement: Mapping[str, Any], data: PreparedData, note: str = "") -> None:
+        """Write what is paid for, before anything is done with it; nothing to write where the run had ended before.
+
+        Args:
+            statement: what the run guarantees.
+            note: a sentence for the card.
+        """
+        planted = canary_note(self.config)
+        if planted:
+            statement = {**statement, "canaries": planted}
+        notes = " ".join(filter(None, [note, planted]))
+        self.kept = Kept(adapter, statement, data.label_names, notes)
+        if self.results is None:
+            if planted:
+                durable.write(self.folder / CANARIES_FILE, planted + "\n")
+            keep(self.folder, self.config, self.kept)
+
+    def finish(self, outcome: Outcome, done: str) -> None:
+        """Measure what is kept, write what the run leaves behind, then say that it has ended; ``done`` says how."""
+        assert self.kept is not None, "keep() comes first"
+        self.telemetry.status("running", "evaluating on the test set")
+        missing = write_results(self.folder, self.config, self.kept, outcome, self.results)
+        lacks = "".join(f"; {name} is missing ({reason})" for name, reason in missing.items())
         stopped = outcome.stopped
-        self.telemetry.status("stopped-budget" if stopped else "completed", stopped or done)
+        self.telemetry.status("stopped-budget" if stopped else "completed", (stopped or done) + lacks)
 
 
 @contextmanager
@@ -168,9 +189,12 @@ def opened(
         if not resume and (found := traces(folder)):
             what = f"already holds a run ({found[0]}), which is never overwritten"
             raise ConfigError(f"run-folder = {str(folder)!r} {what}")
+        results = read_object(folder / RESULTS_FILE)
+        if results is not None:  # the files that are written once more may differ until the run has ended again
+            write_seal(folder, STARTED)
         telemetry = stack.enter_context(Telemetry(folder))
         try:
-            yield Run(config, folder, telemetry, held, resume, other_code)
+            yield Run(config, folder, telemetry, held, resume, other_code, results=results)
         except (KeyboardInterrupt, SystemExit):  # `lacquer stop`, or whoever ends the process
             telemetry.status("failed", "stopped from outside")
             raise
@@ -199,18 +223,18 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
 
 def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
     """What a private training came to, on public data."""
-    served: Tensor = loop.state.served
-    start = public_start(run.folder)
-    final = Final(served, assembly.layout, assembly.spec)
+    assert run.kept is not None, "the loop has told of its end"
+    final, start, data = run.kept.adapter, public_start(run.folder), assembly.data
     return Outcome(
-        adapter=final,
-        validation=loop.evaluate(served, "validation"),
-        test=loop.evaluate(served, "test"),
-        public_test=None if start is None else loop.evaluate(start, "test"),
-        data=assembly.data,
+        data=data,
+        measures=measures(
+            lambda split: loop.evaluate(final.vector, split),
+            None if start is None else lambda: loop.evaluate(start, "test"),
+            lambda: adapter_answers(run.config, data.test, *final, run.telemetry),
+            data.label_names,
+        ),
         rounds_done=max(loop.state.round, 0),
         seconds=run.clock.taken().run,
         stopped=stopped,
         dimension=max(map(sum, assembly.setting.layouts)),
-        answers=adapter_answers(run.config, assembly.data.test, *final, run.telemetry),
     )

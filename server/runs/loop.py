@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client.models.tasks import Metrics
 from privacy.mechanism import Release
+from server.evaluation.metrics import refuse_diverged
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, check_room, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
 from server.run_folder.round_record import Presence, RoundRecord, released_values, validated
@@ -44,6 +45,8 @@ class Loop:
         charged_before: releases of the run's ledger that belong to earlier trainings.
         presence: who was there in the last round, as far as everybody may know it.
         watched: told of every release once it is checkpointed; what it does changes nothing of the run.
+        complete: given, perhaps twice, the served adapter once no release comes any more and the last one is
+            checkpointed; nothing is measured of it before that.
     """
 
     training: PrivateTraining
@@ -63,6 +66,7 @@ class Loop:
     charged_before: int = 0
     presence: Callable[[], Presence | None] = lambda: None
     watched: Callable[[int, Release], None] = lambda round, release: None
+    complete: Callable[[Tensor], None] = lambda served: None
     _told: int = field(default=-1, init=False)
     """The last round of which there is a record."""
 
@@ -76,6 +80,7 @@ class Loop:
         """From an adapter to the state before the first release, which is checkpointed; its metrics are recorded."""
         began = time.monotonic()
         metrics = self.evaluate(start, "validation")
+        refuse_diverged(metrics, "before the first release")
         if self.recorded(0):
             seconds, reason = time.monotonic() - began, self.training.ledger.not_private
             rounds = self.planned or self.rounds
@@ -130,7 +135,7 @@ class Loop:
         Raises:
             RoundFailed: a round could not be held; everything up to the last release is checkpointed.
         """
-        refusal = None
+        refusal, unsaved = None, None
         while self.state.round < self.rounds and (refusal := self.training.refusal()) is None:
             start, number = time.monotonic(), self.training.next_release().round
             if self.recorded(number) or self.kept(number - 1):
@@ -139,11 +144,16 @@ class Loop:
             if self.kept(number) or self.recorded(number):
                 check_room(self.folder)  # before the charge: a release that cannot be kept is lost
             self.training.step()
-            if self.kept(self.state.round) or self.recorded(self.state.round):
-                self._save(time.monotonic() - start)
+            unsaved = self.state
+            if self.kept(self.state.round) or self.recorded(self.state.round) or self.state.round >= self.rounds:
+                self._save(unsaved, time.monotonic() - start)
+                unsaved = None
             assert self.training.release is not None
             self.watched(self.state.round, self.training.release)
             self._after_release(start, None)
+        if unsaved is not None:  # the budget ended between two checkpoints
+            self._save(unsaved, 0.0)
+        self.complete(self.state.served)
         if self.training.release is not None and self.state.round > max(
             self._told, 0
         ):  # the last one is always told of
@@ -155,10 +165,11 @@ class Loop:
         self.training.begin(start, PublicSignals(0, 1.0))
         return self.state.round
 
-    def _save(self, seconds: float) -> None:
+    def _save(self, state: ServerState, seconds: float) -> None:
+        """A state as the last release left it, before the controller hears of that."""
         training, taken = self.training, replace(self.clock.taken(), round=seconds)
         head, records = training.ledger.head, self.telemetry.records()
-        save_checkpoint(self.folder, Checkpoint.after(self.state, training.release, head, taken, records))
+        save_checkpoint(self.folder, Checkpoint.after(state, training.release, head, taken, records))
 
     def _after_release(self, start: float, recorded: RoundRecord | None) -> None:
         """Evaluate on public data where that is due, tell the controller, record it all.
@@ -169,9 +180,13 @@ class Loop:
         """
         round, metrics = self.state.round, None
         loss = None if recorded is None else recorded.validation_loss
+        if round >= self.rounds:
+            self.complete(self.state.served)
         if recorded is None and round > 0 and self.evaluated(round):
             metrics = self.evaluate(self.state.served, "validation")
             loss = metrics.loss
+            if round < self.rounds:
+                refuse_diverged(metrics, f"after {self.noun} {round}")
         self.training.observe(PublicSignals(round, loss, self.training.ledger.rho_spent))
         if recorded is not None:
             self._told = round

@@ -6,7 +6,7 @@ behind its last checkpoint: its loop is that of every private training (:mod:`se
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property
@@ -37,7 +37,7 @@ from server.run_folder.resume import Resumed, note_resumed, read_resumed
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
 from server.runs import guarantee
-from server.runs.artefacts import Final, Outcome, stamp
+from server.runs.artefacts import Final, Outcome, measures, stamp
 from server.runs.assembly import assembled, data_spec
 from server.runs.commitment import refuse_unplannable
 from server.runs.lifecycle import Run
@@ -75,7 +75,7 @@ class PhasesRun:
         spec = data_spec(run)
         self.data: dict[tuple[str, str], PreparedData] = {}
         for phase in config.phases:
-            key = self._key(phase)
+            key = self.key(phase)
             if key not in self.data:
                 self.data[key] = prepare(spec.but(sensitive=key[0], detector=key[1]))
         self.plain = prepare(spec)
@@ -110,7 +110,11 @@ class PhasesRun:
         return make_engine(self.assembly.job.but(prefix_cache_mb=0))
 
     def train(
-        self, folder: Path, done: Sequence[PhaseResult] = (), telemetry: Telemetry | None = None
+        self,
+        folder: Path,
+        done: Sequence[PhaseResult] = (),
+        telemetry: Telemetry | None = None,
+        complete: Callable[[Tensor, Ledger | None], None] = lambda adapter, ledger: None,
     ) -> tuple[PhaseResult, ...]:
         """Run all phases, or those that an interrupted run in `folder` has left.
 
@@ -122,6 +126,7 @@ class PhasesRun:
             done: results of the first phases, all without noise, from a run with the same settings and data: such a
                 phase gives the same adapter again.
             telemetry: of the run; None keeps one in `folder` without TensorBoard.
+            complete: told, perhaps twice, the last phase's adapter before anything is measured of it.
 
         Raises:
             CannotResume, CorruptRun: why the run in `folder` cannot be resumed.
@@ -142,7 +147,10 @@ class PhasesRun:
                 telemetry.round(self._at_start())
             for number in range(len(done), len(phases)):
                 start = results[-1].adapter if results else self.assembly.start
-                results.append(self._phase(number, start, folder, ledger, telemetry))
+                last = number == len(phases) - 1
+                told = (lambda adapter: complete(adapter, ledger)) if last else (lambda adapter: None)
+                results.append(self._phase(number, start, folder, ledger, telemetry, told))
+            complete(results[-1].adapter, ledger)
         return tuple(results)
 
     def ledger(self, folder: Path) -> Ledger | None:
@@ -178,7 +186,13 @@ class PhasesRun:
         )
 
     def _phase(
-        self, number: int, adapter: Tensor, folder: Path, ledger: Ledger | None, telemetry: Telemetry
+        self,
+        number: int,
+        adapter: Tensor,
+        folder: Path,
+        ledger: Ledger | None,
+        telemetry: Telemetry,
+        complete: Callable[[Tensor], None],
     ) -> PhaseResult:
         """The phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
         phase, place = self.config.phases[number], PhaseFolder(folder, number + 1)
@@ -193,7 +207,8 @@ class PhasesRun:
             adapter = self._without_noise(phase, adapter)
         else:
             assert ledger is not None
-            adapter = self._private(number, adapter, ledger, place, telemetry, clock, where)
+            adapter = self._private(number, adapter, ledger, place, telemetry, clock, where, complete)
+        complete(adapter)
         taken = clock.taken()
         loss = self.evaluate(adapter, "validation").loss
         result = PhaseResult(phase.name, taken.run, taken.processor, loss, adapter)
@@ -203,7 +218,7 @@ class PhasesRun:
 
     def _without_noise(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
         self.engine.train_factors("both")
-        records = self.data[self._key(phase)].train
+        records = self.data[self.key(phase)].train
         return trained_without_noise(self.engine, adapter, records, LocalTraining.of(phase), self.config.run.seed)
 
     def _private(
@@ -215,6 +230,7 @@ class PhasesRun:
         telemetry: Telemetry,
         clock: Stopwatch,
         where: str,
+        complete: Callable[[Tensor], None],
     ) -> Tensor:
         private = self.config.private
         before = sum(isinstance(phase, DpPhase) for phase in self.config.phases[:number])
@@ -223,7 +239,7 @@ class PhasesRun:
         training = private_training(
             self.config.record_level(phase, self.guarantee.not_private),
             self.engine,
-            self.index[self._key(phase)],
+            self.index[self.key(phase)],
             ledger,
             self.planned.multipliers[before],
             place.sampler(len(ledger.charges) - charged_before),
@@ -244,6 +260,7 @@ class PhasesRun:
             offset=sum(earlier.steps for earlier in private[:before]),
             planned=sum(each.steps for each in private),
             charged_before=charged_before,
+            complete=complete,
         )
         if checkpoint_folder(place.path) is None:
             loop.begin(adapter)
@@ -255,7 +272,7 @@ class PhasesRun:
         served: Tensor = loop.state.served
         return served
 
-    def _key(self, phase: Phase) -> tuple[str, str]:
+    def key(self, phase: Phase) -> tuple[str, str]:
         """What of the data's settings a phase's text depends on; the original text on no detector."""
         use = TEXTS[phase.text]
         return use, "regex" if use == "none" else self.config.detector_of(phase)
@@ -276,20 +293,28 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
         charges = charges_of(run.folder)
         unreleased = sum(charge.released_at is None for charge in charges)
         note_resumed(run.folder, Resumed(len(charges), time.time(), unreleased, tuple(run.changes)))
-    results = ready.train(run.folder, telemetry=run.telemetry)
-    run.telemetry.status("running", "evaluating on the test set")
-    adapter = results[-1].adapter
-    final = Final(adapter, ready.assembly.layout, ready.assembly.spec)
+
+    def keep(adapter: Tensor, ledger: Ledger | None) -> None:
+        if run.kept is None:
+            statement = guarantee.phases(config, ready.guarantee, ledger)
+            run.keep(Final(adapter, ready.assembly.layout, ready.assembly.spec), statement, ready.plain)
+
+    results = ready.train(run.folder, telemetry=run.telemetry, complete=keep)
+    adapter, labels = results[-1].adapter, ready.plain.label_names
+    assert run.kept is not None
+    final = run.kept.adapter
     outcome = Outcome(
-        adapter=final,
-        validation=ready.evaluate(adapter, "validation"),
-        test=ready.evaluate(adapter, "test"),
         data=ready.plain,
+        measures=measures(
+            lambda split: ready.evaluate(adapter, split),
+            None,
+            lambda: adapter_answers(config.run, ready.test, *final, run.telemetry),
+            labels,
+        ),
         rounds_done=sum(phase.steps for phase in config.private),
         seconds=sum(result.seconds for result in results),
         stopped=None,
         dimension=ready.assembly.layout.dim,
-        answers=adapter_answers(config.run, ready.test, *final, run.telemetry),
         further={
             "phases": [result.to_json() for result in results],
             "population": ready.population,
@@ -297,9 +322,4 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
             "resumed": [asdict(resumed) for resumed in read_resumed(run.folder)],
         },
     )
-    with ExitStack() as open_files:
-        ledger = ready.ledger(run.folder)
-        if ledger is not None:
-            open_files.enter_context(ledger)
-        statement = guarantee.phases(config, ready.guarantee, ledger)
-    run.finish(outcome, statement, f"{len(results)} phases done")
+    run.finish(outcome, f"{len(results)} phases done")

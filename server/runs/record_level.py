@@ -8,6 +8,7 @@ from client.record_level.public_subspace import in_public_span
 from client.record_level.training import private_training, record_level_engine
 from server.run_folder.canaries import canaries_of
 from server.runs import guarantee
+from server.runs.artefacts import Final
 from server.runs.assembly import make_sampler
 from server.runs.lifecycle import Run, finished
 from server.runs.loop import Loop
@@ -42,6 +43,12 @@ def run_record_level(run: Run) -> None:
             make_sampler(config, run.folder),
         )
         training.canaries = canaries_of(config, run.folder, len(assembly.index), fresh=not ledger.events)
+
+        def keep(served: Tensor) -> None:
+            if run.kept is None:
+                statement = guarantee.record_level(config, ledger, steered=assembly.methods.steered)
+                run.keep(Final(served, assembly.layout, assembly.spec), statement, data)
+
         loop = Loop(
             training if span is None else in_public_span(training, span),
             evaluate,
@@ -55,9 +62,7 @@ def run_record_level(run: Run) -> None:
             kept=lambda step: evaluated(step) or step % config.silo.checkpoint_every == 0,
             noun="step",
             watched=run.watching(len(assembly.index)),
+            complete=keep,
         )
         stopped = run.train(loop, lambda: public.warm_start(adapter), assembly.start)
-        run.telemetry.status("running", "evaluating on the test set")
-        outcome = finished(run, assembly, loop, stopped)
-        statement = guarantee.record_level(config, ledger, steered=assembly.methods.steered)
-        run.finish(outcome, statement, f"{config.rounds} steps done")
+        run.finish(finished(run, assembly, loop, stopped), f"{config.rounds} steps done")

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from privacy import durable
-from privacy.errors import CorruptRun
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LAUNCH_LOCK, new_run_folder, typed
@@ -127,7 +126,7 @@ def run(
         Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, say what would be run, and run nothing.")
+        bool, typer.Option("--dry-run", help="Check and rehearse everything, say what would be run, and run nothing.")
     ] = False,
     as_json: AsJson = False,
     track: Track = None,
@@ -286,7 +285,7 @@ def _run(
         _write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
     if full := _write_report(folder):
-        say(f"The run is done, but {full}, then write its report with: lacquer report {typed(folder)}", style="yellow")
+        say(f"The run is done, but {full}; write its report with: lacquer report {typed(folder)}", style="yellow")
     from simulations.report import summary
 
     with refusals():
@@ -299,18 +298,10 @@ def _run(
 
 
 def _write_report(folder: Path) -> str:
-    """Write a run's report unless its place cannot be written or the run is damaged; what to say then, else nothing."""
+    """Write a run's report; why there is none, or nothing."""
     from simulations.report import page  # slow to import, and no run has to wait for it
 
-    try:
-        page.write_report(folder)
-    except CorruptRun as error:
-        return str(error)
-    except OSError as error:
-        if said := unwritable(error, folder):
-            return said
-        raise
-    return ""
+    return page.attempt_report(folder, unwritable)
 
 
 def _on_flower(config: RunConfig) -> bool:

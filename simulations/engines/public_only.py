@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from client.data.prepare import prepare
-from client.models.tasks import Metrics
 from server.config.load import ConfigError
 from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder.names import RESULTS_FILE
 from server.run_folder.provenance import write_environment
 from server.run_folder.telemetry import Telemetry
-from server.runs.artefacts import majority_accuracy, of_classes, perplexities
+from server.runs.artefacts import majority_accuracy, measured, of_classes
 from server.runs.assembly import assembled, data_spec
 from server.runs.public_data import PublicTraining
 
@@ -52,9 +51,8 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
         held_back = data.validation.select(np.arange(public.used, len(data.validation)))
         validation, test = (public.engine.evaluate(adapter, records) for records in (held_back, data.test))
         results = {
-            **_measured("validation", validation),
-            **_measured("test", test),
-            **perplexities(validation, test),
+            **measured("validation", validation),
+            **measured("test", test),
             **of_classes(test, data.label_names),
             "majority_accuracy": majority_accuracy(data),
             "seconds": time.monotonic() - started,
@@ -67,7 +65,3 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
         }
         (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n")
         telemetry.status("completed", "trained on public records alone")
-
-
-def _measured(part: str, metrics: Metrics) -> dict[str, float]:
-    return {f"{part}_accuracy": metrics.accuracy, f"{part}_loss": metrics.loss, f"{part}_records": metrics.count}

@@ -52,10 +52,18 @@ def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
 def judgements(run: Run) -> list[str]:
     """What is wrong with what a run has learnt, the worst first; empty where nothing is."""
     planted = [note] if run.config is not None and (note := canary_note(run.config)) else []
-    found = [*planted, *_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
+    found = [*planted, *_missing(run), *_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
     if run.config is not None:
         found += _skewed(run) + foreseen(run.config, run.facts)
     return found
+
+
+def _missing(run: Run) -> Iterator[str]:
+    for name, reason in ((run.results or {}).get("missing") or {}).items():
+        yield (
+            f"{name[0].upper()}{name[1:]}: missing, it failed ({reason}). The adapter and its guarantee are whole; "
+            f"`lacquer resume {run.shown_path}` does what is missing and spends nothing."
+        )
 
 
 def _worthless(run: Run) -> Iterator[str]:

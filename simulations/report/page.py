@@ -4,8 +4,9 @@ It shows released and public values only, because the folder's files hold no oth
 its page too, which says how far it came and what it has spent.
 """
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from statistics import median
@@ -13,6 +14,7 @@ from typing import Any
 
 from client.data.sources import PATH_KINDS
 from privacy import durable
+from privacy.errors import CorruptRun
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
 from server.run_folder.provenance import own_version
@@ -45,6 +47,8 @@ from simulations.report.tables import (
     settings_rows,
 )
 from simulations.report.templating import rendered
+
+log = logging.getLogger(__name__)
 
 _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 
@@ -132,6 +136,25 @@ def write_report(run_folder: Path, audit: Mapping[str, Any] | None = None) -> Pa
         target = run.path / names.AUDIT_FOLDER / names.REPORT_FILE
         durable.write(target, render(run, audit), mode=0o600)
     return target
+
+
+def attempt_report(run_folder: Path, told: Callable[[BaseException, Path], str] = durable.full_disk) -> str:
+    """Write `report.html` beside a run that has ended well or badly; why there is none, or nothing.
+
+    A page can be written again at any time, so whatever it fails of (a figure, a font, a damaged file) is told and ends
+    nothing.
+
+    Args:
+        told: what a person is told of an error that has a remedy, of any other nothing.
+    """
+    try:
+        write_report(run_folder)
+    except CorruptRun as error:
+        return str(error)
+    except Exception as error:  # of any library that draws or reads
+        log.exception("%s has no report", run_folder)
+        return told(error, run_folder) or f"its report failed ({type(error).__name__}: {error})"
+    return ""
 
 
 def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:

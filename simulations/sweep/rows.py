@@ -28,9 +28,15 @@ _MEASURED = (
 
 
 def row(cell: Cell, folder: Path) -> Row:
-    """The row of a cell whose run in `folder` has completed."""
+    """The row of a cell whose run in `folder` has completed.
+
+    Raises:
+        ValueError: naming what failed of what a row is of.
+    """
     run = read_run(folder)
     assert run.results is not None
+    if lacks := _lacking(run.results):
+        raise ValueError("; ".join(f"{name}: {reason}" for name, reason in lacks.items()))
     assert run.environment is not None
     guarantee = guaranteed(run)
     told = [record.clip_bound or record.extra.get("clip-bound") for record in run.rounds]  # one threshold, or of all
@@ -101,5 +107,14 @@ def write_results(file: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> N
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a run in `folder` has come to its end."""
-    return (folder / RESULTS_FILE).is_file() and read_run(folder).state in ("completed", "stopped-budget")
+    """Whether a run in `folder` has come to its end, measured as a row needs it."""
+    if not (folder / RESULTS_FILE).is_file():
+        return False
+    run = read_run(folder)
+    return run.state in ("completed", "stopped-budget") and not _lacking(run.results or {})
+
+
+def _lacking(results: Mapping[str, Any]) -> dict[str, str]:
+    """What failed of what a row needs, and why."""
+    missing = results.get("missing", {})
+    return {name: reason for name, reason in missing.items() if name in ("validation", "test")}

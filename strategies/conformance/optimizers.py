@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from privacy.randomness.rng import simulation_generator
-from strategies.conformance.purity import Subject, broken, survived
-from strategies.optimizers.optimizer import Optimizer, ServerStep
+from strategies.conformance.purity import Subject, broken, rule, survived
+from strategies.optimizers.optimizer import Optimizer, ServerStep, pair_of
 
 _SIZE, _TRAINED = 12, slice(3, 9)
 
@@ -36,11 +36,13 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     _check_state(survived(start, start), start, _SIZE)
     if unknown := set(optimizer.moments) - set(start):
         broken("protocol", f"moments names {sorted(unknown)}, which are no state", f"the state has {sorted(start)}")
-    _check_steps(subject, start, parameters, seed)
+    _check_steps(optimizer, subject, start, parameters, seed)
     _check_direction(subject)
 
 
-def _check_steps(subject: Subject, state: dict[str, Tensor], parameters: Tensor, seed: int) -> None:
+def _check_steps(
+    optimizer: Optimizer, subject: Subject, state: dict[str, Tensor], parameters: Tensor, seed: int
+) -> None:
     """Twelve rounds: full ones and partial ones; noise that is unknown (0), known, and one number per value."""
     start = state
     for round in range(1, 13):
@@ -50,7 +52,9 @@ def _check_steps(subject: Subject, state: dict[str, Tensor], parameters: Tensor,
         std = (torch.tensor(0.0), torch.tensor(0.3), torch.linspace(0.1, 1.0, size).double())[round % 3]
         own = {name: tensor[part] if tensor.shape == (_SIZE,) else tensor for name, tensor in state.items()}
         step = ServerStep(round, update, std.double(), (1.0, 0.5)[round % 2])
-        new, values = subject.call("step", own, parameters[part], step)
+        answer = subject.call("step", own, parameters[part], step)
+        with rule("shapes", "step cannot be used", "see strategies/optimizers/optimizer.py"):
+            new, values = pair_of(optimizer, answer)
         _check_state(new, start, size)
         if values.shape != (size,) or values.dtype != torch.float32:
             broken(

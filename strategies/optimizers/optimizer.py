@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
+
+from strategies.plugins import expect, expect_finite, expect_tensor, shown, wrong
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,31 @@ class Optimizer(Protocol):
     ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
         """New state and parameters after a round. Arguments are left as they are."""
         ...
+
+
+def stepped(
+    optimizer: Optimizer, own: dict[str, Tensor], before: Float[Tensor, " d"], step: ServerStep
+) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
+    """A step, whole and finite; else BadAnswer.
+
+    It is a function of the released update, which carries its noise: that it is not finite tells nothing private.
+    """
+    when = f"in round {step.round}"
+    new, values = pair_of(optimizer, optimizer.step(own, before, step))
+    if new.keys() != own.keys():
+        wrong("optimizer", optimizer, "step", f"a state of {sorted(new)}", f"one of {sorted(own)}, as init did")
+    expect_tensor("optimizer", optimizer, "step", values, before)
+    expect_finite("optimizer", optimizer, "step", values, when)
+    for name, tensor in new.items():
+        expect_tensor("optimizer", optimizer, "step", tensor, own[name])
+        expect_finite("optimizer", optimizer, "step", tensor, f"as state {name!r} {when}")
+    return new, values
+
+
+def pair_of(optimizer: Optimizer, answer: Any) -> tuple[dict[str, Tensor], Any]:
+    """What ``step`` returned: state and parameters; BadAnswer for anything but these two."""
+    pair = "a tuple of two, the new state (a dict of tensors) and the new parameters"
+    expect("optimizer", optimizer, "step", answer, tuple, pair)
+    if len(answer) != 2 or not isinstance(answer[0], dict):
+        wrong("optimizer", optimizer, "step", shown(answer), pair)
+    return answer[0], answer[1]

@@ -157,7 +157,8 @@ def show_end(folder: Path, *, quiet: bool, as_json: bool = False) -> None:
         return
     from simulations.report import page, summary
 
-    page.write_report(folder)
+    if why := page.attempt_report(folder):
+        say(f"The run is done, but {why}; write its report with: lacquer report {folder}", style="yellow")
     if as_json:
         typer.echo(json.dumps(summary.plain_results(folder), indent=2))
     else:
