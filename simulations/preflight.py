@@ -1,8 +1,8 @@
 """What can be known to fail is refused before anything starts: methods, budget, model, data.
 
 Each check is the function that the run itself will call, so a run that passes here does not fail there for a setting.
-The base model is loaded once. The noise that is calibrated here is handed on to the run, see
-:mod:`server.run_folder.handed_on`.
+A single run is rehearsed then (:mod:`simulations.rehearsal`), in the process that starts it; not a run that is resumed,
+which has passed. The noise that is calibrated here is handed on to the run, see :mod:`server.run_folder.handed_on`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +24,11 @@ from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
 from server.run_folder.data_facts import DataFacts, facts_of
-from server.runs.assembly import adapter_of, data_spec
+from server.runs.assembly import Assembly, adapter_of, assembled, committed, data_spec
 from server.runs.commitment import commit, commit_records
 from server.runs.phases import PhasesRun
 from server.runs.record_level_assembly import (
+    CrossSiloAssembly,
     RecordLevelAssembly,
     assemble_cross_silo,
     assemble_record_level,
@@ -51,6 +52,7 @@ class Checked:
         sentence: what should be known before it starts; empty where the progress says all of it.
         facts: of the data set; None where the checks did not come to it.
         source: digest of the records it was made of.
+        ready: what there is to rehearse; None where the checks did not come to it.
     """
 
     config: RunConfig
@@ -59,6 +61,7 @@ class Checked:
     sentence: str = ""
     facts: DataFacts | None = None
     source: str = ""
+    ready: Assembly | None = None
 
     @property
     def multipliers(self) -> tuple[float, ...]:
@@ -72,24 +75,32 @@ class Checked:
 
 
 def check_run(asked: Asked) -> Checked:
-    """Check whatever was asked for, as far as that goes without training or sampling.
+    """Check whatever was asked for, then rehearse it.
 
     Raises:
-        ConfigError, ValueError: naming every setting that cannot work.
+        ConfigError, ValueError: naming every setting that cannot work, or the stage that fails.
     """
+    from simulations.rehearsal import rehearse, rehearse_phases  # with all that trains, which no earlier refusal needs
+
     config = asked.run
     if asked.phases is not None:
         check_model(config)
         run = PhasesRun(asked.phases)
+        rehearse_phases(run)
         facts = facts_of(run.plain)
         source = run.plain.meta["source"]
         return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts, source)
+    if config.deployed and not config.alone:
+        raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
     if config.alone:
         ready = _ready_silo(config)
-        return Checked(config, _noise_of(ready).to_json(), facts=facts_of(ready.data), source=ready.data.meta["source"])
-    if config.deployed:
-        raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
-    return check(config)
+        data = ready.data
+        checked = Checked(config, _noise_of(ready).to_json(), (), "", facts_of(data), data.meta["source"], ready)
+    else:
+        checked = check(config)
+    if checked.ready is not None:
+        rehearse(checked.ready)
+    return checked
 
 
 def check(config: RunConfig) -> Checked:
@@ -98,7 +109,8 @@ def check(config: RunConfig) -> Checked:
     Raises:
         ConfigError: one line for every setting that cannot work.
     """
-    problems, noise, labels, data = list[str](), None, 2, None
+    problems, noise, data = list[str](), None, None
+    ready: Assembly | None = None
 
     @contextmanager
     def collected() -> Iterator[None]:
@@ -118,19 +130,20 @@ def check(config: RunConfig) -> Checked:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     if config.cross_silo:
         with collected():
-            data = check_silos(config)
+            ready = check_silos(config)
     else:
         with collected():
-            noise = check_noise(config).to_json()
+            noise = check_noise(config)
         with collected():
             data = check_data(config)
-            labels = data.num_labels
         with collected():
-            check_adapter(config, labels)
-    if problems:  # two checks may stumble over the same setting
+            ready = check_adapter(config) if data is None else assembled(config, methods(config), data)
+    if problems or ready is None:  # two checks may stumble over the same setting
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    assert data is not None, "or there were problems"
-    return Checked(config, noise, facts=facts_of(data), source=data.meta["source"])
+    if noise is not None:
+        ready = committed(ready, noise)
+    told = None if noise is None else noise.to_json()
+    return Checked(config, told, facts=facts_of(ready.data), source=ready.data.meta["source"], ready=ready)
 
 
 def check_noise(config: RunConfig) -> Calibrated:
@@ -183,17 +196,14 @@ def check_adapter(config: RunConfig, labels: int = 2) -> None:
     adapter_of(config, methods(config), labels)  # how many labels there are changes a size, no name
 
 
-def check_silos(config: RunConfig) -> PreparedData:
+def check_silos(config: RunConfig) -> CrossSiloAssembly:
     """Check a cross-silo run; each site calibrates for its own records when it first takes part.
-
-    Returns:
-        The data set.
 
     Raises:
         ConfigError, ValueError: naming the setting.
     """
     check_model(config)
-    return assemble_cross_silo(config).data
+    return assemble_cross_silo(config)
 
 
 def check_silo(config: RunConfig) -> Calibrated:
@@ -238,7 +248,7 @@ def check_cells(cells: list[Cell]) -> dict[str, Checked]:
             check_adapter_once(config)
             checked[cell.key] = Checked(config)  # no client takes part, so nobody's records cost anything
         elif sites:  # every site calibrates for its own records
-            checked[cell.key] = Checked(config, source=check_silos(config).meta["source"])
+            checked[cell.key] = Checked(config, source=check_silos(config).data.meta["source"])
         elif cell.kind == "silo":
             if noise not in calibrated:
                 ready = _ready_silo(config)

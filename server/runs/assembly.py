@@ -47,7 +47,7 @@ from server.runs.commitment import commit, round_sampling
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
-from strategies.calibration import run_info
+from strategies.calibration import Calibrated, run_info
 from strategies.controllers.controller import RunInfo
 from strategies.dispatch import connected
 from strategies.dp_fedavg import DpFedAvg
@@ -118,10 +118,14 @@ def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly
     """
     parts = methods(config)
     noise = commit(config, parts.controller, folder)
-    run = assembled(config, parts, prepare(data_spec(config)))
-    adapters, order = Adapters(config.model.rank, config.clients, config.seed), noise.commitment.order
-    sampling = round_sampling(config, noise)
-    info = run_info(parts.aggregation, adapters, run.layout, config.rounds, sampling, noise.multipliers, order)
+    return committed(assembled(config, parts, prepare(data_spec(config))), noise)
+
+
+def committed(run: Assembly, noise: Calibrated) -> CommittedAssembly:
+    """A run over clients with its noise."""
+    config, aggregation, order = run.config, run.methods.aggregation, noise.commitment.order
+    adapters, sampling = Adapters(config.model.rank, config.clients, config.seed), round_sampling(config, noise)
+    info = run_info(aggregation, adapters, run.layout, config.rounds, sampling, noise.multipliers, order)
     return CommittedAssembly(**vars(run), commitment=noise.commitment, setting=info)
 
 

@@ -1,0 +1,282 @@
+"""A rehearsal: every stage of a run at its own settings, on a handful of invented records, before anything is spent.
+
+What depends on public facts alone (tokenizer, model, settings, methods of one's own) fails here and not in a run, where
+it would come behind the charge, or drop single units in silence. Nobody's records are looked at: those that are trained
+on are invented, of the extremes that the settings allow; those that are measured are public. The ledger that is charged
+here pays for invented units and lies in a folder that is removed.
+
+Not rehearsed: texts of ``[silo.span]`` and sums that clients open together (their plans are clipped and encoded, no
+more).
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client.data.local import OwnData
+from client.data.records import Records
+from client.data.spec import ANSWERS
+from client.engine.local_training import LocalTraining
+from client.models.base import load_tokenizer
+from client.models.lora import load_peft
+from client.record_level.training import private_training, record_level_engine
+from client.record_level.units import UnitGradients, UnitIndex
+from client.worker import Worker
+from privacy.clipping.units import Units
+from privacy.contribution import Contribution, contribute
+from privacy.ledger.ledger import Ledger
+from privacy.mechanism import Release
+from privacy.randomness.sampling import CohortSampler
+from server.config.load import ConfigError
+from server.config.schema import RunConfig
+from server.evaluation.answers import adapter_answers
+from server.evaluation.metrics import refuse_diverged
+from server.run_folder.names import LEDGER_FILE
+from server.runs.artefacts import Final, save_adapter
+from server.runs.assembly import Assembly, CommittedAssembly, make_strategy
+from server.runs.commitment import commit_records
+from server.runs.cross_silo import final_adapter
+from server.runs.phase_plan import NonPrivatePhase
+from server.runs.phases import PhasesRun
+from server.runs.public_data import trained_without_noise
+from server.runs.record_level_assembly import CrossSiloAssembly, RecordLevelAssembly
+from strategies.conformance import ConformanceError, check_aggregation, check_controller, check_optimizer
+from strategies.controllers.controller import PublicSignals
+from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
+from strategies.messages.client_update import TrainRequest
+from strategies.plugins import BadAnswer, place
+from strategies.private_training import PlannedRelease, PrivateTraining
+from strategies.published.raw_rows import RawRule
+
+FEW = 2
+"""Units that take part, and public records that are measured."""
+ANSWER_TOKENS = 4
+"""New tokens of an answer: more of them are more of the same."""
+
+
+def rehearse(ready: Assembly) -> None:
+    """Go through a run over clients, over the records of one site, or of several.
+
+    Raises:
+        ConfigError: the stage that fails and what it said.
+    """
+    check_own_methods(ready)
+    with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder:
+        if isinstance(ready, RecordLevelAssembly):
+            final, engine = _at_a_site(ready, Path(folder))
+        elif isinstance(ready, CrossSiloAssembly):
+            final, engine = _at_sites(ready, Path(folder))
+        else:
+            assert isinstance(ready, CommittedAssembly), "or it has no ledger to rehearse with"
+            final, engine = _over_clients(ready, Path(folder))
+        _ended(ready, final, engine, Path(folder))
+
+
+def rehearse_phases(run: PhasesRun) -> None:
+    """The same of a run in phases: the first phase of either kind takes a step."""
+    ready, config = run.assembly, run.config
+    with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder:
+        records, adapter = invented(ready), ready.start
+        with stage("loading the model"):
+            engine = run.engine
+        for phase in [phase for phase in config.phases if isinstance(phase, NonPrivatePhase)][:1]:
+            with stage(f"training phase {phase.name!r}"):
+                engine.train_factors("both")
+                local = LocalTraining.of(phase)
+                adapter = trained_without_noise(engine, adapter, records, local, config.run.seed)
+        if (ledger := run.ledger(Path(folder))) is not None:
+            with ledger:
+                silo = config.record_level(config.private[0], run.guarantee.not_private)
+                index, multipliers = run.index[run.key(config.private[0])], run.planned.multipliers[0]
+                training = private_training(silo, engine, index, ledger, multipliers, CohortSampler.fresh())
+                adapter = _site_stepped(training, engine, adapter, records)
+        _ended(ready, Final(adapter, ready.layout, ready.spec), engine, Path(folder))
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Part of a rehearsal; what fails in it is refused as a setting is."""
+    try:
+        yield
+    except (ConfigError, OSError):  # which say enough
+        raise
+    except Exception as error:  # whatever a model, a tokenizer or a method of one's own raises
+        said = str(error) if isinstance(error, BadAnswer) else f"{type(error).__name__}: {error}{place(error)}"
+        raise ConfigError(f"rehearsal, {name}, with invented records at these settings: {said}") from error
+
+
+def check_own_methods(ready: Assembly) -> None:
+    """Hold methods of one's own against the contract that built-in ones keep.
+
+    Raises:
+        ConfigError: the rule that one breaks.
+    """
+    chosen, parts = ready.config.strategy, ready.methods
+    checks: list[tuple[str, str, Any, Callable[[Any], None]]] = [
+        ("aggregation", chosen.aggregation, parts.aggregation, check_aggregation),
+        ("optimizer", chosen.optimizer, parts.optimizer, check_optimizer),
+    ]
+    if not isinstance(parts.controller, RawRule):
+        checks.append(("controller", chosen.controller, parts.controller, check_controller))
+    for role, name, method, check in checks:
+        if ":" in name:
+            with stage(f"strategy.{role} = {name!r}"):
+                try:
+                    check(method)
+                except ConformanceError as error:
+                    raise ConfigError(f"strategy.{role} = {name!r} breaks a rule: {error}") from error
+
+
+def invented(ready: Assembly) -> Records:
+    """Records as long and as short as any, with the last token of the vocabulary, special tokens, the last label."""
+    config, tokenizer = ready.config, load_tokenizer(ready.config.model.name)
+    ids = np.array(sorted(set(tokenizer.get_vocab().values())))
+    ids = np.concatenate([np.array(tokenizer.all_special_ids, dtype=np.int64), ids[::-1]])
+    long = [int(token) for token in np.resize(ids, config.model.max_length)]
+    rows = [long, long[-2:]]
+    labels = None if ready.data.validation.labels is None else [max(ready.data.num_labels - 1, 0), 0]
+    weights = [[float(place > 0) for place in range(len(row))] for row in rows]
+    return Records.from_lists(rows, labels, weights if config.model.task in ANSWERS else None)
+
+
+class InventedRounds(PrivateTraining):
+    """A run's training over clients that are invented.
+
+    Args:
+        of: the run's, whose planner, server, ledger and sampler it has.
+        contribution: of one invented client.
+    """
+
+    def __init__(self, of: PrivateTraining, contribution: Callable[[PlannedRelease], Contribution]) -> None:
+        super().__init__(planner=of.planner, server=of.server, ledger=of.ledger, sampler=of.sampler)
+        self._contribution = contribution
+
+    def released(self, planned: PlannedRelease) -> Release:
+        """A release over one client, or over none where none was drawn."""
+        cohort = self.cohort(planned)
+        with stage("training a client, clipping and encoding what it moved"):
+            total = self._contribution(planned)
+        return planned.release(
+            total if cohort.most else Contribution.zero(planned.plan), cohort, self.ledger, self.noise
+        )
+
+
+@dataclass(frozen=True)
+class InventedGradients(UnitGradients):
+    """Gradients of a few invented units, whoever was drawn."""
+
+    def of(self, adapter: Tensor, units: Any, part: Any, step: int) -> Iterator[Units]:
+        return super().of(adapter, units[:FEW] % len(self.index), part, step)
+
+
+def _over_clients(ready: CommittedAssembly, folder: Path) -> tuple[Final, Any]:
+    config, few = ready.config, np.zeros(1, dtype=np.int64)
+    with stage("loading the model"):
+        worker = Worker(ready.job.but(prefix_cache_mb=0), OwnData(folder, invented(ready)))
+    with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
+        strategy = make_strategy(ready, folder, 1, ledger)
+
+        def contribution(planned: PlannedRelease) -> Contribution:
+            ranks = ready.methods.aggregation.client_ranks(strategy.planner.adapters, few)
+            adapter = training.state.adapter.numpy()
+            return worker.contribution(
+                TrainRequest(planned.round, adapter, planned.plan, planned.part, few, ready.job.to_json(), ranks)
+            )
+
+        training = InventedRounds(strategy, contribution)
+        if config.noise_shares is None:
+            served = _stepped(training, worker.engine, ready.start, invented(ready))
+        else:  # whose release needs everybody's shares of the noise
+            training.begin(ready.start, PublicSignals(0, 1.0))
+            with stage("training a client, clipping and encoding what it moved"):
+                contribution(training.next_release())
+            served = ready.start
+    return Final(served, ready.layout, ready.spec), worker.engine
+
+
+def _at_a_site(ready: RecordLevelAssembly, folder: Path) -> tuple[Final, Any]:
+    with stage("loading the model"):
+        engine = record_level_engine(ready.job.but(prefix_cache_mb=0), ready.config.silo.gradients)
+    with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
+        multipliers = ready.setting.noise_multipliers
+        training = private_training(ready.silo, engine, ready.index, ledger, multipliers, CohortSampler.fresh())
+        served = _site_stepped(training, engine, ready.start, invented(ready))
+    return Final(served, ready.layout, ready.spec), engine
+
+
+def _at_sites(ready: CrossSiloAssembly, folder: Path) -> tuple[Final, Any]:
+    """One site, whose step the server averages with itself."""
+    config, silo = ready.config, ready.silo
+    with stage("loading the model"):
+        engine = record_level_engine(ready.job.but(prefix_cache_mb=0), config.silo.gradients)
+    grouped = config.privacy.unit == "group"
+    index = UnitIndex.of(ready.data.client(0), grouped=grouped, most=silo.records_per_unit, seed=config.seed)
+    noise = commit_records(config, silo, len(index), None, records=index.kept)
+    with Ledger.create(folder / LEDGER_FILE, noise.commitment) as ledger:
+        training = private_training(silo, engine, index, ledger, noise.multipliers, CohortSampler.fresh())
+        moved = _site_stepped(training, engine, ready.start, invented(ready)) - ready.start
+    sites = [SiloAnswer(site, moved, 1, "") for site in range(FEW)]
+    with stage("putting sites together"):
+        where = Place(ready.layout, ready.spec.scale, config.seed, 1, config.strategy.served_average)
+        model = next_model(GlobalModel(ready.start), sites, combine_of(ready.methods.aggregation), where)
+        return final_adapter(ready, model), engine
+
+
+def _site_stepped(training: Any, engine: Any, start: Tensor, records: Records) -> Tensor:
+    """After the first step of a site's training, with invented records in place of its own."""
+    gradients = InventedGradients(engine, UnitIndex.of(records, grouped=False), training.gradients.combine)
+    training.gradients = gradients
+    training.begin(start, PublicSignals(0, 1.0))
+    planned = training.next_release()
+    with stage("taking gradients of records, clipping and encoding them"):  # a step leaves out units that fail
+        for rows in gradients.of(start, np.arange(FEW), planned.part, planned.round):
+            contribute(rows, planned.plan)
+    return _stepped(training, engine, start, records)
+
+
+def _stepped(training: PrivateTraining, engine: Any, start: Tensor, records: Records) -> Tensor:
+    """The served adapter after round 1, and the release before it where there is one."""
+    with stage("evaluating"):
+        metrics = engine.evaluate(start, records)
+        refuse_diverged(metrics, "on invented records, before anything is trained")
+    with stage("planning, releasing and stepping"):
+        training.begin(start, PublicSignals(0, metrics.loss))
+        while training.state.round < 1:
+            training.step()
+            training.observe(PublicSignals(training.state.round, metrics.loss, training.ledger.rho_spent))
+            training.released_values()
+    return training.state.served
+
+
+def _ended(ready: Assembly, final: Final, engine: Any, folder: Path) -> None:
+    """What comes behind the last charge: evaluation, answers, the adapter's files."""
+    config, data = ready.config, ready.data
+    with stage("evaluating on public records"):
+        for records in (data.validation, data.test):
+            engine.evaluate(final.vector, _extremes(records))
+    with stage("writing answers"):
+        adapter_answers(_few_answers(config), _extremes(data.test), *final)
+    with stage("saving the adapter and loading it"):
+        save_adapter(folder / "adapter", config, final)
+        if not torch.allclose(load_peft(folder / "adapter", final.layout), final.vector.cpu(), atol=1e-6):
+            raise ValueError("what is loaded is not what was saved")
+
+
+def _extremes(records: Records) -> Records:
+    """The shortest and the longest of public records."""
+    order = np.argsort(records.lengths, kind="stable")
+    return records.select(np.unique(order[[0, -1]]))
+
+
+def _few_answers(config: RunConfig) -> RunConfig:
+    wanted = config.evaluation
+    few = {"rouge_records": min(FEW, wanted.rouge_records), "examples": min(1, wanted.examples)}
+    changed = wanted.model_copy(update={**few, "rouge_tokens": ANSWER_TOKENS})
+    return config.model_copy(update={"evaluation": changed})
