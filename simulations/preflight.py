@@ -1,8 +1,9 @@
 """What can be known to fail is refused before anything starts: methods, budget, model, data.
 
 Each check is the function that the run itself will call, so a run that passes here does not fail there for a setting.
-A single run is rehearsed then (:mod:`simulations.rehearsal`), in the process that starts it; not a run that is resumed,
-which has passed. The noise that is calibrated here is handed on to the run, see :mod:`server.run_folder.handed_on`.
+A single run is rehearsed then (:mod:`simulations.engines.rehearsal`), in the process that starts it; not a run that is
+resumed, which has passed. The noise that is calibrated here is handed on to the run, see
+:mod:`server.run_folder.handed_on`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +81,10 @@ def check_run(asked: Asked) -> Checked:
     Raises:
         ConfigError, ValueError: naming every setting that cannot work, or the stage that fails.
     """
-    from simulations.rehearsal import rehearse, rehearse_phases  # with all that trains, which no earlier refusal needs
+    from simulations.engines.rehearsal import (  # with all that trains, which no earlier refusal needs
+        rehearse,
+        rehearse_phases,
+    )
 
     config = asked.run
     if asked.phases is not None:

@@ -8,6 +8,7 @@ and public ones reach these methods, so what they answer may be shown.
 import dataclasses
 import difflib
 import importlib
+import math
 import traceback
 from collections.abc import Collection, Mapping
 from types import UnionType
@@ -163,6 +164,14 @@ def expect_finite(role: str, method: object, call: str, answer: "Tensor", when: 
         wrong(
             role, method, call, f"{first} ({bad} of {answer.numel()} numbers are not finite) {when}", "finite numbers"
         )
+
+
+def finite_number(role: str, method: object, call: str, *arguments: Any) -> float:
+    """What a method answers to these arguments; BadAnswer unless it is a finite number."""
+    answer = getattr(method, call)(*arguments)
+    if not math.isfinite(expect(role, method, call, answer, float | int, "a number")):
+        wrong(role, method, call, shown(answer), "a finite number")
+    return float(answer)
 
 
 def wrong(role: str, method: object, call: str, returned: str, wanted: str) -> NoReturn:

@@ -9,7 +9,7 @@ values and the noise that is on them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -25,12 +25,12 @@ from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.noise import InsecureZeroNoise, Noise
 from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
-from strategies.adapter.layout import AdapterLayout
+from strategies.adapter.layout import AdapterLayout, turned
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 from strategies.optimizers.optimizer import Optimizer, ServerStep, stepped
-from strategies.plugins import expect, expect_finite, expect_tensor
+from strategies.plugins import expect, expect_finite, expect_tensor, finite_number
 
 
 @dataclass(frozen=True)
@@ -295,20 +295,6 @@ def served_share(factor: float, round: int) -> float:
     return (1 - factor) / (1 - factor**round)
 
 
-def turned(
-    vector: Float[Tensor, "... size"],
-    turns: Mapping[str, Float[Tensor, "r r"]],
-    layout: AdapterLayout,
-    moment: int = 1,
-) -> Float[Tensor, "... size"]:
-    """Full vectors whose blocks of B are multiplied by R from the right; by R o R where it holds second moments."""
-    result = vector.clone()
-    for entry in layout.entries:
-        if entry.factor == "B":
-            entry.of(result).copy_(entry.of(vector) @ turns[entry.pair] ** moment)
-    return result
-
-
 class PrivateTraining(ABC):
     """One private training of an adapter; a subclass says how a planned release comes about (:meth:`released`).
 
@@ -448,9 +434,7 @@ class PrivateTraining(ABC):
         """The server's step after a release."""
         state = self.state
         if planned.round > 0:
-            scale = self.controller.step_scale(state.controller)
-            expect("controller", self.controller, "step_scale", scale, float | int, "a number")
-            expect_finite("controller", self.controller, "step_scale", torch.tensor(scale), f"in round {planned.round}")
+            scale = finite_number("controller", self.controller, "step_scale", state.controller)
             scale *= self.schedule(planned.round)
             state = self._server(planned).after(state, release, planned.part, planned.round, scale)
             if (subspace := self.planner.subspace) is not None:

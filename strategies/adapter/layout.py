@@ -9,12 +9,13 @@ Names are those of PEFT's state dicts, so that a vector can be written as files 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from privacy import checks
@@ -200,3 +201,17 @@ def drawn_a(entry: Entry, seed: int, *keys: str | int) -> Tensor:
     limit = 1.0 / math.sqrt(entry.shape[1])
     draws = simulation_generator(seed, *keys, entry.name).uniform(-limit, limit, entry.shape)
     return torch.from_numpy(draws.astype(np.float32))
+
+
+def turned(
+    vector: Float[Tensor, "... size"],
+    turns: Mapping[str, Float[Tensor, "r r"]],
+    layout: AdapterLayout,
+    moment: int = 1,
+) -> Float[Tensor, "... size"]:
+    """Full vectors whose blocks of B are multiplied by R from the right; by R o R where it holds second moments."""
+    result = vector.clone()
+    for entry in layout.entries:
+        if entry.factor == "B":
+            entry.of(result).copy_(entry.of(vector) @ turns[entry.pair] ** moment)
+    return result

@@ -13,13 +13,13 @@ from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.noise import InsecureZeroNoise
 from privacy.randomness.rng import torch_generator
-from strategies.adapter.layout import AdapterLayout, Entry
+from strategies.adapter.layout import AdapterLayout, Entry, turned
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.factors import Ffa
 from strategies.aggregations.fedsvd import FedSvd, by_singular_values
 from strategies.optimizers.fedadam import FedAdam
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
-from strategies.private_training import ServerState, ServerUpdate, turned
+from strategies.private_training import ServerState, ServerUpdate
 
 OUT, RANK, IN, ROUNDS = 12, 3, 8, 6
 LAYOUT = AdapterLayout(
