@@ -286,6 +286,8 @@ def _refuse_missing(run: VerifiedRun) -> None:
     begun = [int(place.name) for place in (folder / names.PHASES_FOLDER).glob("[0-9]*")]
     for number in range(1, max(begun, default=0) + run.ended):  # of what is not given to others, all of it or nothing
         demand(f"{names.PHASES_FOLDER}/{number}/{names.PHASE_FILE}", "the phase has ended")
+    if (folder / names.ADAPTER_FOLDER).is_dir():
+        demand(names.PRIVACY_FILE, "it is written before the adapter, which is there")
     if run.ended:
         for name in (names.PRIVACY_FILE, names.RESULTS_FILE):
             demand(name, "the run has ended")

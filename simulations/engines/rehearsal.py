@@ -68,7 +68,7 @@ def rehearse(ready: Assembly) -> None:
         ConfigError: the stage that fails and what it said.
     """
     check_own_methods(ready)
-    with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder, _one_thread():
         if isinstance(ready, RecordLevelAssembly):
             final, engine = _at_a_site(ready, Path(folder))
         elif isinstance(ready, CrossSiloAssembly):
@@ -82,7 +82,7 @@ def rehearse(ready: Assembly) -> None:
 def rehearse_phases(run: PhasesRun) -> None:
     """The same of a run in phases: the first phase of either kind takes a step."""
     ready, config = run.assembly, run.config
-    with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder, _one_thread():
         records, adapter = invented(ready), ready.start
         with stage("loading the model"):
             engine = run.engine
@@ -98,6 +98,17 @@ def rehearse_phases(run: PhasesRun) -> None:
                 training = private_training(silo, engine, index, ledger, multipliers, CohortSampler.fresh())
                 adapter = _site_stepped(training, engine, adapter, records)
         _ended(ready, Final(adapter, ready.layout, ready.spec), engine, Path(folder))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Of a few records, more threads wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
