@@ -16,19 +16,18 @@ records, and Flower would send it.
 
 A node with many clients (an organisation and its users) draws its part of every cohort itself, trains it as a worker of
 a simulation does, and hands in one bounded sum. The draw is Poisson sampling with a secret that never leaves the node,
-made when it joins the run (:class:`Joined`), so no one else, the server included, knows or chooses who is in it; the
-same release and attempt give the same cohort after any restart, and rates, labels and numbers of draws are held to the
-plan with which the node joined (:mod:`client.answered_draws`). How many were drawn is not told. The public number may
-be larger than that of clients with records: neighbours, with one client more or less, then do not differ in it. Nor do
-the others' rows: the seed of local randomness is the node's own, so to be another one in the order of clients is to be
-drawn, and shuffled, by the same law.
+made when it joins the run (:mod:`client.own_clients.joined`), so no one else, the server included, knows or chooses who
+is in it. The same release and attempt give the same cohort after any restart. Rates, labels and numbers of draws are
+held to the plan with which the node joined (:mod:`client.own_clients.answered_draws`). How many were drawn is not told.
+The public number may be larger than that of clients with records: neighbours, with one client more or less, then do not
+differ in it. Nor do the others' rows: the seed of local randomness is the node's own, so to be another one in the order
+of clients is to be drawn, and shuffled, by the same law.
 """
 
 import functools
 import hashlib
 import json
 import logging
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,17 +36,16 @@ from typing import Any
 
 import torch
 
-from client.answered_draws import admit_draw
 from client.data.local import OwnData, open_own
 from client.models.files import fingerprint
+from client.own_clients.answered_draws import admit_draw
+from client.own_clients.joined import Joined
 from client.settings import cache_folder
 from client.worker import Job, Worker
 from privacy import durable
 from privacy.contribution import Contribution
-from privacy.errors import CorruptRun
-from privacy.randomness.sampling import CohortSampler
 from strategies.messages.client_update import TrainRequest
-from strategies.messages.own_clients import Draw, JoinRequest, PlannedDraws, draws_from_json
+from strategies.messages.own_clients import Draw, JoinRequest
 from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
@@ -161,56 +159,6 @@ class Node:
                 "settings (clients-state)"
             )
         return Path(self.clients_state).expanduser() / hashlib.sha256(run.encode()).hexdigest()[:24]
-
-
-@dataclass(frozen=True, repr=False)
-class Joined:
-    """What a node with many clients keeps of a run, in a folder that outlives messages, resumes and restarts.
-
-        sampling.key    the secret that draws its cohorts
-        joined.json     the number of its clients, the digest of their records, the seed of local randomness, the plan
-        drawn.jsonl     the draws that it has answered
-
-    Attributes:
-        clients: the public number.
-        records: digest; the records of a run stay the same.
-        seed: of the clients' local randomness; known to the node alone.
-        draws: the run's plan, by label of releases.
-    """
-
-    clients: int
-    records: str
-    seed: int
-    sampler: CohortSampler
-    draws: Mapping[str, PlannedDraws]
-
-    @staticmethod
-    def begin(folder: Path, clients: int, records: str, draws: Mapping[str, PlannedDraws]) -> None:
-        """Make the folder."""
-        durable.new_folder(folder)
-        CohortSampler.fresh().save(folder / "sampling.key")
-        plan = json.dumps({label: planned.to_json() for label, planned in draws.items()})
-        said = {"clients": clients, "records": records, "seed": secrets.randbits(62), "draws": plan}
-        durable.write(folder / "joined.json", json.dumps(said) + "\n", mode=0o600)
-
-    @staticmethod
-    def load(folder: Path) -> "Joined":
-        """CorruptRun if what was kept is not whole."""
-        try:
-            said = json.loads((folder / "joined.json").read_text(encoding="utf-8"))
-            clients, records, seed = int(said["clients"]), str(said["records"]), int(said["seed"])
-            sampler, draws = CohortSampler.load(folder / "sampling.key"), draws_from_json(str(said["draws"]))
-            return Joined(clients, records, seed, sampler, draws)
-        except (OSError, KeyError, TypeError, ValueError, BadMessage) as error:
-            raise CorruptRun(f"{folder} is not what this node kept of the run: {error}; restore it") from error
-
-    def refuse_others(self, clients: int, data: OwnData) -> None:
-        """BadMessage unless the clients, their number and their records are those with which the node joined."""
-        if (clients, data.digest) != (self.clients, self.records):
-            raise BadMessage(
-                "this node joined the run with other clients or records: put its file and its number of clients back; "
-                "clients leave and join between runs"
-            )
 
 
 def _digest(request: TrainRequest) -> str:

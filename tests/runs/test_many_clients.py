@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from client.node import Joined, own_worker
+from client.node import own_worker
+from client.own_clients.joined import Joined
 from client.worker import Worker
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, load, parse
