@@ -17,6 +17,7 @@ from client.data.chat import Rendered
 from client.data.records import Records
 from client.data.tokenise import BEFORE_SUMMARY
 from client.data.tokenise import prompts as summary_prompts
+from client.models.base import positions
 from privacy import checks
 
 
@@ -57,12 +58,12 @@ def continuations(
     Raises:
         ValueError: an empty prompt, or one so long that the model has no positions left.
     """
-    positions = int(getattr(model.config, "max_position_embeddings", 2**31))
+    most = positions(model)
     for number, prompt in enumerate(prompts):
-        if not 0 < len(prompt) <= positions - decoding.longest:
+        if not 0 < len(prompt) <= most - decoding.longest:
             raise ValueError(
                 f"prompt {number} has {len(prompt)} tokens; it needs at least 1 and, with {decoding.longest} new ones, "
-                f"at most {positions - decoding.longest}: the model has {positions} positions"
+                f"at most {most - decoding.longest}: the model has {most} positions"
             )
     order = np.argsort([len(prompt) for prompt in prompts], kind="stable")
     found: list[list[int]] = [[] for _ in prompts]
@@ -82,7 +83,7 @@ def continuations(
 
 def summaries(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], decoding: Decoding) -> list[str]:
     """A summary of every text, asked for as :mod:`client.data.tokenise` trains it; long texts are cut at their end."""
-    room = int(model.config.max_position_embeddings) - decoding.longest
+    room = positions(model) - decoding.longest
     rows, _ = summary_prompts(list(texts), tokenizer, room)
     answers = continuations(model, tokenizer, rows, decoding)
     return [text_of(tokenizer, tokens) for tokens in answers]
@@ -228,7 +229,7 @@ def answer_scores(
         most_tokens: an answer ends there if it has not before.
         task: of the records.
     """
-    wanted = answer_tasks(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
+    wanted = answer_tasks(records, tokenizer, positions(model) - most_tokens, task)
     answers = continuations(model, tokenizer, wanted.prompts, Decoding(longest=most_tokens))
     found = [text_of(tokenizer, answer) for answer in answers]
     return AnswerScores(rouge(found, wanted.references), len(records), most_tokens, wanted.cut)

@@ -19,10 +19,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from client.data.records import Records
-from client.engine.batching import UNBOUNDED, MicroBatch, Pool, micro_batches
+from client.engine.batching import MicroBatch, Pool, micro_batches
 from client.engine.prefix import Prefix, PrefixCache
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
+from client.models.base import positions
 from client.models.devices import LEAST_TOKENS, activation_bytes
 from client.models.lm_head import Predictions
 from client.models.tasks import Batch, Task
@@ -106,12 +107,6 @@ class Forward:
             return self.stacked(batch.input_ids, mask, placement), batch
         finally:
             self.prefix.hidden = None
-
-
-def positions(model: nn.Module) -> int:
-    """Longest input of a transformers model."""
-    config: Any = model.config
-    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or UNBOUNDED)
 
 
 def hidden_size(model: nn.Module) -> int:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from client.data.records import Records
 from client.engine.batching import Pool, local_steps, micro_batches
 from client.engine.cohort import RecordGradients
-from client.engine.forward import positions
 from client.engine.local_training import ADAM_BETAS, ADAM_EPS, LocalTraining
 from client.engine.slots import Updates
 from client.engine.stacked_model import UnsupportedAdapter
+from client.models.base import positions
 from client.models.frozen_linear import is_ternary
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, matches, peft_config

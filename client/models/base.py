@@ -240,6 +240,11 @@ def refuse_longer_than_positions(model: nn.Module, max_length: int) -> None:
             )
 
 
+def positions(model: Any) -> int:
+    """Most tokens of a text that the model has positions for; 2³¹ where it has no such limit (BLOOM)."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+
+
 def refuse_batch_dependent_positions(model: nn.Module, max_length: int) -> None:
     """ValueError for rotary positions that look at the longest row of a batch, where rows can be long enough for it.
 
@@ -251,7 +256,7 @@ def refuse_batch_dependent_positions(model: nn.Module, max_length: int) -> None:
     for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         kind = part.get("rope_type", part.get("type"))
         first = part.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-        limit = int(first or text.max_position_embeddings)
+        limit = int(first or positions(model))
         if kind in ("dynamic", "longrope") and max_length > limit:
             raise ValueError(
                 f"model.max-length must be at most {limit} for this model, got {max_length}: beyond that its positions "

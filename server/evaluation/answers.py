@@ -104,8 +104,9 @@ def adapter_answers(
 def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, task: str) -> list[dict[str, str]]:
     """The same prompts answered by the base model alone and with the adapter."""
     from client.generation import Decoding, answer_tasks, continuations, text_of, turns_text
+    from client.models.base import positions
 
-    wanted = answer_tasks(records, tokenizer, int(model.config.max_position_embeddings) - most_tokens, task)
+    wanted = answer_tasks(records, tokenizer, positions(model) - most_tokens, task)
     decoding = Decoding(longest=most_tokens)
     with model.disable_adapter():
         before = continuations(model, tokenizer, wanted.prompts, decoding)
@@ -141,5 +142,6 @@ def rouge_terms(results: Mapping[str, Any]) -> str:
 
 def _most_tokens(config: RunConfig, model: "nn.Module") -> int:
     """What a record always has room for of an answer (:mod:`client.data.tokenise`), and the model has positions for."""
-    base: Any = model.config
-    return int(min(config.model.max_length, getattr(base, "max_position_embeddings", config.model.max_length))) // 2
+    from client.models.base import positions
+
+    return min(config.model.max_length, positions(model)) // 2

@@ -20,6 +20,7 @@ from client.data.chat import Rendered
 from client.data.records import Records
 from client.data.spec import ANSWERS
 from client.generation import Decoding, continuations
+from client.models.base import positions
 from privacy.audit.bounds import binomial_upper
 from privacy.audit.roc import Interval
 from privacy.randomness.rng import simulation_generator
@@ -66,7 +67,7 @@ def record_jaccard(run: FinishedRun, model: Any, sets: tuple[Records, Records]) 
         sets: members, and held-out records.
     """
     longest = min(NEW_TOKENS, run.config.model.max_length // 2)
-    room = int(getattr(model.config, "max_position_embeddings", 2**31)) - longest
+    room = positions(model) - longest
     tasks = [[task for task in _tasks(records, run.task, longest) if len(task[0]) <= room] for records in sets]
     draws = simulation_generator(run.config.seed, "audited texts")
     chosen = [[own[at] for at in draws.permutation(len(own))[:RECORDS]] for own in tasks]

@@ -1,6 +1,7 @@
 """Prompts and references out of prepared records, and the scores of what a model answers."""
 
 import pytest
+from transformers import LlamaConfig
 
 from client.data.records import Records
 from client.data.sources import Texts
@@ -46,8 +47,7 @@ def test_the_scores_are_of_what_the_model_says(monkeypatch):
     monkeypatch.setattr("client.generation.continuations", lambda *_: said)
 
     class Model:
-        class config:
-            max_position_embeddings = 130
+        config = LlamaConfig(max_position_embeddings=130)
 
     found = answer_scores(Model, tokenizer, records(100), 20, "summarisation")
     assert found.rouge == {"rouge1": 0.5, "rouge2": 0.5, "rougeL": 0.5}

@@ -132,7 +132,9 @@ class Writer:
 
     @property
     def _room(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 2**31)) - self.decoding.longest
+        from client.models.base import positions
+
+        return positions(self.model) - self.decoding.longest
 
     def _tokens(self, messages: list[dict[str, str]]) -> list[int]:
         from client.data import chat, tokenise
