@@ -34,6 +34,11 @@ from simulations.engines.staging import App, stage
 log = logging.getLogger(__name__)
 
 _RAY_TOO_SLOW = "The current node timed out during startup"
+_AGENT_TOO_SLOW = "Timed out waiting for file"  # raylet's last words, 15 s after it started its Python agent
+_TOO_BUSY = (
+    "Ray did not start within the time that it allows itself (30 s, its parts 15 s), so the machine is too busy or too "
+    "small; nothing was trained or released; try again later, or with --engine inprocess"
+)
 STATES_OF_SUCCESS = ("completed", "stopped-budget")
 
 Follow = Callable[[Callable[[], bool]], None]
@@ -146,7 +151,7 @@ def _run_process(
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
         )  # fmt: skip
     family.lead(child.pid)
-    ray = head or RayDaemons(family, child.pid)
+    ray = head or RayDaemons(family, child.pid, root)
 
     def goes_on() -> bool:
         ray.check()
@@ -163,14 +168,15 @@ class RayDaemons:
     Args:
         family: of the run; its processes are so seen while it lives, which :meth:`Family.stop` needs.
         driver: process id of whoever started the daemons.
+        root: private folder of the run, with the daemons' logs.
     """
 
     NAMES = ("gcs_server", "raylet")
     GRACE = 5.0
     """Seconds that a driver which ends its Ray may take to end as well."""
 
-    def __init__(self, family: Family, driver: int) -> None:
-        self._family, self._driver = family, psutil.Process(driver)
+    def __init__(self, family: Family, driver: int, root: Path) -> None:
+        self._family, self._driver, self._root = family, psutil.Process(driver), root
         self._known: dict[psutil.Process, str] = {}
         self._next_look, self._gone_since = 0.0, 0.0
 
@@ -191,6 +197,9 @@ class RayDaemons:
         dead = [f"{name} (process {process.pid})" for process, name in self._known.items() if not alive(process)]
         self._gone_since = (self._gone_since or now) if dead else 0.0
         if dead and now - self._gone_since > self.GRACE and alive(self._driver):
+            logs = self._root.glob("ray/ray/session_*/logs/raylet.err")
+            if any(_AGENT_TOO_SLOW in path.read_text(errors="replace") for path in logs):
+                raise RunFailed(_TOO_BUSY)
             raise RunFailed(
                 f"Ray's {' and '.join(dead)} ended while the run went on; it may have been killed, perhaps for want of "
                 "memory. What was released before is kept"
@@ -225,8 +234,5 @@ def judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str, be
         return
     reason = own.message if own is not None and own.state == "failed" else otherwise
     if _RAY_TOO_SLOW in output.read_bytes()[begun:].decode(errors="replace"):
-        reason = (
-            "Ray did not start within the 30 s that it allows itself, so the machine is too busy or too small; nothing "
-            "was trained or released; try again later, or with --engine inprocess"
-        )
+        reason = _TOO_BUSY
     raise RunFailed(f"{reason}\n\nThe end of {output}:\n{tail(output)}")

@@ -228,12 +228,19 @@ def test_a_dead_daemon_of_ray_ends_the_run_and_a_driver_that_ends_does_not(tmp_p
     shell = "cp $(command -v sleep) gcs_server; cp gcs_server raylet; ./gcs_server 60 & ./raylet 60 & wait"
     surroundings = {**os.environ, TAG: "stand-ins"}
     driver = subprocess.Popen(["sh", "-c", shell], cwd=tmp_path, env=surroundings, start_new_session=True)
-    daemons = RayDaemons(Family("stand-ins"), driver.pid)
+    daemons = RayDaemons(Family("stand-ins"), driver.pid, tmp_path)
     try:
         known = watched(daemons, lambda: len(daemons._known) == 2)
         (raylet,) = [process for process, name in known.items() if name == "raylet"]
         raylet.kill()
         with pytest.raises(RunFailed, match=rf"raylet \(process {raylet.pid}\) ended"):
+            watched(daemons, lambda: False)
+        logs = tmp_path / "ray" / "ray" / "session_now" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.err").write_text(
+            "node_manager.cc:3362: Check failed: Timed out waiting for file metrics_agent_port"
+        )
+        with pytest.raises(RunFailed, match="too busy or too small; nothing was trained or released; try again"):
             watched(daemons, lambda: False)
         driver.kill()
         driver.wait()
