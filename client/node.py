@@ -16,9 +16,9 @@ records, and Flower would send it.
 
 A node with many clients (an organisation and its users) draws its part of every cohort itself, trains it as a worker of
 a simulation does, and hands in one bounded sum. The draw is Poisson sampling with a secret that never leaves the node,
-made when it joins the run (:mod:`client.own_clients.joined`), so no one else, the server included, knows or chooses who
+made when it joins the run (:mod:`client.node_state.joined`), so no one else, the server included, knows or chooses who
 is in it. The same release and attempt give the same cohort after any restart. Rates, labels and numbers of draws are
-held to the plan with which the node joined (:mod:`client.own_clients.answered_draws`). How many were drawn is not told.
+held to the plan with which the node joined (:mod:`client.node_state.answered_draws`). How many were drawn is not told.
 The public number may be larger than that of clients with records: neighbours, with one client more or less, then do not
 differ in it. Nor do the others' rows: the seed of local randomness is the node's own, so to be another one in the order
 of clients is to be drawn, and shuffled, by the same law.
@@ -38,8 +38,8 @@ import torch
 
 from client.data.local import OwnData, open_own
 from client.models.files import fingerprint
-from client.own_clients.answered_draws import admit_draw
-from client.own_clients.joined import Joined
+from client.node_state.answered_draws import admit_draw
+from client.node_state.joined import Joined
 from client.settings import cache_folder
 from client.worker import Job, Worker
 from privacy import durable

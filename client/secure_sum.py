@@ -8,10 +8,10 @@ A deployed node has its identity and its own copy of the federation's list in it
 It then answers nothing but these steps: a request for an unmasked contribution is refused, and so is one for less noise
 than the list allows. In a simulation the run has made identities for all and names their folder.
 
-Every party keeps a ledger of its own (:mod:`client.own_ledger`) with what the list commits to. A vector is charged
-there before its noise is drawn, under the name of its session, and refused beyond the commitment, in whichever run and
-whatever the server says of its own ledger; a session that got a vector gets no second one. What else a party remembers
-between two messages stays in the node's Flower context and is forgotten at the last step.
+Every party keeps a ledger of its own (:mod:`client.node_state.own_ledger`) with what the list commits to. A vector is
+charged there before its noise is drawn, under the name of its session, and refused beyond the commitment, in whichever
+run and whatever the server says of its own ledger; a session that got a vector gets no second one. What else a party
+remembers between two messages stays in the node's Flower context and is forgotten at the last step.
 """
 
 import logging
@@ -24,7 +24,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client.node import Node, kept_here, own_worker, refuse_unless_for
-from client.own_ledger import own_ledger
+from client.node_state.own_ledger import own_ledger
 from client.worker import warm_worker
 from privacy.contribution import Contribution
 from privacy.events import Poisson, ReleaseEvent

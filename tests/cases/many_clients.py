@@ -14,7 +14,7 @@ from torch import Tensor
 import client.worker
 import server.app
 from client.app import app as client_app
-from client.own_clients.joined import Joined
+from client.node_state.joined import Joined
 from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.rng import simulation_generator

@@ -16,7 +16,7 @@ import torch
 from client.app import app
 from client.data.local import open_own
 from client.node import Node, NodeFailed, own_worker
-from client.own_clients.joined import Joined
+from client.node_state.joined import Joined
 from client.worker import Worker
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Contribution, Plan

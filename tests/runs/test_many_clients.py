@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from client.node import own_worker
-from client.own_clients.joined import Joined
+from client.node_state.joined import Joined
 from client.worker import Worker
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, load, parse

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 import client.secure_sum
-from client.own_ledger import HEAD, LEDGER, own_ledger
+from client.node_state.own_ledger import HEAD, LEDGER, own_ledger
 from client.secure_sum import HANDLERS, LIST_FILE, identity_file
 from client.worker import Worker
 from privacy.accountants.calibration import filter_commitment
