@@ -51,7 +51,7 @@ def test_a_folder_that_lies_in_another_counts_once(tmp_path: Path) -> None:
 def test_a_new_run_whose_noise_is_calibrated_elsewhere_is_added(tmp_path: Path) -> None:
     earlier(tmp_path)
     (text,) = together(new(noise=None), [tmp_path], "this run")
-    assert "epsilons and deltas added up" in text
+    assert "where they can be, the others added up" in text
 
 
 def test_several_new_runs_are_warned_of_without_any_earlier_one(tmp_path: Path) -> None:
