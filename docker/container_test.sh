@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images, brings a federation of three clients up, and shows what docker/README.md says of it:
+# Builds the images, brings a federation of three clients up, and shows what docs/deploy.md says of it:
 # an unregistered client is refused; clients cannot reach the Control API, and other users of the host cannot use it nor read a
 # secret; strangers at the gateway do no harm; rounds train
 # on three clients' own records; a locked database costs nothing; a client follows no other client; a client killed in a round

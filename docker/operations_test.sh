@@ -1,4 +1,4 @@
-# Part of container_test.sh, which defines what is used here: what docker/README.md says of sites, of new keys, of clients on
+# Part of container_test.sh, which defines what is used here: what docs/deploy.md says of sites, of new keys, of clients on
 # other hosts and of backups, done with its own commands.
 
 # --- clients that protect their own patients --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Nodes with many clients in the containers of docker/README.md: three nodes of 3,000 users each train config/organisations.toml,
+# Nodes with many clients in the containers of docs/deploy.md: three nodes of 3,000 users each train config/organisations.toml,
 # two rounds with noise, then to the end without; then the adapter is, bit by bit, that of the simulation of the same users
 # with the cohorts that the nodes have drawn by their own secrets. Ten minutes or more; needs `make install`.
 #

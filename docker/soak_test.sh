@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A federation of three clients, in the containers of docker/README.md, trains for 60 rounds while its line stands still or is
+# A federation of three clients, in the containers of docs/deploy.md, trains for 60 rounds while its line stands still or is
 # slow, its server fails, and every container is killed in turn; then with large messages. faults/deployment.py says what
 # must hold of it afterwards, and writes what it counted; faults/superlink_cost.py first measures the SuperLink. An hour or more.
 #

@@ -14,7 +14,7 @@ import generated  # noqa: E402  (it lies beside this file)
 project = "Lacquer"
 author = copyright = "The Lacquer developers"
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "privacy/README.md", "docker/README.md", "[A-Z]*.md"]
+include_patterns = ["docs/**.md", "[A-Z]*.md"]
 exclude_patterns = ["README.md", "build", "runs", "tests", ".*"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

@@ -1,6 +1,6 @@
 """Everything that a proof leans on. Imports no other package of Lacquer, so it can be read and audited alone.
 
-Read in this order, from the bottom up; README.md says how long each takes and what to look for.
+Read in this order, from the bottom up; docs/guarantee.md says how long each takes and what to look for.
 
 1. ``checks``, ``errors``, ``durable``: refusals in words, and files that survive a crash.
 2. ``events``: what a release is, as data; what several statistics of one cohort cost together.

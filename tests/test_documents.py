@@ -284,20 +284,20 @@ def test_every_page_is_in_the_contents() -> None:
 
 def test_the_least_noise_costs_what_the_page_says() -> None:
     weakest = epsilon([(Poisson(1.0, 1000), WEAKEST_NOISE_MULTIPLIER, 1)], 1e-5)
-    assert "ε > 19 at δ = 10⁻⁵" in DOCUMENTS["privacy/README.md"]
+    assert "ε > 19 at δ = 10⁻⁵" in DOCUMENTS["docs/guarantee.md"]
     assert "has epsilon 19.13 at delta 1e-5" in (ROOT / "privacy/commitment.py").read_text()
     assert abs(weakest - 19.13) < 0.005
 
 
 def test_the_transcripts_show_the_commands_of_their_script() -> None:
-    shown = re.findall(r"^\$ (.*)$", DOCUMENTS["docs/transcripts.md"], re.MULTILINE)
+    shown = re.findall(r"^\$ (.*)$", DOCUMENTS["docs/results/transcripts.md"], re.MULTILINE)
     assert [re.sub(r"\bruns/[\w-]+", "RUN", line) for line in shown] == [
         line for task in transcripts.tasks() for line in task.commands
-    ], "run `python -m simulations.tools.transcripts docs/transcripts.md`"
+    ], "run `python -m simulations.tools.transcripts docs/results/transcripts.md`"
     assert max(len(task.commands) for task in transcripts.tasks()) <= 3
 
 
-TOUR = DOCUMENTS["privacy/README.md"].partition("## What to read")[2].partition("\n## ")[0]
+TOUR = DOCUMENTS["docs/guarantee.md"].partition("## What to read")[2].partition("\n## ")[0]
 
 
 def points_of(heading: str) -> list[str]:

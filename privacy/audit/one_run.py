@@ -16,7 +16,7 @@ refuted. For mu-GDP fbar^-1(x) = Phi(Phi^-1(x) - mu).
 
 What they prove: with probability at least 1 - alpha over the coins and the mechanism the returned number is at most the
 true parameter. They need one run, but they cannot be tight: with m in the hundreds expect about 1 at a true epsilon of
-4 (table in privacy/README.md). Publish them as "consistent with", never as a proof of privacy.
+4 (table in docs/results/guarantee.md). Publish them as "consistent with", never as a proof of privacy.
 """
 
 from dataclasses import dataclass

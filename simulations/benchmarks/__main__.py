@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 BENCHMARKS = {
-    "engine.measure_all": "every number of docs/engine.md, at one commit and on a quiet machine",
+    "engine.measure_all": "every number of docs/results/engine.md, at one commit and on a quiet machine",
     "engine.guard": "three ratios of the engine to plain PEFT beside those committed; fails where speed was lost",
     "engine.speed": "clients per second beside plain PEFT, and the share of the machine's peak",
     "engine.record_level": "a record-level step beside one without privacy and beside Opacus",
@@ -41,12 +41,12 @@ BENCHMARKS = {
     "papers.sst2": "preset sst2 over seeds",
     "papers.sst2_sentences": "write SST-2 with a second test set of 3,000 whole sentences",
     "papers.balance": "write clinical notes of which a tenth are urgent",
-    "papers.dp_lac_figure": "the figure of docs/dp-lac.md from the results of the sweep",
-    "papers.dp_adam_ac_figure": "the figure of docs/dp-adam-ac.md from the results of records-diabetes-why",
+    "papers.dp_lac_figure": "the figure of docs/results/dp-lac.md from the results of the sweep",
+    "papers.dp_adam_ac_figure": "the figure of docs/results/dp-adam-ac.md from the results of records-diabetes-why",
     "papers.atdp.chains": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.atdp.frontier": "exposure against perplexity of ways to forget, ATDP beside noise alone",
     "papers.atdp.tiers": "redaction, JFT and ATDP by tier of spaCy's detector: perplexity and exposure",
-    "papers.atdp.curves": "the figure of docs/atdp.md from the results of papers.atdp.frontier",
+    "papers.atdp.curves": "the figure of docs/results/atdp.md from the results of papers.atdp.frontier",
     "papers.detectors": "what detectors of sensitive text take for sensitive, and what they miss",
     "papers.pe_sgd.training": "DP-SGD, PDP-SGD, GEP, FixSample and PE-SGD on a few hundred texts",
     "papers.pe_sgd.step": "what one noisy step of these is worth, by direction and by length",
@@ -57,7 +57,7 @@ BENCHMARKS = {
     "lacquer_small.train": "train the base model lacquer-small",
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",
     "harness.tables": "write the tables of the documentation from the results (--check only looks)",
-    "harness.structure": "lines, imports and circles of the packages, as in CONTRIBUTING.md",
+    "harness.structure": "lines, imports and circles of the packages, as in docs/results/structure.md",
     "harness.nightly": "how long each part of the nightly tests takes, and whether it passes",
     "harness.same_results": "whether a change of the code changes results, by digests of adapters",
 }

@@ -27,7 +27,7 @@ BESIDE_A_HEAD, ALONE = 3.0, 1.0
 
 HOPELESS = {"classification": 0.5, "other": 0.3}
 """Least S of the fewest values, by task. Classifiers below it came out below training on a few hundred public records;
-language models were measured down to 0.4, where they still learnt. See docs/planning.md."""
+language models were measured down to 0.4, where they still learnt. See docs/results/planning.md."""
 
 SPREAD = {"classification": (35.0, 190.0), "other": (0.0, 5.65)}
 """What sets updates apart, see :func:`agreement_of`; by task, fitted to what `planning.agreement` measured."""

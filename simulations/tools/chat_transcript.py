@@ -1,6 +1,6 @@
 """From conversations in a file to answers where Lacquer is not installed: run it, and write down what was seen.
 
-    python -m simulations.tools.chat_transcript docs/chat-transcript.md
+    python -m simulations.tools.chat_transcript docs/results/chat-transcript.md
 
 Takes about ten minutes on two cores. The conversations are generated (:mod:`simulations.tools.sample_records`); the
 answers are those of plain transformers in a virtual environment of its own.
@@ -55,7 +55,7 @@ PAGE = """\
 # Chat: a transcript
 
 Three commands take you from a file of conversations to a model: train, ask, export. Two more load it where Lacquer is
-not installed. [Fine-tune a chat model privately](chat.md) explains the settings.
+not installed. [Fine-tune a chat model privately](../chat.md) explains the settings.
 
 The {users:,} users are invented and have one conversation each. Every user is protected. `conversations.jsonl` holds
 lines like this:
@@ -90,7 +90,7 @@ lines like this:
 ---
 
 Training takes five to nine minutes on two free cores, longer on a busy machine.
-Made by `python -m simulations.tools.chat_transcript docs/chat-transcript.md`.
+Made by `python -m simulations.tools.chat_transcript docs/results/chat-transcript.md`.
 """
 
 

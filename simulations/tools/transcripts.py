@@ -1,6 +1,6 @@
 """What a reader sees who follows the first pages: run it from a fresh clone, and write down what was printed.
 
-    python -m simulations.tools.transcripts docs/transcripts.md
+    python -m simulations.tools.transcripts docs/results/transcripts.md
 
 Takes some ten minutes of processor time and downloads what `make run` installs. The chat model has a page of its own,
 :mod:`simulations.tools.chat_transcript`.
@@ -122,7 +122,7 @@ their accuracies are no results. A chat model has [its own page](chat-transcript
 MADE = """
 ---
 
-Made by `python -m simulations.tools.transcripts docs/transcripts.md`, which runs the commands as they stand here.
+Made by `python -m simulations.tools.transcripts docs/results/transcripts.md`, which runs the commands shown.
 """
 
 

@@ -16,7 +16,7 @@ only. It runs at one site with ``privacy.non-private = true`` only,
 
 and stamps ledger, privacy.json, the adapter's card and every record of metrics.
 Deviations: the release is that of ``rl`` without its bits, with the joint noise of ``PerAdapterClip``, so that both
-forms differ by what they see; the paper's sigma C_i on each of n blocks, sqrt(n) too little (docs/rldp.md has
+forms differ by what they see; the paper's sigma C_i on each of n blocks, sqrt(n) too little (docs/results/rldp.md has
 what it costs), is had with ``blocks = n``, split over the blocks as ``PerAdapterClip`` does. One policy for all pairs,
 and numbers not known to us, as in the controller ``rl``. As in the paper the agent starts from nothing and
 learns during the run.

@@ -1,4 +1,4 @@
-"""The comparison of docs/atdp.md on a very small model: every row, its guarantee, and whose exposure is measured."""
+"""Comparison of docs/results/atdp.md on a very small model: every row, its guarantee, and whose exposure counts."""
 
 import json
 import tomllib

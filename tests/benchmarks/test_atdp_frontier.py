@@ -1,4 +1,4 @@
-"""The curves of docs/atdp.md: what each arm does to the start, and what is read off a curve."""
+"""The curves of docs/results/atdp.md: what each arm does to the start, and what is read off a curve."""
 
 import json
 import tomllib

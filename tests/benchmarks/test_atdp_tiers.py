@@ -1,4 +1,4 @@
-"""The table of detectors in docs/atdp.md: who finds the secrets, and what is trained once or for each detector."""
+"""Detectors in docs/results/atdp.md: who finds the secrets, and what is trained once or for each detector."""
 
 import json
 import tomllib

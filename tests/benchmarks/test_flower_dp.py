@@ -1,4 +1,4 @@
-"""The negative control: Flower's wrappers behave as the table in privacy/README.md says, and our path as it must."""
+"""A negative control: Flower's wrappers behave as in docs/results/guarantee.md, and our path as it must."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -38,16 +38,16 @@ PAGES = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=Tru
 DATA = "needs a data set that is not here, and hours"
 BENCHMARK = "hours; tests/test_documents.py checks its name, options and arguments"
 NOT_RUN = {
-    r"docker/README\.md: ": "containers: docker/container_test.sh, operations_test.sh, organisations_test.sh",
-    r"docs/transcripts\.md: ": "simulations/tools/transcripts.py ran them, and tests/test_documents.py compares",
-    r"docs/chat-transcript\.md: ": "simulations/tools/chat_transcript.py ran them; the last test compares",
+    r"docs/deploy\.md: ": "containers: docker/container_test.sh, operations_test.sh, organisations_test.sh",
+    r"docs/results/transcripts\.md: ": "simulations/tools/transcripts.py ran them; tests/test_documents.py compares",
+    r"docs/results/chat-transcript\.md: ": "simulations/tools/chat_transcript.py ran them; the last test compares",
     r".*: make run": "installs for minutes; simulations/tools/transcripts.py runs it in a fresh clone",
     r".*: flwr (run|build)": "installs gigabytes",
     r".*: python -m simulations\.benchmarks ": BENCHMARK,
     r".*\b(DATA|FOLDER|ROOM|NOTES)\b": DATA,
     r"docs/audit\.md: lacquer audit RUN --shadows": "eight runs; tests/runs/test_audit_attacks.py has four",
     r"docs/atdp\.md: lacquer (run|resume) ": f"{DATA}; tests/runs/test_phases_command.py runs phases",
-    r"docs/comparisons\.md: lacquer sweep methods": "hours; tests/runs/test_sweep.py runs sweeps",
+    r"docs/results/comparisons\.md: lacquer sweep methods": "hours; tests/runs/test_sweep.py runs sweeps",
     r"docs/scale\.md: lacquer run .*ray-address": "needs a second host",
     r"docs/strategy\.md: lacquer sweep mine\.toml$": "six runs; tests/runs/test_sweep.py runs sweeps",
     r"docs/start\.md: lacquer .*(mlflow|wandb)": "needs a tracker; tests/runs/test_trackers.py runs them",
@@ -289,7 +289,7 @@ def test_a_command_is_found_in_every_kind_of_block() -> None:
 
 
 def test_the_chat_transcript_shows_the_commands_of_its_script() -> None:
-    page = (ROOT / "docs/chat-transcript.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/results/chat-transcript.md").read_text(encoding="utf-8")
     lines = [re.sub(r"\bruns/[\w-]+", "RUN", line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)]
     assert lines == [*chat_transcript.MADE_HERE, *chat_transcript.used_elsewhere()]
     assert max(len(chat_transcript.MADE_HERE), len(chat_transcript.used_elsewhere())) <= 3

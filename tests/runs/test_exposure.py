@@ -86,7 +86,7 @@ def test_secrets_whose_first_token_holds_the_blank_in_front_are_ranked_like_all_
 
 
 def test_nothing_of_the_prefix_is_scored_where_tokens_end_with_it():
-    """The committed rows of docs/atdp.md: ``lacquer-small`` scores the ten characters and nothing else."""
+    """The committed rows of docs/results/atdp.md: ``lacquer-small`` scores the ten characters and nothing else."""
     tokenizer = load_tokenizer("lacquer-small")
     candidates = secrets("id-record", 50, 0)
     prefix, rows = exposure.split_tokens(tokenizer, "id-record", candidates)

@@ -1,4 +1,4 @@
-"""Every number of docs/engine.md by one command, at one commit and on a quiet machine.
+"""Every number of docs/results/engine.md by one command, at one commit and on a quiet machine.
 
 Run: `python -m simulations.benchmarks engine.measure_all FOLDER [--only NAME ...] [--busy]`, about an hour on two
 cores. FOLDER holds SST-2's parquet files. It starts the benchmarks one after the other, each in a process of its own,

@@ -1,4 +1,4 @@
-"""The tables of docs/engine.md and of the step in docs/record-level.md: columns over the results of this folder."""
+"""Tables of docs/results/engine.md and the step in docs/results/costs.md: columns over the results of this folder."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

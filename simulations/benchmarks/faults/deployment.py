@@ -6,7 +6,7 @@ Two runs over three clients, one of a tiny model over many rounds, one whose mes
 containers are paused, their lines are slow, the SuperLink's database is locked (so that it answers 500), and every
 container is ended: once by `kill -9` of all its processes, after which its restart policy must bring it back, and once
 by `docker kill`, after which the operator says `compose up -d`. The ServerApp dies with the executor; then the run is
-resumed as docker/README.md says.
+resumed as docs/deploy.md says.
 
 At the end ledger, metrics and adapter must agree (:func:`simulations.benchmarks.faults.soak.account`), no more releases
 may be lost than a ServerApp was ended, every end of a container must be one that was caused here or one that its log
@@ -260,7 +260,7 @@ class Soak:
             return subprocess.Popen([*command, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def resume(self) -> None:
-        """As docker/README.md says: stop what the SuperLink still takes for running, then `lacquer deploy --resume`."""
+        """As docs/deploy.md says: stop what the SuperLink still takes for running, then `lacquer deploy --resume`."""
         self.federation.await_all()
         for attempt in range(3):
             self.federation.inside("executor", "lacquer", "stop", self.run)

@@ -1,6 +1,6 @@
 """What a message costs a deployed client beside its training: Flower starts a process for each.
 
-Run: `python -m simulations.benchmarks faults.message_overhead`. The table is in docker/README.md.
+Run: `python -m simulations.benchmarks faults.message_overhead`. The table is in docs/results/scale.md.
 
 Every repetition starts two Python processes on a prepared node (its records are tokenised, the base model is in the
 page cache, as from the second message on). One does all by itself: it imports the ClientApp, opens the node's records

@@ -1,4 +1,4 @@
-"""Tables of docs/faults.md and docker/README.md: bad replies, faults survived, the image, the cost of a message."""
+"""Tables of docs/results/{faults,scale,costs}.md: bad replies, faults survived, the image, the cost of a message."""
 
 from collections.abc import Mapping
 from typing import Any

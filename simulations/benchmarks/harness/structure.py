@@ -1,4 +1,4 @@
-"""The packages in numbers: lines, modules, imports against the layers, circles of files; the table of CONTRIBUTING.md.
+"""The packages in numbers, docs/results/structure.md: lines, modules, imports against the layers, circles of files.
 
 Run: `python -m simulations.benchmarks harness.structure [--write | --check]`.
 
@@ -22,7 +22,7 @@ from simulations.benchmarks.harness.results import ROOT, say
 
 PACKAGES = ("privacy", "strategies", "client", "server", "simulations")
 BENCHMARKS = "simulations.benchmarks"
-DOCUMENT = "CONTRIBUTING.md"
+DOCUMENT = "docs/results/structure.md"
 _BLOCK = re.compile(r"(?<=<!-- structure -->\n).*?(?=<!-- end structure -->)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What ``local.balance = "prior"`` gives and costs: a skewed test set, and the table of docs/comparisons.md.
+"""What ``local.balance = "prior"`` gives and costs: a skewed test set, and the table of docs/results/comparisons.md.
 
 With ``prior`` a client's loss is adjusted for the shares of the labels in its own records, so that a client with one
 label does not pull the model towards it. The model then learns labels as if all were equally frequent, which costs

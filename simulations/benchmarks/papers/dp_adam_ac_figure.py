@@ -1,4 +1,4 @@
-"""The figure of docs/dp-adam-ac.md, docs/dp-adam-ac-{light,dark}.svg, from the committed results.
+"""The figure of docs/results/dp-adam-ac.md, docs/dp-adam-ac-{light,dark}.svg, from the committed results.
 
 Run: `python -m simulations.benchmarks papers.dp_adam_ac_figure`.
 

@@ -1,4 +1,4 @@
-"""Tables of docs/dp-lac.md and docs/comparisons.md, from the sweeps ``controllers``, ``lora`` and ``targets``.
+"""Tables of docs/results/{dp-lac,comparisons}.md, from the sweeps ``controllers``, ``lora`` and ``targets``.
 
 Comparisons, method by method, and the settings that were chosen; what was claimed is in ``dp_lac_claims.py``.
 """

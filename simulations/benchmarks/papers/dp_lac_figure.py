@@ -1,4 +1,4 @@
-"""The figure of docs/dp-lac.md, docs/dp-lac-{light,dark}.svg, from the committed results.
+"""The figure of docs/results/dp-lac.md, docs/dp-lac-{light,dark}.svg, from the committed results.
 
 Run: `python -m simulations.benchmarks papers.dp_lac_figure`.
 

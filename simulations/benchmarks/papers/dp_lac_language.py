@@ -1,6 +1,6 @@
 """The test of DP-LAC where epsilon matters: language modelling, baselines that paid for their tuning, and the oracle.
 
-Tables of docs/dp-lac.md from the results of the sweep ``dp-lac-diabetes``, whose file says what was asked beforehand.
+Tables of docs/results/dp-lac.md from the sweep ``dp-lac-diabetes``, whose file says what was asked beforehand.
 Differences are of log perplexities, told as changes of perplexity, seed by seed against DP-LAC with its histogram.
 """
 

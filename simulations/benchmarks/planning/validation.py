@@ -193,7 +193,7 @@ def beside_a_head() -> dict[str, Any]:
 
 
 def correlations(results: Row) -> str:
-    """The table of docs/planning.md: one line a group, the verdict last."""
+    """The table of docs/results/planning.md: one line a group, the verdict last."""
     columns: Columns = {
         "settings compared": "{group}",
         "settings (runs)": lambda row: f"{len(row['rows'])} ({row['runs']})",

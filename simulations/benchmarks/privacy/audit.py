@@ -6,7 +6,7 @@ Records of one site, generated notes, base model lacquer-small: 350 notes, in 16
 each; 175 of the 510 units are canaries. The same steps, threshold and data everywhere; only the noise differs. Shadow
 runs attack every cell too: units share their run's noise, so intervals over units are too narrow, and seeds are needed.
 
-Writes results/audit.json, the table and the figure of docs/audit.md.
+Writes results/audit.json, the table and the figure of docs/results/audit.md.
 """
 
 import json
@@ -145,7 +145,7 @@ DRAWN = ("membership, loss", "membership, LiRA online", "canaries")
 
 
 def attacks(results: Mapping[str, Any]) -> str:
-    """The table of docs/audit.md: means over seeds, with their standard deviation."""
+    """The table of docs/results/audit.md: means over seeds, with their standard deviation."""
     rows = [{"name": _name(epsilon), "runs": runs} for epsilon in EPSILONS if (runs := _of(results["rows"], epsilon))]
 
     def auc(value: Callable[[Row], float]) -> Callable[[Row], str]:
@@ -198,7 +198,7 @@ RATES: Mapping[str, Callable[[Row], float]] = {
 
 
 def rates(results: Mapping[str, Any]) -> str:
-    """The second table of docs/audit.md: who is found at a low false positive rate."""
+    """The second table of docs/results/audit.md: who is found at a low false positive rate."""
     rows = [{"name": _name(epsilon), "runs": runs} for epsilon in EPSILONS if (runs := _of(results["rows"], epsilon))]
 
     def percent(value: Callable[[Row], float]) -> Callable[[Row], str]:

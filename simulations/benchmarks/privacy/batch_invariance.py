@@ -1,6 +1,6 @@
 """How far a unit moves what others contribute, because it is computed together with them.
 
-Run: `python -m simulations.benchmarks privacy.batch_invariance [--device cuda]`. The tables are in docs/engine.md. On a
+Run: `python -m simulations.benchmarks privacy.batch_invariance [--device cuda]`. Tables: docs/results/engine.md. On a
 GPU a model of SmolLM2's shape with random weights takes the place of MiniLM, so that no weights need to be there.
 
 The accountant takes contributions of units as independent of each other. A product of another shape may sum in another

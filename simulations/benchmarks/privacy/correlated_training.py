@@ -1,6 +1,6 @@
 """What a model gains by noise that is correlated over rounds, at the same epsilon and expected cohort.
 
-Tables of docs/correlated-noise.md from the results of the sweep ``correlated-noise``, whose file says what was asked
+Tables of docs/results/correlated-noise.md from the sweep ``correlated-noise``, whose file says what was asked
 beforehand. Differences are of log perplexities, told as changes of perplexity, seed by seed against independent noise.
 """
 

@@ -2,7 +2,7 @@
 
 Run: `python -m simulations.benchmarks privacy.mechanism_audit`. Half a minute on two cores.
 
-Writes results/mechanism-audit.json and results/audit-power.json, the tables of privacy/README.md.
+Writes results/mechanism-audit.json and results/audit-power.json, the tables of docs/results/guarantee.md.
 """
 
 from collections.abc import Callable, Sequence

@@ -216,7 +216,7 @@ def scores(results: Mapping[str, Any]) -> str:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The table of privacy/README.md, the reasons of its survivors, and those that have none."""
+    """The table of docs/results/guarantee.md, the reasons of its survivors, and those that have none."""
     reasons = Counter(reason(each) for each in results["survivors"] if reason(each))
     why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     missed = [each for each in results["survivors"] if not reason(each)]

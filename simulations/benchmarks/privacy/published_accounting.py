@@ -5,7 +5,7 @@ Run: `python -m simulations.benchmarks privacy.published_accounting`. Pure accou
 DP-Adam-AC (Yang 2025) states epsilon for three noise levels; its formula, the same run by PLD, and the cost of what its
 micro-batch clipping really lets one record do. RLDP (arXiv 2507.22565v1) states epsilon of one Gaussian for n blocks
 that each have that Gaussian's noise, by a central limit formula; the same run accounted. Reasons:
-docs/rldp.md, docs/dp-adam-ac.md.
+docs/results/rldp.md, docs/results/dp-adam-ac.md.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a secure sum costs, in CPU seconds and in bytes: the table of docs/trust.md.
+"""What a secure sum costs, in CPU seconds and in bytes: the table of docs/results/costs.md.
 
 Run: `python -m simulations.benchmarks privacy.secure_sums`. Two minutes.
 

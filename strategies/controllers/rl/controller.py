@@ -24,8 +24,8 @@ too few to learn from, so the agent acts by the mode of a policy learnt on synth
 Cost: 2.6 % more noise on the update for the bits; filter mode needs 6 to 12 % more than floor mode, where only the
 thresholds move. On MiniLM's 38 thousand values about 2 ms of the server in a round, 6 ms in one of an action, 25 ms
 if it also learns, and about twice the clipping time of the clients (20 ms more for 50 of them);
-``docs/rldp.md`` has the table. The public loss must be taken every round.
-Worth: it was not seen to pay. On SST-2 (``docs/dp-lac.md``, three seeds) no gain was found on the good fixed
+``docs/results/rldp.md`` has the table. The public loss must be taken every round.
+Worth: it was not seen to pay. On SST-2 (``docs/results/dp-lac.md``, three seeds) no gain was found on the good fixed
 threshold it starts from, and from a bad one it ends 6 points of accuracy below DP-LAC's histogram. On synthetic
 federations it ends somewhat below DP-LAC's loss and far below that of a threshold that is far too large, and above that
 of the best fixed threshold known in hindsight. Moving the noise gained nothing there, nor did learning on, and an agent

@@ -1,4 +1,4 @@
-"""WikiText-2 fine-tuned with and without redaction, noise and an ATDP phase: the tables of docs/atdp.md.
+"""WikiText-2 fine-tuned with and without redaction, noise and an ATDP phase: the tables of docs/results/atdp.md.
 
 Run: `python -m simulations.benchmarks papers.atdp.chains [PRESET] --data FOLDER`.
 

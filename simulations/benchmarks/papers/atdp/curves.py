@@ -1,4 +1,4 @@
-"""What the points of ``frontier.py`` say: the tables of docs/atdp.md, and the figure docs/atdp-{light,dark}.svg.
+"""What the points of ``frontier.py`` say: tables of docs/results/atdp.md, and the figure docs/atdp-{light,dark}.svg.
 
 Run: `python -m simulations.benchmarks papers.atdp.curves` draws the figure.
 

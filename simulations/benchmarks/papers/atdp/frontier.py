@@ -1,4 +1,4 @@
-r"""Exposure against perplexity behind training without noise: the curves of docs/atdp.md.
+r"""Exposure against perplexity behind training without noise: the curves of docs/results/atdp.md.
 
 Run: `python -m simulations.benchmarks papers.atdp.frontier --data FOLDER`, the folder of WikiText-2's parquet files.
 

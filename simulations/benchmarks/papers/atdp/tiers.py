@@ -1,4 +1,4 @@
-"""What the choice of the detector is worth: redaction, JFT and ATDP by spaCy's four tiers; a table of docs/atdp.md.
+"""What the choice of the detector is worth: redaction, JFT and ATDP by four tiers; a table of docs/results/atdp.md.
 
 Run: `python -m simulations.benchmarks papers.atdp.tiers --data FOLDER`, the folder of WikiText-2's parquet files.
 

@@ -1,4 +1,4 @@
-"""PE-SGD over sites that send coefficients: the tables of docs/pe-sgd.md from the sweep ``pesgd-sites``.
+"""PE-SGD over sites that send coefficients: the tables of docs/results/pe-sgd.md from the sweep ``pesgd-sites``.
 
 Differences are of mean losses of a token, told as changes of perplexity, seed by seed against DP-SGD.
 """

@@ -1,4 +1,4 @@
-"""What one noisy step is worth, before any learning rate is chosen: the first tables of docs/pe-sgd.md.
+"""What one noisy step is worth, before any learning rate is chosen: the first tables of docs/results/pe-sgd.md.
 
 Run: `python -m simulations.benchmarks papers.pe_sgd.step SETTINGS --data FOLDER`.
 

@@ -1,4 +1,4 @@
-"""The tables of docs/pe-sgd.md about whole trainings: each method at its own rate, and all at common ones."""
+"""The tables of docs/results/pe-sgd.md about whole trainings: each method at its own rate, and all at common ones."""
 
 from collections.abc import Hashable, Mapping
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Five ways to spend epsilon 1 on a few hundred texts: the tables of docs/pe-sgd.md.
+"""Five ways to spend epsilon 1 on a few hundred texts: the tables of docs/results/pe-sgd.md.
 
 Run: `python -m simulations.benchmarks papers.pe_sgd.training SETTINGS --data FOLDER --output FILE [--tuned FILE]`.
 

@@ -1,4 +1,4 @@
-"""privacy/README.md: its code runs and catches what it says, its names exist, its tables are generated."""
+"""docs/guarantee.md: its code runs and catches what it says, its names exist, the tables of its results are generated."""
 
 import hashlib
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import privacy.mechanism
 from privacy.accountants.calibration import floor_commitment
 from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.units import Units
@@ -26,8 +25,9 @@ from privacy.queries import NormBit, OneHotVote
 from simulations.benchmarks.harness.tables import fill
 from tests.cases.drawn import cohort
 
-README = Path(privacy.mechanism.__file__).with_name("README.md")
-TEXT = README.read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/guarantee.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 SAMPLING = Poisson(0.1, 500)
 DIM = 8
 
@@ -60,7 +60,7 @@ def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def blocks() -> list[str]:
-    """The README's Python: the chain, the price of the commitment, the charges against the commitment."""
+    """The page's Python: the chain, the price of the commitment, the charges against the commitment."""
     found = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(found) == 3
     return found
@@ -132,14 +132,15 @@ class TestCheckByHand:
 
 def test_every_code_name_in_the_tables_exists() -> None:
     """Names in backticks that look like classes or modules."""
-    rooms = README.parent, README.parents[1] / "client"  # where a unit becomes a row
+    rooms = ROOT / "privacy", ROOT / "client"  # where a unit becomes a row
     sources = "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in room.rglob("*.py"))
     for name in set(re.findall(r"`([A-Z]\w+|[a-z]+_\w+)`", TEXT)):
-        assert re.search(rf"\b{name}\b", sources), f"README names `{name}`, which is nowhere in privacy/ and client/"
+        assert re.search(rf"\b{name}\b", sources), f"the page names `{name}`, which is nowhere in privacy/ and client/"
     for file in set(re.findall(r"\b([a-z_]+\.py)\b", TEXT)):
-        found = [path for room in (*rooms, README.parents[1] / "tests") for path in room.rglob(file)]
-        assert found, f"README names {file}, which does not exist"
+        found = [path for room in (*rooms, ROOT / "tests") for path in room.rglob(file)]
+        assert found, f"the page names {file}, which does not exist"
 
 
 def test_the_tables_are_what_the_results_say() -> None:
-    assert fill(TEXT) == TEXT
+    tables = (ROOT / "docs/results/guarantee.md").read_text(encoding="utf-8")
+    assert fill(tables) == tables
