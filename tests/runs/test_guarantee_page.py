@@ -1,4 +1,4 @@
-"""docs/guarantee.md: its code runs and catches what it says, its names exist, the tables of its results are generated."""
+"""docs/guarantee.md: its code runs and catches what it says, its names exist, its tables are generated."""
 
 import hashlib
 import json
