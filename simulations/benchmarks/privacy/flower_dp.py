@@ -5,8 +5,8 @@ Run: `python -m simulations.benchmarks privacy.flower_dp`. Two minutes on two co
 A negative control: it shows that the checks can fail, and why this project brings its own mechanism. Every cell of the
 table in docs/results/guarantee.md is measured on unchanged library code: each check asks the same of Flower's wrappers
 and of our path (``flower_rounds.py``), and measures both. "Moves" are in units of C/20, the most that one client may
-move the release. Flower's wrappers are asked under the adjacency that suits them best (a missing client sends nearly nothing,
-the cohort stays at 20).
+move the release. Flower's wrappers are asked under the adjacency that suits them best (a missing client sends
+nearly nothing, the cohort stays at 20).
 """
 
 import logging
