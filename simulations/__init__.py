@@ -4,6 +4,7 @@ What Python programs may use is :data:`__all__`, defined in :mod:`simulations.ap
 asked for: the command imports this package too, and must start at once.
 """
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ __all__ = ["Compared", "RunResult", "compare", "load_run", "resume", "run"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from simulations import api
+    with warnings.catch_warnings():
+        # tqdm's word in a notebook without ipywidgets; none of its bars is shown
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from simulations import api
 
     return getattr(api, name)

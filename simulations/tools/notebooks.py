@@ -27,8 +27,6 @@ def executed(notebook: Path, folder: Path) -> Any:
     NotebookClient(document, timeout=TIMEOUT, resources={"metadata": {"path": str(folder)}}).execute()
     for cell in document.cells:
         cell.metadata.pop("execution", None)  # when each cell ran
-        if cell.cell_type == "code":  # libraries' warnings name folders of this host
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return document
 
 

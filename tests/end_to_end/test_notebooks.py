@@ -8,20 +8,34 @@ import pytest
 
 from simulations.tools.notebooks import executed
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
+TIERS = {"quickstart": [pytest.mark.slow, pytest.mark.ray], "own_strategy": [pytest.mark.nightly]}
 
 
-def outputs(notebook: object) -> list[str]:
-    return [str(output) for cell in notebook.cells for output in cell.get("outputs", [])]  # type: ignore[attr-defined]
+def outputs(notebook: object) -> list[dict]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
-    now, shown = executed(notebook, tmp_path), nbformat.read(notebook, as_version=4)
-    assert list((tmp_path / "runs").iterdir())
-    assert len(outputs(now)) == len(outputs(shown)) >= 3
-    assert not re.findall(r"/(?:home|root|tmp|work|Users)/[^\s'\"]*", " ".join(outputs(now) + outputs(shown)))
+def test_every_notebook_is_run() -> None:
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(TIERS)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in TIERS.items()])
+def test_a_notebook_runs_on_flower_and_prints_no_warning(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as the kernels of some desktops have it
+    notebook = NOTEBOOKS / f"{name}.ipynb"
+    now, shown = outputs(executed(notebook, tmp_path)), outputs(nbformat.read(notebook, as_version=4))
+    runs = list((tmp_path / "runs").iterdir())
+    assert runs
+    assert all((run / "flower.log").exists() for run in runs)
+    assert [output.output_type for output in now] == [output.output_type for output in shown]
+    for each in (now, shown):
+        assert not [output for output in each if output.get("name") == "stderr"]
+        assert sum("<progress" in str(output) for output in each) == len(runs), "every run showed its bar"
+        assert not re.findall(r"/(?:home|root|tmp|work|Users)/[^\s'\"]*", str(each))
 
 
 @pytest.mark.slow
