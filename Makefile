@@ -135,6 +135,17 @@ lock: install ## rewrite requirements.lock and torch-cpu.lock, after every chang
 	grep -oE '^torch==[^ ]+' build/requirements.lock | sed 's/$$/+cpu/' | $(COMPILE) --no-deps $(TORCH_CPU) - > build/torch-cpu.lock
 	mv build/requirements.lock build/torch-cpu.lock .
 
+# What pyproject.toml allows and no lock holds: `make try-lowest-direct`, `make try-highest`. TRY: more for uv, as which torch.
+TRY ?=
+TRIED = tests/engine tests/runs/test_actors.py tests/runs/test_flwr_defaults.py tests/server/network tests/test_upstream_patches.py \
+  tests/end_to_end/test_python.py
+try-%: $(BIN)/uv ## the oldest or the newest versions that are allowed (try-lowest-direct, try-highest), in build/try-NAME
+	$(BIN)/uv venv --quiet --no-config --clear --python $(BIN)/python build/$@
+	$(BIN)/uv pip install --quiet --no-config --python build/$@/bin/python $(addprefix --find-links ,$(PIP_FIND_LINKS)) \
+	  --resolution $* $(TRY) -e '.[offline,chat,dev]'
+	$(BIN)/uv pip list --no-config --python build/$@/bin/python
+	build/$@/bin/python -m pytest -q -p no:cacheprovider -m 'not nightly' $(TRIED) $(ARGS)
+
 bill: install ## the bill of materials (CycloneDX) of the Python environment, in build/python.sbom.json
 	mkdir -p build
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o build/python.sbom.json $(BIN)/python
