@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench guard flwr-defaults lock syft wheel bill audit clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
 install: $(STAMP) ## create .venv and install the pinned dependencies (once)
 

@@ -32,6 +32,8 @@ html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
 
+CONTENTS = (root_doc, "docs/results/README")
+"""Pages of contents: lists of links below headings."""
 GENERATED = {
     "docs/settings": generated.settings_tables,
     "docs/methods": generated.methods_index,
@@ -56,7 +58,7 @@ def tree(contents: str) -> str:
 
 def adapt(app: Sphinx, name: str, source: list[str]) -> None:
     """What a Git host does not need: the tree, what is generated, pictures that follow the theme's switch."""
-    if name == root_doc:
+    if name in CONTENTS:
         source[0] += "\n" + tree(source[0])
     if name in GENERATED:
         source[0] += "\n" + GENERATED[name]()

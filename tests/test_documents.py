@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in TRACKED if name.endswith(".md")}
 
+APPENDIX = "docs/results/"
 FOLDERS = "privacy|client|strategies|server|simulations|tests|docker|docs"
 MADE_BY_READERS = {"ask.py", "docker/records/", "docs/quickstart", "my_methods.py"}
 """Paths that a text asks its reader to make, or that only begin the names of files."""
@@ -277,9 +278,19 @@ def test_the_site_lists_refusals_from_the_source() -> None:
 
 
 def test_every_page_is_in_the_contents() -> None:
-    contents = DOCUMENTS["docs/index.md"]
-    pages = {name for name in DOCUMENTS if name.startswith("docs/") and name != "docs/index.md"}
-    assert {page for page in pages if f"]({page.removeprefix('docs/')})" not in contents} == set()
+    contents = ("docs/index.md", f"{APPENDIX}README.md")
+    listed = {
+        (ROOT / page).parent / link for page in contents for link in re.findall(r"\]\(([^)]+)\)", DOCUMENTS[page])
+    }
+    pages = {name for name in DOCUMENTS if name.startswith("docs/") and name != contents[0]}
+    assert pages - {str(path.relative_to(ROOT)) for path in listed if path.resolve() == path} == set()
+
+
+def test_the_documentation_can_be_read() -> None:
+    """At most 20,000 words: what has a letter or a digit. Results, history, forms and a model's card are apart."""
+    apart = (APPENDIX, "CHANGELOG.md", ".github/", "client/models/lacquer_small/")
+    words = {name: len(re.findall(r"\S*\w\S*", text)) for name, text in DOCUMENTS.items() if not name.startswith(apart)}
+    assert sum(words.values()) <= 20_000, sorted(words.items(), key=lambda page: -page[1])[:10]
 
 
 def test_the_least_noise_costs_what_the_page_says() -> None:

@@ -234,7 +234,7 @@ def run_line(page: str, line: str) -> None:
 
 
 def write_files(text: str, folder: Path) -> None:
-    """The files that a page shows: settings by their first line, modules by the block that imports them."""
+    """The files that a page shows: settings by their first line, modules by the block that imports them, examples."""
     if "my.toml" in text:
         (folder / "my.toml").write_text('name = "my"\nrounds = 20\n[model]\nname = "random:bert"\n')
     for file in re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
@@ -244,6 +244,8 @@ def write_files(text: str, folder: Path) -> None:
     for module, use in pairwise(blocks):
         if named := re.match(r"from (my_\w+) import", use):
             (folder / f"{named[1]}.py").write_text(module, encoding="utf-8")
+    for example in re.findall(r"\]\((examples/\w+\.py)\)", text):
+        shutil.copy(ROOT / "docs" / example, folder)
 
 
 @pytest.mark.parametrize("page", RUNNABLE)

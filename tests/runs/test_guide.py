@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,13 @@ from server.config.load import load
 from simulations.engines.inprocess import run_inprocess
 from simulations.preflight import check
 from simulations.presets.load import configure
+from strategies.conformance import check_controller, check_optimizer
 from strategies.controllers.controller import RunInfo
 from strategies.optimizers.optimizer import ServerStep
 from tests.end_to_end.lacquer_process import TINY
 
-GUIDE = (Path(__file__).parents[2] / "docs/strategy.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE, EXAMPLES = (DOCS / "strategy.md").read_text(encoding="utf-8"), DOCS / "examples"
 NAME, OPTIMIZERS, SCHEDULES = "my_methods", "my_optimizers", "my_schedules"
 
 
@@ -33,10 +36,9 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with the examples in it, on the path as `lacquer run` puts it there."""
-    controller, _, optimizer, _, schedule, _ = blocks("python")
-    (tmp_path / f"{NAME}.py").write_text(controller)
-    (tmp_path / f"{OPTIMIZERS}.py").write_text(optimizer)
-    (tmp_path / f"{SCHEDULES}.py").write_text(schedule)
+    (tmp_path / f"{NAME}.py").write_text(blocks("python")[0])
+    for name in (OPTIMIZERS, SCHEDULES):
+        shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
     (tmp_path / "tiny.toml").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("_run_id", "_node_id", "_task_id"):
@@ -46,11 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2], ids=["controller", "optimizer", "schedule"])
-def test_the_examples_are_short_and_conform(folder: Path, number: int) -> None:
-    example, check = blocks("python")[2 * number : 2 * number + 2]
-    assert len([line for line in example.splitlines() if line.strip()]) <= 50
-    exec(check, {})
+def test_the_examples_are_short_and_conform(folder: Path) -> None:
+    for example in folder.glob("my_*.py"):
+        assert len([line for line in example.read_text().splitlines() if line.strip()]) <= 50
+    exec(blocks("python")[1], {})
+    check_optimizer(importlib.import_module(OPTIMIZERS).SoftThreshold(momentum=0.5))
+    check_controller(importlib.import_module(SCHEDULES).Cosine(clip_norm=0.5))
 
 
 def test_the_formula_is_that_of_the_threshold(folder: Path) -> None:
