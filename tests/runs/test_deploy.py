@@ -280,7 +280,8 @@ def test_a_run_that_ends_before_the_order_arrives_needs_no_stop(
     ended = RUNNER.invoke(app, ["stop", str(folder)])
     assert (ended.exit_code, "there is nothing to stop" in ended.stderr) == (2, True)
     superlink.runs["17"], left = "running", "running"
-    assert isinstance(RUNNER.invoke(app, ["stop", str(folder)]).exception, RunFailed)  # `control` puts it into words
+    failed = RUNNER.invoke(app, ["stop", str(folder)])  # `control`, which is none here, puts it into words
+    assert (failed.exit_code, "RunFailed: Run ID is already finished" in failed.stderr) == (1, True)
 
 
 def test_only_folders_of_deployed_runs_are_followed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A run over the records of one site: what it leaves behind, and what is refused before anything is spent."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,7 @@ def test_without_a_statement_the_guarantee_is_that_of_the_ledger(cache, tmp_path
     run(config(cache), tmp_path / "run")
     for name in (names.PRIVACY_FILE, names.RESULTS_FILE, names.SEAL_FILE):
         (tmp_path / "run" / name).unlink()
+    shutil.rmtree(tmp_path / "run" / names.ADAPTER_FOLDER)
     status = tmp_path / "run" / names.STATUS_FILE
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
     said = read_run(tmp_path / "run").guarantee
