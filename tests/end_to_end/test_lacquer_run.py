@@ -40,16 +40,17 @@ from strategies.optimizers.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    """An optimizer of the user's own, beside their work; it waits while a file "hold" lies there."""
+    """An optimizer of the user's own, beside their work; a run, not its rehearsal, waits while "hold" lies there."""
 
     def step(self, *arguments, **named):
-        while Path("{folder}/hold").exists():
+        while Path("{folder}/hold").exists() and any(Path("{folder}").glob("**/metrics.jsonl")):
             time.sleep(0.05)
         return super().step(*arguments, **named)
 '''
 
 FAILING_METHOD = """
 from dataclasses import dataclass
+from pathlib import Path
 
 from strategies.optimizers.fedavg import FedAvg
 
@@ -57,7 +58,9 @@ from strategies.optimizers.fedavg import FedAvg
 @dataclass(frozen=True)
 class Mine(FedAvg):
     def step(self, *arguments, **named):
-        raise RuntimeError("planted failure")
+        if any(Path("{folder}").glob("**/metrics.jsonl")):  # the run, and not its rehearsal
+            raise RuntimeError("planted failure")
+        return super().step(*arguments, **named)
 """
 
 
@@ -88,7 +91,7 @@ def test_a_run_completes_and_leaves_its_artefacts_and_no_process(lacquer, tmp_pa
 
 
 def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):
-    (tmp_path / "own.py").write_text(FAILING_METHOD)
+    (tmp_path / "own.py").write_text(FAILING_METHOD.format(folder=tmp_path))
     run = lacquer("--set", "strategy.optimizer=own:Mine", "--set", "strategy.controller=fixed", "--quiet")
     assert run.finish() == 1
     assert "RuntimeError: planted failure" in run.stderr()
