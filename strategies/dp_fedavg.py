@@ -12,6 +12,7 @@ stop when a budget is spent, nor begin with an initial release).
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ from strategies.private_training import PlannedRelease, Planner, PrivateTraining
 from strategies.secure_aggregation import SecureAggregation
 
 log = logging.getLogger(__name__)
+
+AGAIN = (10.0, 60.0)
+"""Seconds before a deployed round that would be lost asks again, the first time and the second."""
 
 
 class DpFedAvg(PrivateTraining, Strategy):
@@ -203,8 +207,10 @@ class DpFedAvg(PrivateTraining, Strategy):
         if self.secure is not None:
             return self.secure.release(replies, self.ledger)
         total, answered = summed(self._sent, replies, planned.plan, planned.round)
+        if isinstance(self.nodes, tuple):
+            total, answered = self._asked_again(planned, total, answered)
         rescued, sound = self._rescued(planned, answered)
-        if 2 * sound < len(self._sent) + self._away:
+        if self._too_few(sound):
             self.ledger.charge(planned.event)
             raise RoundFailed(  # without numbers: how many messages went out may tell the realised cohort
                 f"round {planned.round}: too few messages were answered soundly, at least half must be; the round is "
@@ -212,6 +218,32 @@ class DpFedAvg(PrivateTraining, Strategy):
                 "own log (in simulation the same file) has the details"
             )
         return planned.release(total + rescued, cohort, self.ledger, self.noise)
+
+    def _too_few(self, sound: int) -> bool:
+        return 2 * sound < len(self._sent) + self._away
+
+    def _asked_again(
+        self, planned: PlannedRelease, total: Contribution, answered: frozenset[int]
+    ) -> tuple[Contribution, frozenset[int]]:
+        """The sum of a deployed round, and which messages it answers, after those that were lost were sent once more.
+
+        Only where the round would else be paid for nothing, as under a load at which nodes and server miss each other.
+        Cohort and requests stay as they are, and each message is in the sum once: a late answer to the first is foreign
+        to the second.
+        """
+        for pause in AGAIN:
+            lost = [i for i in range(len(self._asked)) if i not in answered]
+            if not self._too_few(len(answered)) or not lost or self.exchange is None:
+                break
+            log.warning("round %d: too few messages were answered soundly; the others are sent again", planned.round)
+            self.tell(f"too few nodes answered; the others are asked again in {pause:g} s")
+            time.sleep(pause)
+            messages = [_message(*self._asked[i]) for i in lost]
+            replies = self.exchange(messages)
+            sent = [(message.metadata, self._sent[i][1]) for message, i in zip(messages, lost, strict=True)]
+            found, positions = summed(sent, replies, planned.plan, planned.round)
+            total, answered = total + found, answered | {lost[position] for position in positions}
+        return total, answered
 
     def _rescued(self, planned: PlannedRelease, answered: frozenset[int]) -> tuple[Contribution, int]:
         """What clients of lost shards answer when each is asked alone; how many shards were answered, now or before."""

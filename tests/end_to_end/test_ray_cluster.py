@@ -19,7 +19,7 @@ from simulations.engines.processes import TAG, Family
 from tests.end_to_end.deployment import free_port
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 LONGER = TINY.replace("rounds = 2", "rounds = 8").replace("clients = 60", "clients = 400")
 RAY = Path(sys.executable).with_name("ray")

@@ -8,7 +8,8 @@ import pytest
 from privacy.ledger.ledger import Ledger
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+# Secure sums over real nodes; those of a simulation without Flower are in tests/runs.
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 def test_five_nodes_open_their_sums_together(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from privacy.ledger.ledger import Ledger
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 from tests.end_to_end.test_lacquer_run import ARTEFACTS, SAME_COHORTS_NO_NOISE
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(1800)]
+# Five minutes; that a run is interrupted, its launcher killed or its server fails is in test_lacquer_run.py.
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 ROUNDS = 80
 

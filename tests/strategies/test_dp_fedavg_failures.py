@@ -1,6 +1,7 @@
 """DP-FedAvg when nodes fail, cohorts are empty or the budget is spent: what is charged, and what is never released."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -211,7 +212,7 @@ def test_a_state_can_be_put_back(fed) -> None:
     assert torch.equal(fed.state_of(one).adapter, fed.state_of(other).adapter)
 
 
-def stepping(fed, nodes, **parts: Any) -> Any:
+def stepping(fed, nodes, /, **parts: Any) -> Any:
     strategy = fed.make(**parts)
     strategy.grid, strategy.exchange = nodes, nodes.send_and_receive
     return strategy
@@ -253,3 +254,53 @@ def test_a_client_that_was_sent_alone_is_not_asked_again(fed) -> None:
     strategy = stepping(fed, nodes, clients_per_node=1)
     strategy.step()
     assert len(nodes.cohort) == len(set(nodes.cohort))
+
+
+DEPLOYED = {"nodes": (1, 2, 3, 4), "clients_per_node": 1}
+"""Every client has a node, which is asked for nobody else."""
+
+
+def asked_how_often(nodes: Any) -> Counter[int]:
+    return Counter(int(client) for _, request in nodes.requests for client in request.clients)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_deployed_round_that_would_be_lost_asks_again_and_counts_everybody_once(fed, monkeypatch, times) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr("strategies.dp_fedavg.time.sleep", pauses.append)
+    nodes, fails = fed.Nodes((1, 2, 3, 4)), fed.failing(2, 3, 4, how="error")
+
+    def lost_at_first(node: int, replies: list[Message]) -> list[Message]:
+        (client,) = nodes.requests[-1][1].clients
+        return fails(node, replies) if asked_how_often(nodes)[int(client)] <= times else replies
+
+    nodes.tamper = lost_at_first
+    strategy = stepping(fed, nodes, **DEPLOYED)
+    update = strategy.step().update
+    torch.testing.assert_close(update, fed.expected_mean(sorted(set(nodes.cohort))).float())
+    assert len(strategy.ledger.events) == 1
+    assert pauses == [10.0, 60.0][:times]
+    per_client = dict[int, list[tuple[int, Any]]]()
+    for node, request in nodes.requests:
+        per_client.setdefault(int(request.clients[0]), []).append((node, request))
+    for (first_node, first), *others in per_client.values():
+        assert len(others) == (0 if first_node == 1 else times)
+        for node, request in others:
+            assert node == first_node
+            assert np.array_equal(request.adapter, first.adapter)
+
+
+def test_a_deployed_round_that_is_lost_three_times_is_charged_once_and_fails(fed, monkeypatch) -> None:
+    monkeypatch.setattr("strategies.dp_fedavg.time.sleep", lambda seconds: None)
+    nodes = fed.Nodes((1, 2, 3, 4), tamper=fed.failing(2, 3, 4, how="silent"))
+    strategy = stepping(fed, nodes, **DEPLOYED)
+    with pytest.raises(RoundFailed, match="too few messages were answered soundly"):
+        strategy.step()
+    assert len(strategy.ledger.events) == 1
+    assert max(asked_how_often(nodes).values()) == 3
+
+
+def test_a_deployed_round_that_is_not_lost_asks_nobody_twice(fed) -> None:
+    nodes = fed.Nodes((1, 2, 3, 4), tamper=fed.failing(3, how="error"))
+    stepping(fed, nodes, **DEPLOYED).step()
+    assert set(asked_how_often(nodes).values()) == {1}
