@@ -38,8 +38,8 @@ trap cleanup EXIT
 
 logged() { compose logs --no-color "$1" 2>&1 | grep -cF -- "$2" || true; }
 online() { [ "$(inside executor lacquer clients | grep -c online)" = "$1" ]; }
-await() { # SECONDS WHAT COMMAND...: until the command succeeds
-  local limit=$1 what=$2 since=$SECONDS; shift 2
+await() { # SECONDS WHAT COMMAND...: until the command succeeds; of a slow host three times as long
+  local limit=$((3 * $1)) what=$2 since=$SECONDS; shift 2
   until "$@"; do
     [ $((SECONDS - since)) -lt "$limit" ] || die "not within $limit s: $what"
     sleep 3

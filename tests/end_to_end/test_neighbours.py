@@ -36,6 +36,7 @@ NOBODY = 65534
 
 ATTACK = r"""
 import json, os, socket, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -107,8 +108,9 @@ def readable(folder):
 reached = [port for port in ports if connects(port)]
 found = {"reached": reached, "readable": readable(private)}
 if reached:
-    found["calls"] = {port: calls(port) for port in reached}
-    found["http"] = {port: http(port) for port in reached}
+    with ThreadPoolExecutor(16) as side_by_side:  # most of them answer nothing, and are waited for
+        found["calls"] = dict(zip(reached, side_by_side.map(calls, reached)))
+        found["http"] = dict(zip(reached, side_by_side.map(http, reached)))
     (head,) = [port for port in reached if found["calls"][port][METHODS[0]] in ("OK", "UNAUTHENTICATED")]
     gcs = f"{host}:{head}"
     home = Path(os.environ["HOME"])
@@ -117,13 +119,16 @@ if reached:
         (home / f"flwr-{port}" / "config.toml").write_text(
             f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "{host}:{port}"\ninsecure = true\n'
         )
-    found["commands"] = {
-        "driver": command("driver", gcs, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64),
-        "ray start": command("ray", "start", f"--address={gcs}", "--num-cpus=0", "--disable-usage-stats",
-                             RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64),
+    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    commands = {
+        "driver": (("driver", gcs), wrong),
+        "ray start": (("ray", "start", f"--address={gcs}", "--num-cpus=0", "--disable-usage-stats"), wrong),
     }
     for port in reached[:2]:
-        found["commands"][f"flwr {port}"] = command("flwr", "ls", "x", "--format=json", FLWR_HOME=f"{home}/flwr-{port}")
+        commands[f"flwr {port}"] = (("flwr", "ls", "x", "--format=json"), {"FLWR_HOME": f"{home}/flwr-{port}"})
+    with ThreadPoolExecutor(4) as side_by_side:
+        done = side_by_side.map(lambda one: command(*one[0], **one[1]), commands.values())
+        found["commands"] = dict(zip(commands, done))
 print(json.dumps(found))
 """
 
