@@ -164,6 +164,7 @@ SAME_COHORTS_NO_NOISE = [
 ]
 
 
+@pytest.mark.nightly  # three runs of Flower
 def test_both_engines_and_one_client_per_node_give_the_same_sums(tmp_path):
     """Two un-noised rounds end in the same adapter, whoever trains whom."""
     from tests.end_to_end.lacquer_process import TINY, Lacquer

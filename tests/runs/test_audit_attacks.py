@@ -102,6 +102,7 @@ def texts(finished: Runs) -> Callable[[str], tuple[FinishedRun, FinishedRun]]:
 Texts = Callable[[str], tuple[FinishedRun, FinishedRun]]
 
 
+@pytest.mark.nightly  # most of a minute
 def test_secrets_come_out_of_a_model_that_learnt_them_and_out_of_no_other(texts: Texts) -> None:
     private, learnt = (extraction.extraction(run, run.language_model()) for run in texts("secret-id"))
     assert private is not None
@@ -121,6 +122,7 @@ def test_secrets_come_out_of_a_model_that_learnt_them_and_out_of_no_other(texts:
     assert all(abs(row["estimate"]) < 0.2 for row in learnt["base"]["jaccard"])
 
 
+@pytest.mark.nightly  # most of a minute
 def test_the_chance_of_a_secret_is_how_often_it_is_sampled(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
     run, seen = texts("id-record")[1], []
     monkeypatch.setattr(extraction, "_summary", lambda planted, others: seen.append(planted))
@@ -223,6 +225,7 @@ def test_the_logit_of_a_loss() -> None:
     assert 30 < found[3] < 40
 
 
+@pytest.mark.nightly  # most of a minute
 def test_shadow_runs_find_members_of_a_run_without_privacy_and_none_of_a_private_one(finished: Runs) -> None:
     _, shadow = audited(finished("learnt"), 1000, 4)["membership"]
     assert (shadow["shadows"], shadow["members"], shadow["held_out"]) == (4, HELD_OUT, HELD_OUT)

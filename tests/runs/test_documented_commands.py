@@ -83,6 +83,8 @@ def parts(page: str) -> list[tuple[str, str]]:
 
 
 RUNNABLE = [page for page in PAGES if parts(page)]
+LONG = {f"docs/{page}.md" for page in "tuning record-level audit api chat faults trust planning coming-from".split()}
+"""Pages of half a minute to two, in the nightly tier."""
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -249,7 +251,9 @@ def write_files(text: str, folder: Path) -> None:
         shutil.copy(ROOT / "docs" / example, folder)
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.nightly] if page in LONG else []) for page in RUNNABLE]
+)
 def test_what_a_page_shows_runs(page: str, here: Path, made: Callable[[str], Path]) -> None:
     write_files((ROOT / page).read_text(encoding="utf-8"), here)
     for language, text in parts(page):
@@ -276,6 +280,7 @@ def test_the_pages_to_start_with_are_run() -> None:
     pages = "audit budget chat coming-from data faults gpu planning record-level serve settings start strategy "
     pages += "troubleshooting trust tuning"
     assert {"README.md", *(f"docs/{page}.md" for page in pages.split())} <= set(RUNNABLE)
+    assert set(RUNNABLE) >= LONG
     assert len(parts("docs/start.md")) == 8
 
 

@@ -227,6 +227,7 @@ def test_averaged_adapters_of_several_sites_are_one_when_exported(tmp_path: Path
         torch.testing.assert_close(found, run.language_model()(ids).logits, atol=1e-5, rtol=0)
 
 
+@pytest.mark.nightly  # most of a minute
 def test_smollm2_keeps_its_type_its_template_and_its_licence(tmp_path: Path) -> None:
     short = {
         "model.targets": "q_proj,v_proj",

@@ -161,6 +161,7 @@ def test_several_sites_are_planned_one_by_one() -> None:
 LEVELS = ["silo-quickstart", "--set", "model.name=random:bert", "--set", "rounds=2", "--sampling-levels"]
 
 
+@pytest.mark.nightly  # most of a minute
 def test_sampling_levels_are_compared_at_the_counts_of_the_site() -> None:
     few = ["--set", "data.records-per-client=80", "--set", "silo.batch-size=10", "--set", "privacy.delta=1e-3"]
     found = planned(*LEVELS, *few)

@@ -59,6 +59,7 @@ def sweep(tmp_path: Path, run_sweep: RunSweep) -> RunSweep:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly  # three minutes
 def test_a_killed_sweep_goes_on_with_the_same_candidates_and_releases_one(
     sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_draw_of_no_candidate_ends_the_sweep_and_is_spent(sweep, tmp_path: Pat
     assert {entry.name for entry in folder.iterdir()} == {"tuning.jsonl"}
 
 
+@pytest.mark.nightly  # most of a minute
 def test_a_candidate_never_calibrates_as_a_run_by_itself(sweep, tmp_path: Path, monkeypatch) -> None:
     """Its noise was taken away: it cannot begin, which settles nothing, and then fails, which does."""
     folder = tmp_path / "runs/sweeps/tiny-private"
@@ -178,6 +180,7 @@ def test_an_interruption_says_that_the_charge_stays(sweep, tmp_path: Path, monke
     TuningLedger.open(tmp_path / "runs/sweeps/tiny-private/tuning.jsonl").close()
 
 
+@pytest.mark.nightly  # most of a minute
 def test_one_site_chooses_for_its_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "base.toml").write_text(SITE.replace("CACHE", str(tmp_path / "cache")))
     (tmp_path / "tiny.toml").write_text(SITES)

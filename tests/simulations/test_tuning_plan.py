@@ -82,6 +82,7 @@ def test_candidates_of_equal_noise_share_one_curve(cells: list[Cell], law: Tries
 
 
 @pytest.mark.run
+@pytest.mark.nightly  # most of a minute
 def test_cells_of_other_rounds_rates_and_releases_are_bounded_by_the_largest_curve(cells: list[Cell]) -> None:
     plan = plan_tuning(cells, Tries(4.0, POISSON), noise_of)
     check(plan, cells)
@@ -91,6 +92,7 @@ def test_cells_of_other_rounds_rates_and_releases_are_bounded_by_the_largest_cur
 
 
 @pytest.mark.run
+@pytest.mark.nightly  # most of a minute
 def test_more_tries_leave_a_candidate_less(cells: list[Cell]) -> None:
     alone = [plan_tuning(cells[:1], Tries(mean, 0.0), noise_of).alone for mean in (1.0, 3.0, 9.0)]
     assert alone == sorted(alone, reverse=True)

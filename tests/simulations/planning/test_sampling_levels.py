@@ -30,6 +30,7 @@ def test_with_one_record_a_unit_they_are_one_thing() -> None:
 
 
 @pytest.mark.run  # calibrates six times
+@pytest.mark.nightly  # most of a minute
 def test_caps_are_powers_of_two_up_to_the_largest_unit_that_leave_enough_records() -> None:
     assert [one.cap for one in compare(SIZES, UNIT, **RUN | {"steps": 1})] == [1, 2, 4, 6]
     assert [one.cap for one in compare(SIZES, UNIT, **RUN | {"steps": 1, "gradients": 501})] == [4, 6]
