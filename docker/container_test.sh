@@ -195,7 +195,7 @@ deploying=$!
 waits() { inside executor grep -q "waiting for nodes: 1 of 3" "$RUN/status.json"; }
 await 180 "the resumed run waits for its clients" waits
 inside executor lacquer deploy --resume "$RUN" >"$WORK/beside.log" 2>&1 && die "the run is resumed twice"
-grep -Eq "a process holds its ledger|the SuperLink has a run of this folder" "$WORK/beside.log" || { cat "$WORK/beside.log"; die "a second resume is refused for another reason"; }
+grep -Eq "a process holds its (ledger|lock)|the SuperLink has a run of this folder" "$WORK/beside.log" || { cat "$WORK/beside.log"; die "a second resume is refused for another reason"; }
 waits || die "the resumed run waits no longer, with one client of three"
 [ "$(charges)" = "$CHARGES" ] || die "a round was charged although two of three clients were away"
 compose start client-1 client-3 >>"$WORK/up.log" 2>&1
