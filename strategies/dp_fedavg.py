@@ -236,7 +236,6 @@ class DpFedAvg(PrivateTraining, Strategy):
             if not self._too_few(len(answered)) or not lost or self.exchange is None:
                 break
             log.warning("round %d: too few messages were answered soundly; the others are sent again", planned.round)
-            self.tell(f"too few nodes answered; the others are asked again in {pause:g} s")
             time.sleep(pause)
             messages = [_message(*self._asked[i]) for i in lost]
             replies = self.exchange(messages)
