@@ -27,7 +27,7 @@ MADE_UP = base64.b64encode(
 
 
 def signed(key: str) -> str:
-    """Headers in the form of a SuperNode's with this public key, signed by nobody."""
+    """Header lines in the form of a SuperNode's with this public key, signed by nobody."""
     now = datetime.datetime.now(datetime.UTC).isoformat()
     return (
         f"flwr-public-key: {key}\r\nflwr-timestamp: {now}\r\n"
@@ -36,14 +36,14 @@ def signed(key: str) -> str:
 
 
 def head(path: str, *lines: str) -> bytes:
-    """The head of a request."""
+    """The head of an HTTP request, with these header lines."""
     fixed = f"POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/protobuf\r\n"
     return (fixed + "".join(lines) + "\r\n").encode("ascii")
 
 
 @contextlib.contextmanager
 def line(address: str, wait: float) -> Iterator[ssl.SSLSocket]:
-    """A TLS connection to whoever answers there."""
+    """Open a TLS connection to whoever answers at an address; the certificate is not checked."""
     host, port = address.rsplit(":", 1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -52,7 +52,7 @@ def line(address: str, wait: float) -> Iterator[ssl.SSLSocket]:
 
 
 def answer(secure: ssl.SSLSocket) -> str:
-    """The status of the answer and, if it came from the SuperLink, that it did."""
+    """Read the status of an answer, and whether it came from the SuperLink."""
     got = b""
     with contextlib.suppress(OSError):
         while part := secure.recv(4096):
@@ -64,14 +64,14 @@ def answer(secure: ssl.SSLSocket) -> str:
 
 
 def ask(address: str, key: str) -> str:
-    """An honest small call."""
+    """Make one small honest call; returns the answer's status."""
     with line(address, 15) as secure:
         secure.sendall(head("/v1/fleet/pull-messages", signed(key), "content-length: 0\r\nconnection: close\r\n"))
         return answer(secure)
 
 
 def upload(address: str, size: int, *lines: str) -> str:
-    """One object of so many MiB, whose length is not told, as fast as it is taken."""
+    """Upload one object of so many MiB as fast as it is taken, without telling its length; returns the status."""
     length, field = size * MEBI, b"\x22"  # PushObjectRequest.object_content
     while length > 127:
         field, length = field + bytes([length & 127 | 128]), length >> 7
@@ -87,7 +87,7 @@ def upload(address: str, size: int, *lines: str) -> str:
 
 
 def drip(address: str, seconds: float, *lines: str) -> str:
-    """A body of which one byte comes every second."""
+    """Send a body of which one byte comes every second; returns whether it was answered, cut or kept."""
     end = time.monotonic() + seconds
     with line(address, 30) as secure:
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def drip(address: str, seconds: float, *lines: str) -> str:
 
 
 def many_headers(address: str, key: str, count: int) -> str:
-    """One request with so many headers."""
+    """Send one request with so many headers; returns the answer's status."""
     with line(address, 60) as secure:
         with contextlib.suppress(OSError):
             distinct = (f"x-{number}: b\r\n" for number in range(count))
@@ -110,7 +110,7 @@ def many_headers(address: str, key: str, count: int) -> str:
 
 
 def together(count: int, what: Callable[[], str]) -> dict[str, int]:
-    """How many of so many at the same time had which outcome."""
+    """Make so many calls at the same time; returns how many had which outcome."""
     outcomes: list[str] = []
 
     def one() -> None:
@@ -128,7 +128,7 @@ def together(count: int, what: Callable[[], str]) -> dict[str, int]:
 
 
 def bodies(address: str, key: str) -> bool:
-    """16 bodies of 250 MB without a key, with a made-up one and with a known one, then 16 that are just allowed."""
+    """Send 16 bodies of 250 MB with and without keys, then 16 that are just allowed; whether the gateway held."""
     without = together(16, lambda: upload(address, 250))
     made_up = together(16, lambda: upload(address, 7, signed(MADE_UP)))
     huge = together(16, lambda: upload(address, 250, signed(key)))
@@ -143,7 +143,7 @@ def bodies(address: str, key: str) -> bool:
 
 
 def slow(address: str, key: str) -> bool:
-    """100 bodies that do not end, without a key, with a made-up one and with a known one."""
+    """Send 100 bodies that do not end, with and without keys; whether the gateway held."""
     without = together(100, lambda: drip(address, 12))
     made_up = together(100, lambda: drip(address, 12, signed(MADE_UP)))
     known = together(100, lambda: drip(address, 12, signed(key)))
@@ -152,20 +152,21 @@ def slow(address: str, key: str) -> bool:
 
 
 def headers(address: str, key: str) -> bool:
-    """300,000 headers."""
+    """Send 300,000 headers in one request; whether the gateway held and still answers an honest call."""
     got = many_headers(address, key, 300_000)
     say(f"300,000 headers: {got}")
     return got in {"400", "cut"} and ask(address, key) == "401 of the SuperLink"
 
 
 def asked(address: str, key: str) -> bool:
-    """An honest call, and one with a key that was not let in."""
+    """Make an honest call, and one with a key that was not let in; whether both were answered as they should be."""
     got, made_up = ask(address, key), ask(address, MADE_UP)
     say(f"an honest call: {got}; with a made-up key: {made_up}")
     return got == "401 of the SuperLink" and made_up == "401"
 
 
 def say(text: str) -> None:
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

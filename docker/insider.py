@@ -25,7 +25,12 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 
 def main(run: int, own: int, victim: int, gateway: str = "gateway:8443", keys: Path = Path("/keys")) -> None:
-    """Push it."""
+    """Push a forged message to the node ``victim`` and print how many of its objects were taken.
+
+    Args:
+        run: number of a run that is going on.
+        own: the node whose key this is.
+    """
     key = load_ssh_private_key((keys / "key").read_bytes(), password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, 1  # go into the message

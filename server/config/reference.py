@@ -43,18 +43,18 @@ class Setting:
 
     @property
     def line(self) -> str:
-        """The first sentence of the meaning."""
+        """The first sentence of the setting's meaning, without its full stop."""
         return re.split(r"(?<=[.;])\s", self.meaning, maxsplit=1)[0].rstrip(".;")
 
 
 def settings() -> list[Setting]:
-    """All of them, in the order of a configuration file."""
+    """Every setting of a run, in the order of a configuration file."""
     schema = json_schema()
     return list(_settings(schema, schema["$defs"], ""))
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a configuration file, with meanings."""
+    """The JSON schema of a configuration file, each key described by its meaning."""
     schema = RunConfig.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "A run of Lacquer"
@@ -69,7 +69,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def meanings(model: type) -> dict[str, str]:
-    """What the docstrings of a table of settings (or a method) and of those it inherits from say of each field."""
+    """The meaning of each field of a settings table or method, from its docstring and those of its base classes."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         lines = (inspect.cleandoc(kind.__doc__) if kind.__doc__ else "").splitlines()

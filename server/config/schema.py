@@ -19,7 +19,7 @@ from server.config.tables import Audit, Engine, Evaluation, Model, Privacy, Publ
 
 
 class RunConfig(Table):
-    """Everything that decides a run.
+    """All settings that decide a run.
 
     Attributes:
         name: name of the run, of its folder and of its report.
@@ -52,7 +52,10 @@ class RunConfig(Table):
     @model_validator(mode="before")
     @classmethod
     def _as_many_as_are_named(cls, values: Any) -> Any:
-        """Clients that a column of a file names are counted there; the default of 1,000 says nothing about them."""
+        """Set ``clients`` to 0, to be counted later, where a column of a file says whose records are.
+
+        The default of 1,000 says nothing about such clients.
+        """
         data = values.get("data") if isinstance(values, dict) else None
         if data is None or "clients" in values:
             return values
@@ -95,7 +98,11 @@ class RunConfig(Table):
         return self
 
     def _counted_later(self) -> "RunConfig":
-        """With ``clients = 0``, what depends on their number is checked once they are counted."""
+        """Accept ``clients = 0``; what depends on their number is checked once they are counted.
+
+        Raises:
+            ValueError: nothing would count them.
+        """
         if self.data.partition != "natural" or self.data.source == "notes" or self.deployed:
             raise ValueError(
                 "clients = 0 takes as many as data.client-column names; it needs data.partition = 'natural' and "
@@ -104,7 +111,7 @@ class RunConfig(Table):
         return self
 
     def _wrong_of_columns(self) -> list[str]:
-        """Columns that name somebody who is then not what is protected, and clients that share records."""
+        """List what is wrong with columns that say whose a record is, and with clients that share records."""
         wrong, data = [], self.data
         if data.unit_column and self.privacy.unit == "client":
             wrong.append(
@@ -130,7 +137,7 @@ class RunConfig(Table):
         return wrong
 
     def _wrong_of_nodes(self) -> list[str]:
-        """What nodes with many clients each cannot do."""
+        """List the settings that do not go with nodes of many clients each."""
         data, wrong = self.data, []
         for fits, why in (
             (self.deployed, f"data.held-by = 'nodes', got {data.held_by!r}"),
@@ -148,7 +155,7 @@ class RunConfig(Table):
         return wrong
 
     def _wrong_of_canaries(self) -> list[str]:
-        """Where nobody could plant canaries, or see what they did."""
+        """List the settings under which nobody could plant canaries, or see what they did."""
         count, wrong = self.audit.canaries, []
         for where, why in (
             (self.deployed, "data.held-by = 'nodes': every node brings its own update"),
@@ -192,7 +199,7 @@ class RunConfig(Table):
         return wrong
 
     def _wrong_of_correlation(self) -> list[str]:
-        """What does not go with noise that hangs together over rounds: its guarantee, or its use, would be lost."""
+        """List the settings that do not go with correlated noise, whose guarantee or use they would void."""
         privacy, chosen, wrong, kind = self.privacy, self.strategy, [], self.privacy.noise_correlation
         for name, count, of in (("bands", privacy.bands, "banded"), ("buffers", privacy.buffers, "blt")):
             if count and kind != of:
@@ -231,7 +238,11 @@ class RunConfig(Table):
 
     @property
     def noise_shares(self) -> NoiseShares | None:
-        """How the clients make the noise together; None if the server adds it."""
+        """The shares in which the clients make the noise together; None if the server adds it.
+
+        Raises:
+            ValueError: more clients may collude than the number of survivors allows.
+        """
         if self.privacy.trust == "server":
             return None
         asked, count = self.privacy.secagg, self.clients
@@ -247,7 +258,7 @@ class RunConfig(Table):
 
     @property
     def nodes(self) -> int:
-        """How many nodes a deployment has."""
+        """The number of nodes in a deployment."""
         return self.data.nodes or self.clients
 
     @property
@@ -276,7 +287,7 @@ class RunConfig(Table):
         return wrong
 
     def _wrong_of_examples(self) -> list[str]:
-        """Where a batch cannot draw records by themselves while their groups are protected."""
+        """List the settings that do not go with batches of records drawn by themselves from protected groups."""
         wrong = []
         for key, value, right, why in (
             ("privacy.unit", self.privacy.unit, self.privacy.unit == "group", "'group': records are drawn of groups"),
@@ -296,7 +307,7 @@ class RunConfig(Table):
 
     @property
     def alone(self) -> bool:
-        """Whether this is one site that trains by itself, at record level."""
+        """Whether this is a run of one site that trains by itself and protects its records."""
         return self.privacy.unit != "client" and self.clients == 1
 
     @property
@@ -306,7 +317,7 @@ class RunConfig(Table):
 
     @property
     def members_text(self) -> str:
-        """Who takes part, in words."""
+        """The parties that take part, in words: "1,000 clients", or sites and what each protects."""
         if self.privacy.unit == "client":
             return f"{self.clients:,} clients"
         protected = f"{self.unit.removeprefix('group:')}s protected"
@@ -314,7 +325,7 @@ class RunConfig(Table):
 
     @property
     def units_text(self) -> str:
-        """What a cohort is made of, in the plural: clients, sites, or what a batch of one site draws."""
+        """The plural of what a cohort is made of: clients, sites, or what one site's batch draws."""
         if self.privacy.unit == "client":
             return "clients"
         if self.alone and self.silo.sampling_level == "example":
@@ -330,11 +341,11 @@ class RunConfig(Table):
 
     @property
     def expected_cohort(self) -> float:
-        """Expected number of clients in a round, q*N."""
+        """The expected number of clients in a round, sampling rate times clients."""
         return self.sampling_rate * self.clients
 
     def to_table(self) -> dict[str, Any]:
-        """The nested kebab-case form that TOML holds."""
+        """The configuration as nested tables with kebab-case keys, as TOML holds it."""
         return self.model_dump(by_alias=True)
 
     def to_toml(self) -> str:

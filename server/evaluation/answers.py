@@ -59,10 +59,14 @@ def adapter_answers(
     spec: "LoraSpec",
     telemetry: "Telemetry | None" = None,
 ) -> dict[str, Any]:
-    """The part of results.json about answers or summaries; empty for other tasks and where none are asked for.
+    """Score and show the answers or summaries that a run's adapter writes to test records.
 
     Args:
-        adapter: full vector of `layout`, on the base model alone.
+        adapter: full vector of `layout`, float32 ``[d]``, on the base model alone.
+        telemetry: is told that the answers are being written.
+
+    Returns:
+        entries of results.json; none for other tasks, and where neither scores nor examples are asked for.
     """
     examples = config.evaluation.examples if config.model.task in ANSWERS else 0
     if not answers(config) and not examples:
@@ -102,7 +106,7 @@ def adapter_answers(
 
 
 def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, task: str) -> list[dict[str, str]]:
-    """The same prompts answered by the base model alone and with the adapter."""
+    """Answer the same prompts with the base model alone and with the adapter."""
     from client.generation import Decoding, answer_tasks, continuations, text_of, turns_text
     from client.models.base import positions
 
@@ -123,7 +127,7 @@ def _examples(model: Any, tokenizer: Any, records: "Records", most_tokens: int, 
 
 
 def rouge_text(results: Mapping[str, Any]) -> str:
-    """The F-measures in results.json in a line, or "" where there are none."""
+    """The ROUGE F-measures in results.json on one line; "" where there are none."""
     values = {name: results.get(key) for key, name in SCORES.items()}
     if not all(isinstance(value, float) for value in values.values()):
         return ""
@@ -131,7 +135,7 @@ def rouge_text(results: Mapping[str, Any]) -> str:
 
 
 def rouge_terms(results: Mapping[str, Any]) -> str:
-    """What those are means over, and how the answers were written."""
+    """The records that ROUGE is a mean over and the decoding of the answers, in words."""
     text = (
         f"mean F-measure over {results.get('rouge_records')} test records, {results.get('rouge_decoding')} decoding, "
         f"at most {results.get('rouge_new_tokens')} new tokens"
@@ -141,7 +145,7 @@ def rouge_terms(results: Mapping[str, Any]) -> str:
 
 
 def _most_tokens(config: RunConfig, model: "nn.Module") -> int:
-    """What a record always has room for of an answer (:mod:`client.data.tokenise`), and the model has positions for."""
+    """The most new tokens of an answer: what a cut record has room for, within the model's positions."""
     from client.models.base import positions
 
     return min(config.model.max_length, positions(model)) // 2

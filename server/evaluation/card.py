@@ -21,7 +21,7 @@ NOT_ON_THE_HUB = ("lacquer-small", RANDOM_PREFIX)
 """How the names of base models begin that only Lacquer can load."""
 
 BASE_LICENSES = {"minilm": "apache-2.0", "smollm2": "apache-2.0", "lacquer-small": "cc-by-sa-3.0"}
-"""Of the base models that come in packages, as the hub spells them; of others the user knows it."""
+"""Licences of the base models that come in packages, as the hub spells them; of others the user knows it."""
 
 CLASSIFIER_NEEDS_LACQUER = (
     "These lines need Lacquer, whose classifier has a head and names of its own. Plain transformers and PEFT warn of "
@@ -42,14 +42,14 @@ def card(
     spec: LoraSpec,
     note: str = "",
 ) -> str:
-    """The text of the card.
+    """The Markdown text of an adapter's card, with the header that the hub reads.
 
     Args:
-        config: of the run.
-        statement: the content of privacy.json.
-        results: the content of results.json; what it lacks the card does not speak of.
-        label_names: of the outputs, in their order; empty for a language model.
-        spec: of the adapter.
+        config: settings of the run.
+        statement: content of privacy.json.
+        results: content of results.json; the card leaves out what it lacks.
+        label_names: names of the outputs, in their order; empty for a language model.
+        spec: form of the adapter.
         note: a sentence more.
     """
     base = hub_id(config.model.name)
@@ -89,7 +89,7 @@ def card(
 
 
 def _results(config: RunConfig, results: Mapping[str, Any]) -> list[EvalResult]:
-    """What was measured on the test set, as the hub reads it; the data keeps its name to itself."""
+    """Metrics on the test set in the hub's form; the data set stays unnamed."""
     task, measured = "text-generation", {"perplexity": results.get("test_perplexity")}
     if measured["perplexity"] is None:
         task = "text-classification"
@@ -103,7 +103,7 @@ def _results(config: RunConfig, results: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def privacy_block(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """The guarantee in the header: what is protected, how well, against whom, and the head of the ledger."""
+    """The guarantee for a card's header: what is protected, how well, against whom, and the ledger's head."""
     keys = {"unit": "unit", "epsilon": "epsilon", "delta": "delta", "adjacency": "adjacency", "trust": "trust_model"}
     block = {name: statement[key] for name, key in keys.items() if key in statement}
     ledger = statement.get("ledger")

@@ -69,7 +69,7 @@ def describe(run: FinishedRun, folder: Path, form: Form, gguf: str = "") -> None
 
 
 def _verified_card(run: FinishedRun) -> Any:  # the hub types no field of a card
-    """The adapter's card, which says of the guarantee what the ledger does.
+    """Load the adapter's card, which must say of the guarantee what the ledger does.
 
     Raises:
         CorruptRun: it says something else, or is gone.
@@ -88,7 +88,7 @@ def _verified_card(run: FinishedRun) -> Any:  # the hub types no field of a card
 
 
 def _provable(run: FinishedRun) -> str:
-    """What of the guarantee can be checked with this folder alone."""
+    """The paragraph of a card on what of the guarantee an exported folder can prove by itself."""
     head = head_of(run.statement)
     where = "the sites' own ledgers" if head is None else f"the run's ledger, whose last line is `{str(head)[:24]}`"
     return (
@@ -105,7 +105,7 @@ def _license_text(run: FinishedRun, files: Sequence[str]) -> str:
 
 
 def _code(run: FinishedRun, folder: Path, form: Form) -> str:
-    """How to use the export in Python; "" where the adapter's card says it already."""
+    """Python code that uses the export; "" where the adapter's card has it already."""
     place = json.dumps(folder.name)
     if form == "adapter":
         return ""
@@ -143,7 +143,7 @@ def _code(run: FinishedRun, folder: Path, form: Form) -> str:
 
 
 def _serving(run: FinishedRun, folder: Path, form: Form, gguf: str) -> list[str]:
-    """Commands of servers that others use, each on the folder as it is."""
+    """Commands that serve the export with vLLM and Ollama, as paragraphs of its card."""
     name, base = run.config.name, hub_id(run.config.model.name)
     if form == "classifier":
         return []

@@ -24,11 +24,12 @@ class NotFinished(ValueError):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run has left behind.
+    """A run that has ended: its settings, results, guarantee and adapter.
 
     Attributes:
-        results: results.json.
-        verified: its files, in agreement with each other.
+        folder: the run's.
+        results: content of results.json.
+        verified: the run's files, in agreement with each other.
     """
 
     folder: Path
@@ -38,19 +39,23 @@ class FinishedRun:
 
     @cached_property
     def statement(self) -> Mapping[str, Any]:
-        """What it guarantees, as its ledger says it; CorruptRun if privacy.json says something else."""
+        """The guarantee of the run as its ledger gives it, in the form of privacy.json.
+
+        Raises:
+            CorruptRun: privacy.json says something else.
+        """
         found = self.verified.statement()
         assert found is not None, "a run that has ended has a privacy.json"
         return found
 
     @property
     def adapter(self) -> Path:
-        """The folder of the adapter."""
+        """The folder of the adapter, with PEFT's files."""
         return self.folder / ADAPTER_FOLDER
 
     @property
     def task(self) -> str:
-        """What the adapter was trained for."""
+        """The task that the adapter was trained for, as ``model.task`` names it."""
         return self.config.model.task
 
     @property
@@ -60,18 +65,18 @@ class FinishedRun:
 
     @property
     def most_tokens(self) -> int:
-        """New tokens of an answer unless something else is asked for: what a record had room for."""
+        """The default for the most new tokens of an answer: what a record had room for."""
         return self.config.evaluation.rouge_tokens or self.config.model.max_length // 2
 
     @property
     def dtype(self) -> "torch.dtype":
-        """Of the weights that the run ended with."""
+        """The type of the weights that the run ended with."""
         import torch
 
         return torch.bfloat16 if self.config.engine.precision == "bf16-model" else torch.float32
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The base model's, with the chat template of the run."""
+        """Load the base model's tokenizer, with the chat template of the run."""
         from client.data.chat import template_of
         from client.models.base import load_tokenizer
 
@@ -82,7 +87,7 @@ class FinishedRun:
         return found
 
     def language_model(self, *, adapted: bool = True) -> Any:
-        """The base model in evaluation mode, under PEFT with the adapter on it unless `adapted` is False."""
+        """Load the base model for evaluation, with the adapter on it unless `adapted` is False."""
         import torch
         from peft import PeftModel
 
@@ -94,7 +99,11 @@ class FinishedRun:
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def engine(self) -> "tuple[Engine, torch.Tensor]":
-        """An engine on the base model, with the run's settings, and the adapter as the vector it takes."""
+        """Build an engine on the base model with the run's settings, and load the adapter.
+
+        Returns:
+            the engine, and the adapter as the full float32 vector that it takes.
+        """
         import torch
 
         from client.engine.engine import build_engine
@@ -119,10 +128,10 @@ class FinishedRun:
 
 
 def read_finished(folder: Path) -> FinishedRun:
-    """The run in `folder`.
+    """Read and verify a run that has ended.
 
     Raises:
-        NotFinished: it is no run's, or the run has not ended.
+        NotFinished: the folder is no run's, or the run has not ended.
         ConfigError, CorruptRun: a file of it cannot be read.
     """
     if refusal := refusal_of_no_run(folder):

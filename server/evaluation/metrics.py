@@ -24,17 +24,20 @@ from strategies.messages.records import BadMessage
 
 
 class Evaluate(Protocol):
-    """Metrics of a full adapter vector, on a base moved by a residual if there is one, on a public split."""
+    """A function that measures a full adapter vector on a public split.
+
+    The base model is moved by a residual first, if one is given.
+    """
 
     def __call__(self, adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics: ...
 
 
 class Diverged(ValueError):
-    """A model whose loss is no number any more: what is spent on it from here on is lost."""
+    """A model whose loss is not finite: whatever is spent on training it further is lost."""
 
 
 def refuse_diverged(metrics: Metrics, where: str) -> None:
-    """Diverged if the loss on public validation records, of a released adapter, is not finite."""
+    """Raise :class:`Diverged` if a released adapter's loss on public validation records is not finite."""
     if not math.isfinite(metrics.loss):
         raise Diverged(
             f"the model's validation loss is {metrics.loss} {where}; nothing more is charged. Lower the learning rates "
@@ -43,7 +46,13 @@ def refuse_diverged(metrics: Metrics, where: str) -> None:
 
 
 def on_server(job: Job, data: PreparedData, splits: dict[str, tuple[int, int]]) -> Evaluate:
-    """An evaluation in this process: where nodes hold the clients' records, the public ones are on the server alone."""
+    """Make an evaluation that runs in this process, on records that the server has itself.
+
+    Where nodes hold the clients' records, the public ones are on the server alone.
+
+    Args:
+        splits: first record and end of what is evaluated of every public split.
+    """
     engine = make_engine(job)
     parts = {part: getattr(data, part).select(np.arange(*rows)) for part, rows in splits.items()}
 
@@ -62,13 +71,17 @@ def on_workers(
     timeout: float,
     tokens: Mapping[str, int | None] | None = None,
 ) -> Evaluate:
-    """An evaluation that gives every worker a contiguous part of the split.
+    """Make an evaluation that gives every worker a contiguous part of the split.
 
     Args:
         nodes: most workers to use; all that are connected if they are fewer.
+        job: the clients' job as JSON text.
         splits: first record and end of what is evaluated of every public split.
         timeout: seconds for all replies.
         tokens: predicted tokens in every split, which the metrics of a language model average over; None: records.
+
+    Returns:
+        the evaluation, which raises :class:`RoundFailed` where not every worker answers for its part.
     """
 
     def evaluate(adapter: Float[Tensor, " size"], split: str, residual: Tensor | None = None) -> Metrics:
@@ -119,7 +132,7 @@ def on_workers(
 
 
 def _added(split: str, parts: Sequence[ShardMetrics]) -> tuple[tuple[int, ...], ...] | None:
-    """The confusion matrix of all shards; None unless every one has counted."""
+    """The confusion matrix summed over all shards; None unless every one has counted."""
     counted = [part.confusion for part in parts if part.confusion is not None]
     if not counted or len(counted) < len(parts):
         return None

@@ -20,7 +20,7 @@ from server.run_folder import names
 from server.run_folder.seal import write_seal
 
 COVERED = (names.LEDGER_FILE, names.METRICS_FILE, names.STAMP_FILE, names.CANARIES_FILE)
-"""Copied as they are."""
+"""Files that are copied as they are."""
 RESULTS = ("test_", "validation_", "start_", "public_test_", "majority_", "rounds_done", "stopped", "dimension",
     "model", "label_names", "not_private")  # fmt: skip
 """Beginnings of the results that are numbers of public records, or of the settings."""
@@ -91,7 +91,7 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _without_places(config: RunConfig) -> RunConfig:
-    """The same settings; of a file on the owner's machine only its name."""
+    """A copy of the settings that names no place on the owner's machine; of a file only its name stays."""
     table, default = flatten(config.to_table()), flatten(RunConfig().to_table())
     for key in UNTOLD:
         if key in table:

@@ -27,7 +27,11 @@ CERTIFICATE_DAYS = 397
 
 
 def authority(folder: Path) -> bool:
-    """Make ``ca.key`` and ``ca.crt`` in ``folder`` if they are not there; whether they were made."""
+    """Make the federation's authority, ``ca.key`` and ``ca.crt`` in ``folder``, unless it is there.
+
+    Returns:
+        whether it was made.
+    """
     if (folder / "ca.key").exists():
         return False
     key = ec.generate_private_key(ec.SECP384R1())
@@ -58,7 +62,7 @@ def certificate(folder: Path, stem: str, names: Sequence[str], signer: Path) -> 
 
 
 def signing_key(folder: Path, signer: Path) -> None:
-    """Make ``signing.key`` and ``signing.crt`` in ``folder``: for instructions to nodes, and for nothing else.
+    """Make ``signing.key`` and ``signing.crt`` in ``folder``, for instructions to nodes and nothing else.
 
     Args:
         signer: folder of :func:`authority`.
@@ -68,7 +72,10 @@ def signing_key(folder: Path, signer: Path) -> None:
 
 
 def operator_key(*folders: Path) -> None:
-    """Make one secret, ``operator.key``, in all ``folders``: see :mod:`server.network.operator_key`."""
+    """Make one secret and write it as ``operator.key`` into all ``folders``.
+
+    What it is for: :mod:`server.network.operator_key`.
+    """
     key = secrets.token_bytes(32)
     for folder in folders:
         _write(folder / "operator.key", key, secret=True)
@@ -82,7 +89,10 @@ def _certified(
     signer: Path,
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> None:
-    """``STEM.key`` and ``STEM.crt``, signed by the authority; the extensions each with whether it is critical."""
+    """Write ``STEM.key`` and ``STEM.crt``, signed by the authority.
+
+    Each extension comes with whether it is critical.
+    """
     ca_key = serialization.load_pem_private_key((signer / "ca.key").read_bytes(), password=None)
     ca = x509.load_pem_x509_certificate((signer / "ca.crt").read_bytes())
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
@@ -100,7 +110,7 @@ def _certified(
 
 
 def node_key(folder: Path) -> bytes:
-    """Make ``key`` and ``key.pub`` in ``folder``; the public half, one line."""
+    """Make a SuperNode's key pair, ``key`` and ``key.pub`` in ``folder``; returns the public half, one line."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
     _write(folder / "key", _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
@@ -150,6 +160,6 @@ def _private(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, form: serializ
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Whole or not at all, and never readable by others in between."""
+    """Write a file whole or not at all, never readable by others in between."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     durable.write(path, content, mode=0o600 if secret else 0o644)

@@ -34,7 +34,11 @@ AT_ONCE = 16
 
 
 def answers(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
-    """Send ``messages`` now; the replies, in the order in which they come within ``timeout`` seconds."""
+    """Send ``messages`` at once and yield the replies in the order in which they come.
+
+    Args:
+        timeout: seconds after which no reply is waited for any more.
+    """
     # Now: a message has its name from here on. What the SuperLink does not take (a node unregistered since) has none.
     waiting = [identifier for identifier in grid.push_messages(messages) if identifier is not None]
     return _arriving(grid, waiting, timeout)
@@ -61,7 +65,7 @@ def _arriving(grid: Grid, waiting: list[str], timeout: float) -> Iterator[Messag
 
 
 def _pulled(grid: Grid, batch: Sequence[str], given_up: set[str]) -> list[Message]:
-    """The replies of a batch that are there; identifiers of unreadable ones are added to ``given_up``."""
+    """Pull the replies of a batch that are there; names of unreadable ones are added to ``given_up``."""
     if not batch:
         return []
     try:
@@ -85,10 +89,11 @@ def roster(
     patience: float = PATIENCE,
     tell: Tell = lambda text: None,
 ) -> tuple[int, ...]:
-    """The node of every client, in the order of the clients' ids; kept in a file from the first time on.
+    """Find the node of every client, in the order of the clients' ids; kept in a file from the first time on.
 
     Args:
-        clients: as many as there are nodes.
+        file: the roster's; where it exists, its nodes are waited for.
+        clients: number of nodes that must be connected.
         of_many: nodes have many clients each, and ``clients`` is ``data.nodes``.
         patience: seconds to wait for them; then their number must stay the same for some more (``settle`` of the grid).
         tell: is told what is waited for.
@@ -118,10 +123,13 @@ def roster(
 
 
 def names(file: Path, roster: Sequence[int]) -> list[str]:
-    """What the nodes of a roster are called: by `lacquer admit`, else by their number.
+    """The names of a roster's nodes: those that `lacquer admit` gave, else their numbers.
 
     Args:
         file: names by node; need not be there.
+
+    Raises:
+        CorruptRun: the file cannot be read.
     """
     try:
         known = dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}

@@ -26,7 +26,7 @@ USUAL = "/keys/signing.key"
 
 
 class SigningGrid(Grid):
-    """Another grid whose messages are signed on their way out.
+    """A grid that signs every message on its way out through another grid.
 
     Raises:
         ConfigError: there is no key to sign with.
@@ -54,14 +54,14 @@ class SigningGrid(Grid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sign and send."""
+        """Sign the messages and send them."""
         return self._grid.push_messages([self._signed(message) for message in messages])
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Sign, send and wait."""
+        """Sign the messages, send them and wait for the replies."""
         return self._grid.send_and_receive([self._signed(message) for message in messages], timeout=timeout)
 
     def _signed(self, message: Message) -> Message:
@@ -72,7 +72,7 @@ class SigningGrid(Grid):
 
 
 def load_signing_key(path: Path) -> tuple[Ed25519PrivateKey, x509.Certificate]:
-    """The key by which nodes know the server's instructions, and its certificate, which lies beside it.
+    """Load the key by which nodes know the server's instructions, and the certificate beside it.
 
     Raises:
         ConfigError: they are not there, are something else, or the certificate has run out.

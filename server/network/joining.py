@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def joined(
     file: Path, grid: Grid, nodes: Sequence[int], request: JoinRequest, *, clients: int, timeout: float
 ) -> tuple[int, ...]:
-    """How many clients each node of a roster has; asked once a run, then read from the roster's file.
+    """Ask each node of a roster how many clients it has; once a run, then it is read from the roster's file.
 
     Args:
         file: the roster's, which names the nodes already.
@@ -35,7 +35,7 @@ def joined(
         timeout: seconds for which nodes may prepare their records.
 
     Raises:
-        ConfigError: the numbers do not add up to it.
+        ConfigError: the numbers do not add up to ``clients``.
         RoundFailed: a node did not join; its own log says why. Nothing was charged.
         CorruptRun: the file's list is not of this run.
     """

@@ -26,17 +26,17 @@ USUAL = "/keys/operator.key"
 
 
 def key_file() -> Path:
-    """Where the key is kept."""
+    """The path of the operator's key: ``LACQUER_OPERATOR_KEY``, else where the containers have it."""
     return Path(os.environ.get(VARIABLE) or USUAL)
 
 
 def access_token(key: bytes) -> str:
-    """The token by which the Control API knows the operator, of which the key cannot be told."""
+    """The token by which the Control API knows the operator; the key cannot be told from it."""
     return hmac.new(key, b"lacquer: Flower's Control API", hashlib.sha256).hexdigest()
 
 
 def operators_only(serve: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Flower's function that serves a SuperLink, so that it takes calls with the operator's key only.
+    """Wrap Flower's function that serves a SuperLink, so that it takes calls with the operator's key only.
 
     Args:
         serve: ``flwr.superlink.cli.flower_superlink._run_superlink_http_api``, which takes the SuperLink's settings.
@@ -73,7 +73,7 @@ def operators_only(serve: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def keep_credentials(home: Path, address: str, key: bytes) -> None:
-    """Write into ``home``, a ``FLWR_HOME``, what Flower's command shows a SuperLink to be known as the operator's."""
+    """Write into ``home``, a ``FLWR_HOME``, the credentials by which a SuperLink knows its operator."""
     from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
     from flwr.common.constant import AuthnType
     from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
@@ -85,7 +85,11 @@ def keep_credentials(home: Path, address: str, key: bytes) -> None:
 
 
 def answers() -> None:
-    """Call the SuperLink of this container; urllib's error if it does not answer as it should."""
+    """Call the SuperLink of this container, with the operator's key.
+
+    Raises:
+        urllib.error.URLError: it does not answer as it should.
+    """
     key = key_file()
     shown = {"content-type": "application/protobuf", "authorization": f"Bearer {access_token(key.read_bytes())}"}
     asked = urllib.request.Request("https://127.0.0.1:8000/v1/control/list-nodes", b"", shown)

@@ -30,7 +30,7 @@ from client.supernode import PATIENCE, Completing, execute, mark, repeating
 
 
 class RuntimeClient(Completing, RuntimeHttpClient):
-    """What a grid calls the SuperLink by. It hands on one reply a call, and that one when all its objects are there.
+    """A grid's client for the SuperLink that hands on one reply a call, once all its objects are there.
 
     Flower's grid takes a reply when it is announced, then waits for up to two hours for the objects that the node named
     and may never upload, while the other replies wait behind it. And of several that it takes together, one that cannot
@@ -66,7 +66,7 @@ class RuntimeClient(Completing, RuntimeHttpClient):
         return self._fetched.pop(request.object_id, None) or super().PullObject(request)
 
     def _whole(self, name: str) -> bool:
-        """Whether nothing of a reply is to come any more; what the SuperLink has given up will not come."""
+        """Whether nothing more of a reply is to come; what the SuperLink has given up will not come."""
         reply, _, missing = self._announced[name]
         while missing:
             asked = PullObjectRequest(
@@ -81,7 +81,11 @@ class RuntimeClient(Completing, RuntimeHttpClient):
 
 
 def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> Grid:
-    """The same grid, if it speaks to a SuperLink, with calls that are repeated for so long."""
+    """Make a grid that speaks to a SuperLink repeat its calls; another grid is returned as it is.
+
+    Args:
+        limit: seconds for which a call is repeated.
+    """
     invoker = getattr(grid, "_retry_invoker", None)  # of Flower's HttpGrid; a grid in this process has none
     if isinstance(invoker, RetryInvoker):
         repeating(invoker, limit, clock)
@@ -92,14 +96,14 @@ def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = ti
 
 
 def executor() -> None:
-    """``flower-superexec``, with the options of this process."""
+    """Run ``flower-superexec``, made patient, with the options of this process."""
     module: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
     module.make_simple_http_retry_invoker = lambda: repeating(noting(make_simple_http_retry_invoker()))
     execute(sys.argv[1:])
 
 
 def noting(invoker: RetryInvoker) -> RetryInvoker:
-    """The same invoker, which notes in a file that a call was answered: the executor asks for work every second."""
+    """Make an invoker note in a file that a call was answered; returns it. The executor asks for work every second."""
     succeeded = invoker.on_success
 
     def on_success(state: Any) -> None:

@@ -102,7 +102,7 @@ def each_for_itself(handlers: Any) -> None:
 
 
 def main() -> None:
-    """The command, with the options of this process."""
+    """Run Flower's SuperLink with these changes and the options of this process."""
     from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
     from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.fleet import fleet_handlers

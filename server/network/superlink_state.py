@@ -19,7 +19,7 @@ OPTION = "--database="
 
 
 def compact(database: Path) -> None:
-    """Give the space of what was deleted back to the disk. No other process may have the database open.
+    """Give the space of deleted rows back to the disk. No other process may have the database open.
 
     Raises:
         sqlite3.Error: it is in use, is none, or the disk has no room for a second copy; it is as it was then.
@@ -47,7 +47,10 @@ def copy(database: Path, stream: IO[bytes]) -> None:
 
 
 def start(command: list[str]) -> NoReturn:
-    """Make the database of a SuperLink's command small, then become that command. What cannot be made small stays."""
+    """Make the database of a SuperLink's command small, then become that command.
+
+    A database that cannot be made small stays as it is.
+    """
     for argument in command:
         database = Path(argument.removeprefix(OPTION))
         if argument.startswith(OPTION) and database.is_file():
@@ -67,7 +70,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command ``start`` or ``copy`` that the arguments name."""
     if arguments[:1] == ["start"] and len(arguments) > 1:
         start(arguments[1:])
     if arguments[:1] != ["copy"] or len(arguments) != 2:

@@ -20,7 +20,7 @@ SEEN_FILE = "canaries.jsonl"
 
 
 def canary_key(folder: Path) -> Path:
-    """Where the secret of a run's coins is."""
+    """The path of the secret of a run's coins."""
     return folder / AUDIT_FOLDER / KEY_FILE
 
 
@@ -54,7 +54,9 @@ def note_seen(folder: Path, seen: Observation) -> None:
 
 
 def read_seen(folder: Path) -> list[Observation]:
-    """What the releases showed, round by round; the last word on one that was held again.
+    """Read what each release showed of the canaries, in the order of rounds.
+
+    Of a round that was held again, the last observation counts.
 
     Raises:
         CorruptRun: a line cannot be read.
@@ -72,7 +74,7 @@ def read_seen(folder: Path) -> list[Observation]:
 
 
 def canary_note(config: RunConfig) -> str:
-    """What whoever gets the model must know; "" for a run without canaries."""
+    """A sentence that whoever gets the model must know; "" for a run without canaries."""
     if config.audit.canaries:
         return (
             f"This run holds {config.audit.canaries} canaries ({config.unit} level): units of its population that "

@@ -40,7 +40,13 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Times:
-    """Wall seconds that the run, and its last round up to the release, had taken; processor seconds, where counted."""
+    """Seconds that a run has taken up to a release.
+
+    Attributes:
+        run: wall time of the run.
+        round: wall time of its last round.
+        processor: processor time, where it is counted.
+    """
 
     run: float = 0.0
     round: float = 0.0
@@ -59,7 +65,7 @@ class Stopwatch:
         self._started = time.monotonic(), time.process_time()
 
     def taken(self) -> Times:
-        """Up to now."""
+        """The time taken up to now."""
         wall, processor = self._started
         return Times(
             run=self.before.run + time.monotonic() - wall,
@@ -92,7 +98,7 @@ class Checkpoint:
         taken: Times,
         records: tuple[int, str] | None = None,
     ) -> "Checkpoint":
-        """From a strategy's state and its last release."""
+        """Make the checkpoint of a strategy's state and its last release; ``release`` is None before the first."""
         update, answers = (None, ()) if release is None else (release.update, release.answers)
         return Checkpoint(state, update, answers, ledger_head, taken, records)
 
@@ -112,7 +118,11 @@ class Mark:
     secret: str | None
 
     def check_secret(self, path: Path) -> None:
-        """CorruptRun if ``path`` is not the file with the secret that the checkpoint saw."""
+        """Refuse a secret for drawing cohorts that is not the one the checkpoint saw.
+
+        Raises:
+            CorruptRun: ``path`` is missing, or is another file.
+        """
         if self.secret is not None and (not path.is_file() or _digest(path) != self.secret):
             state = "is not the secret that has drawn so far" if path.is_file() else "is missing"
             raise CorruptRun(f"{path} {state}: other cohorts would be drawn than were; restore it")
@@ -162,16 +172,19 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def check_room(run_folder: Path) -> None:
-    """Refuse to go on where the disk has no room for the next checkpoint; OSError.
+    """Refuse to go on where the disk has no room for the next checkpoint.
 
     A release adds its update to what the last checkpoint holds, and a controller or an optimizer its first state.
+
+    Raises:
+        OSError: there is too little room.
     """
     last = checkpoint_folder(run_folder)
     durable.check_room(run_folder, 3 * sum(file.stat().st_size for file in last.iterdir()) if last else 0)
 
 
 def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
-    """The last checkpoint of a run.
+    """Load the last checkpoint of a run.
 
     Args:
         fresh: a state as at the start of the same run; it gives types and shapes.
@@ -197,7 +210,11 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
 
 
 def _document(folder: Path) -> dict[str, Any]:
-    """The content of state.json, with the tensors beside it as they were written; CorruptRun names the other file."""
+    """Read the content of state.json, whose digest of the tensors beside it must hold.
+
+    Raises:
+        CorruptRun: naming the file that is missing or was changed.
+    """
     for _ in range(_TRIES):
         try:
             document = dict(json.loads((folder / _DOCUMENT).read_text()))
@@ -225,22 +242,22 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _own_digest(document: Mapping[str, Any]) -> str:
-    """Of everything else in state.json, as it will be read back."""
+    """The digest of everything else in state.json, as it will be read back."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(document)), sort_keys=True).encode()).hexdigest()
 
 
 def checkpoint_folder(run_folder: Path) -> Path | None:
-    """Where the last checkpoint lies; None if there is none."""
+    """The folder of a run's last checkpoint; None if there is none."""
     return next((place for place in _places(run_folder) if place.is_dir()), None)
 
 
 def _places(run_folder: Path) -> tuple[Path, Path]:
-    """Of the checkpoint, and of the one before for as long as it is being replaced."""
+    """The folder of the checkpoint, and of the one before for as long as it is being replaced."""
     return run_folder / CHECKPOINT_FOLDER, run_folder / f".{CHECKPOINT_FOLDER}.old"
 
 
 def read_mark(run_folder: Path) -> Mark | None:
-    """What the last checkpoint saw of the files beside it; None if there is no checkpoint.
+    """Read what the last checkpoint saw of the files beside it; None if there is no checkpoint.
 
     Raises:
         CorruptRun: it cannot be read, or its tensors are not those that were written with it.
@@ -258,7 +275,7 @@ def read_mark(run_folder: Path) -> Mark | None:
 
 
 def _from_format_2(state: Mapping[str, Any], fresh: ServerState) -> dict[str, Any]:
-    """A state as version 0.1 wrote it, in today's form."""
+    """Bring a state that version 0.1 wrote into today's form."""
     if state["basis"] is not None:
         raise ValueError("version 0.1 wrote it in a public subspace: resume it there")
     kept = {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
@@ -282,7 +299,10 @@ def _shapes(state: ServerState) -> dict[str, str]:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous, and each with memory of its own, as safetensors wants them: the served adapter may be the adapter."""
+    """Copies of tensors that are contiguous and share no memory, as safetensors wants them.
+
+    The served adapter may be the adapter.
+    """
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

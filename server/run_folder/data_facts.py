@@ -27,7 +27,7 @@ PUBLIC = "Public records only: what is trained on under the guarantee is not cou
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Counts of records.
+    """Counts of the records that a run has read, kept and left out.
 
     Attributes:
         note: what these are facts of.
@@ -55,7 +55,7 @@ class DataFacts:
 
     @property
     def public(self) -> "DataFacts":
-        """Those of the parts that are held out."""
+        """The facts of the held-out parts alone, which are public."""
         parts = [part for part in PARTS if part != "train"]
 
         def held_out(counts: Mapping[str, int]) -> dict[str, int]:
@@ -66,7 +66,7 @@ class DataFacts:
 
 
 def facts_of(data: PreparedData) -> DataFacts:
-    """All that is counted of a prepared data set."""
+    """Count everything that is counted of a prepared data set."""
     meta, sizes = data.meta, data.stops - data.starts
     some = sizes[sizes > 0]
     removed = dict(meta["removed"])
@@ -87,7 +87,7 @@ def facts_of(data: PreparedData) -> DataFacts:
 
 
 def may_be_shown(config: RunConfig, facts: DataFacts) -> DataFacts:
-    """What of the facts the folder of a run may hold, which others are shown."""
+    """The part of the facts that the run's folder may hold, which others are shown."""
     if config.deployed:
         return facts.public
     if config.data.source == NOTES:  # nobody's records
@@ -100,13 +100,13 @@ def may_be_shown(config: RunConfig, facts: DataFacts) -> DataFacts:
 
 
 def write_facts(folder: Path, config: RunConfig, data: PreparedData) -> None:
-    """Into the folder of a run."""
+    """Write the facts that may be shown into a run's folder."""
     facts = asdict(may_be_shown(config, facts_of(data)))
     durable.write(folder / FACTS_FILE, json.dumps(facts, indent=2) + "\n")
 
 
 def read_facts(folder: Path) -> DataFacts | None:
-    """What :func:`write_facts` wrote; None where there is nothing.
+    """Read the facts that :func:`write_facts` wrote; None where there are none.
 
     Raises:
         CorruptRun: the file holds something else.

@@ -34,7 +34,11 @@ def write(folder: Path, config: RunConfig, noise: Json, phases: Tables = ()) -> 
 
 
 def read(folder: Path, config: RunConfig, from_json: Callable[[Any], T], phases: Tables = ()) -> T | None:
-    """What :func:`write` put there for the same settings and code, read by ``from_json``; None if there is none."""
+    """Read the noise that :func:`write` kept for the same settings and code; None if there is none.
+
+    Args:
+        from_json: makes it from its JSON form.
+    """
     try:
         document = json.loads((folder / COMMITMENT_FILE).read_text(encoding="utf-8"))
         return from_json(document["noise"]) if document["of"] == _digest(config, phases) else None

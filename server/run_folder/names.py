@@ -14,38 +14,38 @@ PHASES_FILE = "recipe.toml"
 ORIGIN_FILE = "origin.json"
 COMMITMENT_FILE = "commitment.json"
 CANDIDATE_FILE = "candidate.json"
-"""Of a run that a private sweep started: which settings, and that its noise is the sweep's to choose."""
+"""Present in a run that a private sweep started: which settings, and that its noise is the sweep's to choose."""
 DATA_FILE = "data.digest"
-"""Which data set it is. Not for others: who knows all records but one could try out guesses of the last."""
+"""Digest that names the data set. Not for others: who knows all records but one could try out guesses of the last."""
 FACTS_FILE = "records.json"
-"""What became of the records that were read; see :mod:`server.run_folder.data_facts`."""
+"""Counts of the records that were read; see :mod:`server.run_folder.data_facts`."""
 SOURCE_FILE = "source.digest"
-"""Which records they were, before anything was drawn or dealt; not for others, as the file above."""
+"""Digest of the records before anything was drawn or dealt; not for others, as the file above."""
 ENVIRONMENT_FILE = "environment.json"
 ROSTER_FILE = "nodes.json"
 CLIENTS_FILE = "clients.json"
-"""Of a deployed run: names of its clients, by node."""
+"""Names of a deployed run's clients, by node."""
 FLOWER_RUN_FILE = "flower-run.json"
-"""Of a deployed run: its number at the SuperLink."""
+"""Number of a deployed run at the SuperLink."""
 LOCK_FILE = "run.lock"
 LAUNCH_LOCK = "launch.lock"
-"""Held by the command that starts or resumes a run, from before the run's own process holds the other."""
+"""Lock of the command that starts or resumes a run, from before the run's own process holds the other."""
 SEAL_FILE = "files.sha256"
 """Digests of what a run has written for good; see :mod:`server.run_folder.seal`."""
 
 LEDGER_FILE = "ledger.jsonl"
 TUNING_FILE = "tuning.jsonl"
-"""In the folder of a private sweep: its ledger."""
+"""Ledger in the folder of a private sweep."""
 SAMPLING_SECRET = "sampling.key"
 CHECKPOINT_FOLDER = "checkpoint"
 PUBLIC_START_FILE = "public-start.safetensors"
 """The adapter after a warm start on public records: what an audit compares the run's adapter with."""
 SITES_FILE = "silos.safetensors"
 SITES_FOLDER = "silos"
-"""In the run folder of a simulation: a folder for every site's own ledger."""
+"""Folder in a simulation's run folder that holds one for every site's own ledger."""
 PHASES_FOLDER = "phases"
 PHASE_FILE = "done.safetensors"
-"""In the folder of a phase that has ended."""
+"""Present in the folder of a phase that has ended."""
 RESUMES_FILE = "resumed.jsonl"
 
 METRICS_FILE = "metrics.jsonl"
@@ -61,14 +61,14 @@ ADAPTER_FOLDER = "adapter"
 RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
 PUBLISHED_FILE = "PUBLISHED.md"
-"""In a copy of a run that is made to be given to others; see :mod:`server.evaluation.published`."""
+"""Present in a copy of a run that is made to be given to others; see :mod:`server.evaluation.published`."""
 CANARIES_FILE = "HOLDS-CANARIES.txt"
-"""In a run with made-up units or secrets in it."""
+"""Present in a run with made-up units or secrets in it."""
 AUDIT_FOLDER = "audit"
-"""What attacks on the run found: not covered by the guarantee, and read by nothing else. The secret of its canaries."""
+"""Folder of what attacks on the run found, and of its canaries' secret; the guarantee does not cover it."""
 AUDIT_FILE = "audit.json"
 STAMP_FILE = "NOT-PRIVATE.txt"
-"""In the run folder and beside the adapter, wherever there is no guarantee."""
+"""Present in the run folder and beside the adapter, wherever there is no guarantee."""
 
 FOR_THE_OWNER = {
     SAMPLING_SECRET: "whoever has it knows who took part",
@@ -95,7 +95,11 @@ def typed(path: Path) -> str:
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
-    """The resolved settings into a run's folder: once, by whoever starts the run; where they stand, they stay."""
+    """Write the resolved settings into a run's folder; a file that says the same stays as it is.
+
+    Returns:
+        the path of the file.
+    """
     path, text = folder / CONFIG_FILE, config.to_toml()
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         durable.write(path, text)

@@ -59,10 +59,18 @@ def write_origin(run_folder: Path, config: RunConfig, data: str, phases: Tables 
 def check_origin(
     run_folder: Path, config: RunConfig, *, data: str | None = None, other_code: bool = False, phases: Tables = ()
 ) -> list[str]:
-    """Hold ``config``, the data set and the code of now against the start of the run; what of the code is different.
+    """Compare settings, data set and code of now with those that the run was started with.
+
+    Args:
+        data: name of the prepared data set; None does not compare it.
+        other_code: accept that the code has changed.
+        phases: tables of a run in phases.
+
+    Returns:
+        what of the code is different, in words.
 
     Raises:
-        CannotResume: something else than :data:`FREE` settings is different (code only counts without ``other_code``).
+        CannotResume: something else than :data:`FREE` settings is different, or the code without ``other_code``.
         CorruptRun: origin.json is not what a run writes.
     """
     for name in (ORIGIN_FILE, DATA_FILE):
@@ -92,7 +100,7 @@ def check_origin(
 
 
 def check_settings(run_folder: Path, config: RunConfig, file: Path) -> None:
-    """Hold the settings in ``file`` against those that the run was started with, where it has noted them.
+    """Compare the settings in ``file`` with those that the run was started with, where it has noted them.
 
     Raises:
         CorruptRun: a setting is different that decides what is released, or origin.json cannot be read.
@@ -128,7 +136,7 @@ def _changed_settings(origin: Mapping[str, Any], config: RunConfig) -> list[str]
 
 
 def methods_of(phases: Tables) -> list[str]:
-    """Names of the methods in a run's phases."""
+    """The names of the methods in a run's private phases."""
     return [phase[key] for phase in phases for key in ("controller", "optimizer") if phase["kind"] == "private"]
 
 

@@ -33,13 +33,13 @@ from server.run_folder.seal import check_tensors, tensors_digest
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """What a phase ended with.
+    """The outcome of a phase: its numbers and its adapter.
 
     Attributes:
         seconds: wall time of its training.
         cpu_seconds: processor time of its training, all threads.
         validation_loss: public, after it.
-        adapter: full vector after it.
+        adapter: full float32 vector ``[d]`` after it.
     """
 
     name: str
@@ -49,19 +49,19 @@ class PhaseResult:
     adapter: Tensor
 
     def to_json(self) -> dict[str, Any]:
-        """Its numbers."""
+        """The numbers of the result, without its adapter."""
         return {name: value for name, value in vars(self).items() if name != "adapter"}
 
 
 class PhaseFolder:
-    """What is kept of phase `number` (from 1) of the run in `run_folder`; made if it is not there."""
+    """The folder of phase `number` (from 1) of the run in `run_folder`; made if it is not there."""
 
     def __init__(self, run_folder: Path, number: int) -> None:
         self.path = run_folder / PHASES_FOLDER / str(number)
         self.path.mkdir(parents=True, exist_ok=True)
 
     def result(self, name: str, size: int) -> PhaseResult | None:
-        """How the phase ended, with an adapter of `size` values; None if it has not.
+        """Read how the phase ended, with an adapter of `size` values; None if it has not.
 
         Raises:
             CorruptRun: the file is damaged, or of another phase.
@@ -77,16 +77,19 @@ class PhaseFolder:
         return result
 
     def finish(self, result: PhaseResult) -> None:
-        """Keep how the phase ended, whole or not at all."""
+        """Write how the phase ended, whole or not at all."""
         tensors, said = {"adapter": result.adapter.detach().cpu().contiguous()}, json.dumps(result.to_json())
         with durable.replacing(self.path / PHASE_FILE) as draft:
             save_file(tensors, draft, metadata={"phase": said, "sha256": tensors_digest(said, tensors)})
 
     def sampler(self, charged: int) -> CohortSampler:
-        """What draws the phase's batches, `charged` of which were paid for.
+        """Load or make what draws the phase's batches.
+
+        Args:
+            charged: number of batches that were paid for.
 
         Raises:
-            CorruptRun: some were, and its secret is gone.
+            CorruptRun: some were, and the secret that drew them is gone.
         """
         secret = self.path / SAMPLING_SECRET
         if secret.is_file():
@@ -116,7 +119,11 @@ def ended_phases(run_folder: Path) -> tuple[dict[str, Any], ...]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[Any]:  # safetensors names no type for an open file
-    """The file of an ended phase; CorruptRun, if it is none."""
+    """Open the file of an ended phase for reading.
+
+    Raises:
+        CorruptRun: it is none, or what is read of it is not as it was written.
+    """
     try:
         with safe_open(path, "pt") as file:
             yield file
@@ -125,7 +132,7 @@ def _readable(path: Path) -> Iterator[Any]:  # safetensors names no type for an 
 
 
 def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
-    """The ledger of a run in phases, verified and held; None if the run has none (yet).
+    """Open the ledger of a run in phases, verified and held; None if the run has none (yet).
 
     Raises:
         CannotResume: another process holds it.
@@ -144,7 +151,7 @@ def reopened_ledger(run_folder: Path, phases: int) -> Ledger | None:
 
 
 def charges_of(run_folder: Path) -> tuple[Charge, ...]:
-    """What the run has been charged for so far."""
+    """The charges in the ledger of the run in a folder, so far; none where it has no ledger."""
     path = run_folder / LEDGER_FILE
     if not path.is_file():
         return ()

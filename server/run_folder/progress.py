@@ -38,7 +38,7 @@ _TEXTS = ("tokens", "offsets")
 
 @dataclass(frozen=True)
 class SiteGuarantee:
-    """What a site last guaranteed of itself; see :class:`client.record_level.messages.SiloReply`."""
+    """The guarantee that a site last stated; see :class:`client.record_level.messages.SiloReply`."""
 
     epsilon: float
     population: int
@@ -47,15 +47,15 @@ class SiteGuarantee:
 
 @dataclass
 class Progress:
-    """Of a cross-silo run.
+    """The state of a cross-silo run behind its last round.
 
     Attributes:
         round: the last one done.
-        silos: what they guarantee, by number.
+        silos: guarantees of the sites, by number.
         steps: taken by all of them, in all rounds.
-        refusals: of those that took no step when last asked, why, by number.
+        refusals: reasons of the sites that took no step when last asked, by number.
         texts: public ones of the next round, where sites send coefficients of their gradients.
-        optimizer: the server's, where it has one.
+        optimizer: tensors of the server's optimizer, where it has one.
     """
 
     model: GlobalModel
@@ -74,7 +74,7 @@ class Progress:
         return f"{self.round} rounds done{without}"
 
     def ended(self, silos: int) -> str | None:
-        """Why none of so many sites takes part any more, or None."""
+        """The reason why none of so many sites takes part any more; None if one does."""
         if len(self.refusals) < silos:
             return None
         said = "; ".join(f"site {silo}: {reason}" for silo, reason in sorted(self.refusals.items()))
@@ -82,7 +82,7 @@ class Progress:
 
 
 def save_progress(folder: Path, progress: Progress, records: tuple[int, str] | None = None) -> None:
-    """A crash at any moment leaves the previous file or this one.
+    """Write the progress of a cross-silo run. A crash at any moment leaves the previous file or this one.
 
     Args:
         records: how many records of rounds there are, and their digest.
@@ -106,7 +106,7 @@ def save_progress(folder: Path, progress: Progress, records: tuple[int, str] | N
 
 
 def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
-    """What :func:`save_progress` wrote.
+    """Load the progress that :func:`save_progress` wrote.
 
     Raises:
         CorruptRun: the file is damaged, or of a run with another adapter.
@@ -133,11 +133,11 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
 
 @dataclass(frozen=True)
 class Noted:
-    """What the file says beside the model.
+    """The content of a progress file beside the model.
 
     Attributes:
         guarantees: of the sites, by number.
-        records: how many records of rounds there were, and their digest; None where nobody counted.
+        records: number of records of rounds, and their digest; None where nobody counted.
     """
 
     guarantees: Mapping[int, SiteGuarantee]
@@ -145,7 +145,7 @@ class Noted:
 
 
 def read_noted(folder: Path) -> Noted:
-    """What a cross-silo run has noted; nothing before its first round, and of other runs.
+    """Read what a cross-silo run has noted; nothing before its first round, and for other runs.
 
     Raises:
         CorruptRun: the file is damaged.
@@ -154,7 +154,7 @@ def read_noted(folder: Path) -> Noted:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Noted]:
-    """What is for the run alone of the file's header, its tensors, and what is for others."""
+    """Read what a progress file's header has for the run alone, its tensors, and what is for others."""
     try:
         with safe_open(folder / SITES_FILE, "pt") as file:
             tensors, values = check_tensors(file, "progress"), json.loads(file.metadata()["progress"])
@@ -173,7 +173,7 @@ def _not_of_this_run(path: Path, error: Exception) -> CorruptRun:
 
 @contextmanager
 def owned(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
-    """The folder for its one owner.
+    """Hold a folder's lock, so that this process is its one owner meanwhile.
 
     Args:
         lock: name of the file that is held.
@@ -190,7 +190,10 @@ def owned(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether a process trains in the folder now. It holds the lock itself for a moment: ask now and then only."""
+    """Whether a process trains in the folder now.
+
+    The call holds the lock itself for a moment, so make it now and then only.
+    """
     try:
         with (folder / LOCK_FILE).open("r") as file:
             durable.lock(file.fileno(), "")

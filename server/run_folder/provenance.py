@@ -27,7 +27,9 @@ PACKAGES = ("flwr", "ray", "torch", "transformers", "peft", "dp-accounting", "op
 
 
 def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, str]:
-    """Digest (SHA-256, 16 digits) of every source file that decides a run's numbers, and the versions of libraries.
+    """Digests (SHA-256, 16 digits) of the source files that decide a run's numbers, and versions of libraries.
+
+    The user's own methods are among them, under the names that the configuration, or `methods`, gives them.
 
     The user's own methods are in it, under the names that the configuration, or `methods`, gives them.
     """
@@ -44,7 +46,7 @@ def code_version(config: RunConfig, methods: Iterable[str] = ()) -> dict[str, st
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What was changed, added or removed, in words."""
+    """List what was changed, added or removed between two versions of the code, in words."""
     words = []
     for name in sorted(before.keys() | now.keys()):
         if name in LIBRARIES and before.get(name) != now.get(name):
@@ -71,7 +73,7 @@ def _digest(path: Path) -> str:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Python, system, cores, accelerators, package versions and the source commit; no path and no host name."""
+    """Describe Python, system, cores, accelerators, packages and commit; names no path and no host."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -115,7 +117,7 @@ def _accelerators() -> list[str]:
 
 
 def processor() -> str:
-    """Name of the processor, as Linux tells it."""
+    """The name of the processor, as Linux tells it."""
     info = Path("/proc/cpuinfo")
     text = info.read_text(encoding="utf-8") if info.exists() else ""
     names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]

@@ -45,7 +45,18 @@ from server.run_folder.verify import ENDED, VerifiedRun, read_object, traces, ve
 def check_same_run(
     config: RunConfig, data: str, commitment: Commitment, folder: Path, ledger: Ledger, other_code: bool
 ) -> list[str]:
-    """What of the code is different, in words; CannotResume or CorruptRun if it cannot be the same run."""
+    """Refuse to resume a run with other settings, data, commitment or secret than it was started with.
+
+    Args:
+        data: name of the prepared data set.
+        other_code: accept that the code has changed.
+
+    Returns:
+        what of the code is different, in words.
+
+    Raises:
+        CannotResume, CorruptRun: why it cannot be the same run.
+    """
     changes = check_origin(folder, config, data=data, other_code=other_code)
     check_secret(folder, config, ledger)
     if ledger.commitment != commitment:
@@ -59,7 +70,7 @@ def check_same_run(
 
 
 def claim(run_folder: Path) -> Ledger:
-    """The ledger of a run that has not ended: verified, not older than the checkpoint, and held by nobody else.
+    """Open the ledger of a run that has not ended: verified, not older than the checkpoint, held by nobody else.
 
     Raises:
         CannotResume: the run has ended, another process holds the ledger, or nothing was committed to yet.
@@ -79,7 +90,12 @@ def _hold_ledger(run: VerifiedRun) -> Ledger:
 
 
 def refuse_ended(run_folder: Path) -> None:
-    """CannotResume if the run has ended with all that belongs to it; CorruptRun if its results cannot be read."""
+    """Refuse to resume a run that has ended with all that belongs to it.
+
+    Raises:
+        CannotResume: it has ended.
+        CorruptRun: its results cannot be read.
+    """
     if (results := read_object(run_folder / RESULTS_FILE)) is not None:
         if results.get("missing"):
             return
@@ -90,7 +106,7 @@ def refuse_ended(run_folder: Path) -> None:
 
 
 def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Tables = ()) -> RunConfig:
-    """All that can be checked before anything starts; the run's settings.
+    """Check all that can be checked of a run before it is resumed; returns its settings.
 
     Raises:
         CannotResume, CorruptRun: why it cannot be resumed.
@@ -115,7 +131,12 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
 
 
 def check_sites(run: VerifiedRun) -> None:
-    """CannotResume if a verified cross-silo run never began; CorruptRun if the secret of a site here is gone."""
+    """Check that a verified cross-silo run has begun and that the secrets of its sites here are whole.
+
+    Raises:
+        CannotResume: it never began.
+        CorruptRun: the secret of a site is gone.
+    """
     if not (run.folder / SITES_FILE).is_file():
         raise CannotResume(f"{run.folder} was interrupted before its sites were asked for anything; start it anew")
     for site in sorted((run.folder / SITES_FOLDER).glob("*/")):
@@ -125,7 +146,11 @@ def check_sites(run: VerifiedRun) -> None:
 
 
 def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
-    """Refuse to draw cohorts anew for a run that has drawn some; CorruptRun. Nodes with many clients keep their own."""
+    """Refuse to draw cohorts anew for a run that has drawn some. Nodes with many clients keep their own secrets.
+
+    Raises:
+        CorruptRun: the secret is gone, or is another one.
+    """
     secret = run_folder / SAMPLING_SECRET
     if config.privacy.seeded_cohorts or config.data.nodes or not ledger.charges:
         return
@@ -137,7 +162,7 @@ def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:
 
 @dataclass(frozen=True)
 class Resumed:
-    """One time a run was resumed.
+    """A record of one time that a run was resumed.
 
     Attributes:
         round: the last one released before; 0 if only the initial release or nothing was, -1 if not even that.
@@ -154,14 +179,18 @@ class Resumed:
 
 
 def note_resumed(run_folder: Path, resumed: Resumed) -> None:
-    """Add a line to resumed.jsonl, which is written anew: half a line could not be read at the end of the run."""
+    """Add a line to resumed.jsonl. The file is written anew: half a line could not be read at the end of the run."""
     path = run_folder / RESUMES_FILE
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     durable.write(path, before + json.dumps(asdict(resumed)) + "\n")
 
 
 def read_resumed(run_folder: Path) -> tuple[Resumed, ...]:
-    """Every time a run was resumed, in order; CorruptRun if a line is none of ours."""
+    """Read every time that a run was resumed, in order.
+
+    Raises:
+        CorruptRun: a line is none of ours.
+    """
     path = run_folder / RESUMES_FILE
     if not path.is_file():
         return ()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Phase = Literal["start", "histogram", "round"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""In the order in which a run has them."""
+"""Phases in the order in which a run has them."""
 
 
 class ReleasedValues(Mapping[str, float]):
@@ -81,7 +81,7 @@ NO_VALUES = released_values({})
 
 @dataclass(frozen=True)
 class Presence:
-    """Who was there in a round, as far as everybody may know it.
+    """The parties of a round that were there, as far as everybody may know it.
 
     Attributes:
         nodes: clients of a deployment, or sites that were asked.
@@ -97,7 +97,7 @@ class Presence:
 
     @property
     def text(self) -> str:
-        """Such as "2 of 3 contributed; client-2: it did not answer in time"."""
+        """The presence in words, such as "2 of 3 contributed; client-2: it did not answer in time"."""
         count, did = (self.connected, "connected") if self.contributed is None else (self.contributed, "contributed")
         return f"{count} of {self.nodes} {did}" + (f"; {self.missing}" if self.missing else "")
 
@@ -109,7 +109,7 @@ class Presence:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One release, as everyone may see it, or the model that the run starts from, which releases nothing.
+    """A release of a run as everyone may see it, or the model that it starts from, which releases nothing.
 
     Attributes:
         phase: "start" for the model before any client, "histogram" for the private histogram before training, "round"
@@ -178,7 +178,10 @@ class RoundRecord:
     def of_start(
         cls, metrics: "Metrics", *, rounds: int, epsilon: float, seconds: float, not_private: str | None
     ) -> Self:
-        """The model that a run starts from, on the public validation set; nothing is released or spent for it."""
+        """Make the record of the model that a run starts from, on the public validation set.
+
+        Nothing is released or spent for it.
+        """
         return cls(
             phase="start",
             round=0,
@@ -193,7 +196,10 @@ class RoundRecord:
         )
 
     def __str__(self) -> str:
-        """A sentence, such as "Round 3 of 40: accuracy 81.2 %, loss 0.4113, clip threshold 0.52, epsilon 1.2 of 4."."""
+        """Describe the record in a sentence.
+
+        Such as "Round 3 of 40: accuracy 81.2 %, loss 0.4113, clip threshold 0.52, epsilon 1.2 of 4."
+        """
         head = {"start": "Before round 1", "histogram": "Histogram before round 1"}
         told = []
         if self.validation_perplexity is not None:
@@ -212,11 +218,14 @@ class RoundRecord:
 
     @property
     def clients_per_second(self) -> float:
-        """Expected clients trained per second of the round."""
+        """The expected number of clients trained per second of the round."""
         return self.expected_cohort / self.seconds if self.seconds > 0 else math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON without the wall time; non-finite numbers become the strings "nan", "inf" and "-inf"."""
+        """The record as plain JSON without the wall time.
+
+        Non-finite numbers become the strings "nan", "inf" and "-inf".
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seconds"}
         values["extra"] = dict(self.extra)
         values["presence"] = None if self.presence is None else asdict(self.presence)
@@ -224,7 +233,7 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`. The values were vouched for when they were written."""
+        """Make a record from its JSON form. Its values were vouched for when they were written."""
         restored = dict(values)
         for name in _NUMBERS:
             if restored.get(name) is not None:
@@ -236,7 +245,7 @@ class RoundRecord:
 
 
 def validated(metrics: "Metrics | None") -> dict[str, Any]:
-    """Metrics on the public validation set as fields of a record; none of them where it was not evaluated."""
+    """The fields of a record that hold metrics on the public validation set; none where it was not evaluated."""
     if metrics is None:
         return {}
     return {

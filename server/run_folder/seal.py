@@ -20,7 +20,7 @@ from privacy.errors import CorruptRun
 from server.run_folder import names
 
 STARTED = (names.ORIGIN_FILE, names.PHASES_FILE, names.COMMITMENT_FILE, names.DATA_FILE, names.SOURCE_FILE)
-"""Written before anything is spent, and never again."""
+"""Files that are written before anything is spent, and never again."""
 ENDED = (
     *STARTED,
     names.CONFIG_FILE,
@@ -39,7 +39,7 @@ ENDED = (
     f"{names.PHASES_FOLDER}/*/{names.PHASE_FILE}",
 )
 UNSHARED = (names.DATA_FILE, names.SOURCE_FILE, names.PHASES_FOLDER)
-"""Left out of a folder that is given to others."""
+"""Files that are left out of a folder that is given to others."""
 
 
 def write_seal(folder: Path, patterns: tuple[str, ...], coming: Mapping[str, str] | None = None) -> None:
@@ -58,7 +58,7 @@ def write_seal(folder: Path, patterns: tuple[str, ...], coming: Mapping[str, str
 
 
 def check_seal(folder: Path, *, ended: bool) -> None:
-    """Hold a run's files against their digests; a folder without digests passes.
+    """Compare a run's files with their digests; a folder without digests passes.
 
     Args:
         ended: whether the run has; before that only what it began with must be as it was.
@@ -86,15 +86,15 @@ def check_seal(folder: Path, *, ended: bool) -> None:
 
 
 def tensors_digest(said: str, tensors: Mapping[str, Tensor]) -> str:
-    """The digest that stands in the header of a file of tensors, of them and of what the header says beside it."""
+    """The digest of a file's tensors and of what its header says beside them; stands in the header."""
     return hashlib.sha256(said.encode() + save(dict(tensors))).hexdigest()
 
 
 def check_tensors(file: Any, key: str) -> dict[str, Tensor]:
-    """All tensors of an open file of safetensors.
+    """Load all tensors of an open safetensors file, which must have the digest in its header.
 
     Args:
-        key: of its header, what :func:`tensors_digest` was given.
+        key: entry of the header that :func:`tensors_digest` was given.
 
     Raises:
         ValueError: the digest is not theirs; a file without one passes.

@@ -25,7 +25,7 @@ State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands: a state for programs, a message for people, the time it was said (seconds since 1970)."""
+    """The state of a run: a word for programs, a message for people, the time it was said (seconds since 1970)."""
 
     state: State
     message: str
@@ -39,7 +39,7 @@ class _ScalarWriter(Protocol):
 
 
 class Telemetry:
-    """Writes a run's metrics and status into its folder.
+    """A writer of a run's metrics and status into its folder.
 
     Opening it on the folder of an interrupted run continues the metrics; a last line that was cut off while it was
     written is removed first, since its round's record was never complete.
@@ -95,7 +95,7 @@ class Telemetry:
         return kept
 
     def records(self) -> tuple[int, str]:
-        """How many records there are, and their digest, see :func:`read_metrics`."""
+        """The number of records there are, and their digest, see :func:`read_metrics`."""
         text = _text(self._folder / METRICS_FILE)
         return text.count("\n"), _digest(text)
 
@@ -162,7 +162,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
 
 
 def read_metrics(run_folder: Path, seen: tuple[int, str] | None = None) -> list[RoundRecord]:
-    """The records of a run, in the order of rounds; empty if there are none yet.
+    """Read the records of a run, in the order of rounds; none if there are none yet.
 
     A last line that is still being written (or was cut off by a crash) is left out. A round that a resumed run did
     again appears once, as it was last released.
@@ -191,7 +191,7 @@ def read_metrics(run_folder: Path, seen: tuple[int, str] | None = None) -> list[
 
 
 def _read_times(path: Path) -> dict[tuple[int, str], float]:
-    """Wall seconds by round and phase, the last of each."""
+    """Read wall seconds by round and phase; of a round that was held again, the last."""
     times: dict[tuple[int, str], float] = {}
     for number, line in enumerate(_text(path).split("\n")[:-1], start=1):
         try:
@@ -211,7 +211,7 @@ def _digest(text: str) -> str:
 
 
 def read_status(run_folder: Path) -> Status | None:
-    """What the run last said about itself; None before it said anything.
+    """Read what the run last said about itself; None before it said anything.
 
     Raises:
         CorruptRun: if status.json is not a status.

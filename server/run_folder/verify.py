@@ -36,13 +36,13 @@ Json = dict[str, Any]
 STARTED_WITH = (names.CONFIG_FILE, names.STATUS_FILE, names.METRICS_FILE, names.LEDGER_FILE, names.PHASES_FILE)
 ENDED = ("completed", "stopped-budget")
 WORDS = ("trust_model", "not_covered", "nodes")
-"""What privacy.json says beside what its ledger decides."""
+"""Entries of privacy.json beside those that its ledger decides."""
 NUMBERS = ("private", "unit", "adjacency", "population", "delta", "mode", "rounds", "noise_multipliers", "epsilon",
     "epsilon_target", "epsilon_spent", "order", "rho", "rho_spent")  # fmt: skip
-"""What privacy.json repeats of the ledger, in every version."""
+"""Entries of privacy.json that repeat the ledger, in every version."""
 _STATEMENTS: dict[tuple[str, ...], Json] = {}
 _CLOSE = 1e-3
-"""Two versions of an accountant may differ by so much, as a share; what is shown is the ledger's value."""
+"""Relative difference that two versions of an accountant may have; what is shown is the ledger's value."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class VerifiedRun:
 
     @property
     def head(self) -> str | None:
-        """The mark of the ledger's last line."""
+        """The mark of the ledger's last line; None without a ledger."""
         return None if self.ledger is None else self.ledger.head
 
     def statement(self, **words: Any) -> Json | None:
-        """What the run guarantees, every number of it derived from the ledger; None where there is nothing to say.
+        """The guarantee of the run, every number derived from the ledger; None where there is nothing to say.
 
         Args:
             words: of :func:`privacy.ledger.statement.privacy_statement`, for a run that has not ended.
@@ -97,7 +97,7 @@ class VerifiedRun:
             raise CorruptRun(f"{path} is not what a run writes ({error!r}); restore it") from error
 
     def _of_phases(self, written: Json, path: Path) -> Json:
-        """The same of a run in phases, whose guarantee depends on what the phases without noise have read."""
+        """The statement of a run in phases. Its guarantee depends on what the phases without noise have read."""
         without = [phase["text"] for phase in self.phases if phase["kind"] != "private"]
         kind = "record" if not without else "selective" if set(without) == {"redacted"} else "none"
         _agree(written, {"kind": kind, "private": kind == "record"}, path)
@@ -119,7 +119,7 @@ class VerifiedRun:
         return {**written, **known, "ledger": inner}
 
     def _of_sites(self, written: Json, path: Path) -> Json:
-        """The same of a run whose sites have ledgers of their own: what they say of these."""
+        """The statement of a run whose sites have ledgers of their own, as they describe them."""
         assert self.config is not None
         own = {str(number): vars(site) for number, site in sorted(self.sites.items())}
         known = {"epsilon": rounded_up(max((site.epsilon for site in self.sites.values()), default=0.0), 4)}
@@ -164,7 +164,7 @@ def verify_run(folder: Path) -> VerifiedRun:
 
 
 def traces(folder: Path) -> list[str]:
-    """Files that a run writes only once it has committed to spending, as they lie there: without them it has not."""
+    """List the files here that a run writes only once it has committed to spending."""
     after = (names.LEDGER_FILE, names.SITES_FILE, names.METRICS_FILE, names.PRIVACY_FILE, names.RESULTS_FILE,
         names.SAMPLING_SECRET, names.SITES_FOLDER, f"{names.PHASES_FOLDER}/*/{names.SAMPLING_SECRET}")  # fmt: skip
     found = [str(path.relative_to(folder)) for pattern in after for path in sorted(folder.glob(pattern))]
@@ -173,7 +173,7 @@ def traces(folder: Path) -> list[str]:
 
 
 def refusal_of_no_run(folder: Path) -> str:
-    """Why a folder is no run's, with the remedy; empty if it holds a file that a run starts with."""
+    """The reason why a folder is no run's, with the remedy; empty if it holds a file that a run starts with."""
     if any((folder / name).is_file() for name in STARTED_WITH):
         return ""
     if (folder / names.PRIVACY_FILE).is_file() and not traces(folder)[1:]:
@@ -188,7 +188,7 @@ def refusal_of_no_run(folder: Path) -> str:
 
 
 def head_of(statement: Mapping[str, Any]) -> object:
-    """The mark of the ledger that a privacy.json was made from; that of phases holds the whole statement inside."""
+    """The mark of the ledger that a privacy.json was made from. That of phases holds a whole statement inside."""
     ledger = statement.get("ledger")
     while isinstance(ledger, dict) and "ledger" in ledger:
         ledger = ledger["ledger"]
@@ -196,7 +196,7 @@ def head_of(statement: Mapping[str, Any]) -> object:
 
 
 def read_object(path: Path) -> Json | None:
-    """The JSON object in a file; None where there is no file.
+    """Read the JSON object in a file; None where there is no file.
 
     Raises:
         CorruptRun: it holds something else.
@@ -213,7 +213,7 @@ def read_object(path: Path) -> Json | None:
 
 
 def _settings(folder: Path) -> tuple[RunConfig | None, tuple[Json, ...]]:
-    """The settings, and the phases as they stand: the methods that they name need not be installed here."""
+    """Read the settings and the phases as they stand; the methods that phases name need not be installed here."""
     path, phases = folder / names.CONFIG_FILE, folder / names.PHASES_FILE
     if not path.is_file():
         return None, ()
@@ -234,7 +234,7 @@ def _settings(folder: Path) -> tuple[RunConfig | None, tuple[Json, ...]]:
 
 
 def _mark(folder: Path, phases: int) -> Mark | None:
-    """Of the last checkpoint, be it that of a phase."""
+    """The mark of the last checkpoint, be it that of a phase."""
     if phases:
         ended_phases(folder)
     places = [folder, *(folder / names.PHASES_FOLDER / str(number) for number in range(phases, 0, -1))]
@@ -250,7 +250,7 @@ def _ledger(folder: Path, mark: Mark | None) -> Ledger | None:
 
 
 def _refuse_missing(run: VerifiedRun) -> None:
-    """CorruptRun for a file that must be there, by what else is."""
+    """Raise CorruptRun for a file that must be there, by what else is."""
     folder, config, found = run.folder, run.config, traces(run.folder)
     if (folder / names.PUBLISHED_FILE).is_file():  # it shows a ledger, and is not the run
         for name in (names.CONFIG_FILE, names.LEDGER_FILE, names.PRIVACY_FILE):
@@ -294,7 +294,7 @@ def _refuse_missing(run: VerifiedRun) -> None:
 
 
 def _check_commitment(folder: Path, config: RunConfig, commitment: Commitment, *, in_phases: bool) -> None:
-    """Settings and handed-on noise must be those that the ledger's first line commits to."""
+    """Check that the settings and the handed-on noise are those that the ledger's first line commits to."""
     pairs = {"privacy.delta": (config.privacy.delta, commitment.delta), "privacy.unit": (config.unit, commitment.unit)}
     if not in_phases:  # which say how they spend
         pairs["privacy.epsilon"] = config.privacy.epsilon, commitment.epsilon
@@ -322,7 +322,7 @@ def _check_commitment(folder: Path, config: RunConfig, commitment: Commitment, *
 
 
 def _check_site(site: Path, said: SiteGuarantee, file: Path) -> None:
-    """A site's own ledger, where it lies beside the run, must guarantee what the run notes of it."""
+    """Check that a site's own ledger, where it lies beside the run, guarantees what the run notes of it."""
     from client.record_level.state import site_ledger  # with all that trains a site, which no other run needs
 
     ledger = site_ledger(site)
@@ -334,7 +334,7 @@ def _check_site(site: Path, said: SiteGuarantee, file: Path) -> None:
 
 
 def _agreed(written: Json, ledger: Ledger, path: Path) -> Json:
-    """A privacy.json with everything that its ledger decides as the ledger says it."""
+    """Merge a privacy.json with its ledger: everything that the ledger decides is as the ledger says it."""
     derived = _accounted(ledger)
     _agree(written, {key: derived[key] for key in NUMBERS if key in derived}, path)
     kept = {key: value for key, value in written.items() if key in WORDS or key not in derived}
@@ -343,7 +343,7 @@ def _agreed(written: Json, ledger: Ledger, path: Path) -> Json:
 
 
 def _accounted(ledger: Ledger, **words: Any) -> Json:
-    """Its statement, which is accounted once a process: its head names every line of it."""
+    """The statement of a ledger, accounted once a process; its head names every line of it."""
     key = (ledger.head, *sorted(words))
     if key not in _STATEMENTS:
         _STATEMENTS[key] = privacy_statement(ledger, **words)

@@ -36,11 +36,11 @@ from strategies.adapter.layout import AdapterLayout
 log = logging.getLogger(__name__)
 
 REASON = 300
-"""Characters of a reason, the most."""
+"""Most characters of a reason."""
 
 
 class Final(NamedTuple):
-    """An adapter on the base model as it was loaded: full vector, its layout, its specification."""
+    """An adapter on the base model as it was loaded: full float32 vector, its layout, its specification."""
 
     vector: Tensor
     layout: AdapterLayout
@@ -49,11 +49,11 @@ class Final(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a run has paid for, and what is said of it.
+    """The adapter and the statement that a run has paid for.
 
     Attributes:
-        statement: what it guarantees, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder that
-            holds an adapter says so.
+        statement: guarantee of the run, see :mod:`server.runs.guarantee`; where it guarantees nothing, every folder
+            that holds an adapter says so.
         label_names: of the outputs, in their order; empty for a language model.
         note: a sentence for the card.
     """
@@ -65,7 +65,7 @@ class Kept:
 
 
 Measure = Callable[[], Mapping[str, Any]]
-"""What gives entries of results.json."""
+"""A function that gives entries of results.json."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measures(
     answers: Measure,
     label_names: Sequence[str],
 ) -> dict[str, Measure]:
-    """What is measured of every adapter.
+    """Make the measurements of a run's adapter, by name.
 
     Args:
         evaluate: the adapter on a public split: on the validation records that nothing was trained on, and on the test
@@ -131,7 +131,7 @@ def keep(folder: Path, config: RunConfig, kept: Kept) -> None:
 def write_results(
     folder: Path, config: RunConfig, kept: Kept, outcome: Outcome, before: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """Measure an adapter that is kept, write its card, the digests of all that stays as it is, and results.json.
+    """Measure an adapter that is kept, then write its card, the digests of the files, and results.json.
 
     Args:
         before: results.json of a run that ended without all of it: what that has is not measured again.
@@ -166,7 +166,7 @@ def write_results(
 
 
 def attempt(name: str, measure: Measure, missing: dict[str, str], folder: Path) -> Mapping[str, Any]:
-    """What is measured; where that fails, nothing, and why is noted in ``missing``.
+    """Make one measurement; where it fails, return nothing and note why in ``missing``.
 
     The one place where a failure does not end a run: what it has paid for is kept, whatever a model, a tokenizer or a
     library for scores raises of it. Only a released adapter and public records are measured, so the reason is public.
@@ -195,7 +195,7 @@ def _sync(folder: Path) -> None:
 
 
 def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
-    """PEFT's two files, and what else plain transformers needs: the tokenizer with the chat template of the run."""
+    """Write PEFT's two files and the tokenizer, with the run's chat template, which plain transformers needs."""
     name, task = config.model.name, config.model.task
     kind = None if task == "classification" else TaskType.CAUSAL_LM
     save_peft(folder, final.vector, final.layout, final.spec, base=hub_id(name), task_type=kind)
@@ -206,7 +206,7 @@ def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
 
 
 def stamp(statement: Mapping[str, Any], *folders: Path) -> None:
-    """Where there is no guarantee, every folder that holds an adapter says so."""
+    """Write NOT-PRIVATE.txt into folders with an adapter if the statement says that there is no guarantee."""
     if statement["not_private"] is not None:
         for folder in folders:
             (folder / STAMP_FILE).write_text(f"{statement['sentence']}\n", encoding="utf-8")
@@ -217,7 +217,7 @@ def _json_text(values: Mapping[str, Any]) -> str:
 
 
 def measured(split: str, metrics: Metrics) -> dict[str, Any]:
-    """What results.json says of a split."""
+    """The entries of results.json for the metrics of a split."""
     values = {"macro_f1": metrics.macro_f1, "perplexity": metrics.perplexity}
     return {
         f"{split}_accuracy": metrics.accuracy,
@@ -228,7 +228,10 @@ def measured(split: str, metrics: Metrics) -> dict[str, Any]:
 
 
 def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
-    """What results.json says of the classes of the test set; nothing of a language model, or of very many classes."""
+    """The entries of results.json for the classes of the test set.
+
+    None for a language model, or with very many classes.
+    """
     if test.confusion is None:
         return {}
     recall = dict(zip(label_names, recalls(test.confusion), strict=True))
@@ -236,13 +239,13 @@ def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
 
 
 def _public(test: Metrics) -> dict[str, float]:
-    """What public records alone come to on the test set."""
+    """The entries of results.json for what public records alone come to on the test set."""
     values = {name: getattr(test, name) for name in ("loss", "accuracy", "perplexity")}
     return {f"public_test_{name}": value for name, value in values.items() if value is not None}
 
 
 def _started(folder: Path) -> dict[str, float]:
-    """The model before round 1, on the validation records of the others; nothing where the run did not measure it."""
+    """The entries of results.json for the model before round 1; none where the run did not measure it."""
     starts = [record for record in read_metrics(folder) if record.phase == "start"]
     if not starts:
         return {}
@@ -251,7 +254,7 @@ def _started(folder: Path) -> dict[str, float]:
 
 
 def majority_accuracy(data: PreparedData) -> float | None:
-    """Accuracy on the test set of always answering its most frequent class; None without classes."""
+    """The accuracy on the test set of always answering its most frequent class; None without classes."""
     if data.test.labels is None:
         return None
     return float(np.bincount(np.asarray(data.test.labels)).max() / len(data.test))

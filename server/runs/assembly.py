@@ -56,7 +56,7 @@ from strategies.secure_aggregation import SecureAggregation
 
 
 def data_spec(config: RunConfig) -> DataSpec:
-    """What :func:`client.data.prepare.prepare` needs; refuses nothing itself."""
+    """Describe the data set of a run, as :func:`client.data.prepare.prepare` needs it; refuses nothing itself."""
     return DataSpec.of(
         config.data,
         config.model,
@@ -68,7 +68,7 @@ def data_spec(config: RunConfig) -> DataSpec:
 
 
 def reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
-    """How nodes read records of their own; None where the server's host holds everybody's."""
+    """The settings by which nodes read their own records; None where the server's host holds everybody's."""
     if not config.deployed:
         return None
     whose = config.data.client_column if config.data.nodes else ""
@@ -78,7 +78,7 @@ def reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
 
 
 HEADS = {"classification": ("classifier",)}
-"""What is trained beside the adapters, by task."""
+"""Modules that are trained beside the adapters, by task."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,10 @@ class Assembly:
 
     Attributes:
         methods: built from their names; in a run of phases these are the shared ones.
-        spec, layout, start: the adapter, and where it starts.
+        spec: form of the adapter.
+        layout: places of the adapter's values in its vector.
+        start: adapter before training, float32 ``[size]``.
+        job: the clients' job.
     """
 
     config: RunConfig
@@ -101,14 +104,14 @@ class Assembly:
 
 @dataclass(frozen=True)
 class CommittedAssembly(Assembly):
-    """A run with a ledger of its own: what that is committed to, and what the controller is told."""
+    """A run with a ledger of its own: the commitment of that, and what the controller is told."""
 
     commitment: Commitment
     setting: RunInfo
 
 
 def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly:
-    """A run over clients: calibrated, data and model prepared. Nothing private leaves, no budget is spent.
+    """Calibrate a run over clients and prepare its data and model. Nothing private leaves, no budget is spent.
 
     Args:
         folder: of the run; what was calibrated for it is taken from there.
@@ -122,7 +125,7 @@ def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly
 
 
 def committed(run: Assembly, noise: Calibrated) -> CommittedAssembly:
-    """A run over clients with its noise."""
+    """Add calibrated noise to the assembly of a run over clients."""
     config, aggregation, order = run.config, run.methods.aggregation, noise.commitment.order
     adapters, sampling = Adapters(config.model.rank, config.clients, config.seed), round_sampling(config, noise)
     info = run_info(aggregation, adapters, run.layout, config.rounds, sampling, noise.multipliers, order)
@@ -130,7 +133,7 @@ def committed(run: Assembly, noise: Calibrated) -> CommittedAssembly:
 
 
 def assembled(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly:
-    """The adapter and the job of a run of any kind, on its data.
+    """Build the adapter and the job of a run of any kind, on its data.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
@@ -155,7 +158,10 @@ def assembled(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly
 
 
 def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[LoraSpec, AdapterLayout, Tensor]:
-    """The adapters on the base model, which is loaded for it, where their values lie, and where they start.
+    """Load the base model and lay out the adapters on it.
+
+    Returns:
+        the adapters' form, where their values lie, and where they start.
 
     Raises:
         ConfigError, ValueError: the base model lacks what is named, or the aggregation does not fit the adapter in some
@@ -171,7 +177,9 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
 
 
 def trained_values(config: RunConfig, parts: Methods, model: nn.Module) -> int:
-    """D: how many values a round trains, clips and sends, the most of all rounds. Errors as of :func:`adapter_of`.
+    """The number D of values that a round trains, clips and sends, the most of all rounds.
+
+    Errors as of :func:`adapter_of`.
 
     Args:
         model: the base model, or its skeleton: no weight is looked at.
@@ -182,7 +190,7 @@ def trained_values(config: RunConfig, parts: Methods, model: nn.Module) -> int:
 
 
 def _trained(config: RunConfig, parts: Methods) -> list[TrainedSubset]:
-    """What every round trains."""
+    """List what of the adapter every round trains."""
     chosen, aggregation = config.strategy.aggregation, parts.aggregation
     adapters = Adapters(config.model.rank, config.clients, config.seed)
     if config.data.nodes and aggregation.client_ranks(adapters, np.arange(1)) is not None:
@@ -212,7 +220,7 @@ def _laid_out(config: RunConfig, model: nn.Module, trained: Sequence[TrainedSubs
 
 
 def _lora_spec(config: RunConfig, model: nn.Module, part: TrainedSubset) -> LoraSpec:
-    """The adapters of a run; ``model.layers = n`` means the top n layers."""
+    """The form of a run's adapters; ``model.layers = n`` means the top n layers."""
     base: Any = model.config
     total = int(base.num_hidden_layers)
     if config.model.layers > total:
@@ -233,10 +241,11 @@ def make_strategy(
     ledger: Ledger,
     held: Sequence[int] = (),
 ) -> DpFedAvg:
-    """The strategy of a run, with its sampling secret in the run folder (readable by its owner only).
+    """Make the strategy of a run, with its sampling secret in the run folder (readable by its owner only).
 
-    ``nodes`` is how many workers there are, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
-    ``held`` is how many clients every node has, where nodes have many and draw among them.
+    Args:
+        nodes: number of workers, or the node of every client, see :class:`strategies.dp_fedavg.DpFedAvg`.
+        held: number of clients of every node, where nodes have many and draw among them.
     """
     canaries = canaries_of(assembly.config, run_folder, assembly.config.clients, fresh=not ledger.events)
     job = assembly.job
@@ -263,7 +272,7 @@ def make_strategy(
 
 
 def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
-    """What draws the cohorts, with its secret in the run folder."""
+    """Load or make what draws the cohorts, with its secret in the run folder."""
     secret = run_folder / SAMPLING_SECRET
     if config.privacy.seeded_cohorts:
         return CohortSampler.insecure_from_seed(config.seed)
@@ -275,7 +284,7 @@ def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
 
 
 def connected_nodes(grid: Grid, expected: int, patience: float = 600.0) -> int:
-    """Wait for ``expected`` nodes, or, if that is 0, until their number stays the same for two seconds."""
+    """Wait until ``expected`` nodes are connected; 0 waits until their number stays the same for two seconds."""
     nodes = connected(grid, expected or 1, patience, settle=0.0 if expected else 2.0)
     return expected or len(nodes)
 
@@ -285,7 +294,7 @@ IDENTITIES = "secagg"
 
 
 def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: Ledger) -> SecureAggregation | None:
-    """How the run's clients open their sums; None if the server adds the noise.
+    """Set up the sums that the run's clients open together; None if the server adds the noise.
 
     Raises:
         ConfigError: the list of the federation is missing or says something else than the configuration.
@@ -313,9 +322,12 @@ def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: 
 
 
 def listed(config: RunConfig, path: Path, commitment: Commitment) -> Federation:
-    """The list that everybody has; ConfigError unless it says what the configuration does and pays for ``commitment``.
+    """Load the list of a federation, which must say what the configuration does and pay for ``commitment``.
 
     What earlier runs have spent of it only the clients know.
+
+    Raises:
+        ConfigError: it cannot be read, was agreed on other noise, or does not pay for this run.
     """
     try:
         federation = Federation.from_text(path.read_text(encoding="ascii"))
@@ -342,7 +354,14 @@ def listed(config: RunConfig, path: Path, commitment: Commitment) -> Federation:
 
 
 def simulated(config: RunConfig, folder: Path, commitment: Commitment, *, goes_on: bool) -> Federation:
-    """Identities for a simulation, made once for a run: private ones readable by their owner only."""
+    """Make the identities of a simulation, once for a run; private ones are readable by their owner only.
+
+    Args:
+        goes_on: whether the run has spent budget already.
+
+    Raises:
+        CorruptRun: the list is damaged, or is gone although the run goes on.
+    """
     assert config.noise_shares is not None
     path = folder / LIST_FILE
     if path.exists():

@@ -1,4 +1,4 @@
-"""A run over clients: a server that is trusted with sums (or, with secure sums, with nothing) adds what they moved."""
+"""A run over clients: a server trusted with sums, or with nothing where sums are secure, adds their updates."""
 
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -21,7 +21,10 @@ from strategies.messages.own_clients import JoinRequest, PlannedDraws
 
 
 def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
-    """Nodes of a deployment that were connected before the last draw; with secure sums, how many are in the sum."""
+    """The nodes that were connected before the last draw; with secure sums, also how many are in the sum.
+
+    None in a simulation.
+    """
     nodes, away = strategy.nodes, strategy.away
     if isinstance(nodes, int) or away is None:
         return None
@@ -32,7 +35,7 @@ def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
 
 
 def clients_of_nodes(run: Run, grid: Grid, nodes: int | tuple[int, ...], request: JoinRequest) -> tuple[int, ...]:
-    """How many clients each node of a deployment has; empty where every node is one client, and in a simulation."""
+    """The number of clients at each node of a deployment. Empty where every node is one client, and in a simulation."""
     config = run.config
     if isinstance(nodes, int) or not config.data.nodes:
         return ()
@@ -42,7 +45,7 @@ def clients_of_nodes(run: Run, grid: Grid, nodes: int | tuple[int, ...], request
 
 
 def planned_draws(commitment: Commitment, rounds: int, sampling: Poisson) -> dict[str, PlannedDraws]:
-    """The most that a run draws by label of releases, for nodes that hold requests against it.
+    """The most draws of a run by label of releases, for nodes that hold requests against it.
 
     In filter mode a round that is lost may be done again within the budget, so each label has as many draws once more.
     """
@@ -57,7 +60,7 @@ def planned_draws(commitment: Commitment, rounds: int, sampling: Poisson) -> dic
 
 
 def run_client_level(run: Run, grid: Grid) -> None:
-    """One run from configuration to artefacts."""
+    """Run a training over clients from configuration to artefacts."""
     run.status("preparing data, model and noise")
     config, assembly = run.config, assemble(run.config, run.folder)
     public = PublicTraining.of(assembly)

@@ -28,16 +28,17 @@ from strategies.plugins import BadAnswer, expect, place
 
 
 def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisson:
-    """How the cohort of a round is drawn; ``noise`` says it where clients take turns."""
+    """The sampling by which a round's cohort is drawn; ``noise`` says it where clients take turns."""
     if noise is not None and config.privacy.noise_correlation != "none":
         return noise.commitment.floor[0].sampling
     return Poisson(config.sampling_rate, config.clients)
 
 
 def correlated(config: RunConfig) -> tuple[Poisson, Correlation | None]:
-    """How cohorts are drawn and how their noise hangs together; with 0 bands or buffers whatever leaves least noise.
+    """Choose how cohorts are drawn and how their noise is correlated over rounds.
 
-    That may be independent noise, which is one band; a run of it is one without correlation.
+    With 0 bands or buffers this is whatever leaves least noise. That may be independent noise, which is one band; a run
+    of it is one without correlation.
 
     Raises:
         ValueError: no noise keeps the target.
@@ -64,12 +65,12 @@ def correlated(config: RunConfig) -> tuple[Poisson, Correlation | None]:
 
 
 def server_momentum(config: RunConfig) -> float:
-    """With which the server adds up releases; 0 for plain sums."""
+    """The momentum with which the server adds up releases; 0 for plain sums."""
     return float(getattr(methods(config).optimizer, "momentum", 0.0))
 
 
 def not_private_reason(config: RunConfig) -> str | None:
-    """Why the configured run gives no guarantee, or None."""
+    """The reason why the configured run gives no guarantee; None if it gives one."""
     reasons = []
     if config.privacy.noise == "insecure-zero":
         reasons.append("no noise is added (privacy.noise = insecure-zero)")
@@ -82,7 +83,7 @@ def not_private_reason(config: RunConfig) -> str | None:
 
 @contextmanager
 def priced(epsilon: float, what: str = "") -> Iterator[None]:
-    """ConfigError that names the target, and ``what`` it is for, where no noise keeps it."""
+    """Turn a ValueError of calibration into a ConfigError that names the target, and ``what`` it is for."""
     try:
         yield
     except ConfigError:
@@ -92,7 +93,7 @@ def priced(epsilon: float, what: str = "") -> Iterator[None]:
 
 
 def commit(config: RunConfig, controller: Controller[Any], folder: Path | None = None) -> Calibrated:
-    """Calibrate, and commit, for a run over clients; or what ``folder`` holds of it.
+    """Calibrate and commit the noise of a run over clients, or take what ``folder`` holds of it.
 
     The controller's initial release is part of the target. Nothing is sampled, no budget is spent.
 
@@ -137,7 +138,7 @@ def commit(config: RunConfig, controller: Controller[Any], folder: Path | None =
 
 
 def _too_few(config: RunConfig, what: str, error: NoBudgetLeft) -> str:
-    """The plain cause: what is counted of a cohort has noise in proportion to the clients expected in it."""
+    """The refusal of a cohort that is too small: what is counted of it has noise in proportion to its size."""
     return (
         f"{what}: an expected cohort of {config.expected_cohort:g} is too small. What it asks beside the update "
         f"({error.names}) takes {error.times:.3g} times the budget of a round. Raise clients (now {config.clients}) or "
@@ -149,14 +150,20 @@ def _too_few(config: RunConfig, what: str, error: NoBudgetLeft) -> str:
 def commit_records(
     config: RunConfig, silo: RecordLevelSettings, population: int, folder: Path | None = None, *, records: int = 0
 ) -> Calibrated:
-    """The same for a run over the records of one site, which has so many units, and ``records`` under their cap."""
+    """Calibrate and commit the noise of a run over the records of one site.
+
+    Args:
+        population: number of the site's protected units.
+        folder: of the run; what was calibrated for it is taken from there.
+        records: number of the units' records under their cap.
+    """
     drawn = f"{population} units" if silo.sampling_level == "user" else f"{records} records of {population} units"
     with priced(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {drawn}"):
         return _once(config, population, lambda: calibration.commit(silo, population, records=records), folder)
 
 
 def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], folder: Path | None) -> Calibrated:
-    """What ``folder`` holds for this run, else what is made now, which it then holds."""
+    """The noise that ``folder`` holds for this run, else noise that is made now, which it then holds."""
     if folder is None:
         return made()
     found = handed_on.read(folder, config, Calibrated.from_json)
@@ -174,7 +181,7 @@ def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], fo
 
 
 def _is_of(found: Calibrated, config: RunConfig, population: int) -> bool:
-    """Whether this is for the target of the run; what it costs is for the ledger to find out."""
+    """Whether noise is for the target of the run; what it costs is for the ledger to find out."""
     commitment, privacy = found.commitment, config.privacy
     stated = (commitment.unit, commitment.population, commitment.epsilon, commitment.delta, commitment.mode)
     return (
@@ -211,7 +218,11 @@ def refuse_unplannable(controller: Controller[Any], info: RunInfo, what: str, ch
 
 
 def _refuse_unsendable(plan: Plan) -> None:
-    """ValueError if nodes, which are sent a plan as JSON, could not rebuild it: every reply would fail, charged."""
+    """Refuse a plan that nodes, which are sent it as JSON, could not rebuild: every reply would fail, charged.
+
+    Raises:
+        ValueError: it cannot be sent.
+    """
     try:
         Plan.from_json(json.loads(json.dumps(plan.to_json())), plan.clip.arrays())
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def run_cross_silo(run: Run, grid: Grid) -> None:
-    """One cross-silo run, from configuration to artefacts."""
+    """Run a cross-silo training from configuration to artefacts."""
     run.status("preparing data and model")
     config, telemetry, folder = run.config, run.telemetry, run.folder
     ready = assemble_cross_silo(config)
@@ -124,10 +124,11 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
 
 @dataclass(frozen=True)
 class InSpan:
-    """What the server does with coefficients.
+    """The server's part in a run whose sites send coefficients of public gradients.
 
     Attributes:
         public: the first texts, and how they evolve.
+        update: the step that the server takes with the coefficients.
     """
 
     public: PublicSpan
@@ -139,6 +140,8 @@ class InSpan:
         """Take the step of a round, and let the texts evolve.
 
         Args:
+            gradients: basis at the round's adapter, one row a text.
+            round: from 1.
             batch: units that each site expects in one.
         """
         sent = updates_of(answers, round)
@@ -155,7 +158,7 @@ class InSpan:
 
 
 def in_span(ready: CrossSiloAssembly) -> tuple[Tensor, InSpan | None]:
-    """The adapter to start from, and what ``[silo.span]`` adds to the run; None without it."""
+    """Set up the adapter to start from, and what ``[silo.span]`` adds to the run; None without it."""
     config = ready.config
     if not config.silo.span.method:
         return ready.start, None
@@ -168,7 +171,7 @@ def in_span(ready: CrossSiloAssembly) -> tuple[Tensor, InSpan | None]:
 
 
 def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
-    """The adapter of the run, with what its aggregation adds to the base in it."""
+    """The adapter of the run, with what its aggregation adds to the base merged into it."""
     final = Final(model.served, ready.layout, ready.spec)
     if model.residual is None:
         return final
@@ -178,7 +181,7 @@ def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
 def _outcome(
     run: Run, ready: CrossSiloAssembly, progress: Progress, evaluate: Evaluate, start: Callable[[], Tensor]
 ) -> Outcome:
-    """What the sites' training came to; ``start`` gives the adapter before round 1, where that is trained."""
+    """The outcome of the sites' training; ``start`` gives the adapter before round 1, where that is trained."""
     model, config, data = progress.model, run.config, ready.data
     assert run.kept is not None
     final = run.kept.adapter
@@ -198,7 +201,10 @@ def _outcome(
 
 
 def _told(folder: Path, config: RunConfig, nodes: tuple[int, ...], missing: Mapping[int, str]) -> str:
-    """Sites that are not in a round's mean, and why. What a site says may hold anything: one line of it is shown."""
+    """The sites that are not in a round's mean, and why, in words.
+
+    What a site says may hold anything: one line of it is shown.
+    """
     called = names(folder / CLIENTS_FILE, nodes) if config.deployed else [""] * len(nodes)
     return "; ".join(
         f"site {silo}{called[silo] and f' ({called[silo]})'}: "
@@ -215,7 +221,7 @@ def _round(
     progress: Progress,
     span: InSpan | None,
 ) -> tuple[int, dict[int, str]]:
-    """The next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
+    """Hold the next round. Who is asked is drawn by the public seed: no amplification is claimed for it.
 
     Returns:
         how many sites were asked, and why those of them that are not in the mean are not.

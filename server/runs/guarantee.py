@@ -70,13 +70,13 @@ class Guarantee:
         return f"NOT PRIVATE (epsilon infinite): {self.not_private}."
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; infinity is the word."""
+        """The guarantee as plain JSON values; an infinite epsilon is the word "infinite"."""
         values = {"sentence": self.sentence, **asdict(self)}
         return values | {"record_epsilon": self.record_epsilon if self.kind == "record" else "infinite"}
 
 
 def guarantee_of(config: PhasesConfig, planned: PlannedNoise) -> Guarantee:
-    """The guarantee of a run in phases with the noise of `planned`."""
+    """Derive the guarantee of a run in phases from its phases and their planned noise."""
     delta = config.run.privacy.delta
     if not config.ordinary:
         return Guarantee("record", delta, planned.epsilon, None, planned.epsilon, "", None)
@@ -111,9 +111,10 @@ NOT_COVERED = (
 
 
 def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
-    """What the guarantee of a site does not cover, with what this run does with the held-out records.
+    """List what the guarantee of a site does not cover, with what this run does with the held-out records.
 
-    ``steered``: whether its controller or optimizer reads their loss.
+    Args:
+        steered: whether the run's controller or optimizer reads their loss.
     """
     found = list(NOT_COVERED)
     if config.public.warm_start_epochs:
@@ -132,11 +133,11 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
 def client_level(
     config: RunConfig, ledger: Ledger, listed: Commitment | None = None, held: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """privacy.json of a run over clients.
+    """The content of privacy.json for a run over clients.
 
     Args:
-        listed: what those of secure sums let all runs together cost.
-        held: how many clients each node has, where nodes have many.
+        listed: commitment of secure sums: the most that all runs on their list cost together; else None.
+        held: number of clients of each node, where nodes have many.
     """
     further = _rounding(config)
     if listed is not None and ledger.not_private is None:
@@ -150,27 +151,27 @@ def client_level(
 
 
 def _rounding(config: RunConfig) -> tuple[str, ...]:
-    """The note on rounding; whether a GPU trains is what this process sees of it."""
+    """The note on rounding in privacy.json; whether a GPU trains is what this process sees of it."""
     gpu = config.engine.device != "cpu" and find_cuda().devices > 0
     return batch_invariance_note(config.engine.precision, gpu=gpu)
 
 
 def moved_by_one(ledger: Ledger, held: Sequence[int]) -> float:
-    """How far one node can move the mean of a release, whatever it sends: in clipping bounds, rounded up."""
+    """The most that one node can move the mean of a release, whatever it sends: in clipping bounds, rounded up."""
     samplings = [step.sampling for step in ledger.commitment.floor] + [event.sampling for event in ledger.events]
     most = (max(most_drawn(units, by.rate) for units in held) / by.expected_units for by in set(samplings))
     return rounded_up(max(most, default=0.0), 2)
 
 
 def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:
-    """privacy.json of a run over the records of one site; ``steered``: see :func:`not_covered`."""
+    """The content of privacy.json for a run over the records of one site; ``steered``: see :func:`not_covered`."""
     said = not_covered(config, steered=steered)
     further = _rounding(config)
     return privacy_statement(ledger, trust_model=TRUST, not_covered=said, further=further)
 
 
 def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) -> dict[str, Any]:
-    """privacy.json of phases; ``ledger`` is that of the private ones, None if there are none."""
+    """The content of privacy.json for a run in phases; ``ledger`` is None if no phase is private."""
     statement: dict[str, Any] = {**guarantee.to_json(), "private": guarantee.kind == "record"}
     statement["phases"] = [_described(config, phase) for phase in config.phases]
     if ledger is not None:
@@ -187,10 +188,12 @@ def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
 def cross_silo(
     config: RunConfig, not_private: str | None, silos: Mapping[int, SiteGuarantee], *, steered: bool
 ) -> dict[str, Any]:
-    """privacy.json of a cross-silo run: what each says of its own commitment.
+    """The content of privacy.json for a cross-silo run: what each site says of its own commitment.
 
     Args:
-        not_private: why none gives a guarantee, or None.
+        not_private: why no site gives a guarantee, or None.
+        silos: guarantees of the sites, by number.
+        steered: see :func:`not_covered`.
     """
     unit, delta = config.unit.removeprefix("group:"), config.privacy.delta
     worst = max((reply.epsilon for reply in silos.values()), default=0.0)

@@ -48,12 +48,14 @@ from server.runs.public_data import public_start
 
 @dataclass
 class Run:
-    """A run in its folder.
+    """A run in its folder, from its start to its artefacts.
 
     Attributes:
         folder: of the run; this process owns it.
         ledger: held, of the resumed run; None where the run is new, or of a kind without a ledger of the server.
         other_code: resume although the code has changed.
+        clock: time that the run has taken.
+        changes: differences of the code since the start, in words.
         results: results.json of a run that ended without some of them, which are what is left to do; None of any other.
         kept: what is paid for, once it is written.
     """
@@ -70,13 +72,13 @@ class Run:
     kept: Kept | None = None
 
     def status(self, message: str) -> None:
-        """What the run prepares."""
+        """Say in the run's status what it prepares."""
         self.telemetry.status("preparing", message)
 
     def note_start(
         self, data: PreparedData, commitment: Commitment | None = None, phases: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """Note what the run starts with, or hold it against what it started with.
+        """Note what the run starts with; a resumed run compares it with what it started with.
 
         Args:
             commitment: of the ledger; None where the server holds none.
@@ -100,12 +102,12 @@ class Run:
 
     @contextmanager
     def paying(self, commitment: Commitment) -> Iterator[Ledger]:
-        """The ledger of the run, made where the run is new."""
+        """Hold the ledger of the run, which is made where the run is new."""
         with self.ledger or Ledger.create(self.folder / LEDGER_FILE, commitment) as ledger:
             yield ledger
 
     def train(self, loop: Loop, start: Callable[[], Any], form: Any) -> str | None:
-        """Begin or resume, and train to the end; why the budget refused, or None.
+        """Begin or resume a training and run it to its end; returns why the budget refused, or None.
 
         Args:
             loop: with a training whose checkpoints lie in the run's folder.
@@ -127,7 +129,7 @@ class Run:
         return loop.run()
 
     def watching(self, population: int) -> Callable[[int, Release], None]:
-        """What notes how canaries show in every release; with none it does nothing."""
+        """Make the function that notes how canaries show in every release; with none it does nothing."""
 
         def noted(round: int, release: Release) -> None:
             canaries = canaries_of(self.config, self.folder, population)
@@ -137,7 +139,7 @@ class Run:
         return noted
 
     def keep(self, adapter: Final, statement: Mapping[str, Any], data: PreparedData, note: str = "") -> None:
-        """Write what is paid for, before anything is done with it; nothing to write where the run had ended before.
+        """Write what is paid for, before anything is done with it. Nothing is written where the run had ended before.
 
         Args:
             statement: what the run guarantees.
@@ -154,7 +156,11 @@ class Run:
             keep(self.folder, self.config, self.kept)
 
     def finish(self, outcome: Outcome, done: str) -> None:
-        """Measure what is kept, write what the run leaves behind, then say that it has ended; ``done`` says how."""
+        """Measure what is kept, write what the run leaves behind, then say that it has ended.
+
+        Args:
+            done: the status of a run that the budget did not stop.
+        """
         assert self.kept is not None, "keep() comes first"
         self.telemetry.status("running", "evaluating on the test set")
         missing = write_results(self.folder, self.config, self.kept, outcome, self.results)
@@ -167,7 +173,7 @@ class Run:
 def opened(
     config: RunConfig, folder: Path, *, resume: bool, other_code: bool = False, ledger: bool = True
 ) -> Iterator[Run]:
-    """A run's folder for its one owner. A failure is noted in its status before it is raised again.
+    """Hold a run's folder and telemetry. A failure is noted in its status before it is raised again.
 
     Args:
         folder: exists.
@@ -204,9 +210,13 @@ def opened(
 
 
 def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int | tuple[int, ...], Evaluate]:
-    """Who trains, and the evaluation on public data but the first ``used`` records of validation.
+    """Wait for those who train, and make the evaluation on public data.
 
-    In a deployment the node of every client; in a simulation how many workers there are.
+    Args:
+        used: number of the first validation records that are left out of it.
+
+    Returns:
+        the node of every client in a deployment, the number of workers in a simulation; and the evaluation.
     """
     config, data = run.config, assembly.data
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
@@ -222,7 +232,7 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
 
 
 def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
-    """What a private training came to, on public data."""
+    """The outcome of a private training, with what is to be measured of it on public data."""
     assert run.kept is not None, "the loop has told of its end"
     final, start, data = run.kept.adapter, public_start(run.folder), assembly.data
     return Outcome(

@@ -22,10 +22,10 @@ from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PrivateTraining, ServerState
 
 Evaluate = Callable[[Tensor, str], Metrics]
-"""Metrics of a full adapter on a public split, ``"validation"`` or ``"test"``."""
+"""A function that measures a full adapter on a public split, ``"validation"`` or ``"test"``."""
 
 Rounds = Callable[[int], bool]
-"""Whether something is done behind the release of this round; 0 is an initial release."""
+"""A predicate: whether something is done behind the release of this round; 0 is an initial release."""
 
 
 @dataclass
@@ -68,16 +68,20 @@ class Loop:
     watched: Callable[[int, Release], None] = lambda round, release: None
     complete: Callable[[Tensor], None] = lambda served: None
     _told: int = field(default=-1, init=False)
-    """The last round of which there is a record."""
+    """The last round of which there is a record; -1 before the first."""
 
     @property
     def state(self) -> ServerState:
-        """Of the training, which has begun."""
+        """The state of the training, which has begun."""
         assert self.training.state is not None, "begin() or go_on() first"
         return self.training.state
 
     def begin(self, start: Tensor) -> None:
-        """From an adapter to the state before the first release, which is checkpointed; its metrics are recorded."""
+        """Bring the training to its state before the first release, checkpoint that and record its metrics.
+
+        Args:
+            start: full adapter vector ``[size]``.
+        """
         began = time.monotonic()
         metrics = self.evaluate(start, "validation")
         refuse_diverged(metrics, "before the first release")
@@ -92,7 +96,7 @@ class Loop:
         save_checkpoint(self.folder, Checkpoint.after(self.state, None, head, Times(), records))
 
     def go_on(self, start: Tensor) -> int:
-        """Back to where the last checkpoint left the training, and what may have been missing behind its release.
+        """Go back to the last checkpoint, and do what may have been missing behind its release.
 
         Args:
             start: an adapter of the run's form.
@@ -127,7 +131,7 @@ class Loop:
         self.training.state = replace(self.state, round=self.state.round + releases)
 
     def run(self) -> str | None:
-        """Until the last planned round or until the budget refuses; the refusal in words, or None.
+        """Train until the last planned round or until the budget refuses; returns the refusal in words, or None.
 
         A release is checkpointed before anything else happens, so that what fails after it (evaluation on workers, a
         controller) loses no round.
@@ -161,12 +165,12 @@ class Loop:
         return refusal
 
     def _form(self, start: Tensor) -> int:
-        """Begin only for the form of a state; the round before the first release."""
+        """Begin the training only for the form of its state; returns the round before the first release."""
         self.training.begin(start, PublicSignals(0, 1.0))
         return self.state.round
 
     def _save(self, state: ServerState, seconds: float) -> None:
-        """A state as the last release left it, before the controller hears of that."""
+        """Checkpoint a state as the last release left it, before the controller hears of that."""
         training, taken = self.training, replace(self.clock.taken(), round=seconds)
         head, records = training.ledger.head, self.telemetry.records()
         save_checkpoint(self.folder, Checkpoint.after(state, training.release, head, taken, records))
@@ -198,7 +202,7 @@ class Loop:
         self._told = self.state.round
 
     def _record(self, metrics: Metrics | None, seconds: float) -> RoundRecord:
-        """What may be shown of the last release: released values and public ones."""
+        """The record of the last release, of released and public values alone."""
         training, state, release = self.training, self.state, self.training.release
         assert release is not None
         noise_norm = release.plan.noise_norm(release.expected_units) * release.loudness

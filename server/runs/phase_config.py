@@ -41,7 +41,10 @@ def load_phases(path: Path, overrides: Mapping[str, Any] | None = None) -> Phase
 
 
 def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> PhasesConfig:
-    """The same from a nested table."""
+    """Check a nested table of settings and phases and return the run that it describes.
+
+    Overrides and errors as for :func:`load_phases`.
+    """
     phases = table.get("phases")
     if not isinstance(phases, list) or not phases or not all(isinstance(phase, Mapping) for phase in phases):
         raise ConfigError("a run in phases needs [[phases]], tables of kind 'ordinary' or 'private'; there are none")
@@ -71,7 +74,7 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
 
 
 def _refuse_idle(given: Mapping[str, Any]) -> None:
-    """Nobody shall think that a setting holds which no phase reads; a default may be written down."""
+    """Refuse settings that no phase reads, so that nobody thinks they hold; a default may be written down."""
     default = flatten(parse(unflatten(_ONE_SILO)).to_table())
     idle = [
         f"{key} = {value!r} has no effect in a run in phases, which say how they train; leave it out"

@@ -33,12 +33,12 @@ from strategies.calibration import given
 from strategies.plugins import Option
 
 TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
-"""What a phase may train on, and what ``data.sensitive`` calls it."""
+"""Texts that a phase may train on, and what ``data.sensitive`` calls each."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What phases with and without noise have in common.
+    """The settings that phases with and without noise have in common.
 
     Attributes:
         text: ``"original"``, ``"weighted"`` or ``"redacted"``.
@@ -104,7 +104,7 @@ class DpPhase(Phase):
 
 @dataclass(frozen=True)
 class PhasesConfig:
-    """A run in phases.
+    """The settings of a run in phases.
 
     Attributes:
         run: what all phases share. Its epsilon and delta are what the private ones together may cost, its detector is
@@ -136,39 +136,39 @@ class PhasesConfig:
 
     @property
     def private(self) -> tuple[DpPhase, ...]:
-        """The phases with noise."""
+        """The phases with noise, in order."""
         return tuple(phase for phase in self.phases if isinstance(phase, DpPhase))
 
     @property
     def ordinary(self) -> tuple[NonPrivatePhase, ...]:
-        """The phases without."""
+        """The phases without noise, in order."""
         return tuple(phase for phase in self.phases if isinstance(phase, NonPrivatePhase))
 
     def detector_of(self, phase: Phase) -> str:
-        """The detector of a phase."""
+        """The name of a phase's detector: its own, else that of the run."""
         return phase.detector or self.run.data.detector
 
     def record_level(self, phase: DpPhase, not_private: str | None) -> RecordLevelSettings:
-        """A phase with noise as training at record level."""
+        """The settings of a phase with noise, as those of a training at record level."""
         run = self.run
         return RecordLevelSettings.of(
             run.privacy, run.silo, phase, unit=run.unit, seed=run.seed, not_private=not_private
         )
 
     def phase_tables(self) -> list[dict[str, Any]]:
-        """The phases as they stand in a file, with everything that was left at its default."""
+        """The phases as tables of a file, with everything that was left at its default."""
         return [
             {"kind": phase.kind, **{kebab(name): value for name, value in vars(phase).items()}} for phase in self.phases
         ]
 
     def to_toml(self) -> str:
-        """The resolved settings and phases as TOML text; parsing it gives an equal one."""
+        """The resolved settings and phases as TOML text; parsing it gives an equal configuration."""
         return tomli_w.dumps({**self.run.to_table(), "phases": self.phase_tables()})
 
 
 @dataclass(frozen=True)
 class PlannedNoise:
-    """The noise of the private phases, before any text is read.
+    """The noise of all private phases of a run, planned before any text is read.
 
     Attributes:
         floors: per private phase, its committed steps in order.
@@ -182,11 +182,11 @@ class PlannedNoise:
 
     @property
     def floor(self) -> tuple[FloorStep, ...]:
-        """Every committed step, in order."""
+        """All committed steps of the private phases, in order."""
         return tuple(step for floor in self.floors for step in floor)
 
     def releases(self, phases: int) -> int:
-        """How many releases the first so many private phases are committed to."""
+        """The number of releases that the first so many private phases are committed to."""
         return sum(step.count for floor in self.floors[:phases] for step in floor)
 
     def to_json(self) -> Json:
@@ -195,13 +195,13 @@ class PlannedNoise:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "PlannedNoise":
-        """The inverse; KeyError, TypeError or ValueError for anything else."""
+        """Make the planned noise from its JSON form. Anything else raises KeyError, TypeError or ValueError."""
         floors = tuple(tuple(map(FloorStep.from_json, floor)) for floor in data["floors"])
         multipliers = tuple(tuple(map(float, one)) for one in data["multipliers"])
         return PlannedNoise(floors, multipliers, float(data["epsilon"]))
 
     def is_of(self, config: PhasesConfig, population: int) -> bool:
-        """Whether this is for the target of these phases; what it costs is for the ledger to find out."""
+        """Whether the noise is for the target of these phases; what it costs is for the ledger to find out."""
         steps = [len(multipliers) for multipliers in self.multipliers]
         units = {(step.sampling.unit, step.sampling.population) for step in self.floor}
         return (
@@ -212,7 +212,12 @@ class PlannedNoise:
         )
 
     def commitment(self, config: PhasesConfig, population: int, not_private: str | None) -> Commitment:
-        """What the ledger starts with; `not_private` says why one without noise leaves no guarantee, if one does."""
+        """The commitment that the ledger starts with.
+
+        Args:
+            population: number of protected units.
+            not_private: why a phase without noise leaves no guarantee; None if none does.
+        """
         return Commitment(
             config.run.unit,
             "add_remove",
@@ -225,7 +230,7 @@ class PlannedNoise:
 
 
 def plan_noise(config: PhasesConfig, population: int) -> PlannedNoise:
-    """Calibrate the one phase that asks for it, and account all of them together, as the ledger does.
+    """Calibrate the one private phase that asks for it, and account all of them together, as the ledger does.
 
     Raises:
         ValueError: delta is too large for so many units, no noise keeps the target, the given noise costs more, or

@@ -60,7 +60,7 @@ RECORDED_EVERY = 10
 
 
 class PhasesRun:
-    """Phases, their data in every form that a phase reads, and an engine.
+    """A run in phases that is ready to train: its data in every form that a phase reads, and an engine.
 
     Args:
         folder: of the run; what was calibrated for it is taken from there.
@@ -95,7 +95,7 @@ class PhasesRun:
             refuse_unplannable(controller_of(silo), info, what, refuse_votes)
 
     def _noise(self, folder: Path | None) -> PlannedNoise:
-        """Calibrated now, or as it was handed on in the run's folder."""
+        """Calibrate the noise, or take what was handed on in the run's folder."""
         config, tables = self.config, self.config.phase_tables()
         found = None if folder is None else handed_on.read(folder, config.run, PlannedNoise.from_json, tables)
         if found is None or not found.is_of(config, self.population):
@@ -106,7 +106,7 @@ class PhasesRun:
 
     @cached_property
     def engine(self) -> Engine:
-        """On a base model of its own."""
+        """The engine of all phases, on a base model of its own."""
         return make_engine(self.assembly.job.but(prefix_cache_mb=0))
 
     def train(
@@ -154,7 +154,7 @@ class PhasesRun:
         return tuple(results)
 
     def ledger(self, folder: Path) -> Ledger | None:
-        """The ledger of the private phases, made or found again; None if no phase has noise."""
+        """Make or find again the ledger of the private phases; None if no phase has noise."""
         if not self.planned.floor:
             return None
         commitment = self.planned.commitment(self.config, self.population, self.guarantee.not_private)
@@ -170,11 +170,11 @@ class PhasesRun:
         return ledger
 
     def evaluate(self, adapter: Tensor, split: str) -> Metrics:
-        """On the public validation records, or on the test set."""
+        """Measure a full adapter on the public validation records, or on the test set."""
         return self.engine.evaluate(adapter, self.test if split == "test" else self.plain.validation)
 
     def _at_start(self) -> RoundRecord:
-        """Of the model before the first phase."""
+        """Measure the model before the first phase and make its record."""
         began, run = time.monotonic(), self.config.run
         metrics = self.evaluate(self.assembly.start, "validation")
         return RoundRecord.of_start(
@@ -194,7 +194,7 @@ class PhasesRun:
         telemetry: Telemetry,
         complete: Callable[[Tensor], None],
     ) -> PhaseResult:
-        """The phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
+        """Train the phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
         phase, place = self.config.phases[number], PhaseFolder(folder, number + 1)
         stamp(self.guarantee.to_json(), folder, place.path)
         if (kept := place.result(phase.name, self.assembly.layout.size)) is not None:
@@ -273,7 +273,10 @@ class PhasesRun:
         return served
 
     def key(self, phase: Phase) -> tuple[str, str]:
-        """What of the data's settings a phase's text depends on; the original text on no detector."""
+        """The settings that a phase's text depends on: its use and its detector.
+
+        The original text depends on no detector.
+        """
         use = TEXTS[phase.text]
         return use, "regex" if use == "none" else self.config.detector_of(phase)
 
@@ -284,7 +287,7 @@ class PhasesRun:
 
 
 def run_phases(run: Run, config: PhasesConfig) -> None:
-    """One run in phases, from configuration to artefacts."""
+    """Run a training in phases from configuration to artefacts."""
     run.status("preparing data, model and noise")
     ready = PhasesRun(config, run.folder)
     log.info("%s", ready.guarantee.sentence)

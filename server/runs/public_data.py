@@ -40,12 +40,12 @@ from server.runs.assembly import Assembly
 log = logging.getLogger(__name__)
 
 KEPT = "warm-starts"
-"""Folder of the data cache."""
+"""Folder of warm starts in the data cache."""
 
 
 @dataclass(frozen=True)
 class PublicTraining:
-    """The public records that are trained on, and the engine that does it.
+    """The warm start of a run: the public records it trains on, and the engine that does it.
 
     Attributes:
         config: what is switched on.
@@ -64,7 +64,7 @@ class PublicTraining:
 
     @staticmethod
     def of(assembly: Assembly) -> "PublicTraining":
-        """Of an assembled run."""
+        """Prepare the warm start of an assembled run."""
         config, public = assembly.config.public, assembly.data.validation
         wanted = config.warm_start_epochs > 0
         used = round(config.training_fraction * len(public)) if wanted else 0
@@ -75,11 +75,11 @@ class PublicTraining:
 
     @property
     def used(self) -> int:
-        """How many of the first public records are not for validation."""
+        """The number of the first public records that are trained on, so that they do not validate."""
         return len(self.records)
 
     def warm_start(self, start: Float[Tensor, " size"]) -> Float[Tensor, " size"]:
-        """The adapter after the warm start; ``start`` itself where it is switched off."""
+        """Train the adapter on the public records; ``start`` itself where the warm start is switched off."""
         if self.engine is None:
             return start
         local = LocalTraining(
@@ -96,7 +96,7 @@ class PublicTraining:
 
 
 def public_start(folder: Path) -> Tensor | None:
-    """The adapter after the warm start of the run in this folder; None where it had none.
+    """Load the adapter after the warm start of the run in this folder; None where it had none.
 
     Raises:
         CorruptRun: the file is damaged.
@@ -125,7 +125,7 @@ def _decisive(assembly: Assembly, used: int) -> str:
 
 
 def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor, " size"]:
-    """The adapter in `file`, which is made and written if it is not there or damaged."""
+    """Load the adapter in `file`; one that is not there, or damaged, is made and written first."""
     if file.is_file():
         try:
             return load_file(file)["adapter"]
@@ -141,7 +141,11 @@ def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor
 def trained_without_noise(
     engine: Any, start: Float[Tensor, " size"], records: Records, local: LocalTraining, seed: int
 ) -> Float[Tensor, " size"]:
-    """The adapter after training on all of these records at once, as one client does."""
+    """Train an adapter on all of these records at once, as one client does, without noise.
+
+    Args:
+        start: full vector; a new one of its shape is returned.
+    """
     change = engine.train_all(start, [records], local, [seed])[0]
     trainable = engine.layout.trainable(start)
     result: Tensor = engine.layout.with_trainable(start, trainable + change.to(trainable))
@@ -149,7 +153,7 @@ def trained_without_noise(
 
 
 def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"], PublicSpan | None]:
-    """The adapter that a site starts from, and the span for its releases that `[silo.span]` asks for, if it does.
+    """Set up the span of public texts that `[silo.span]` asks for, and the adapter that a site starts from.
 
     Nothing private is read and nothing spent. The first texts are written by the base model, and the adapter is then
     trained on them: both are public and come out the same again when a run is resumed.

@@ -17,7 +17,11 @@ from server.runs.record_level_assembly import assemble_record_level
 
 
 def run_record_level(run: Run) -> None:
-    """One run from configuration to artefacts; ``run.config`` is one with ``config.alone``."""
+    """Run a training over the records of one site, from configuration to artefacts.
+
+    Args:
+        run: with a configuration of one site (``config.alone``).
+    """
     run.status("preparing data, model and noise")
     config, assembly = run.config, assemble_record_level(run.config, run.folder)
     data = assembly.data

@@ -23,10 +23,11 @@ from strategies.aggregations.ranks import ZeroPad
 
 @dataclass(frozen=True)
 class RecordLevelAssembly(CommittedAssembly):
-    """One site ready to start.
+    """A run over the records of one site, ready to start.
 
     Attributes:
-        silo: what decides its private training.
+        silo: what decides the site's private training.
+        index: the site's protected units and their records.
     """
 
     silo: RecordLevelSettings
@@ -34,7 +35,7 @@ class RecordLevelAssembly(CommittedAssembly):
 
 
 def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
-    """The site that a configuration describes, committed for so many steps.
+    """The settings of the sites that a configuration describes, committed for so many private steps.
 
     Raises:
         ConfigError: settings that no site can have.
@@ -131,7 +132,11 @@ def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
-    """ConfigError for settings that would be of no effect in the sites of a cross-silo run."""
+    """Refuse settings that would be of no effect in the sites of a cross-silo run.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     if parts.controller.reads_validation:
         raise ConfigError(
             f"strategy.controller = {config.strategy.controller!r} reads the public loss of every step, and the "
@@ -158,7 +163,11 @@ def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
 
 
 def _refuse_span(config: RunConfig, parts: Methods) -> None:
-    """ConfigError for settings under which sites cannot send coefficients of the server's texts."""
+    """Refuse settings under which sites cannot send coefficients of the server's texts.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     method = config.silo.span.method
     if not method:
         return
