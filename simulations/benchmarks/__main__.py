@@ -8,30 +8,21 @@ import subprocess
 import sys
 
 BENCHMARKS = {
-    "engine.measure_all": "every number of docs/results/engine.md, at one commit and on a quiet machine",
     "engine.guard": "three ratios of the engine to plain PEFT beside those committed; fails where speed was lost",
     "engine.speed": "clients per second beside plain PEFT, and the share of the machine's peak",
     "engine.record_level": "a record-level step beside one without privacy and beside Opacus",
-    "engine.population": "what a million logical clients cost the server; the time of one whole run",
-    "engine.profile": "where the time of a round goes, with a flame graph",
-    "engine.against_pfl": "rounds of DP-FedAvg beside pfl-research (in an environment of its own)",
     "engine.against_flower": "whole rounds on Ray: a message per worker beside one per client",
     "engine.memory": "what the frozen model and a step take, by precision, quantisation and checkpointed blocks",
     "engine.gpu": "models of 1.1 billion and 135 million parameters on one GPU",
-    "engine.compiled": "what torch.compile of the layers gains on a GPU",
     "scale.populations": "preparing and training 10^3 to 10^6 clients with records of their own",
     "scale.start_up": "how long `lacquer run` takes to its first round, and on what",
     "faults.bad_replies": "malformed and hostile replies through the real strategy",
     "faults.soak": "a long run under failing nodes and kill -9",
     "faults.deployment": "the same in containers, whose lines and lives fail; docker/soak_test.sh calls it",
-    "faults.message_overhead": "what a message costs a deployed client beside its training",
     "faults.superlink_cost": "what idle clients and a round cost the SuperLink; docker/soak_test.sh calls it",
     "privacy.mechanism_audit": "two-world audits of the release path and of broken copies of it",
     "privacy.audit": "what the attacks of `lacquer audit` find in whole runs, from no privacy to epsilon 0.5",
-    "privacy.audit_cost": "what `lacquer audit` adds to the quickstart",
     "privacy.mutation": "how many small changes of the privacy kernel its tests notice",
-    "privacy.flower_dp": "Flower's own DP wrappers under the checks that ours pass",
-    "privacy.noise_throughput": "what noise, clipping and encoding cost a round",
     "privacy.secure_sums": "what a secure sum costs, in CPU seconds and in bytes",
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
@@ -64,9 +55,7 @@ BENCHMARKS = {
 """Modules below ``simulations.benchmarks`` that can be run, and what each does."""
 
 ALL = (
-    "engine.speed", "engine.record_level", "engine.population",
-    "privacy.noise_throughput", "privacy.mechanism_audit", "privacy.flower_dp",
-    "harness.tables",
+    "engine.speed", "engine.record_level", "privacy.batch_invariance", "privacy.mechanism_audit", "harness.tables",
 )  # fmt: skip
 """What `all` runs: measurements that need no data from outside and take minutes; then the tables."""
 

@@ -1,30 +1,22 @@
 """The engine's benchmarks compare like with like, and most of them need neither Flower nor Ray."""
 
 import json
-import math
 import mmap
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from flwr.supercore.task_identity import TaskIdentity
-from torch import profiler as torch_profiler
 
-from privacy.ledger.ledger import Ledger
 from simulations.benchmarks.engine import (
     against_flower,
-    against_pfl,
     gpu,
     jobs,
-    population,
-    profile,
     record_level,
     speed,
 )
@@ -41,7 +33,7 @@ LIBRARY = (
     "client.models.lora",
     "client.models.base",
 )
-SCRIPTS = ("speed", "profile", "against_pfl", "gpu", "tables")
+SCRIPTS = ("speed", "gpu", "tables")
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -93,31 +85,6 @@ def test_training_flops_of_one_token() -> None:
     assert two < one
 
 
-def test_a_round_beside_pfl_pays_and_moves_the_adapter(job: jobs.Job, tmp_path: Path) -> None:
-    with against_pfl.new_ledger(tmp_path / "ledger.jsonl", job, 2) as ledger:
-        work = against_pfl.engine_round(job, "fp32", ledger, 2)
-        work()
-        work()
-        assert [event.round for event in ledger.events] == [1, 2]
-
-
-@pytest.fixture
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-@pytest.mark.usefixtures("identity")
-def test_rounds_of_a_million_clients_draw_the_cohort_of_a_hundred(tmp_path: Path) -> None:
-    config = population.configuration(1_000_000, tmp_path / "cache", "random:bert", records=1)
-    measured, clients = population.rounds_of(config, tmp_path, 3)
-    assert clients == 1_000_000
-    assert len(measured) == 2
-    assert all(0 < times["draw_and_messages"] < times["wall"] for times in measured)
-    with Ledger.open(tmp_path / population.LEDGER_FILE, read_only=True) as ledger:
-        assert [event.sampling.expected_units for event in ledger.events] == [pytest.approx(50)] * 3
-
-
 def test_waiting_is_on_the_wall_and_not_of_the_processor() -> None:
     cpu, wall = both_clocks(lambda: time.sleep(0.2))
     assert wall >= 0.2
@@ -153,24 +120,6 @@ def test_gpu_benchmark_compares_the_same_sums() -> None:
     assert matrices == shape.weights() + shape.words * shape.hidden
     expected = jobs.plain_peft(job)().sum(dim=0)
     assert relative(gpu.engine_round(job, job.engine("fp32"), job.start())(), expected) < 1e-4
-
-
-def test_flame_graph_is_a_picture_of_what_was_profiled(job: jobs.Job) -> None:
-    engine = job.engine("fp32")
-    with torch_profiler.profile(activities=[torch_profiler.ProfilerActivity.CPU]) as profiler:
-        engine.train_all(job.start(), job.clients, job.local, job.seeds)
-    events = list(profiler.events())
-    parts = profile.by_part(events, 1e9)
-    assert {"frozen products", "adapters", "attention"} <= {part["part"] for part in parts}
-    assert math.isclose(sum(part["share"] for part in parts), 1.0)
-    picture = ElementTree.fromstring(profile.flame(events, "a title", 1e-9))
-    titles = [title.text or "" for title in picture.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles[0] == "a title"
-    assert any(title.startswith("_AdaptedFunction") for title in titles)
-    shares = [
-        float(title.rpartition("(")[2].rstrip(" %)")) for title in titles if title.startswith("frozen products (")
-    ]
-    assert 0 < shares[0] < 100
 
 
 @pytest.mark.ray

@@ -97,7 +97,7 @@ def test_the_list_is_shown_and_an_unknown_name_refused(capsys: pytest.CaptureFix
     assert main([]) == main(["--help"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert listed == [*BENCHMARKS] * 2
-    with pytest.raises(SystemExit, match=r"no benchmark is called engine_speed; there are: engine\.measure_all"):
+    with pytest.raises(SystemExit, match=r"no benchmark is called engine_speed; there are: engine\.guard"):
         main(["engine_speed"])
 
 

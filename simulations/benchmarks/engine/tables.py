@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simulations.benchmarks.harness.markdown import RATIO, Columns, Row, provenance, table
-from simulations.report.notation import duration_text
 
 GOALS = {
     ("tiny, 4 x 16", "engine", "plain PEFT in place"): 6.0,
@@ -17,9 +16,6 @@ GOALS = {
     ("tiny, 4 x 16, fp32", "engine, record-level", "Opacus hooks"): 6.0,
     ("MiniLM, 16 x 64, fp32", "engine, record-level", "Opacus hooks"): 1.8,
     ("MiniLM, 16 x 64, bf16", "engine, record-level", "Opacus hooks"): 2.8,
-    ("tiny, 8 x 16, batches of 4", "engine fp32", "pfl-research"): 6.0,
-    ("tiny, 20 x 64, batches of 10", "engine fp32", "pfl-research"): 1.6,
-    ("MiniLM, ragged SST-2", "engine bf16", "pfl-research"): 1.8,
 }
 """Ratios that were set before anything was measured."""
 RECORD_LEVEL_GOAL = 0.95
@@ -142,22 +138,6 @@ def private_step(results: Mapping[str, Any]) -> str:
     return f"{table(results['rows'], columns)}\n{how}\n{provenance(results)}"
 
 
-def profile(results: Mapping[str, Any]) -> str:
-    """Where the time of a round goes, by precision."""
-    shares = {name: {row["part"]: row["share"] for row in rows} for name, rows in results["parts"].items()}
-    rows = [
-        {"part": row["part"], **{name: f"{100 * share.get(row['part'], 0.0):.1f} %" for name, share in shares.items()}}
-        for row in results["parts"]["fp32"]
-    ]
-    return table(rows, {name: f"{{{name}}}" for name in ("part", *shares)}) + machine(results)
-
-
-def against_pfl(results: Mapping[str, Any]) -> str:
-    """Rounds of DP-FedAvg beside pfl-research."""
-    columns: Columns = {**COMPARED, **CLIENTS, "relative difference of the mean": "{difference:.1g}"}
-    return compared(results, columns) + machine(results)
-
-
 def against_flower(results: Mapping[str, Any]) -> str:
     """Whole rounds on Flower and Ray: one message per worker beside one per client."""
     columns: Columns = {
@@ -170,18 +150,6 @@ def against_flower(results: Mapping[str, Any]) -> str:
     }
     scale = f"{results['rows'][0]['clients']} clients a round, {results['workers']} workers."
     return f"{table(results['rows'], columns)}\n{scale}{machine(results)}"
-
-
-def population(results: Mapping[str, Any]) -> str:
-    """What the server takes for one round as the population grows."""
-    columns: Columns = {
-        "logical clients": "{population:,}",
-        "a round (longest)": "{wall_ms:.1f} ms ({highest_wall_ms:.0f})",
-        "CPU": "{cpu_ms:.1f} ms",
-        "of it draw and messages, wall": "{draw_and_messages_ms:.1f} ms",
-        "memory of the run": mebibytes("growth_bytes"),
-    }
-    return table(results["rows"], columns) + machine(results)
 
 
 def gpu(results: Mapping[str, Any]) -> str:
@@ -209,18 +177,6 @@ def gpu(results: Mapping[str, Any]) -> str:
     )
 
 
-def compiled(results: Mapping[str, Any]) -> str:
-    """What compiled layers gain on one GPU."""
-    ratios = [{**model, **model["ratios"][1]} for model in results["models"]]
-    columns: Columns = {
-        "model": "{model}",
-        "times as fast as not compiled": RATIO,
-        **CLIENTS,
-        "time to compile": lambda row: f"{row['compile_seconds']:.0f} s",
-    }
-    return f"{table(ratios, columns)}\n{results['device']}.{machine(results)}"
-
-
 def peak_of_step(row: Row) -> str:
     """The middle peak of the processes, with their range; empty where no step was taken."""
     if row["step"] is None:
@@ -244,15 +200,3 @@ def memory(results: Mapping[str, Any]) -> str:
     }
     told = f"{results['model']}; a step of {results['records']} records of {results['tokens']} tokens."
     return f"{table(results['rows'], columns)}\n{told}{machine(results)}"
-
-
-def full_run(results: Mapping[str, Any]) -> str:
-    """One whole run, alone on the machine."""
-    columns: Columns = {
-        "run": "{rounds} rounds, {clients:,} clients, {expected_cohort:g} a round",
-        "model": lambda row: f"{row['model']}, {row['parameters'] / 1e6:.1f} million parameters",
-        "wall time": lambda row: duration_text(row["seconds"]),
-        "workers": "{workers}",
-        f"test accuracy at ε = {results['epsilon']:g}": lambda row: f"{100 * row['test_accuracy']:.1f} %",
-    }
-    return f"{table([results], columns)}\nLoad before the start {results['load_before']}.{machine(results)}"

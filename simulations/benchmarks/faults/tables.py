@@ -181,35 +181,3 @@ def containers(result: Results) -> str:
         f"{result['load']:.0f} on {result['cores']} cores, the engine's installation included; commit "
         f"`{result['commit']}`.\n"
     )
-
-
-ALONE = {
-    "flower": "Flower's part is imported",
-    "import": "torch, transformers and the ClientApp are imported",
-    "open": "records and base model are opened (memory-mapped)",
-    "train": "training, first time",
-    "again": "training, if the process had stayed",
-}
-HANDED = {
-    "flower": "Flower's part is imported",
-    "hand over": "our part of it is imported, the message is read",
-    "fork": "the resident process forks; the fork opens records and model, trains, answers",
-}
-
-
-def message_overhead(result: Results) -> str:
-    """One line for every part of a message."""
-    lines = []
-    for title, parts, words in (
-        ("one process does everything", result["parts"], ALONE),
-        ("with the resident process", result["handed_parts"], HANDED),
-    ):
-        lines.append((f"**{title}**", "", ""))
-        for name, text in words.items():
-            lines.append((text, f"{parts[name]['cpu_seconds']:.2f} s", f"{parts[name]['wall_seconds']:.1f} s"))
-    environment = result["environment"]
-    return (
-        f"{markdown(('a message to a client', 'CPU', 'wall'), lines, 'lr')}\n"
-        f'{result["records"]} records, model "{result["model"]}"; median of {result["repetitions"]} messages each way; '
-        f"load {result['load'][0]:.0f} on {environment['cores']} cores; commit `{environment['commit']}`.\n"
-    )
