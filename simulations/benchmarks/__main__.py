@@ -49,6 +49,7 @@ BENCHMARKS = {
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",
     "harness.tables": "write the tables of the documentation from the results (--check only looks)",
     "harness.structure": "lines, imports and circles of the packages, as in docs/results/structure.md",
+    "harness.docstrings": "docstrings that begin in mid-sentence, and functions named by a participle",
     "harness.nightly": "how long each part of the nightly tests takes, and whether it passes",
     "harness.same_results": "whether a change of the code changes results, by digests of adapters",
 }

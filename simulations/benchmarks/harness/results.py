@@ -59,7 +59,7 @@ def origin() -> dict[str, Any]:
 def say(*texts: object) -> None:
     """One line each, as they are."""
     for text in texts:
-        Console(width=160).print(text, highlight=False, markup=False, soft_wrap=True)
+        Console(width=160).print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def say_ratios(rows: Sequence[Mapping[str, Any]]) -> None:
