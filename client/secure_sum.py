@@ -150,7 +150,7 @@ def send_masked(content: RecordDict, context: Context) -> RecordDict:
         _refuse_twice(ledger, state.session)
         ledger.charge(event)  # one line a vector: the file is read whole at every message
         vector = noisy_share(contribution, train.plan, shares, noise)
-        state, masked = party.masked(state, member.federation, vector.numpy())
+        state, masked = party.mask_vector(state, member.federation, vector.numpy())
         _keep(context, state)
     return masked_records(masked)
 

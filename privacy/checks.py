@@ -84,7 +84,7 @@ def not_empty(*, remedy: str = "", **values: Collection[object]) -> None:
             _fail(name, "non-empty", value, remedy)
 
 
-def increasing(*, remedy: str = "", **values: Sequence[float]) -> None:
+def strictly_increasing(*, remedy: str = "", **values: Sequence[float]) -> None:
     """Every sequence is non-empty, finite and strictly increasing."""
     for name, value in values.items():
         numbers = [_number(item) for item in value]

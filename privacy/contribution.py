@@ -219,7 +219,7 @@ def validate(contribution: Contribution, plan: Plan, max_units: int) -> None:
     _check_sum("encoded", contribution.encoded, max_units)
     for query, answer in zip(plan.queries, contribution.answers, strict=True):
         _check_sum(query.name, answer, max_units)
-        if not query.possible(answer.to(torch.float64) * (query.sensitivity / GRID), max_units):
+        if not query.is_possible(answer.to(torch.float64) * (query.sensitivity / GRID), max_units):
             raise ValueError(
                 f"{query.name!r} must be a possible sum over the units that were asked, it is not; drop the reply"
             )

@@ -32,12 +32,12 @@ def write(path: Path, content: str | bytes, *, mode: int | None = None, new: boo
         FileExistsError: ``new``, and there is one.
         OSError: the disk is full or refuses; ``path`` is as it was.
     """
-    with replacing(path, mode=mode, new=new) as draft:
+    with open_replacement(path, mode=mode, new=new) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int | None = None, new: bool = False) -> Iterator[Path]:
+def open_replacement(path: Path, *, mode: int | None = None, new: bool = False) -> Iterator[Path]:
     """An empty file to be written under its own name; it takes the place of ``path`` where the block ends.
 
     Arguments and errors are those of :func:`write`. A block that raises changes nothing.

@@ -99,7 +99,7 @@ class Ledger(Protocol[_Receipt]):
     def charge(self, event: ReleaseEvent) -> _Receipt:
         """Debit the event durably before returning; raise BudgetExceeded and write nothing if it cannot be paid."""
 
-    def released(self, receipt: _Receipt) -> None:
+    def note_release(self, receipt: _Receipt) -> None:
         """Note that the charged event was released."""
 
 
@@ -135,8 +135,8 @@ def charged_release(
     receipt = ledger.charge(event)
     joint = torch.cat([total.encoded, *total.answers])
     noisy = joint + noise.draw([(part.noise_multiplier, part.dim) for part in event.components])  # the only noise added
-    release = decoded(noisy.to(torch.float64) / GRID, plan, sampling.expected_units, _loudness(event))
-    ledger.released(receipt)
+    release = decode_release(noisy.to(torch.float64) / GRID, plan, sampling.expected_units, _loudness(event))
+    ledger.note_release(receipt)
     return release
 
 
@@ -269,8 +269,8 @@ def released_sum(noisy: Int64[Tensor, " n"], requested: Requested[_Receipt], led
         if float(block.to(torch.float64).norm()) > longest:
             raise ValueError(f"{part.name} is longer than any honest sum: a party sent what no clipped vector can be")
     steps = 2.0**bits
-    release = decoded(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
-    ledger.released(requested.receipt)
+    release = decode_release(noisy.to(torch.float64) / steps, plan, requested.event.sampling.expected_units)
+    ledger.note_release(requested.receipt)
     return release
 
 
@@ -307,7 +307,7 @@ def reopened_release(
     return Release(plan, update, answers, sampling.expected_units, SEAL, loudness=_loudness(event))
 
 
-def decoded(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float, loudness: float = 1.0) -> Release:
+def decode_release(noisy: Float64[Tensor, " n"], plan: Plan, expected_units: float, loudness: float = 1.0) -> Release:
     """The release of a noisy joint vector in encoded space."""
     update, *answers = torch.split(noisy, [plan.clip.dim, *(query.dim for query in plan.queries)])
     sums = tuple(answer * query.sensitivity for query, answer in zip(plan.queries, answers, strict=True))

@@ -62,7 +62,7 @@ class Query(Protocol):
     def answer(self, units: Units) -> Float64[Tensor, "units m"]:
         """One row per unit, each of L2 norm <= ``sensitivity`` and computed from that unit alone."""
 
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+    def is_possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
         """Whether ``total`` can be a sum of answers of at most ``max_units`` units; the server's check of a reply."""
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class NormBit:
         bits = (units.norms <= self.threshold).to(torch.float64) - (units.norms > self.threshold).to(torch.float64)
         return (bits / 2).unsqueeze(1)  # neither comparison holds for NaN: a row that is not finite adds 0
 
-    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
+    def is_possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
         return bool((2 * total == (2 * total).round()).all()) and bool((total.abs() <= max_units / 2).all())
 
     def to_json(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class AdapterBits:
             bits[slab] = inside.masked_fill_(~squares.sum(dim=1, keepdim=True).isfinite(), 0.0)
         return bits
 
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+    def is_possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
         error = max_units * _GRID_ERROR * self.sensitivity
         halves = 2 * total
         whole = bool(((halves - halves.round()).abs() <= 2 * error).all())
@@ -223,7 +223,7 @@ class BoundedMean:
         """The mean loss that a released sum stands for."""
         return float(total[0]) / expected_units + self.centre
 
-    def possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
+    def is_possible(self, total: Float64[Tensor, " 1"], max_units: int) -> bool:
         least = -max_units * self.centre
         return bool((total >= least).all() and (total <= max_units * self.sensitivity).all())
 
@@ -249,7 +249,7 @@ class _Histogram:
     name: str
 
     def __post_init__(self) -> None:
-        checks.increasing(edges=self.edges)
+        checks.strictly_increasing(edges=self.edges)
         checks.positive(noise_std=self.noise_std)
 
     @property
@@ -260,7 +260,7 @@ class _Histogram:
     def dim(self) -> int:
         return len(self.edges) + 1
 
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+    def is_possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
         return _counts(total, max_units)
 
     def to_json(self) -> dict[str, Any]:
@@ -315,9 +315,9 @@ class OneHotVote:
     name: str = field(default="vote", kw_only=True)
 
     def __post_init__(self) -> None:
-        checks.increasing(bins=self.bins)
+        checks.strictly_increasing(bins=self.bins)
         checks.positive(smallest_bin=self.bins[0], noise_std=self.noise_std)
-        checks.increasing(candidates=self.candidates)
+        checks.strictly_increasing(candidates=self.candidates)
         checks.positive(smallest_candidate=self.candidates[0])
         checks.non_negative(simulated_noise_std_per_bound=self.simulated_noise_std_per_bound)
 
@@ -341,7 +341,7 @@ class OneHotVote:
             raise ValueError(f"votes must be given for the query {self.name!r}, got None; -1 where a unit has none")
         return _one_hot(units.votes.cpu(), self.dim)
 
-    def possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
+    def is_possible(self, total: Float64[Tensor, " m"], max_units: int) -> bool:
         return _counts(total, max_units)
 
     def to_json(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class SecureAggregation:
         self._reveal(this)
         self._enough("revealed their shares", len(aggregator.revealers), this.number, paid, threshold)
         try:
-            return released_sum(torch.from_numpy(aggregator.opened()), this.requested, ledger)
+            return released_sum(torch.from_numpy(aggregator.open_sum()), this.requested, ledger)
         except (NotOpened, ValueError) as error:
             raise RoundFailed(f"round {this.number}: {error}; {paid}") from error
 

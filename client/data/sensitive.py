@@ -36,7 +36,7 @@ from privacy.sensitive_text.detectors import (
     tier_spans,
     without_overlap,
 )
-from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
+from privacy.sensitive_text.treatments import Mask, TokenWeights, redact_text
 
 SPACY_MODEL = "en_core_web_sm"
 """The model JFT and ATDP annotate with; the tiers' shares of sensitive tokens are those of its annotations."""
@@ -228,11 +228,13 @@ def redact(texts: Texts, policy: DataSettings, *, chat: bool = False) -> Texts:
     if chat:
 
         def masked(turn: str) -> str:
-            return redacted(turn, detector.spans([turn])[0], mask)
+            return redact_text(turn, detector.spans([turn])[0], mask)
 
         return replace(texts, texts=[conversations.mapped(text, masked) for text in texts.texts])
     found = detector.spans(texts.texts)
-    return replace(texts, texts=[redacted(text, spans, mask) for text, spans in zip(texts.texts, found, strict=True)])
+    return replace(
+        texts, texts=[redact_text(text, spans, mask) for text, spans in zip(texts.texts, found, strict=True)]
+    )
 
 
 def token_weights(texts: Sequence[str], rows: Sequence[Any], policy: DataSettings) -> list[NDArray[np.float32]]:

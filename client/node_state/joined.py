@@ -39,7 +39,7 @@ class Joined:
     def begin(folder: Path, clients: int, records: str, draws: Mapping[str, PlannedDraws]) -> None:
         """Make the folder."""
         durable.new_folder(folder)
-        CohortSampler.fresh().save(folder / "sampling.key")
+        CohortSampler.create().save(folder / "sampling.key")
         plan = json.dumps({label: planned.to_json() for label, planned in draws.items()})
         said = {"clients": clients, "records": records, "seed": secrets.randbits(62), "draws": plan}
         durable.write(folder / "joined.json", json.dumps(said) + "\n", mode=0o600)

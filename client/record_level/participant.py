@@ -120,7 +120,7 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
                 training.step()
                 training.observe(PublicSignals(training.state.round, None, state.ledger.rho_spent))
             state.take_from(training)
-            taken, guaranteed = state.steps - before, state.ledger.guaranteed()
+            taken, guaranteed = state.steps - before, state.ledger.epsilon_guaranteed()
             update = _sent(training, adapter, coefficients=request.texts is not None) if taken else _NOTHING
     except OtherSilo as error:
         return _refusal(request, str(error))

@@ -74,7 +74,7 @@ class SiloState:
         controller, tensors = training.state.controller, dict[str, Tensor]()
         packed = pack(controller, "controller", tensors)
         if tensors:
-            with durable.replacing(self.folder / TENSORS) as draft:
+            with durable.open_replacement(self.folder / TENSORS) as draft:
                 save_file(tensors, draft)
         # The head is kept once a round and not at each charge: nothing of a round leaves the site before this is
         # written. Charges behind the head kept last, should a ledger lose them, paid for releases nobody has seen.
@@ -101,7 +101,7 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
         commitment, multipliers = commit(silo, len(index))
         durable.new_folder(folder)
         _write(folder / STATE, {**mine, "multipliers": list(multipliers), "controller": None, HEAD: None})
-        CohortSampler.fresh().save(folder / SECRET)
+        CohortSampler.create().save(folder / SECRET)
         ledger = Ledger.create(folder / LEDGER, commitment)
         document = _state(folder) | {HEAD: ledger.head}
         _write(folder / STATE, document)

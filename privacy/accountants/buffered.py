@@ -77,7 +77,7 @@ def optimise(buffers: int, rounds: int, groups: int, momentum: float = 0.0) -> B
     return BufferedToeplitz(tuple(map(float, scales[order])), tuple(map(float, decays[order])))
 
 
-def priced(
+def price_strategy(
     buffers: int, epsilon: float, delta: float, clients: int, rate: float, rounds: int, momentum: float = 0.0
 ) -> Strategy[BufferedToeplitz]:
     """The best strategy of so many buffers, with as many groups as the cohort allows, at the noise for the target.
@@ -104,7 +104,9 @@ def choose(
 
     That is the one of fewest buffers whose noise is within a percent of the least.
     """
-    tried = [priced(buffers, epsilon, delta, clients, rate, rounds, momentum) for buffers in range(1, TRIED + 1)]
+    tried = [
+        price_strategy(buffers, epsilon, delta, clients, rate, rounds, momentum) for buffers in range(1, TRIED + 1)
+    ]
     least = min(one.error for one in tried)
     taken = next(one for one in tried if one.error <= ENOUGH * least)
     return taken, *(one for one in tried if one is not taken)

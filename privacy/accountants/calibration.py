@@ -169,7 +169,7 @@ def filter_commitment(
     """
     checks.positive(epsilon=epsilon, delta=delta)
     checks.integer_at_least(1, rounds=rounds)
-    fixed = composition.merged(extra)
+    fixed = composition.merge_steps(extra)
     shares = Counter(_shape(profile, rounds))
     best: tuple[float, int, float] | None = None
     for order in _FILTER_ORDERS:
@@ -227,7 +227,7 @@ class NoiseSearch:
 
     def beyond_pld(self) -> bool:
         """Whether delta is too small for floating-point loss distributions of this run."""
-        allowance = pld.rounding(composition.merged(self.steps(1.0)))
+        allowance = pld.rounding_error(composition.merge_steps(self.steps(1.0)))
         return self.delta < pld.SMALLEST_DELTA or allowance > 0.5 * self.delta
 
     def refuse_impossible(self, accountant: str) -> None:
@@ -291,7 +291,7 @@ class NoiseSearch:
         A schedule of many different steps takes seconds to account; the search then makes do with a coarser one,
         whose answer is at most a few tenths of a percent too large.
         """
-        steps = composition.merged(self.steps(z))
+        steps = composition.merge_steps(self.steps(z))
         if len(steps) > 20:
             return 2.0 * pld.first_interval(steps)
         return pld.refine(steps, self.delta, self.adjacency)[1]

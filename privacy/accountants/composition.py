@@ -70,7 +70,7 @@ def epsilon(
     checks.one_of(ACCOUNTANTS, accountant=accountant)
     checks.one_of(COMPOSED, adjacency=adjacency)
     checks.probability(delta=delta)
-    steps = merged(events)
+    steps = merge_steps(events)
     if not steps:
         return 0.0
     if any(multiplier == 0.0 for _, multiplier, _ in steps):
@@ -115,14 +115,14 @@ def curve(
     """
     for delta in deltas:
         checks.probability(delta=delta)
-    steps = merged(events)
+    steps = merge_steps(events)
     _, interval = pld.refine(steps, suits, adjacency)
     distribution = pld.compose(steps, adjacency, interval)
-    allowance = pld.rounding(steps)
+    allowance = pld.rounding_error(steps)
     return [(delta, pld.epsilon_of(distribution, delta, allowance)) for delta in deltas]
 
 
-def merged(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:
+def merge_steps(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:
     """Equal steps counted together, in order of first appearance, at the noise multiplier that is accounted.
 
     Releases of cyclic sampling are what one unit sees of them, entry by entry: one entry for a whole run counts

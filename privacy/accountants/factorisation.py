@@ -96,7 +96,7 @@ def optimise(bands: int, rounds: int, momentum: float = 0.0) -> tuple[float, ...
     return tuple(float(c) for c in best / max(1.0, math.hypot(*best)))
 
 
-def priced(
+def price_strategy(
     bands: int, epsilon: float, delta: float, clients: int, rate: float, rounds: int, momentum: float = 0.0
 ) -> Strategy[Banded]:
     """The best strategy of so many bands, with as many groups, at the noise that keeps the target.
@@ -120,7 +120,7 @@ def choose(
     """
     largest = min(MOST_BANDS, rounds, math.floor(1.0 / rate * (1.0 + 1e-12)))
     tried = sorted({largest, *(2**k for k in range(largest.bit_length()))})
-    found = [priced(bands, epsilon, delta, clients, rate, rounds, momentum) for bands in tried]
+    found = [price_strategy(bands, epsilon, delta, clients, rate, rounds, momentum) for bands in tried]
     return tuple(sorted(found, key=lambda strategy: strategy.error))
 
 

@@ -9,8 +9,8 @@ multiplies its relative rounding by T, and the tail of the composed distribution
 1.8e-16 T in either direction (measured against 80-bit transforms for 100 to a million releases; at T = 1000 and delta
 1e-12 the library's epsilon is 0.003 BELOW the exact value of a composed Gaussian on one processor, and above it on
 another, whose transforms round otherwise). So epsilon is taken at delta less
-:func:`rounding`, more than twice that. Where the allowance exceeds half of delta, or delta is below 1e-12, epsilon is
-infinite: it fails safe, and the RDP accountant still gives a bound.
+:func:`rounding_error`, more than twice that. Where the allowance exceeds half of delta, or delta is below 1e-12,
+epsilon is infinite: it fails safe, and the RDP accountant still gives a bound.
 """
 
 import math
@@ -34,11 +34,11 @@ _MOST_POINTS = 4_000_000
 
 def epsilon(steps: Sequence[Step], delta: float, adjacency: str, interval: float | None = None) -> float:
     """Epsilon of the composition of ``steps``; at the given interval, or refined until it stands still."""
-    if delta < SMALLEST_DELTA or rounding(steps) > 0.5 * delta:
+    if delta < SMALLEST_DELTA or rounding_error(steps) > 0.5 * delta:
         return math.inf
     if interval is None:
         return refine(tuple(steps), delta, adjacency)[0]
-    return epsilon_of(compose(steps, adjacency, interval), delta, rounding(steps))
+    return epsilon_of(compose(steps, adjacency, interval), delta, rounding_error(steps))
 
 
 @lru_cache(maxsize=256)
@@ -49,7 +49,7 @@ def refine(steps: tuple[Step, ...], delta: float, adjacency: str) -> tuple[float
     refinement ends early where the composition would need more than four million points.
     """
     interval = first_interval(steps)
-    allowance = rounding(steps)
+    allowance = rounding_error(steps)
     coarse = epsilon_of(compose(steps, adjacency, 2.0 * interval), delta, allowance)
     total = compose(steps, adjacency, interval)
     value = epsilon_of(total, delta, allowance)
@@ -67,12 +67,12 @@ def compose(steps: Sequence[Step], adjacency: str, interval: float) -> PrivacyLo
     """The loss distribution of all steps together; each step is (sampling, noise multiplier > 0, count >= 1)."""
     total: PrivacyLossDistribution | None = None
     for sampling, multiplier, count in steps:
-        part = repeated(sampling, multiplier, count, adjacency, interval)
+        part = compose_equal(sampling, multiplier, count, adjacency, interval)
         total = part if total is None else total.compose(part)
     return dp_pld.identity(interval) if total is None else total
 
 
-def repeated(
+def compose_equal(
     sampling: Poisson, multiplier: float, count: int, adjacency: str, interval: float
 ) -> PrivacyLossDistribution:
     """The loss distribution of ``count`` equal releases."""
@@ -90,7 +90,7 @@ def epsilon_of(distribution: PrivacyLossDistribution, delta: float, allowance: f
     return max(0.0, float(distribution.get_epsilon_for_delta(delta - allowance)))
 
 
-def rounding(steps: Sequence[Step]) -> float:
+def rounding_error(steps: Sequence[Step]) -> float:
     """An upper bound on what floating point may take off delta in the composition of ``steps``."""
     own = (_ROUNDING_OF_A_MIXTURE if isinstance(one, ExampleLevelPoisson) else 0.0 for one, _, _ in steps)
     return sum((_ROUNDING + more) * (count + 10) for more, (_, _, count) in zip(own, steps, strict=True))

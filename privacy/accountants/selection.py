@@ -53,7 +53,7 @@ def divergences(
     tries: Tries, candidates: Iterable[Sequence[Step | FloorStep | ReleaseEvent]]
 ) -> Float64[np.ndarray, " orders"]:
     """Rényi divergences of the same at :data:`ORDERS`."""
-    curves = [renyi.divergences(composition.merged(steps), "add_remove") for steps in candidates]
+    curves = [renyi.divergences(composition.merge_steps(steps), "add_remove") for steps in candidates]
     if not curves:
         raise ValueError("candidates must hold at least one run, got none")
     largest = np.maximum.reduce(curves)

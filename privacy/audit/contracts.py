@@ -97,7 +97,7 @@ def check_query(query: Query, units: Units, rebuild: Callable[[Mapping[str, Any]
         _same(query.answer(one)[0], answers[i], f"unit {i} answers differently beside other units")
         summed = contribute(one, _query_only(query)).answers[0]
         assert_in_unit_ball(summed)
-        assert query.possible(summed.to(torch.float64) * (query.sensitivity / GRID), 1), "refuses an honest answer"
+        assert query.is_possible(summed.to(torch.float64) * (query.sensitivity / GRID), 1), "refuses an honest answer"
     plan = _query_only(query)
     validate(contribute(units, plan), plan, len(units))
     validate(Contribution.zero(plan), plan, 0)

@@ -143,7 +143,7 @@ class BufferedToeplitz:
     def sensitivity(self, releases: int, groups: int) -> float:
         """||sum_j C[:T, j b]||: how far one unit moves C x over T releases, b = ``groups`` apart at least."""
         checks.integer_at_least(1, groups=groups)
-        return math.hypot(*summed(self.coefficients(releases), groups))
+        return math.hypot(*sum_columns(self.coefficients(releases), groups))
 
     def to_json(self) -> Json:
         return {
@@ -173,7 +173,7 @@ def correlation_from_json(data: Mapping[str, Any]) -> Correlation:
     return kinds[data["kind"]](data)
 
 
-def summed(column: Sequence[float], groups: int) -> list[float]:
+def sum_columns(column: Sequence[float], groups: int) -> list[float]:
     """Columns 0, b, 2b, ... of a lower-triangular Toeplitz matrix, added up; ``column`` is its first."""
     found = list(column)
     for row in range(groups, len(found)):

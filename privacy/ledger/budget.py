@@ -35,7 +35,7 @@ class Budget(Protocol):
     def take(self, price: Price) -> None:
         """Spend."""
 
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         """Upper bound on the epsilon spent, for a run that was going to stop here anyway."""
 
     def worst_case(self) -> float:
@@ -95,7 +95,7 @@ class FloorBudget:
             raise ValueError("a charge in floor mode must consume a step")
         self._used[price.step] += 1
 
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         return self._prepared().epsilon(self._used)
 
     def worst_case(self) -> float:
@@ -127,7 +127,7 @@ class TunedBudget(FloorBudget):
         super().__init__(commitment)
         self._total, _ = selection.epsilon(tuning.tries, tuning.candidates, commitment.delta)
 
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         return self._total
 
     def worst_case(self) -> float:
@@ -165,7 +165,7 @@ class FilterBudget:
             raise ValueError("a charge in filter mode must spend a Rényi divergence")
         self.rho_spent += price.rho
 
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         return renyi.epsilon_of(self.rho_spent, self._order, self._commitment.delta)
 
     def worst_case(self) -> float:
@@ -212,7 +212,7 @@ class FloorOdometer:
         self._interval: float | None = None  # None: the RDP accountant
         self.total = composition.epsilon(floor, delta, adjacency=adjacency)
         if math.isfinite(self.total):
-            _, self._interval = pld.refine(composition.merged(floor), delta, adjacency)
+            _, self._interval = pld.refine(composition.merge_steps(floor), delta, adjacency)
         else:
             self.total = composition.epsilon(floor, delta, "rdp", adjacency=adjacency)
         self._complete: set[int] = set()
@@ -233,7 +233,7 @@ class FloorOdometer:
             self._complete, self._composed = set(), None
         partial: list[PrivacyLossDistribution] = []
         for index in steps.keys() - self._complete:
-            part = pld.compose(composition.merged([steps[index]]), self._adjacency, self._interval)
+            part = pld.compose(composition.merge_steps([steps[index]]), self._adjacency, self._interval)
             if used[index] == self._floor[index].count:
                 self._complete.add(index)
                 self._composed = part if self._composed is None else self._composed.compose(part)
@@ -241,7 +241,7 @@ class FloorOdometer:
                 partial.append(part)
         whole = partial if self._composed is None else [self._composed, *partial]
         total = functools.reduce(PrivacyLossDistribution.compose, whole)
-        allowance = pld.rounding(composition.merged(steps.values()))
+        allowance = pld.rounding_error(composition.merge_steps(steps.values()))
         return min(self.total, pld.epsilon_of(total, self._delta, allowance))
 
 

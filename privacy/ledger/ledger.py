@@ -184,7 +184,7 @@ class Ledger:
             self._replay(self._journal.append("charge", body))
             return Receipt(len(self._charges) - 1, event)
 
-    def released(self, receipt: Receipt) -> None:
+    def note_release(self, receipt: Receipt) -> None:
         """Note that the release paid for by ``receipt`` was made; ValueError if it is foreign to us, or repeated."""
         with self._lock:
             number = receipt.charge
@@ -202,16 +202,16 @@ class Ledger:
             if reason not in self._not_private:
                 self._replay(self._journal.append("not-private", {"reason": reason}))
 
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         """Upper bound on the epsilon spent so far, at the committed delta; infinite if the run is not private.
 
         In floor mode the PLD of the consumed floor steps, in filter mode the conversion of the Rényi divergence spent.
         It bounds a run that was going to stop here anyway; if the moment of stopping is chosen from released values,
         the guarantee is the committed epsilon.
         """
-        return math.inf if self._not_private else self._budget.spent()
+        return math.inf if self._not_private else self._budget.epsilon_spent()
 
-    def guaranteed(self) -> float:
+    def epsilon_guaranteed(self) -> float:
         """Epsilon of the whole commitment at its delta: what holds whenever and why ever the run stops.
 
         Infinite if the run is not private. In floor mode the PLD of the committed floor.

@@ -219,11 +219,11 @@ def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
     commitment = ledger.commitment
     numbers: Json = {
         "epsilon_target": rounded_up(commitment.epsilon, 4),
-        "epsilon_spent": rounded_up(ledger.spent(), 4),
+        "epsilon_spent": rounded_up(ledger.epsilon_spent(), 4),
     }
     if commitment.order is not None and commitment.rho is not None:
         return numbers | {
-            "epsilon": rounded_up(ledger.guaranteed(), 4),
+            "epsilon": rounded_up(ledger.epsilon_guaranteed(), 4),
             "accountant": f"Rényi filter at order {commitment.order}, in closed form",
             "order": commitment.order,
             "rho": commitment.rho,
@@ -233,7 +233,7 @@ def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
         }
     if commitment.tuning is not None:
         return numbers | {
-            "epsilon": rounded_up(ledger.guaranteed(), 4),
+            "epsilon": rounded_up(ledger.epsilon_guaranteed(), 4),
             "accountant": f"{composition.version('rdp')}, repeat and select",
             "cross_checks": {},
             "curve": _curve(commitment),

@@ -24,7 +24,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from privacy.events import BufferedToeplitz, Correlation, CyclicPoisson, Poisson
-from privacy.randomness.noise import scaled
+from privacy.randomness.noise import scale_normals
 from privacy.randomness.rng import SecureRandom
 
 LOUDEST = 16.0
@@ -130,7 +130,7 @@ class CorrelatedNoise:
         self._turn, self._length = turn, length
         if float(np.abs(noise).max(initial=0.0)) * max(multiplier for multiplier, _ in blocks) >= 2.0**22:
             raise ValueError("correlated noise leaves the range of 64-bit integers; lower the noise multiplier")
-        return scaled(noise, blocks)
+        return scale_normals(noise, blocks)
 
 
 def _rows(strategy: Correlation) -> _Rows:

@@ -56,7 +56,7 @@ class GaussianNoise:
         self._random = SecureRandom()
 
     def draw(self, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
-        return scaled(self._random.normal(sum(length for _, length in blocks)), blocks)
+        return scale_normals(self._random.normal(sum(length for _, length in blocks)), blocks)
 
 
 class DiscreteGaussianNoise:
@@ -82,7 +82,7 @@ class InsecureSeededNoise:
         self._generator = simulation_generator(seed, "insecure-noise")
 
     def draw(self, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
-        return scaled(self._generator.standard_normal(sum(length for _, length in blocks)), blocks)
+        return scale_normals(self._generator.standard_normal(sum(length for _, length in blocks)), blocks)
 
 
 class InsecureZeroNoise:
@@ -94,7 +94,7 @@ class InsecureZeroNoise:
         return torch.zeros(sum(length for _, length in blocks), dtype=torch.int64)
 
 
-def scaled(normals: np.ndarray, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
+def scale_normals(normals: np.ndarray, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
     """Normals as grid integers, each block at its noise multiplier; ``normals`` is overwritten."""
     numbers, start = torch.from_numpy(normals), 0
     for multiplier, length in blocks:

@@ -94,7 +94,7 @@ class CohortSampler:
     """Draws cohorts. Equal secret, sampling, round, attempt and label give equal cohorts; else independent ones.
 
     The label is that of the release (as in the ledger): two releases of one round are accounted as two samplings only
-    if they are, so they need two labels, or one joint release. Make a sampler with :meth:`fresh` or :meth:`load`. It
+    if they are, so they need two labels, or one joint release. Make a sampler with :meth:`create` or :meth:`load`. It
     cannot be pickled: the secret leaves a process by :meth:`save` only.
 
     Attributes:
@@ -110,7 +110,7 @@ class CohortSampler:
         self.insecure = insecure
 
     @classmethod
-    def fresh(cls) -> "CohortSampler":
+    def create(cls) -> "CohortSampler":
         """A sampler with a new secret from the operating system."""
         return cls(secrets.token_bytes(_SECRET_BYTES), insecure=False)
 

@@ -25,7 +25,7 @@ from ChaCha20, keys from X25519 and HKDF, signatures are Ed25519, shares are sea
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
 from privacy.secagg.federation import Federation, load_identity, save_identity
 from privacy.secagg.keys import fresh_identity, public_identity
-from privacy.secagg.party import PartyState, Refused, accept, begin, confirm, masked, reveal, share
+from privacy.secagg.party import PartyState, Refused, accept, begin, confirm, mask_vector, reveal, share
 
 __all__ = [
     "Aggregator",
@@ -39,7 +39,7 @@ __all__ = [
     "confirm",
     "fresh_identity",
     "load_identity",
-    "masked",
+    "mask_vector",
     "public_identity",
     "reveal",
     "save_identity",

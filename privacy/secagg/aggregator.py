@@ -92,7 +92,7 @@ class Aggregator:
         bits = self.federation.noise_shares.modulus_bits
         if data.dtype != np.uint8 or data.shape != (self.length * bits // 8,):
             raise BadPart("a masked vector has another length")
-        np.add(self._total, primitives.unpacked(data, bits), out=self._total)
+        np.add(self._total, primitives.unpack_values(data, bits), out=self._total)
         self._survivors.add(party)
 
     def add_signature(self, party: int, signature: bytes) -> None:
@@ -111,7 +111,7 @@ class Aggregator:
             raise BadPart("a revealed share has another length")
         self._revealed[party] = dict(shares)
 
-    def opened(self) -> Int64[np.ndarray, " length"]:
+    def open_sum(self) -> Int64[np.ndarray, " length"]:
         """The sum of the survivors' vectors, as integers in [-2^(b-1), 2^(b-1)).
 
         Raises:
@@ -128,7 +128,7 @@ class Aggregator:
                 assert key is not None, "checked when it was announced"
                 pairwise = primitives.mask(key, self.length)
                 total = total - pairwise if other < party else total + pairwise
-        return primitives.centred(total, self.federation.noise_shares.modulus_bits)
+        return primitives.centre_values(total, self.federation.noise_shares.modulus_bits)
 
     def _secret(self, party: int, known_by: Callable[[bytes], bytes], public: bytes) -> bytes:
         """A secret of a party, of which ``known_by`` gives what it announced, from any t of its shares that do."""

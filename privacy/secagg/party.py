@@ -151,7 +151,7 @@ def accept(state: PartyState, federation: Federation, content: bytes, sealed: Ma
     return replace(state, step="accepted", sealed=dict(sealed))
 
 
-def masked(
+def mask_vector(
     state: PartyState, federation: Federation, vector: Int64[np.ndarray, " n"]
 ) -> tuple[PartyState, UInt8[np.ndarray, " bytes"]]:
     """Step 3: the party's vector, noise included, under its own mask and one for every other party, packed."""
@@ -163,7 +163,7 @@ def masked(
             raise Refused("an announcement holds no usable key")
         pairwise = primitives.mask(key, len(vector))
         total = total + pairwise if state.party < number else total - pairwise
-    return replace(state, step="masked"), primitives.packed(total, federation.noise_shares.modulus_bits)
+    return replace(state, step="masked"), primitives.pack_values(total, federation.noise_shares.modulus_bits)
 
 
 def confirm(

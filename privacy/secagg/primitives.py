@@ -44,13 +44,13 @@ def mask(key: bytes, length: int) -> UInt32[np.ndarray, " length"]:
     return out.view("<u4").astype(np.uint32, copy=False)
 
 
-def packed(values: UInt32[np.ndarray, " n"], modulus_bits: int) -> UInt8[np.ndarray, " bytes"]:
+def pack_values(values: UInt32[np.ndarray, " n"], modulus_bits: int) -> UInt8[np.ndarray, " bytes"]:
     """The values modulo 2^b as ``b / 8`` bytes each, little-endian."""
     return values.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)[:, : modulus_bits // 8].ravel()
 
 
-def unpacked(data: UInt8[np.ndarray, " bytes"], modulus_bits: int) -> UInt32[np.ndarray, " n"]:
-    """The inverse of :func:`packed`."""
+def unpack_values(data: UInt8[np.ndarray, " bytes"], modulus_bits: int) -> UInt32[np.ndarray, " n"]:
+    """The inverse of :func:`pack_values`."""
     width = modulus_bits // 8
     out = np.zeros((len(data) // width, 4), dtype=np.uint8)
     out[:, :width] = data.reshape(-1, width)
@@ -62,7 +62,7 @@ def to_ring(values: Int64[np.ndarray, " n"]) -> UInt32[np.ndarray, " n"]:
     return (values & 0xFFFFFFFF).astype(np.uint32)
 
 
-def centred(values: UInt32[np.ndarray, " n"], modulus_bits: int) -> Int64[np.ndarray, " n"]:
+def centre_values(values: UInt32[np.ndarray, " n"], modulus_bits: int) -> Int64[np.ndarray, " n"]:
     """The representatives in [-2^(b-1), 2^(b-1)) of numbers modulo 2^b."""
     half = 1 << (modulus_bits - 1)
     reduced = values.astype(np.int64) & ((1 << modulus_bits) - 1)

@@ -14,7 +14,7 @@ from privacy.sensitive_text.detectors import (
     tier_spans,
     without_overlap,
 )
-from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
+from privacy.sensitive_text.treatments import Mask, TokenWeights, redact_text
 
 __all__ = [
     "STOP_WORDS",
@@ -26,7 +26,7 @@ __all__ = [
     "Tier",
     "TokenWeights",
     "Word",
-    "redacted",
+    "redact_text",
     "tier_spans",
     "without_overlap",
 ]

@@ -48,7 +48,7 @@ class Mask:
         return self.text.replace("{tag}", span.tag)
 
 
-def redacted(text: str, spans: Sequence[Span], mask: Mask | None = None) -> str:
+def redact_text(text: str, spans: Sequence[Span], mask: Mask | None = None) -> str:
     """``text`` without its sensitive spans.
 
     Spans with nothing but blanks between them and equal masks become one mask.

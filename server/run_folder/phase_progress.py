@@ -79,7 +79,7 @@ class PhaseFolder:
     def finish(self, result: PhaseResult) -> None:
         """Write how the phase ended, whole or not at all."""
         tensors, said = {"adapter": result.adapter.detach().cpu().contiguous()}, json.dumps(result.to_json())
-        with durable.replacing(self.path / PHASE_FILE) as draft:
+        with durable.open_replacement(self.path / PHASE_FILE) as draft:
             save_file(tensors, draft, metadata={"phase": said, "sha256": tensors_digest(said, tensors)})
 
     def sampler(self, charged: int) -> CohortSampler:
@@ -96,7 +96,7 @@ class PhaseFolder:
             return CohortSampler.load(secret)
         if charged:
             raise CorruptRun(f"{secret} is gone: without it other batches would be drawn than were; restore it")
-        sampler = CohortSampler.fresh()
+        sampler = CohortSampler.create()
         sampler.save(secret)
         return sampler
 

@@ -101,7 +101,7 @@ def save_progress(folder: Path, progress: Progress, records: tuple[int, str] | N
     if progress.texts is not None:
         tensors |= {name: torch.from_numpy(np.array(getattr(progress.texts, name))) for name in _TEXTS}
     said = json.dumps(values)
-    with durable.replacing(folder / SITES_FILE) as draft:
+    with durable.open_replacement(folder / SITES_FILE) as draft:
         save_file(tensors, draft, metadata={"progress": said, "sha256": tensors_digest(said, tensors)})
 
 

@@ -326,10 +326,10 @@ def _check_site(site: Path, said: SiteGuarantee, file: Path) -> None:
     from client.record_level.state import site_ledger  # with all that trains a site, which no other run needs
 
     ledger = site_ledger(site)
-    if ledger.commitment.not_private is None and not _alike(ledger.guaranteed(), said.epsilon):
+    if ledger.commitment.not_private is None and not _alike(ledger.epsilon_guaranteed(), said.epsilon):
         raise CorruptRun(
             f"{file} notes epsilon {said.epsilon:.4f} of a site whose {ledger.path} guarantees "
-            f"{ledger.guaranteed():.4f}; restore the one that was changed"
+            f"{ledger.epsilon_guaranteed():.4f}; restore the one that was changed"
         )
 
 

@@ -278,7 +278,7 @@ def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
         return CohortSampler.insecure_from_seed(config.seed)
     if secret.exists():
         return CohortSampler.load(secret)
-    sampler = CohortSampler.fresh()
+    sampler = CohortSampler.create()
     sampler.save(secret)
     return sampler
 

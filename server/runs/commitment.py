@@ -52,7 +52,7 @@ def correlated(config: RunConfig) -> tuple[Poisson, Correlation | None]:
             sampling = buffered.turns(config.clients, config.sampling_rate, config.rounds)
             return sampling, buffered.optimise(privacy.buffers, config.rounds, sampling.groups, momentum)
         best = buffered.choose(*run, momentum)[0]
-        if best.error < factorisation.priced(1, *run, momentum).error:
+        if best.error < factorisation.price_strategy(1, *run, momentum).error:
             return best.sampling, best.correlation
         return round_sampling(config), None
     bands = privacy.bands

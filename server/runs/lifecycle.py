@@ -122,7 +122,7 @@ class Run:
                 self.status("warm start on public records")
             first = start()
             if self.config.public.warm_start_epochs:
-                with durable.replacing(self.folder / PUBLIC_START_FILE) as draft:
+                with durable.open_replacement(self.folder / PUBLIC_START_FILE) as draft:
                     save_file({"adapter": first.contiguous()}, draft)
             self.status("first evaluation")
             loop.begin(first)

@@ -212,7 +212,7 @@ class Loop:
             phase="round" if state.round else "histogram",
             round=self.offset + state.round,
             rounds=self.planned or self.rounds,
-            epsilon_spent=training.ledger.spent(),
+            epsilon_spent=training.ledger.epsilon_spent(),
             epsilon_budget=self.epsilon,
             noise_multiplier=release.plan.effective_noise_multiplier,
             expected_cohort=release.expected_units,

@@ -133,7 +133,7 @@ def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor
             log.warning("%s is damaged (%s) and is made again", file, error)
     made = make()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with durable.replacing(file) as draft:
+    with durable.open_replacement(file) as draft:
         save_file({"adapter": made.contiguous()}, draft)
     return made
 

@@ -95,7 +95,7 @@ def rehearse_phases(run: PhasesRun) -> None:
             with ledger:
                 silo = config.record_level(config.private[0], run.guarantee.not_private)
                 index, multipliers = run.index[run.key(config.private[0])], run.planned.multipliers[0]
-                training = private_training(silo, engine, index, ledger, multipliers, CohortSampler.fresh())
+                training = private_training(silo, engine, index, ledger, multipliers, CohortSampler.create())
                 adapter = _site_stepped(training, engine, adapter, records)
         _ended(ready, Final(adapter, ready.layout, ready.spec), engine, Path(folder))
 
@@ -217,7 +217,7 @@ def _at_a_site(ready: RecordLevelAssembly, folder: Path) -> tuple[Final, Any]:
         engine = record_level_engine(ready.job.but(prefix_cache_mb=0), ready.config.silo.gradients)
     with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
         multipliers = ready.setting.noise_multipliers
-        training = private_training(ready.silo, engine, ready.index, ledger, multipliers, CohortSampler.fresh())
+        training = private_training(ready.silo, engine, ready.index, ledger, multipliers, CohortSampler.create())
         served = _site_stepped(training, engine, ready.start, invented(ready))
     return Final(served, ready.layout, ready.spec), engine
 
@@ -231,7 +231,7 @@ def _at_sites(ready: CrossSiloAssembly, folder: Path) -> tuple[Final, Any]:
     index = UnitIndex.of(ready.data.client(0), grouped=grouped, most=silo.records_per_unit, seed=config.seed)
     noise = commit_records(config, silo, len(index), None, records=index.kept)
     with Ledger.create(folder / LEDGER_FILE, noise.commitment) as ledger:
-        training = private_training(silo, engine, index, ledger, noise.multipliers, CohortSampler.fresh())
+        training = private_training(silo, engine, index, ledger, noise.multipliers, CohortSampler.create())
         moved = _site_stepped(training, engine, ready.start, invented(ready)) - ready.start
     sites = [SiloAnswer(site, moved, 1, "") for site in range(FEW)]
     with stage("putting sites together"):

@@ -84,7 +84,7 @@ class Account:
         self.rho_spent += price.rho or 0.0
         return price
 
-    def released(self, receipt: Price) -> None:
+    def note_release(self, receipt: Price) -> None:
         """Nothing is kept."""
 
 

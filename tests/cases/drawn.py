@@ -10,7 +10,7 @@ from privacy.randomness.sampling import SEAL, Cohort, CohortSampler
 
 def cohort(sampling: Poisson, round: int, ledger: Any, label: str = "round") -> Cohort:
     """A fresh one for a release that the ledger may have charged before."""
-    return CohortSampler.fresh().draw(sampling, round, ledger.attempts(label, round), label=label)
+    return CohortSampler.create().draw(sampling, round, ledger.attempts(label, round), label=label)
 
 
 def repeatable(seed: int) -> CohortSampler:

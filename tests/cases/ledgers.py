@@ -29,7 +29,7 @@ class MemoryLedger:
         self.events.append(event)
         return len(self.events)
 
-    def released(self, receipt: int) -> None:
+    def note_release(self, receipt: int) -> None:
         assert receipt == len(self.events)
         self.steps.append("released")
 

@@ -97,7 +97,9 @@ class Witness:
                 patch.setattr(kind, "draw", watched(kind.draw))
             patch.setattr(CohortEngine, "evaluate", evaluated)
             if self.quiet:
-                patch.setattr(CohortSampler, "fresh", lambda: CohortSampler(b"one of all runs, 32 bytes long. ", False))
+                patch.setattr(
+                    CohortSampler, "create", lambda: CohortSampler(b"one of all runs, 32 bytes long. ", False)
+                )
             yield
 
     def _synced(self, descriptor: int, sync: Callable[[int], None]) -> None:

@@ -70,7 +70,7 @@ def silo_training(
     index = UnitIndex.of(data, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
     commitment, multipliers = _commit(silo.to_json(), len(index), index.kept)
     ledger = Ledger.create(folder / "ledger.jsonl", commitment)
-    training = private_training(silo, made or engine(name), index, ledger, multipliers, CohortSampler.fresh())
+    training = private_training(silo, made or engine(name), index, ledger, multipliers, CohortSampler.create())
     training.begin(vector(name) if adapter is None else adapter, PublicSignals(0, 1.0))
     return training
 

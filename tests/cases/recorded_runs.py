@@ -157,10 +157,10 @@ def _write_ledger(path: Path, done: int, state: State, not_private: str | None) 
     commitment = Commitment("client", "add_remove", 1000, 2.0, 1e-5, floor=floor, not_private=not_private)
     with Ledger.create(path, commitment) as ledger:
         votes = ReleaseEvent("histogram", 0, everyone, (Component("votes", 1.0, 10.0, 13),))
-        ledger.released(ledger.charge(votes))
+        ledger.note_release(ledger.charge(votes))
         for number in range(1, done + 1):
             update = ReleaseEvent("round", number, cohort, (Component("update", 1.0, 1.5, 9000),))
-            ledger.released(ledger.charge(update))
+            ledger.note_release(ledger.charge(update))
         if state == "completed":
             path.with_name("privacy.json").write_text(json.dumps(privacy_statement(ledger)))
 

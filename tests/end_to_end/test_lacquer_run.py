@@ -87,7 +87,7 @@ def test_a_run_completes_and_leaves_its_artefacts_and_no_process(lacquer, tmp_pa
     assert "\x1b" not in run.stdout(), "no colours and no redrawing where there is no terminal"
     with Ledger.open(run.run_folder / "ledger.jsonl", read_only=True) as ledger:
         assert len(ledger.events) == 3
-        assert ledger.spent() <= 4.0
+        assert ledger.epsilon_spent() <= 4.0
 
 
 def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):

@@ -144,8 +144,8 @@ def test_steps_of_sampled_records_are_drawn_and_charged_as_such(tmp_path):
     assert {charge.event.sampling for charge in training.ledger.charges} == {sampling}
     assert training.release.expected_units == 4
     single = [(Poisson(4 / 9, 4, "group:patient"), training.release.plan.noise_multiplier, 4)]
-    assert epsilon(single, 1e-3) < 0.6 * training.ledger.spent()
-    assert 0.99 * 4.0 < training.ledger.spent() <= 4.0
+    assert epsilon(single, 1e-3) < 0.6 * training.ledger.epsilon_spent()
+    assert 0.99 * 4.0 < training.ledger.epsilon_spent() <= 4.0
 
 
 @pytest.mark.parametrize("controller", ["percentile", "dc-sgd-e", "geoclip", "quantile", "adaclip"])
@@ -225,7 +225,7 @@ def test_every_step_is_charged_and_the_budget_ends_the_run(tmp_path):
     assert [charge.event.round for charge in training.ledger.charges] == [1, 2, 3, 4]
     assert all(charge.released_at is not None for charge in training.ledger.charges)
     assert training.ledger.commitment.unit == "record"
-    assert 0 < training.ledger.spent() <= 4.0
+    assert 0 < training.ledger.epsilon_spent() <= 4.0
     assert "all 4 planned steps" in training.refusal()
     with pytest.raises(BudgetExceeded):
         training.step()

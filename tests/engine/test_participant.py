@@ -60,7 +60,7 @@ def test_the_ledger_lives_across_rounds_and_ends_participation(tmp_path, made):
     assert np.linalg.norm(replies[0].update) > 0
     ledger = Ledger.open(tmp_path / "silo" / LEDGER, read_only=True)
     assert [event.round for event in ledger.events] == [1, 2, 3, 4]
-    assert replies[0].epsilon == ledger.guaranteed() <= 4.0
+    assert replies[0].epsilon == ledger.epsilon_guaranteed() <= 4.0
     assert replies[0].population == 12
 
 

@@ -55,7 +55,7 @@ def test_every_method_runs_is_charged_and_can_be_stored(method: str, tmp_path: P
     sizes = {"coefficients": 6, "embedding": 3, "projection": 0, "embedding-residual": 3}
     rest = training.gradients.engine.layout.dim if method in ("projection", "embedding-residual") else 0
     assert training.ledger.events[-1].components[0].dim == sizes[method] + rest
-    assert 0 < training.ledger.spent() <= 4.0
+    assert 0 < training.ledger.epsilon_spent() <= 4.0
     assert "all 2 planned steps" in training.refusal()
     tensors: dict[str, Tensor] = {}
     form = pack(training.state.subspace, "subspace", tensors)

@@ -30,7 +30,7 @@ def test_it_runs_under_the_flag_with_its_own_noise_and_stamps_the_ledger(tmp_pat
     assert noise_on_sum == pytest.approx(sigma * 0.5)  # sigma C, though a micro-batch may bring C m
     run(training, 3)
     assert "published rule" in training.ledger.not_private
-    assert training.ledger.spent() == float("inf")
+    assert training.ledger.epsilon_spent() == float("inf")
     assert training.state.controller.bound != 0.5
 
 

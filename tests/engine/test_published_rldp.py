@@ -40,7 +40,7 @@ def test_it_runs_under_the_flag_moves_its_thresholds_and_stamps_the_ledger(tmp_p
     run(training, 8)
     state = training.state.controller
     assert "RLDP" in training.ledger.not_private
-    assert training.ledger.spent() == float("inf")
+    assert training.ledger.epsilon_spent() == float("inf")
     assert state.actions == 3  # after steps 2, 4 and 6; the run ends with step 8
     assert any(scale != 0.0 for scale in state.scales)
     assert state.agent.stored == 3

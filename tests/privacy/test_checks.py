@@ -62,12 +62,12 @@ def test_one_of():
 
 
 def test_sequences():
-    checks.increasing(edges=(0.1, 1, 10))
+    checks.strictly_increasing(edges=(0.1, 1, 10))
     checks.same_length(bounds=(1, 2), sizes=(3, 4))
     checks.not_empty(bounds=(1,))
     for bad in ((), (1, 1), (2, 1), (1, math.nan), (1, math.inf), (1, "2")):
         with pytest.raises(ValueError, match="edges must be"):
-            checks.increasing(edges=bad)
+            checks.strictly_increasing(edges=bad)
     with pytest.raises(ValueError, match=r"bounds and sizes .* got \(2, 1\)"):
         checks.same_length(bounds=(1, 2), sizes=(3,))
     with pytest.raises(ValueError, match="bounds must be non-empty"):

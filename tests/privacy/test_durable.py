@@ -40,7 +40,7 @@ def test_a_process_killed_before_the_rename_leaves_the_old_file(path: Path, step
 
 
 def test_a_block_that_raises_leaves_the_old_file_and_nothing_beside_it(path: Path) -> None:
-    with pytest.raises(TypeError), durable.replacing(path) as draft:
+    with pytest.raises(TypeError), durable.open_replacement(path) as draft:
         draft.write_text(b"")  # type: ignore[arg-type]
     assert path.read_text() == OLD
     assert os.listdir(path.parent) == [path.name]
@@ -77,7 +77,7 @@ def test_text_and_bytes(path: Path, content: str | bytes) -> None:
 def test_permissions(path: Path, mode: int | None, umask: int, expected: int) -> None:
     before = os.umask(umask)
     try:
-        with durable.replacing(path, mode=mode) as draft:
+        with durable.open_replacement(path, mode=mode) as draft:
             assert not stat.S_IMODE(draft.stat().st_mode) & ~expected, "nor may the draft be more open than the file"
     finally:
         os.umask(before)

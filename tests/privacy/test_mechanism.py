@@ -309,7 +309,7 @@ class TestCohort:
         return charged_release(Contribution.zero(self.plan), self.plan, drawn, ledger=ledger, noise=noise)
 
     def test_the_charge_is_that_of_its_sampling(self, ledger):
-        sampler = CohortSampler.fresh()
+        sampler = CohortSampler.create()
         for sampling, label, round in ((SAMPLING, "round", 3), (Poisson(0.5, 8, "record"), "histogram", 0)):
             released = self.release(ledger, sampler.draw(sampling, round, label=label))
             event = ledger.events[-1]
@@ -317,7 +317,7 @@ class TestCohort:
             assert released.expected_units == sampling.expected_units
 
     def test_a_batch_that_was_charged_is_not_released_again(self, ledger):
-        sampler = CohortSampler.fresh()
+        sampler = CohortSampler.create()
         first = sampler.draw(SAMPLING, 1)
         self.release(ledger, first)
         with pytest.raises(ValueError, match=r"attempt 0.* drawn after the last charge .*draw another cohort"):

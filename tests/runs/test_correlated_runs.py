@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privacy.accountants import buffered
-from privacy.accountants.factorisation import optimise, priced
+from privacy.accountants.factorisation import optimise, price_strategy
 from privacy.events import CyclicPoisson, Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.correlated import CorrelatedNoise
@@ -121,8 +121,8 @@ def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_tur
         assert [event.round for event in events] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
         assert [event.correlation.since for event in events] == [0] * 5 + [5] * 4
         assert [charge.released_at is None for charge in ledger.charges] == [turn == 4 for turn in range(ROUNDS)]
-        assert ledger.spent() == pytest.approx(ledger.guaranteed())
-        assert ledger.guaranteed() <= EPSILON
+        assert ledger.epsilon_spent() == pytest.approx(ledger.epsilon_guaranteed())
+        assert ledger.epsilon_guaranteed() <= EPSILON
     results = json.loads((folder / "results.json").read_text())
     assert results["rounds_done"] == ROUNDS - 1, "a lost round is not made up for"
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_tur
 def test_nought_bands_take_the_number_with_the_least_noise() -> None:
     sampling, correlation = correlated(parse(table(bands=0)))
     assert correlation is not None
-    best = min((1, 2, 4, 5), key=lambda bands: priced(bands, EPSILON, DELTA, CLIENTS, RATE, ROUNDS).error)
+    best = min((1, 2, 4, 5), key=lambda bands: price_strategy(bands, EPSILON, DELTA, CLIENTS, RATE, ROUNDS).error)
     assert correlation.bands == best
     assert sampling.expected_units == pytest.approx(RATE * CLIENTS)
 
@@ -193,7 +193,7 @@ def test_cohorts_of_a_run_do_not_meet_within_the_bands(tmp_path: Path) -> None:
     """By the secret in its folder alone: who is in a cohort is in none of the next three."""
     config = parse(table())
     sampling, _ = correlated(config)
-    sampler = CohortSampler.fresh()
+    sampler = CohortSampler.create()
     cohorts = [set(sampler.draw(type(sampling)(**{**vars(sampling), "turn": t}), t + 1).ids) for t in range(ROUNDS)]
     assert all(not one & other for one, other in pairwise(cohorts))
     assert all(not one & other for one, other in zip(cohorts, cohorts[3:], strict=False))

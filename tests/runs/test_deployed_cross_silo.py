@@ -139,7 +139,7 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
         with Ledger.open(tmp_path / str(node) / "ledger.jsonl", read_only=True) as ledger:
             assert ledger.commitment.unit == told
             assert len(ledger.charges) == ROUNDS * STEPS
-            assert 0 < ledger.guaranteed() <= 4.0
+            assert 0 < ledger.epsilon_guaranteed() <= 4.0
     assert json.loads((folder / "privacy.json").read_text())["epsilon"] <= 4.0
     with pytest.raises(RoundFailed, match=r"site 0: .*spent.*site 1: .*3.9"):
         nodes.run("second")  # nothing is left of the promise

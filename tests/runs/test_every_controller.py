@@ -67,7 +67,7 @@ def test_the_commitment_pays_exactly_for_what_is_planned(
             assert controller.step_scale(state) > 0
             assert all(math.isfinite(value) for value in controller.released_values(state, setting).values())
         # Nothing is left of the budget, and nothing more is paid for.
-        assert 0.985 * EPSILON < ledger.spent() <= ledger.guaranteed() <= EPSILON * (1 + 1e-12)
+        assert 0.985 * EPSILON < ledger.epsilon_spent() <= ledger.epsilon_guaranteed() <= EPSILON * (1 + 1e-12)
         with pytest.raises(BudgetExceeded):
             population.release(population.plans[-1], ROUNDS)
         assert len(ledger.events) == len(population.plans) - 1

@@ -124,5 +124,5 @@ def test_the_command_of_the_guide_and_a_whole_run_in_process(folder: Path) -> No
     assert load(run_folder / "config.toml").strategy.controller_options == {"patience": 1}
     with Ledger.open(run_folder / "ledger.jsonl", read_only=True) as ledger:
         assert len(ledger.events) == 3
-        assert ledger.spent() <= config.privacy.epsilon
+        assert ledger.epsilon_spent() <= config.privacy.epsilon
         assert ledger.not_private is None

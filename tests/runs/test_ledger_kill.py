@@ -129,7 +129,7 @@ def work(path: Path, releases: Path, noise_drawn: int, last: int) -> None:
             release = charged_release(
                 Contribution.zero(plan),
                 plan,
-                CohortSampler.fresh().draw(Poisson(0.1, 1000), number),
+                CohortSampler.create().draw(Poisson(0.1, 1000), number),
                 ledger=ledger,
                 noise=DawdlingNoise(),
             )

@@ -34,7 +34,7 @@ def test_a_private_run_spends_its_budget_round_by_round(start: MakeRun) -> None:
     config, controller = settings(3), DpLac()
     commitment, multipliers = commit(config, controller)
     run, ledger = start(
-        "run", config, controller, sampler=CohortSampler.fresh(), floor=commitment, multipliers=multipliers
+        "run", config, controller, sampler=CohortSampler.create(), floor=commitment, multipliers=multipliers
     )
     assert run.go(ledger) is None
     assert [(record.phase, record.round) for record in run.records] == [
@@ -46,7 +46,7 @@ def test_a_private_run_spends_its_budget_round_by_round(start: MakeRun) -> None:
     spent = [record.epsilon_spent for record in run.records]
     assert all(before < after for before, after in pairwise(spent))
     assert 0 < spent[0]
-    assert 0.95 * 3.0 < spent[-1] == ledger.spent() <= 3.0
+    assert 0.95 * 3.0 < spent[-1] == ledger.epsilon_spent() <= 3.0
     assert all(record.not_private is None for record in run.records)
     assert [charge.released_at is not None for charge in ledger.charges] == [True] * 4
     assert run.evaluated == [0, 1, 2]
@@ -159,7 +159,7 @@ def limited(rounds: int) -> Commitment:
 
 
 def test_a_run_ends_when_the_ledger_refuses(start: MakeRun) -> None:
-    run, ledger = start("run", settings(5), Fixed(0.5), sampler=CohortSampler.fresh(), floor=limited(2))
+    run, ledger = start("run", settings(5), Fixed(0.5), sampler=CohortSampler.create(), floor=limited(2))
     refusal = run.go(ledger)
     assert refusal is not None
     assert "round" in refusal

@@ -194,7 +194,7 @@ def test_jft_with_atdp_runs_on_one_ledger_and_every_artefact_says_it_is_not_priv
         assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
         assert all(charge.released_at for charge in ledger.charges)
         assert ledger.not_private == run.guarantee.not_private is not None
-        assert math.isinf(ledger.spent())
+        assert math.isinf(ledger.epsilon_spent())
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["record_epsilon"] == "infinite"
     assert statement["private"] is False

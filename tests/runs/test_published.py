@@ -87,13 +87,13 @@ def cut_channel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def known(size: int = 32) -> bytes:
         return hashlib.sha256(b"world %d" % next(numbers)).digest()[:size]
 
-    decoded = mechanism.decoded
+    decoded = mechanism.decode_release
 
     def without_data(noisy: Tensor, *rest: Any, **named: Any) -> mechanism.Release:
         drawn = torch.randn(len(noisy), generator=torch.Generator().manual_seed(next(numbers)), dtype=noisy.dtype)
         return decoded(drawn, *rest, **named)
 
-    monkeypatch.setattr(mechanism, "decoded", without_data)
+    monkeypatch.setattr(mechanism, "decode_release", without_data)
     monkeypatch.setattr("privacy.randomness.sampling.secrets", SimpleNamespace(token_bytes=known))
     monkeypatch.setattr("privacy.ledger.ledger.uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
     return again

@@ -81,7 +81,7 @@ class Lab:
             ledger=self.ledger,
             nodes=N,
             clients_per_node=1,
-            sampler=CohortSampler.fresh(),
+            sampler=CohortSampler.create(),
             controller=controller or Fixed(fed.BOUND),
             info=RunInfo(MOST, (fed.LAYOUT.blocks(),), EVERYONE, (z,) * MOST, commitment.order),
         )
@@ -435,7 +435,7 @@ def test_a_session_gets_one_vector_of_a_client(lab: Callable[..., Lab]) -> None:
     planned = this.strategy.next_release()
     requests = [(m.metadata.dst_node_id, TrainRequest.from_records(m.content)) for m in messages]
     with pytest.raises(RoundFailed, match="0 clients announced"):
-        secure.begin(planned, CohortSampler.fresh().draw(planned.sampling, number), requests, this.ledger)
+        secure.begin(planned, CohortSampler.create().draw(planned.sampling, number), requests, this.ledger)
 
 
 def patient() -> Commitment:
@@ -479,8 +479,8 @@ class TestOwnLedger:
         assert secure is not None
         requests = [(m.metadata.dst_node_id, TrainRequest.from_records(m.content)) for m in messages]
         with pytest.raises(RoundFailed, match="0 clients announced"):
-            secure.begin(planned, CohortSampler.fresh().draw(planned.sampling, number), requests, this.ledger)
-        cohort = CohortSampler.fresh().draw(planned.sampling, number, 1)
+            secure.begin(planned, CohortSampler.create().draw(planned.sampling, number), requests, this.ledger)
+        cohort = CohortSampler.create().draw(planned.sampling, number, 1)
         secure.begin(planned, cohort, requests, this.ledger)  # another attempt is another name, and is paid for
 
     def test_the_charge_is_on_the_disk_before_noise_is_drawn(self, lab: Callable[..., Lab], monkeypatch: Any) -> None:

@@ -69,7 +69,7 @@ def test_a_run_that_broke_off_behind_its_charge_goes_on_and_has_paid(
     folder = tmp_path / "run"
     folder.mkdir()
     config = parse(settings(tmp_path / "cache", rounds=3, strategy={"controller": "fixed"}))
-    calls, opened = [], Aggregator.opened
+    calls, opened = [], Aggregator.open_sum
 
     def dies(self: Aggregator) -> Any:
         calls.append(self.session)
@@ -77,7 +77,7 @@ def test_a_run_that_broke_off_behind_its_charge_goes_on_and_has_paid(
             raise KeyboardInterrupt
         return opened(self)
 
-    monkeypatch.setattr(Aggregator, "opened", dies)
+    monkeypatch.setattr(Aggregator, "open_sum", dies)
     with pytest.raises(KeyboardInterrupt):
         run_inprocess(config, folder)
     identities = (folder / "secagg" / "federation.json").read_text()

@@ -156,7 +156,7 @@ def test_a_sampler_that_can_be_foretold_stamps_the_ledger(fed, tmp_path) -> None
     floor = (FloorStep("round", fed.SAMPLING, 1.5, 2),)
     commitment = Commitment("client", "add_remove", fed.N, 50.0, 1e-5, floor=floor)
     for sampler, noise, stamp in [
-        (CohortSampler.fresh(), None, None),
+        (CohortSampler.create(), None, None),
         (CohortSampler.insecure_from_seed(1), None, "cohorts are drawn from a seed"),
     ]:
         with Ledger.create(tmp_path / f"{stamp}.jsonl", commitment) as ledger:
@@ -164,7 +164,7 @@ def test_a_sampler_that_can_be_foretold_stamps_the_ledger(fed, tmp_path) -> None
             fed.hold(strategy, fed.Nodes())
             assert ledger.not_private == stamp
             if stamp is None:
-                assert 0 < ledger.spent() <= 50.0
+                assert 0 < ledger.epsilon_spent() <= 50.0
 
 
 def test_calls_out_of_order_are_refused(fed) -> None:

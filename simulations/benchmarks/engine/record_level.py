@@ -201,7 +201,7 @@ def build_step(name: str, variant: str, folder: Path) -> Callable[[], object]:
     index = UnitIndex.of(records, grouped=False)
     commitment, multipliers = commit(settings, len(index))
     ledger = Ledger.create(folder / "ledger.jsonl", commitment)
-    training = private_training(settings, engine, index, ledger, multipliers, CohortSampler.fresh())
+    training = private_training(settings, engine, index, ledger, multipliers, CohortSampler.create())
     training.begin(start, PublicSignals(0, None))
 
     def step() -> None:

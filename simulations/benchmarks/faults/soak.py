@@ -82,7 +82,7 @@ def account(folder: Path) -> dict[str, Any]:
     assert found == list(range(first, first + len(metrics))), "a round is missing from metrics.jsonl"
     statement = json.loads((folder / PRIVACY_FILE).read_text())
     with Ledger.open(folder / LEDGER_FILE, read_only=True) as ledger:
-        charges, stated, guaranteed = ledger.charges, ledger.spent(), ledger.guaranteed()
+        charges, stated, guaranteed = ledger.charges, ledger.epsilon_spent(), ledger.epsilon_guaranteed()
         delta = ledger.commitment.delta
     released = {(charge.event.label, charge.event.round) for charge in charges if charge.released_at is not None}
     missing = [record.round for record in metrics if (record.phase, record.round) not in released]

@@ -85,7 +85,7 @@ class Account:
         self.budget.take(price)
         return price
 
-    def released(self, receipt: Price) -> None:
+    def note_release(self, receipt: Price) -> None:
         """Nothing is kept."""
 
     @property

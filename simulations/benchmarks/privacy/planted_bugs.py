@@ -51,7 +51,7 @@ class UnwrittenLedger:
     def charge(self, event: ReleaseEvent) -> ReleaseEvent:
         return event
 
-    def released(self, receipt: ReleaseEvent) -> None:
+    def note_release(self, receipt: ReleaseEvent) -> None:
         """Nothing to note."""
 
 
@@ -76,7 +76,7 @@ class Parts:
 
     def new_run(self) -> ReleasePath:
         """The path of one run: rows -> update and answers, concatenated."""
-        ledger, source, rounds, sampler = self.ledger(), self.noise(), count(), CohortSampler.fresh()
+        ledger, source, rounds, sampler = self.ledger(), self.noise(), count(), CohortSampler.create()
 
         def release(rows: Tensor) -> Tensor:
             released = self.charged_release(

@@ -154,7 +154,7 @@ def round_of(
         boxes = server.sealed_for(one)
         with meter.of(one):
             states[one] = party.accept(states[one], federation, CONTENT, boxes)
-            states[one], data = party.masked(states[one], federation, vectors[one])
+            states[one], data = party.mask_vector(states[one], federation, vectors[one])
         reply = masked_records(data)
         meter.sent(one, StepRequest(session, one, boxes).to_records(), reply)
         with meter.of(SERVER):
@@ -174,7 +174,7 @@ def round_of(
         with meter.of(SERVER):
             server.add_revealed(one, read_table(reply, primitives.SHARE_BYTES, len(states)))
     with meter.of(SERVER):
-        return server.opened()
+        return server.open_sum()
 
 
 def table(results: Row) -> str:

@@ -24,7 +24,7 @@ from client.models.base import load_base, load_tokenizer
 from client.models.lora import LoraSpec, initial_adapter
 from client.models.tasks import CausalLM
 from privacy.sensitive_text.detectors import PATTERNS, TIERS, PatternDetector, Word
-from privacy.sensitive_text.treatments import redacted
+from privacy.sensitive_text.treatments import redact_text
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def test_entity_tiers_on_a_pipeline_of_spacys_rules(ruled: Language) -> None:
     low = SpacyDetector("low-entity", ruled)
     spans = low.spans(texts)
     assert [[texts[0][s.start : s.stop] for s in spans[0]], spans[1], spans[2]] == [["Ann", "Smith", "Rome"], (), ()]
-    assert redacted(texts[0], spans[0]) == "<MASK> saw 3 ships in <MASK>."
+    assert redact_text(texts[0], spans[0]) == "<MASK> saw 3 ships in <MASK>."
     high = SpacyDetector("high-entity", ruled).spans(texts[:1])[0]
-    assert redacted(texts[0], high) == "<MASK> saw <MASK> ships in <MASK>."
+    assert redact_text(texts[0], high) == "<MASK> saw <MASK> ships in <MASK>."
     # every text is annotated by itself, whatever stands beside it in the batch
     assert low.spans(texts[::-1])[::-1] == spans
     assert low.name.startswith("low-entity (")
@@ -70,7 +70,7 @@ def test_contextual_tiers_on_annotations_set_by_hand(monkeypatch: pytest.MonkeyP
 
     assert words(annotated("doc"))[0] == Word(0, 2, "", "nsubj", "PRON")
     monkeypatch.setattr(pipeline, "make_doc", annotated)
-    masked = {tier: redacted(text, SpacyDetector(tier, pipeline).spans([text])[0]) for tier in TIERS}
+    masked = {tier: redact_text(text, SpacyDetector(tier, pipeline).spans([text])[0]) for tier in TIERS}
     assert masked == {
         "low-entity": text,
         "high-entity": text,
@@ -97,7 +97,7 @@ def test_presidio_finds_what_its_recognisers_find() -> None:
     analyzer = AnalyzerEngine(registry=registry, nlp_engine=engine, supported_languages=["en"])
     detector = PresidioDetector(analyzer)
     text = "patient MRN123456 on the ward"
-    assert redacted(text, detector.spans([text])[0]) == "patient <MASK> on the ward"
+    assert redact_text(text, detector.spans([text])[0]) == "patient <MASK> on the ward"
     assert detector.name.startswith("presidio (2.")
 
 
@@ -251,7 +251,7 @@ def test_gradients_of_weighted_records_are_those_of_their_weighted_losses(source
 def test_the_tiers_find_what_their_papers_name() -> None:
     """The real model: each tier finds what the one before it finds, and more."""
     text = "On Monday John Smith of Boston, who was ill, told Mary that he paid 500 dollars to Acme Corporation."
-    found = [redacted(text, make_detector(tier).spans([text])[0]) for tier in ("low-entity", "high-entity")]
+    found = [redact_text(text, make_detector(tier).spans([text])[0]) for tier in ("low-entity", "high-entity")]
     assert found[0] == "On <MASK> of <MASK>, who was ill, told <MASK> that he paid 500 dollars to <MASK>."
     assert found[1] == "On <MASK> of <MASK>, who was ill, told <MASK> that he paid <MASK> to <MASK>."
     shares = [sum(span.stop - span.start for span in make_detector(tier).spans([text])[0]) for tier in TIERS]

@@ -186,7 +186,7 @@ class TestPrice:
         taken = (np.arange(self.ROUNDS) % self.GROUPS == 0).astype(float)
         multiplier = self.Z / float(np.linalg.norm(dense(self.STRATEGY, self.ROUNDS) @ taken)) * (1.0 - ROUNDING)
         found = composition.epsilon([self.STEP], self.DELTA)
-        _, interval = pld.refine(composition.merged([self.STEP]), self.DELTA, "add_remove")
+        _, interval = pld.refine(composition.merge_steps([self.STEP]), self.DELTA, "add_remove")
         one = from_gaussian_mechanism(multiplier, value_discretization_interval=interval)
         assert found == pytest.approx(one.get_epsilon_for_delta(self.DELTA), abs=1e-6)
         exact = dp_accounting.get_epsilon_gaussian(multiplier, self.DELTA)

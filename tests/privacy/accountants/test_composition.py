@@ -41,7 +41,7 @@ GOLDEN = [
 
 def check_pld(run: list[Step], delta: float, interval: float, expected: float) -> None:
     """The composition is the golden one, and our epsilon adds no more than the allowance for floating point."""
-    distribution = pld.compose(composition.merged(run), "add_remove", interval)
+    distribution = pld.compose(composition.merge_steps(run), "add_remove", interval)
     assert pld.epsilon_of(distribution, delta) == pytest.approx(expected, abs=1e-3)
     ours = epsilon(run, delta, interval=interval)
     assert expected - 1e-3 <= ours
@@ -150,7 +150,7 @@ def test_floating_point_does_not_take_composition_below_the_truth(rounds: int, z
     """T Gaussians composed by FFT against the closed form."""
     one = (Poisson(1.0, N), z, 1)
     composed = pld.compose([one], "add_remove", 1e-3).self_compose(rounds)
-    allowance = pld.rounding([(*one[:2], rounds)])
+    allowance = pld.rounding_error([(*one[:2], rounds)])
     found = pld.epsilon_of(composed, delta, allowance)
     truth = exact_gaussian(math.sqrt(rounds) / z, delta)
     assert found == math.inf if allowance > delta / 2 else truth <= found < 1.1 * truth
@@ -169,7 +169,7 @@ def off_by(rounds: int, mu: float) -> float:
 def test_floating_point_needs_its_allowance_and_stays_within_half_of_it(rounds: int) -> None:
     """The sign of the rounding depends on the processor; its size does not, and is above the least delta here."""
     worst = max(off_by(rounds, mu) for mu in (0.8, 1.0, 1.25, 1.5, 2.0))
-    allowance = pld.rounding([(Poisson(1.0, N), 1.0, rounds)])
+    allowance = pld.rounding_error([(Poisson(1.0, N), 1.0, rounds)])
     assert max(1e-15, allowance / 500) < worst < allowance / 2
 
 
@@ -291,7 +291,7 @@ def test_events_steps_and_floor_steps_are_the_same_run() -> None:
     events = [ReleaseEvent("round", t, sampling, (Component("update", 1.0, 2.0, 5),)) for t in range(20)]
     steps = [(sampling, 2.0, 20)]
     assert epsilon(events, 1e-5) == epsilon(steps, 1e-5) == epsilon([FloorStep("round", sampling, 2.0, 20)], 1e-5)
-    assert composition.merged(events) == composition.merged(steps)
+    assert composition.merge_steps(events) == composition.merge_steps(steps)
 
 
 @pytest.mark.run
@@ -314,7 +314,7 @@ def test_the_curve_holds_at_every_delta() -> None:
 
 def test_the_curve_says_nothing_at_deltas_that_floating_point_decides() -> None:
     steps = [(Poisson(0.1, 1000), 2.0, 100_000)]
-    unsure = pld.rounding(steps)
+    unsure = pld.rounding_error(steps)
     assert unsure == pytest.approx(100_010 * 4e-16)
     (_, low), (_, high) = composition.curve(steps, (1.9 * unsure, 2.1 * unsure), suits=1e-5)
     assert (math.isfinite(low), math.isfinite(high)) == (False, True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from privacy.accountants.calibration import calibrate
-from privacy.accountants.factorisation import choose, cyclic, mean_error, optimise, priced
+from privacy.accountants.factorisation import choose, cyclic, mean_error, optimise, price_strategy
 from privacy.events import Poisson
 
 # first bands of C at column norm 1, mean squared error of prefix sums: optimize_banded_toeplitz of jax_privacy 2.0.0,
@@ -59,7 +59,7 @@ def test_no_strategy_nearby_is_better_and_more_bands_are_never_worse(momentum):
 
 
 def test_the_price_is_that_of_the_windows_and_the_cohort_stays():
-    found = priced(4, 4.0, 1e-5, 1000, 0.1, 21)
+    found = price_strategy(4, 4.0, 1e-5, 1000, 0.1, 21)
     assert found.noise_multiplier == calibrate(4.0, 1e-5, Poisson(0.4, 1000), 6)
     assert found.sampling.expected_units == pytest.approx(100.0)
     expected = math.sqrt(mean_error(found.correlation.coefficients, 21)) * found.noise_multiplier / 100.0

@@ -89,7 +89,7 @@ def test_divergences_lie_within_the_allowance_for_rounding() -> None:
         epsilons = np.arange(-1.0, 5.0, 1.13)
         found = Mixture(most, rate, z).deltas(epsilons, remove=remove)
         exact = [_with_50_digits(most, rate, z, float(e), remove) for e in epsilons]
-        allowed = pld.rounding([(records(rate, most), z, 1)]) / 11
+        allowed = pld.rounding_error([(records(rate, most), z, 1)]) / 11
         assert max(abs(float(e - mpmath.mpf(float(d)))) for e, d in zip(exact, found, strict=True)) < 0.5 * allowed
 
 

@@ -119,7 +119,7 @@ def test_the_bound_dominates_randomised_response(tries: Tries) -> None:
 def test_it_is_what_the_theorems_say_and_what_the_event_of_dp_accounting_says(tries: Tries, steps: list) -> None:
     """Theorems 2 and 6 written out here; dp_accounting by its public event, one setting, no rounding up."""
     ours = selection.divergences(tries, [steps])
-    orders, rho = np.array(ORDERS), renyi.divergences(composition.merged(steps), "add_remove")
+    orders, rho = np.array(ORDERS), renyi.divergences(composition.merge_steps(steps), "add_remove")
     last = math.log(tries.mean) / (orders - 1.0)
     if tries.shape == POISSON:
         written = rho + tries.mean * np.array([least_delta(orders, rho, 1.0 + 1.0 / (a - 1.0)) for a in orders]) + last
@@ -206,7 +206,7 @@ def test_more_tries_cost_more_and_the_most_expensive_settings_decide() -> None:
         assert both == selection.epsilon(Tries(5.0, shape), [dear], 1e-5)
     # curves that cross: few strong releases against many weak ones
     crossing = [[(EVERYONE, 3.0, 1)], [(Poisson(0.01, 100), 1.0, 100)]]
-    curves = [renyi.divergences(composition.merged(steps), "add_remove") for steps in crossing]
+    curves = [renyi.divergences(composition.merge_steps(steps), "add_remove") for steps in crossing]
     assert (curves[0] < curves[1]).any()
     assert (curves[0] > curves[1]).any()
     together = selection.divergences(Tries(5.0, 1.0), crossing)

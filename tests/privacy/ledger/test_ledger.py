@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 def spend(ledger: Ledger, *events: ReleaseEvent) -> None:
     for one in events:
-        ledger.released(ledger.charge(one))
+        ledger.note_release(ledger.charge(one))
 
 
 # -- floor mode ------------------------------------------------------------------------------------------------------
@@ -54,15 +54,15 @@ def spend(ledger: Ledger, *events: ReleaseEvent) -> None:
 
 def test_a_floor_run_to_its_end(path: Path) -> None:
     ledger = Ledger.create(path, RUN)
-    assert ledger.spent() == 0.0
+    assert ledger.epsilon_spent() == 0.0
     spent = []
     for one in (event(10.0, "histogram", sampling=EVERYONE), *(event(2.0, round=t) for t in range(5))):
         assert ledger.would_exceed(one) is None
         spend(ledger, one)
-        spent.append(ledger.spent())
+        spent.append(ledger.epsilon_spent())
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(epsilon(RUN.floor, DELTA), rel=1e-6)
-    assert spent[-1] <= ledger.guaranteed() <= RUN.epsilon
+    assert spent[-1] <= ledger.epsilon_guaranteed() <= RUN.epsilon
     assert spent[2] == pytest.approx(epsilon([(EVERYONE, 10.0, 1), (SAMPLING, 2.0, 2)], DELTA), rel=2e-3)
     before = path.read_bytes()
     assert "are used" in str(ledger.would_exceed(event(2.0)))
@@ -93,7 +93,9 @@ def test_more_noise_and_smaller_rates_are_dominated(path: Path) -> None:
     ledger = Ledger.create(path, RUN)
     spend(ledger, event(7.0, sampling=Poisson(0.02, N)), event(2.0 * (1 - 1e-10)))
     assert ledger.steps_left("round") == 3
-    assert ledger.spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 2)], DELTA), rel=2e-3), "noise is not re-spent"
+    assert ledger.epsilon_spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 2)], DELTA), rel=2e-3), (
+        "noise is not re-spent"
+    )
 
 
 RECORDS = ExampleLevelPoisson(0.02, N, "client", 4, 2500)
@@ -115,12 +117,12 @@ def test_a_floor_of_sampled_records_pays_for_nothing_else(path: Path, sampling: 
         ledger.charge(event(z, sampling=sampling))
     for t in range(5):
         spend(ledger, event(2.5, round=t, sampling=RECORDS))
-    assert ledger.spent() == pytest.approx(epsilon([(RECORDS, 2.5, 5)], DELTA), rel=1e-9)
-    assert epsilon([(Poisson(0.02, N), 2.5, 5)], DELTA) < 0.5 * ledger.spent()
+    assert ledger.epsilon_spent() == pytest.approx(epsilon([(RECORDS, 2.5, 5)], DELTA), rel=1e-9)
+    assert epsilon([(Poisson(0.02, N), 2.5, 5)], DELTA) < 0.5 * ledger.epsilon_spent()
     ledger.close()
     with Ledger.open(path, read_only=True) as again:
         assert again.events[0].sampling == RECORDS
-        assert again.spent() == ledger.spent()
+        assert again.epsilon_spent() == ledger.epsilon_spent()
 
 
 def test_a_floor_of_units_does_not_pay_for_sampled_records(path: Path) -> None:
@@ -152,7 +154,7 @@ def test_steps_of_a_label_are_consumed_in_order(path: Path) -> None:
 def test_labels_may_interleave(path: Path) -> None:
     ledger = Ledger.create(path, RUN)
     spend(ledger, event(2.0), event(10.0, "histogram", sampling=EVERYONE), event(2.0))
-    assert ledger.spent() == pytest.approx(epsilon([(EVERYONE, 10.0, 1), (SAMPLING, 2.0, 2)], DELTA), rel=2e-3)
+    assert ledger.epsilon_spent() == pytest.approx(epsilon([(EVERYONE, 10.0, 1), (SAMPLING, 2.0, 2)], DELTA), rel=2e-3)
 
 
 def test_a_floor_that_costs_too_much_is_refused(path: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_tiny_delta_is_accounted_by_rdp(path: Path) -> None:
     commitment = Commitment("client", "add_remove", N, 9.0, 1e-14, floor=(FloorStep("round", SAMPLING, 2.0, 5),))
     ledger = Ledger.create(path, commitment)
     spend(ledger, event(2.0))
-    assert ledger.spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 1)], 1e-14, "rdp"))
+    assert ledger.epsilon_spent() == pytest.approx(epsilon([(SAMPLING, 2.0, 1)], 1e-14, "rdp"))
 
 
 steps = st.lists(
@@ -195,8 +197,8 @@ def test_whatever_is_accepted_costs_at_most_the_floor(
         accepted.append(tried)
     if accepted:
         true = epsilon(accepted, DELTA, interval=1e-3)
-        assert true <= budget.spent() * (1 + 2e-3) + 1e-6
-        assert budget.spent() <= budget.worst_case()
+        assert true <= budget.epsilon_spent() * (1 + 2e-3) + 1e-6
+        assert budget.epsilon_spent() <= budget.worst_case()
 
 
 # -- filter mode -----------------------------------------------------------------------------------------------------
@@ -206,8 +208,8 @@ def test_a_filter_run_stops_in_time(path: Path) -> None:
     commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
     ledger = Ledger.create(path, commitment)
     spend(ledger, *(event(even, round=t) for t in range(20)))
-    assert ledger.spent() <= 4.0 <= ledger.spent() + 0.01
-    assert ledger.guaranteed() == pytest.approx(4.0, rel=1e-9)
+    assert ledger.epsilon_spent() <= 4.0 <= ledger.epsilon_spent() + 0.01
+    assert ledger.epsilon_guaranteed() == pytest.approx(4.0, rel=1e-9)
     assert "add noise or stop" in str(ledger.would_exceed(event(even)))
     before = path.read_bytes()
     with pytest.raises(BudgetExceeded, match="exceeds the"):
@@ -290,7 +292,7 @@ def test_a_floor_is_priced_by_its_own_adjacency(path: Path) -> None:
     step = FloorStep("round", EVERYONE, 10.0, 5)
     with Ledger.create(path, floor(step, adjacency="replace_one")) as ledger:
         added, replaced = (epsilon([step], DELTA, adjacency=one) for one in ("add_remove", "replace_one"))
-        assert ledger.guaranteed() == replaced > 1.9 * added
+        assert ledger.epsilon_guaranteed() == replaced > 1.9 * added
 
 
 def test_a_ledger_in_use_can_be_read(path: Path) -> None:
@@ -346,20 +348,20 @@ def test_replay_equals_memory_in_filter_mode(path: Path) -> None:
     commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 20)
     ledger = Ledger.create(path, commitment)
     spend(ledger, event(even), event(2 * even), event(3 * even))
-    memory = (ledger.rho_spent, ledger.spent(), ledger.charges)
+    memory = (ledger.rho_spent, ledger.epsilon_spent(), ledger.charges)
     ledger.close()
     again = Ledger.open(path)
-    assert (again.rho_spent, again.spent(), again.charges) == memory
+    assert (again.rho_spent, again.epsilon_spent(), again.charges) == memory
     assert again.commitment == commitment
 
 
 def test_a_charge_without_release_stays_spent(path: Path) -> None:
     ledger = Ledger.create(path, RUN)
     ledger.charge(event(2.0))
-    spent = ledger.spent()
+    spent = ledger.epsilon_spent()
     ledger.close()
     again = Ledger.open(path)
-    assert again.spent() == pytest.approx(spent)
+    assert again.epsilon_spent() == pytest.approx(spent)
     assert again.steps_left("round") == 4
 
 
@@ -382,12 +384,12 @@ def test_a_failing_disk_counts_as_spent(path: Path, monkeypatch: pytest.MonkeyPa
 def test_receipts_work_once_and_at_home(path: Path, tmp_path: Path) -> None:
     ledger = Ledger.create(path, RUN)
     receipt = ledger.charge(event(2.0))
-    ledger.released(receipt)
+    ledger.note_release(receipt)
     with pytest.raises(ValueError, match="released already"):
-        ledger.released(receipt)
+        ledger.note_release(receipt)
     for foreign in (Receipt(1, event(2.0)), Receipt(-1, event(2.0)), Receipt(0, event(2.1))):
         with pytest.raises(ValueError, match="is not of"):
-            ledger.released(foreign)
+            ledger.note_release(foreign)
 
 
 def test_stamps_are_durable_and_final(path: Path) -> None:
@@ -397,7 +399,7 @@ def test_stamps_are_durable_and_final(path: Path) -> None:
     ledger.stamp_not_private("known cohorts")
     with pytest.raises(ValueError, match="reason must not be empty"):
         ledger.stamp_not_private("")
-    assert (ledger.spent(), ledger.guaranteed()) == (math.inf, math.inf)
+    assert (ledger.epsilon_spent(), ledger.epsilon_guaranteed()) == (math.inf, math.inf)
     ledger.close()
     assert Ledger.open(path).not_private == "no noise; known cohorts"
     assert path.read_text().count("no noise") == 1
@@ -408,7 +410,7 @@ def test_a_run_without_noise_is_committed_as_such(path: Path) -> None:
     ledger = Ledger.create(path, baseline)
     spend(ledger, event(0.0), event(1e-6))
     assert ledger.would_exceed(event(0.0)) is not None
-    assert (ledger.spent(), ledger.not_private) == (math.inf, "a baseline without noise")
+    assert (ledger.epsilon_spent(), ledger.not_private) == (math.inf, "a baseline without noise")
     ledger.close()
     assert Ledger.open(path).commitment == baseline
 

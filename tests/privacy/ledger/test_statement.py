@@ -31,9 +31,9 @@ def calibrated() -> tuple[Commitment, float]:
 def floor_ledger(tmp_path: Path) -> Ledger:
     commitment, z = calibrated()
     ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment, "run-1")
-    ledger.released(ledger.charge(event("histogram", EVERYONE, votes=10.0)))
+    ledger.note_release(ledger.charge(event("histogram", EVERYONE, votes=10.0)))
     for t in range(3):
-        ledger.released(ledger.charge(event("round", SAMPLING, t, update=z, bit=10.0)))
+        ledger.note_release(ledger.charge(event("round", SAMPLING, t, update=z, bit=10.0)))
     ledger.charge(event("round", SAMPLING, 3, update=z, bit=10.0))
     return ledger
 
@@ -47,7 +47,7 @@ def test_a_floor_run_in_full(floor_ledger: Ledger) -> None:
     assert (found["unit"], found["adjacency"], found["population"]) == ("client", "add_remove", N)
     assert (found["delta"], found["epsilon_target"], found["mode"]) == (DELTA, 2.0, "floor")
     assert epsilon(floor, DELTA) <= found["epsilon"] < epsilon(floor, DELTA) + 1e-4
-    assert floor_ledger.spent() <= found["epsilon_spent"] <= found["epsilon"]
+    assert floor_ledger.epsilon_spent() <= found["epsilon_spent"] <= found["epsilon"]
     assert found["cross_checks"] == {"rdp": rounded_up(epsilon(floor, DELTA, "rdp"), 4)}
     assert found["accountant"].startswith("dp_accounting 0.6")
     assert found["rounds"] == {"committed": 6, "charged": 5, "released": 4}
@@ -82,11 +82,11 @@ def test_a_filter_run_reports_its_filter_and_nothing_else(tmp_path: Path) -> Non
     commitment, even = filter_commitment(4.0, DELTA, SAMPLING, 10)
     ledger = Ledger.create(tmp_path / "ledger.jsonl", commitment)
     for t in range(3):
-        ledger.released(ledger.charge(event("round", SAMPLING, t, update=even + t)))
+        ledger.note_release(ledger.charge(event("round", SAMPLING, t, update=even + t)))
     found = privacy_statement(ledger, cross_checks=("rdp", "pld"))
     assert found["epsilon"] == 4.0
     assert found["cross_checks"] == {}, "the loss distribution of the realised path is no bound"
-    assert found["epsilon_spent"] == rounded_up(ledger.spent(), 4)
+    assert found["epsilon_spent"] == rounded_up(ledger.epsilon_spent(), 4)
     assert f"order {commitment.order}" in found["accountant"]
     assert found["rounds"] == {"charged": 3, "released": 3}
     assert {point["delta"]: point["epsilon"] for point in found["curve"]}[DELTA] == 4.0

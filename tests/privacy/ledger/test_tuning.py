@@ -30,8 +30,8 @@ def release(round: int, z: float = 1.5) -> ReleaseEvent:
 def test_a_candidate_s_ledger_states_the_price_of_the_whole(tmp_path: Path) -> None:
     alone = composition.epsilon(OWN, DELTA)
     with Ledger.create(tmp_path / "ledger.jsonl", COMMITMENT) as ledger:
-        ledger.released(ledger.charge(release(1)))
-        assert ledger.spent() == ledger.guaranteed() == TOTAL > 1.3 * alone
+        ledger.note_release(ledger.charge(release(1)))
+        assert ledger.epsilon_spent() == ledger.epsilon_guaranteed() == TOTAL > 1.3 * alone
         found = privacy_statement(ledger)
     with Ledger.open(tmp_path / "ledger.jsonl", read_only=True) as ledger:
         assert ledger.commitment == COMMITMENT

@@ -66,7 +66,7 @@ class TestNoise:
     @pytest.mark.parametrize("restarts", [(), (9,), (5, 6)])
     def test_the_covariance_of_a_run_is_that_of_the_strategy(self, restarts, paid):
         """z^2 C^-1 C^-T in every coordinate; buffers that died with their process are not in C."""
-        plan, sampler, rows = Plan(FlatClip(1.0, DIM), Z), CohortSampler.fresh(), []
+        plan, sampler, rows = Plan(FlatClip(1.0, DIM), Z), CohortSampler.create(), []
         for turn in range(ROUNDS):
             if turn in (0, *restarts):
                 noise = CorrelatedNoise(STRATEGY)
@@ -143,21 +143,21 @@ class TestNoise:
 class TestLedger:
     def test_a_full_run_costs_one_gaussian_and_a_part_of_it_less(self, paid):
         """Its sensitivity that of the added columns of the dense matrix, for the releases that were charged."""
-        spent, interval = [], pld.refine(composition.merged([STEP]), 1e-3, "add_remove")[1]
+        spent, interval = [], pld.refine(composition.merge_steps([STEP]), 1e-3, "add_remove")[1]
         for turn in range(ROUNDS):
             paid.charge(event(turn))
-            spent.append(paid.spent())
+            spent.append(paid.epsilon_spent())
             taken = (np.arange(turn + 1) % GROUPS == 0).astype(float)
             one = Z / float(np.linalg.norm(matrix(turn + 1) @ taken)) * (1.0 - ROUNDING)
             gaussian = pld.dp_pld.from_gaussian_mechanism(one, value_discretization_interval=interval)
             assert spent[-1] == pytest.approx(gaussian.get_epsilon_for_delta(1e-3), abs=1e-6)
         assert spent == sorted(spent)
-        assert spent[-1] == pytest.approx(paid.guaranteed(), abs=1e-6)
+        assert spent[-1] == pytest.approx(paid.epsilon_guaranteed(), abs=1e-6)
 
     def test_lost_charges_and_restarts_cost_no_more_than_was_committed(self, paid):
         for turn in range(ROUNDS):
             paid.charge(event(turn, correlation=replace(STRATEGY, since=turn)))
-        assert paid.spent() == pytest.approx(paid.guaranteed())
+        assert paid.epsilon_spent() == pytest.approx(paid.epsilon_guaranteed())
         with pytest.raises(BudgetExceeded, match="are used"):
             paid.charge(event(ROUNDS))
 
@@ -224,7 +224,7 @@ class TestLedger:
 
     def test_it_says_from_its_file_alone_what_the_run_carries(self, paid):
         for turn in range(3):
-            paid.released(paid.charge(event(turn, correlation=replace(STRATEGY, since=min(turn, 1)))))
+            paid.note_release(paid.charge(event(turn, correlation=replace(STRATEGY, since=min(turn, 1)))))
         paid.close()
         with Ledger.open(paid.path, read_only=True) as again:
             assert again.commitment == COMMITMENT
@@ -247,7 +247,7 @@ def audited(turns_of_the_canary: range, repetitions: int = 400, rounds: int = 8)
     whole, share = matrix(rounds), STRATEGY.sensitivity(rounds, GROUPS)
     plan, moved = Plan(FlatClip(1.0, 1), share / 1.2), whole[:, list(turns_of_the_canary)].sum(axis=1)
     canary = contribute(Units(torch.full((1, 1), 800.0)), plan)
-    sampler, scores = CohortSampler.fresh(), ([], [])
+    sampler, scores = CohortSampler.create(), ([], [])
     cohorts = [sampler.draw(replace(SAMPLING, turn=turn), turn + 1) for turn in range(rounds)]
     for _ in range(repetitions):
         for world in (0, 1):

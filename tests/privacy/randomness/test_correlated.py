@@ -79,7 +79,7 @@ class TestNoise:
     def test_the_covariance_of_all_sums_is_that_of_the_strategy(self, restarts, paid):
         """z^2 (A C^-1)(A C^-1)^T in every coordinate; noise that died with its process is not in C."""
         noises = {start: CorrelatedNoise(Banded(COEFFICIENTS)) for start in (0, *restarts)}
-        released = noise_of_a_run(noises, paid, CohortSampler.fresh())
+        released = noise_of_a_run(noises, paid, CohortSampler.create())
         sums = np.cumsum(released, axis=0)
         measured = sums @ sums.T / DIM
         factor = Z * np.tri(ROUNDS) @ np.linalg.inv(strategy(restarts=restarts))
@@ -91,7 +91,7 @@ class TestNoise:
         assert np.abs(whitened @ whitened.T / DIM - np.eye(ROUNDS)).max() < 6.0 * math.sqrt(2.0 / DIM)
 
     def test_the_ledger_and_the_release_say_how_loud_a_round_is(self, paid):
-        released = noise_of_a_run({0: CorrelatedNoise(Banded(COEFFICIENTS))}, paid, CohortSampler.fresh())
+        released = noise_of_a_run({0: CorrelatedNoise(Banded(COEFFICIENTS))}, paid, CohortSampler.create())
         for charge, row, exact in zip(paid.charges, released, np.linalg.inv(strategy()), strict=True):
             loud = loudness(charge.event.correlation, charge.event.sampling.turn)
             assert loud == pytest.approx(np.linalg.norm(exact), rel=1e-12)
@@ -171,7 +171,7 @@ def audited(turns_of_the_canary: range, repetitions: int = 400, z: float = 1.0) 
     matrix, plan = strategy(8), Plan(FlatClip(1.0, 1), z)
     moved = matrix[:, list(turns_of_the_canary)].sum(axis=1)
     canary = contribute(Units(torch.full((1, 1), 800.0)), plan)
-    sampler, scores = CohortSampler.fresh(), ([], [])
+    sampler, scores = CohortSampler.create(), ([], [])
     cohorts = [sampler.draw(replace(SAMPLING, turn=turn), turn + 1) for turn in range(8)]
     for _ in range(repetitions):
         for world in (0, 1):
@@ -197,7 +197,7 @@ class TestAudit:
 
 class TestSampler:
     def test_everybody_has_one_group_for_the_whole_run(self):
-        sampler, sampling = CohortSampler.fresh(), CyclicPoisson(0.5, 3000, groups=3)
+        sampler, sampling = CohortSampler.create(), CyclicPoisson(0.5, 3000, groups=3)
         group = sampler.group_of(3000, 3)
         sizes = np.bincount(group, minlength=3)
         assert (np.abs(sizes - 1000) < 6 * math.sqrt(3000 * 2 / 9)).all()
@@ -208,7 +208,7 @@ class TestSampler:
         assert sampling.expected_units == 500
 
     def test_groups_are_the_runs_own(self):
-        one, other = CohortSampler.fresh().group_of(3000, 3), CohortSampler.fresh().group_of(3000, 3)
+        one, other = CohortSampler.create().group_of(3000, 3), CohortSampler.create().group_of(3000, 3)
         assert abs((one == other).mean() - 1 / 3) < 6 * math.sqrt(2 / 9 / 3000)
 
     def test_at_rate_one_the_whole_group_takes_part(self):
@@ -218,7 +218,7 @@ class TestSampler:
 
     def test_there_is_no_cohort_without_a_turn(self):
         with pytest.raises(ValueError, match="turn must be a number"):
-            CohortSampler.fresh().draw(SAMPLING, 1)
+            CohortSampler.create().draw(SAMPLING, 1)
 
 
 class TestLedger:
@@ -250,13 +250,13 @@ class TestLedger:
             paid.charge(self.event(turn, correlation=Banded(COEFFICIENTS, since=turn)))
         with pytest.raises(BudgetExceeded, match="are used"):
             paid.charge(self.event(ROUNDS))
-        assert paid.spent() == pytest.approx(paid.guaranteed())
+        assert paid.epsilon_spent() == pytest.approx(paid.epsilon_guaranteed())
 
     def test_spending_grows_when_a_group_has_its_next_turn(self, paid):
         spent = []
         for turn in range(ROUNDS):
             paid.charge(self.event(turn))
-            spent.append(paid.spent())
+            spent.append(paid.epsilon_spent())
         for first in range(0, ROUNDS, BANDS):
             assert spent[first : first + BANDS] == pytest.approx([spent[first]] * len(spent[first : first + BANDS]))
         assert 1.2 * spent[0] < spent[BANDS] < spent[2 * BANDS] / 1.2
@@ -272,7 +272,7 @@ class TestLedger:
 
     def test_it_says_from_its_file_alone_how_the_run_was_sampled_and_what_it_carries(self, paid):
         for turn in range(3):
-            paid.released(paid.charge(self.event(turn)))
+            paid.note_release(paid.charge(self.event(turn)))
         paid.close()
         with Ledger.open(paid.path, read_only=True) as again:
             assert again.commitment == COMMITMENT
@@ -298,7 +298,7 @@ class TestLedger:
 
     def test_independent_noise_is_not_released_where_correlated_was_committed(self, paid):
         plan = Plan(FlatClip(1.0, 3), Z)
-        drawn = CohortSampler.fresh().draw(replace(SAMPLING, turn=0), 1)
+        drawn = CohortSampler.create().draw(replace(SAMPLING, turn=0), 1)
         with pytest.raises(BudgetExceeded, match="correlated as None"):
             charged_release(Contribution.zero(plan), plan, drawn, ledger=paid, noise=GaussianNoise())
 

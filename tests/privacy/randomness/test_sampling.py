@@ -21,7 +21,7 @@ from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler, mo
 
 
 def test_cohort_sizes_are_binomial():
-    sampler, n, rate, rounds = CohortSampler.fresh(), 1000, 0.1, 4000
+    sampler, n, rate, rounds = CohortSampler.create(), 1000, 0.1, 4000
     sizes = np.array([len(sampler.poisson(n, rate, round)) for round in range(rounds)])
     variance = n * rate * (1 - rate)
     assert abs(sizes.mean() - n * rate) < 6 * math.sqrt(variance / rounds)
@@ -30,7 +30,7 @@ def test_cohort_sizes_are_binomial():
 
 @pytest.mark.parametrize("rate", [0.5, 0.013, 1 - 2**-20])
 def test_every_id_has_the_same_chance(rate):
-    sampler, n, rounds = CohortSampler.fresh(), 200, 2000
+    sampler, n, rounds = CohortSampler.create(), 200, 2000
     joined = np.zeros((rounds, n))
     for round in range(rounds):
         joined[round, sampler.poisson(n, rate, round)] = 1
@@ -41,7 +41,7 @@ def test_every_id_has_the_same_chance(rate):
 
 def test_joining_is_independent_between_ids_and_between_rounds():
     """Pairs of ids in one round, and one id in successive rounds: correlations of 0/1 indicators."""
-    sampler, n, rate, rounds = CohortSampler.fresh(), 300, 0.2, 5000
+    sampler, n, rate, rounds = CohortSampler.create(), 300, 0.2, 5000
     joined = np.zeros((rounds, n))
     for round in range(rounds):
         joined[round, sampler.poisson(n, rate, round)] = 1
@@ -57,14 +57,14 @@ def test_joining_is_independent_between_ids_and_between_rounds():
 
 def test_releases_of_other_names_have_cohorts_of_their_own():
     """A histogram and the first round, both of round 0, must not be of the same units."""
-    sampler, sampling = CohortSampler.fresh(), Poisson(0.5, 200)
+    sampler, sampling = CohortSampler.create(), Poisson(0.5, 200)
     cohorts = [sampler.draw(sampling, 0, label=label).ids.tolist() for label in ("round", "histogram", "round")]
     assert cohorts[0] == cohorts[2] != cohorts[1]
 
 
 def test_records_of_one_unit_join_independently_and_with_the_charged_rate():
     """K, how many of a unit's G records come together, is Binomial(G, q), whatever the other units bring."""
-    sampler, most, rate, rounds = CohortSampler.fresh(), 4, 0.3, 4000
+    sampler, most, rate, rounds = CohortSampler.create(), 4, 0.3, 4000
     sampling = ExampleLevelPoisson(rate, 50, "group:patient", most, 50 * most)
     together = np.zeros(most + 1)
     for round in range(rounds):
@@ -88,7 +88,7 @@ def test_the_probability_is_exact_to_the_last_bit():
 
 
 def test_ids_are_sorted_distinct_and_in_range():
-    sampler = CohortSampler.fresh()
+    sampler = CohortSampler.create()
     for n, rate in ((1, 0.5), (10, 1.0), (200_000, 0.3), (1_000_000, 1e-4)):
         cohort = sampler.poisson(n, rate, 3)
         assert cohort.dtype == np.int64
@@ -98,7 +98,7 @@ def test_ids_are_sorted_distinct_and_in_range():
 
 
 def test_equal_names_give_equal_cohorts_and_different_ones_do_not():
-    secret = CohortSampler.fresh()._secret
+    secret = CohortSampler.create()._secret
     one, same = CohortSampler(secret, insecure=False), CohortSampler(secret, insecure=False)
     base = one.poisson(1000, 0.1, 7)
     assert base.tolist() == same.poisson(1000, 0.1, 7).tolist() == one.poisson(1000, 0.1, 7, 0, label="round").tolist()
@@ -107,7 +107,7 @@ def test_equal_names_give_equal_cohorts_and_different_ones_do_not():
         one.poisson(1000, 0.1, 7, attempt=1),
         one.poisson(1000, 0.1, 7, label="histogram"),
         one.poisson(1001, 0.1, 7),
-        CohortSampler.fresh().poisson(1000, 0.1, 7),
+        CohortSampler.create().poisson(1000, 0.1, 7),
     ]
     for other in others:  # of about 100 ids two independent cohorts share about 10
         assert len(np.intersect1d(base, other)) < 45
@@ -115,7 +115,7 @@ def test_equal_names_give_equal_cohorts_and_different_ones_do_not():
 
 def test_a_rate_that_changed_draws_anew():
     """Else raising the rate would only add ids: the two cohorts would tell on each other."""
-    sampler = CohortSampler.fresh()
+    sampler = CohortSampler.create()
     low, high = sampler.poisson(2000, 0.1, 7), sampler.poisson(2000, 0.2, 7)
     assert not set(low.tolist()) <= set(high.tolist())
 
@@ -150,13 +150,13 @@ def test_the_stream_is_the_same_on_every_machine():
 
 
 def test_draw_follows_the_event():
-    sampler = CohortSampler.fresh()
+    sampler = CohortSampler.create()
     assert sampler.draw(Poisson(0.1, 1000), 3, 1).ids.tolist() == sampler.poisson(1000, 0.1, 3, 1).tolist()
 
 
 class TestSecret:
     def test_a_resumed_run_draws_the_same_cohort(self, tmp_path):
-        sampler = CohortSampler.fresh()
+        sampler = CohortSampler.create()
         sampler.save(tmp_path / "cohort.secret")
         resumed = CohortSampler.load(tmp_path / "cohort.secret")
         assert resumed.poisson(1000, 0.1, 4, 2).tolist() == sampler.poisson(1000, 0.1, 4, 2).tolist()
@@ -166,7 +166,7 @@ class TestSecret:
         path = tmp_path / "cohort.secret"
         before = os.umask(0)
         try:
-            CohortSampler.fresh().save(path)
+            CohortSampler.create().save(path)
         finally:
             os.umask(before)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -177,7 +177,7 @@ class TestSecret:
 
     def test_saving_is_all_or_nothing(self, tmp_path, monkeypatch):
         path = tmp_path / "cohort.secret"
-        first = CohortSampler.fresh()
+        first = CohortSampler.create()
         first.save(path)
 
         def full(*args):
@@ -185,7 +185,7 @@ class TestSecret:
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space"):
-            CohortSampler.fresh().save(path)
+            CohortSampler.create().save(path)
         monkeypatch.undo()
         assert CohortSampler.load(path).poisson(99, 0.5, 0).tolist() == first.poisson(99, 0.5, 0).tolist()
         assert os.listdir(tmp_path) == ["cohort.secret"]
@@ -199,7 +199,7 @@ class TestSecret:
             CohortSampler.load(path)
 
     def test_the_secret_does_not_show_or_travel(self):
-        sampler = CohortSampler.fresh()
+        sampler = CohortSampler.create()
         assert repr(sampler) == "CohortSampler(secret withheld)"
         assert not hasattr(sampler, "__dict__")
         for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -209,7 +209,7 @@ class TestSecret:
     def test_a_seeded_sampler_is_marked_and_cannot_pass_for_a_secret(self, tmp_path):
         seeded = CohortSampler.insecure_from_seed(3)
         assert seeded.insecure
-        assert not CohortSampler.fresh().insecure
+        assert not CohortSampler.create().insecure
         with pytest.raises(ValueError, match="seed must"):
             CohortSampler.insecure_from_seed(-1)
         assert repr(seeded) == "CohortSampler(INSECURE)"
@@ -231,7 +231,7 @@ class TestSecret:
 )
 def test_impossible_draws_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        CohortSampler.fresh().poisson(*arguments)
+        CohortSampler.create().poisson(*arguments)
 
 
 def test_a_cohort_is_made_by_a_sampler_and_nobody_joins_it():
@@ -239,7 +239,7 @@ def test_a_cohort_is_made_by_a_sampler_and_nobody_joins_it():
     drawn = CohortSampler.insecure_from_seed(1).draw(sampling, 0, 2, label="histogram")
     assert (drawn.sampling, drawn.round, drawn.attempt, drawn.label) == (sampling, 0, 2, "histogram")
     assert drawn.insecure
-    assert not CohortSampler.fresh().draw(sampling, 0).insecure
+    assert not CohortSampler.create().draw(sampling, 0).insecure
     assert len(drawn) == len(drawn.ids)
     values = (np.arange(3), sampling, "round", 0, 0, False)
     with pytest.raises(TypeError, match=r"made by CohortSampler\.draw only"):
@@ -267,7 +267,7 @@ def test_a_cohort_of_several_holders_has_no_ids_and_bounds_for_each():
     assert (first.round, first.attempt, first.label, first.held) == (3, 0, "round", (1, 1))
     assert drawn.held == (most_drawn(300, 0.1), 30)
     assert drawn.most == sum(drawn.held)
-    assert CohortSampler.fresh().draw(Poisson(1.0, 7), 0).most == 7
+    assert CohortSampler.create().draw(Poisson(1.0, 7), 0).most == 7
     with pytest.raises(ValueError, match="population must be 330, the units of all holders, got 329"):
         RemoteSampler((300, 30)).draw(Poisson(0.1, 329), 0)
     for units in ((), (3, 0)):

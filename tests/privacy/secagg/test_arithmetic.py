@@ -21,7 +21,7 @@ def test_the_upper_half_of_the_ring_is_negative(bits: int) -> None:
     half = 1 << (bits - 1)
     inside = np.array([0, 1, half // 2, half - 1, half, half + 1, 2 * half - 1], dtype=np.uint32)
     expected = [0, 1, half // 2, half - 1, -half, 1 - half, -1]
-    assert primitives.centred(inside, bits).tolist() == expected
+    assert primitives.centre_values(inside, bits).tolist() == expected
 
 
 def test_a_constant_that_is_no_word_of_a_secret_gives_nothing() -> None:

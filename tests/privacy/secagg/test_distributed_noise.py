@@ -187,7 +187,7 @@ class TestMechanism:
         assert float(update.std()) == pytest.approx(promised, rel=5.5 / math.sqrt(2 * DIM))
         assert ledger.steps == ["charge", "released"]
         assert ledger.events == [requested.event]
-        stale = CohortSampler.fresh().draw(EVERYONE, 1)
+        stale = CohortSampler.create().draw(EVERYONE, 1)
         with pytest.raises(ValueError, match="draw another cohort"):
             charged_request(plan, stale, noise_shares=SHARES, ledger=ledger)
         assert ledger.events == [requested.event]

@@ -72,7 +72,7 @@ class Play:
         for number in self.answering("masked", self.server.sharers):
             state = PartyState.from_text(self.states[number].to_text())  # as between two messages
             state = party.accept(state, self.federation, CONTENT, self.server.sealed_for(number))
-            self.states[number], self.masked[number] = party.masked(state, self.federation, values[number])
+            self.states[number], self.masked[number] = party.mask_vector(state, self.federation, values[number])
             self.server.add_masked(number, self.masked[number])
 
     def confirm(self) -> None:
@@ -94,7 +94,7 @@ class Play:
         self.mask(values)
         self.confirm()
         self.unmask()
-        return self.server.opened()
+        return self.server.open_sum()
 
 
 class TestSum:
@@ -135,7 +135,7 @@ class TestSum:
         play.mask(values)
         play.confirm()
         play.unmask(lambda number, shares: {v: bytes(64) for v in shares} if number == 1 else shares)
-        assert np.array_equal(play.server.opened(), values.sum(axis=0))
+        assert np.array_equal(play.server.open_sum(), values.sum(axis=0))
 
     def test_wrong_shares_of_a_majority_open_nothing_rather_than_something_else(self) -> None:
         play = Play()
@@ -145,7 +145,7 @@ class TestSum:
         play.confirm()
         play.unmask(lambda number, shares: {v: bytes(64) for v in shares} if number < 3 else shares)
         with pytest.raises(NotOpened):
-            play.server.opened()
+            play.server.open_sum()
 
     def test_who_seals_rubbish_drops_out_of_no_other_partys_answer(self) -> None:
         """Its own secret is then short of shares: the round fails, nobody crashes, nothing is opened."""
@@ -157,7 +157,7 @@ class TestSum:
         play.confirm()
         play.unmask()
         with pytest.raises(NotOpened):
-            play.server.opened()
+            play.server.open_sum()
 
 
 class TestWhatTheServerSees:
@@ -181,7 +181,7 @@ class TestWhatTheServerSees:
         play.keys()
         play.shares()
         play.mask(np.zeros((N, 10_000), dtype=np.int64))
-        total = sum(primitives.unpacked(one, 16).astype(np.uint64) for one in play.masked.values()) % 65536
+        total = sum(primitives.unpack_values(one, 16).astype(np.uint64) for one in play.masked.values()) % 65536
         assert chisquare(np.bincount((total >> 8).astype(np.int64), minlength=256)).pvalue > 1e-8
 
     def test_never_both_secrets_of_a_party(self) -> None:
@@ -281,7 +281,7 @@ class TestParty:
         with pytest.raises(Refused, match="follows"):
             party.reveal(play.states[0], FEDERATION, {})
         with pytest.raises(Refused, match="follows"):
-            party.masked(play.states[0], FEDERATION, vectors()[0])
+            party.mask_vector(play.states[0], FEDERATION, vectors()[0])
 
 
 class TestServer:

@@ -19,7 +19,7 @@ from privacy.sensitive_text.detectors import (
     tier_spans,
     without_overlap,
 )
-from privacy.sensitive_text.treatments import Mask, TokenWeights, redacted
+from privacy.sensitive_text.treatments import Mask, TokenWeights, redact_text
 
 WORDS = [  # "Ann met him in Rome at noon"
     Word(0, 3, "PERSON", "nsubj", "PROPN"),
@@ -96,7 +96,7 @@ def test_spans_are_ordered_within_the_text_and_of_one_record_alone(text: str, ot
     assert beside[1] == alone[0]
     ends = [0, *(end for span in alone[0] for end in (span.start, span.stop)), len(text)]
     assert ends == sorted(ends)
-    redacted(text, alone[0])
+    redact_text(text, alone[0])
 
 
 @pytest.mark.parametrize("piece", ["1 ", "a.", "Aa ", "A-", "1a"])
@@ -112,13 +112,13 @@ def test_long_texts_are_read_to_their_end(piece: str) -> None:
 def test_masks_are_merged_over_blanks_and_may_name_the_kind() -> None:
     text = "Ann Smith , of Rome 1999 x"
     spans = [Span(0, 3, "PERSON"), Span(4, 9, "PERSON"), Span(15, 19, "GPE"), Span(20, 24, "DATE")]
-    assert redacted(text, spans) == "<MASK> , of <MASK> x"
-    assert redacted(text, spans, Mask("<{tag}>")) == "<PERSON> , of <GPE> <DATE> x"
-    assert redacted(text, spans, Mask("_")) == "_ , of _ x"
-    assert redacted(text, []) == text
+    assert redact_text(text, spans) == "<MASK> , of <MASK> x"
+    assert redact_text(text, spans, Mask("<{tag}>")) == "<PERSON> , of <GPE> <DATE> x"
+    assert redact_text(text, spans, Mask("_")) == "_ , of _ x"
+    assert redact_text(text, []) == text
     for wrong in ([Span(4, 9, "A"), Span(0, 3, "A")], [Span(20, 99, "A")]):
         with pytest.raises(ValueError, match="ordered within the text of 26"):
-            redacted(text, wrong)
+            redact_text(text, wrong)
     with pytest.raises(ValueError, match="mask must have text"):
         Mask(" ")
 

@@ -42,14 +42,14 @@ def folder(tmp_path: Path) -> Path:
     noise = {"commitment": commitment.to_json(), "multipliers": [1.5] * 3}
     (tmp_path / "commitment.json").write_text(json.dumps({"of": "", "noise": noise}))
     write_origin(tmp_path, CONFIG, "digest")
-    CohortSampler.fresh().save(tmp_path / "sampling.key")
+    CohortSampler.create().save(tmp_path / "sampling.key")
     with Telemetry(tmp_path, tensorboard=False) as telemetry:
         telemetry.round(recorded_start(3))
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         for round in (1, 2):
             receipt = ledger.charge(ReleaseEvent("round", round, SAMPLING, (Component("update", 1.0, 1.5, 4),)))
             if round == 1:
-                ledger.released(receipt)
+                ledger.note_release(receipt)
                 save_checkpoint(tmp_path, Checkpoint(state(), None, (), ledger.head))
     said(tmp_path, "running")
     return tmp_path
@@ -112,7 +112,9 @@ def test_a_ledger_of_another_run_is_refused(folder: Path) -> None:
     commitment = Commitment("client", "add_remove", 60, 50.0, 1e-3, floor=FLOOR)
     with Ledger.create(folder / "ledger.jsonl", commitment) as ledger:
         for round in (1, 2):
-            ledger.released(ledger.charge(ReleaseEvent("round", round, SAMPLING, (Component("update", 1.0, 1.5, 4),))))
+            ledger.note_release(
+                ledger.charge(ReleaseEvent("round", round, SAMPLING, (Component("update", 1.0, 1.5, 4),)))
+            )
     assert "was rewritten" in refused(folder, CorruptRun)
 
 

@@ -44,7 +44,7 @@ def test_both_modes_pay_for_the_schedule_and_its_ends_have_the_papers_ratios(mod
             assert commitment.floor[0].noise_multiplier > commitment.floor[-1].noise_multiplier
         else:
             assert pld < 2.0
-            assert 0.99 * 2.0 < ledger.spent() <= 2.0
+            assert 0.99 * 2.0 < ledger.epsilon_spent() <= 2.0
         with pytest.raises(BudgetExceeded):
             population.release(plans[-1], ROUNDS + 1)
         assert controller.released_values(states[1], setting)["clip-bound"] == bounds[1]

@@ -57,7 +57,7 @@ def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None
         population = Population(ledger, sampling=setting.sampling, noise=GaussianNoise())
         states = population.follow(controller, setting)
         assert [event.effective_noise_multiplier for event in ledger.events] == pytest.approx(multipliers)
-        assert 0.99 * 2.0 < ledger.spent() <= 2.0
+        assert 0.99 * 2.0 < ledger.epsilon_spent() <= 2.0
         if mode == "floor":
             pld = composition.epsilon(ledger.events, config.privacy.delta, interval=1e-3)
             assert 0.99 * 2.0 < pld <= 2.002

@@ -133,7 +133,7 @@ class Start:
             ledger = run.ledger(Path(folder))
             assert ledger is not None
             with ledger:
-                sampler, multipliers = CohortSampler.fresh(), run.planned.multipliers[0]
+                sampler, multipliers = CohortSampler.create(), run.planned.multipliers[0]
                 training = private_training(silo, run.engine, index, ledger, multipliers, sampler)
                 if arm == "noise alone":
                     training.gradients = Unread()  # type: ignore[assignment]

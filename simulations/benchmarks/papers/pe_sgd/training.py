@@ -235,7 +235,7 @@ class Seed:
             tempfile.TemporaryDirectory() as folder,
             Ledger.create(Path(folder) / "ledger.jsonl", commitment) as ledger,
         ):
-            training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.fresh())
+            training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.create())
             if kind is not None:
                 evolve = self.synthesiser.evolved if method == "PE-SGD" else None
                 span = PublicSpan(bench.engine, self.texts, kind, bench.settings.directions, self.bounds[2], evolve)
@@ -256,7 +256,7 @@ class Seed:
                 if step in chosen.evaluate_at or step == chosen.steps:
                     metrics = bench.engine.evaluate(training.state.adapter, self.test)
                     losses.append([step, round(metrics.loss, 5)])
-            spent, multiplier = training.ledger.spent(), training.planner.info.noise_multiplier(1)
+            spent, multiplier = training.ledger.epsilon_spent(), training.planner.info.noise_multiplier(1)
         return {
             "method": method,
             "seed": self.seed,
