@@ -26,7 +26,7 @@ MADE_UP = base64.b64encode(
 ).decode()
 
 
-def signed(key: str) -> str:
+def signed_headers(key: str) -> str:
     """Header lines in the form of a SuperNode's with this public key, signed by nobody."""
     now = datetime.datetime.now(datetime.UTC).isoformat()
     return (
@@ -42,7 +42,7 @@ def head(path: str, *lines: str) -> bytes:
 
 
 @contextlib.contextmanager
-def line(address: str, wait: float) -> Iterator[ssl.SSLSocket]:
+def connection(address: str, wait: float) -> Iterator[ssl.SSLSocket]:
     """Open a TLS connection to whoever answers at an address; the certificate is not checked."""
     host, port = address.rsplit(":", 1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -65,8 +65,10 @@ def answer(secure: ssl.SSLSocket) -> str:
 
 def ask(address: str, key: str) -> str:
     """Make one small honest call; returns the answer's status."""
-    with line(address, 15) as secure:
-        secure.sendall(head("/v1/fleet/pull-messages", signed(key), "content-length: 0\r\nconnection: close\r\n"))
+    with connection(address, 15) as secure:
+        secure.sendall(
+            head("/v1/fleet/pull-messages", signed_headers(key), "content-length: 0\r\nconnection: close\r\n")
+        )
         return answer(secure)
 
 
@@ -76,7 +78,7 @@ def upload(address: str, size: int, *lines: str) -> str:
     while length > 127:
         field, length = field + bytes([length & 127 | 128]), length >> 7
     field += bytes([length])
-    with line(address, 60) as secure:
+    with connection(address, 60) as secure:
         with contextlib.suppress(OSError):
             secure.sendall(head(UPLOAD, *lines, "transfer-encoding: chunked\r\n"))
             secure.sendall(b"%x\r\n%b\r\n" % (len(field), field))
@@ -89,7 +91,7 @@ def upload(address: str, size: int, *lines: str) -> str:
 def drip(address: str, seconds: float, *lines: str) -> str:
     """Send a body of which one byte comes every second; returns whether it was answered, cut or kept."""
     end = time.monotonic() + seconds
-    with line(address, 30) as secure:
+    with connection(address, 30) as secure:
         with contextlib.suppress(OSError):
             secure.sendall(head(UPLOAD, *lines, "content-length: 1000000\r\n"))
             secure.settimeout(1)
@@ -102,14 +104,14 @@ def drip(address: str, seconds: float, *lines: str) -> str:
 
 def many_headers(address: str, key: str, count: int) -> str:
     """Send one request with so many headers; returns the answer's status."""
-    with line(address, 60) as secure:
+    with connection(address, 60) as secure:
         with contextlib.suppress(OSError):
             distinct = (f"x-{number}: b\r\n" for number in range(count))
-            secure.sendall(head(UPLOAD, signed(key), *distinct, "content-length: 0\r\n"))
+            secure.sendall(head(UPLOAD, signed_headers(key), *distinct, "content-length: 0\r\n"))
         return answer(secure)
 
 
-def together(count: int, what: Callable[[], str]) -> dict[str, int]:
+def run_at_once(count: int, what: Callable[[], str]) -> dict[str, int]:
     """Make so many calls at the same time; returns how many had which outcome."""
     outcomes: list[str] = []
 
@@ -127,12 +129,12 @@ def together(count: int, what: Callable[[], str]) -> dict[str, int]:
     return dict(collections.Counter(outcomes))
 
 
-def bodies(address: str, key: str) -> bool:
+def try_large_bodies(address: str, key: str) -> bool:
     """Send 16 bodies of 250 MB with and without keys, then 16 that are just allowed; whether the gateway held."""
-    without = together(16, lambda: upload(address, 250))
-    made_up = together(16, lambda: upload(address, 7, signed(MADE_UP)))
-    huge = together(16, lambda: upload(address, 250, signed(key)))
-    allowed = together(16, lambda: upload(address, 7, signed(key)))
+    without = run_at_once(16, lambda: upload(address, 250))
+    made_up = run_at_once(16, lambda: upload(address, 7, signed_headers(MADE_UP)))
+    huge = run_at_once(16, lambda: upload(address, 250, signed_headers(key)))
+    allowed = run_at_once(16, lambda: upload(address, 7, signed_headers(key)))
     say(f"250 MB without a key: {without}; 7 MB with a made-up one: {made_up}")
     say(f"250 MB with a key that was let in: {huge}; 7 MB: {allowed}")
     return (
@@ -142,23 +144,23 @@ def bodies(address: str, key: str) -> bool:
     )
 
 
-def slow(address: str, key: str) -> bool:
+def try_slow_bodies(address: str, key: str) -> bool:
     """Send 100 bodies that do not end, with and without keys; whether the gateway held."""
-    without = together(100, lambda: drip(address, 12))
-    made_up = together(100, lambda: drip(address, 12, signed(MADE_UP)))
-    known = together(100, lambda: drip(address, 12, signed(key)))
+    without = run_at_once(100, lambda: drip(address, 12))
+    made_up = run_at_once(100, lambda: drip(address, 12, signed_headers(MADE_UP)))
+    known = run_at_once(100, lambda: drip(address, 12, signed_headers(key)))
     say(f"100 slow bodies without a key: {without}; with a made-up one: {made_up}; with one that was let in: {known}")
     return set(without) | set(made_up) <= {"answered", "cut"} and known.get("kept", 0) <= 16
 
 
-def headers(address: str, key: str) -> bool:
+def try_many_headers(address: str, key: str) -> bool:
     """Send 300,000 headers in one request; whether the gateway held and still answers an honest call."""
     got = many_headers(address, key, 300_000)
     say(f"300,000 headers: {got}")
     return got in {"400", "cut"} and ask(address, key) == "401 of the SuperLink"
 
 
-def asked(address: str, key: str) -> bool:
+def try_honest_call(address: str, key: str) -> bool:
     """Make an honest call, and one with a key that was not let in; whether both were answered as they should be."""
     got, made_up = ask(address, key), ask(address, MADE_UP)
     say(f"an honest call: {got}; with a made-up key: {made_up}")
@@ -173,4 +175,8 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     kind, where, known_key = sys.argv[1:]
-    sys.exit(not {"bodies": bodies, "slow": slow, "headers": headers, "ask": asked}[kind](where, known_key))
+    sys.exit(
+        not {"bodies": try_large_bodies, "slow": try_slow_bodies, "headers": try_many_headers, "ask": try_honest_call}[
+            kind
+        ](where, known_key)
+    )

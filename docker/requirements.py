@@ -20,7 +20,7 @@ The version is that of requirements.lock.
 """
 
 
-def needed(pyproject: str, extras: str, kind: str) -> list[str]:
+def needed_requirements(pyproject: str, extras: str, kind: str) -> list[str]:
     """Requirements of the package and of its comma-separated extras, in the order of pyproject.toml.
 
     Args:
@@ -40,4 +40,4 @@ def needed(pyproject: str, extras: str, kind: str) -> list[str]:
 
 if __name__ == "__main__":
     path, extras, kind = sys.argv[1:]
-    sys.stdout.write("\n".join(needed(Path(path).read_text(encoding="utf-8"), extras, kind)) + "\n")
+    sys.stdout.write("\n".join(needed_requirements(Path(path).read_text(encoding="utf-8"), extras, kind)) + "\n")

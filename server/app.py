@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from server.config.load import load, parse, unflatten
 from server.config.schema import RunConfig
 from server.network.instructions import SigningGrid
-from server.network.patience import patient
+from server.network.patience import make_patient
 from server.run_folder.names import CONFIG_FILE
 from server.runs.start import run_in_folder
 
@@ -24,8 +24,8 @@ def main(grid: Grid, context: Context) -> None:
     keys = context.run_config
     config, folder = configuration(keys), run_folder(context)
     folder.mkdir(parents=True, exist_ok=True)
-    if config.deployed:
-        grid = SigningGrid(patient(grid))
+    if config.is_deployed:
+        grid = SigningGrid(make_patient(grid))
     run_in_folder(
         config, folder, grid, resume=bool(keys.get("resume", "")), other_code=bool(keys.get("other-code", False))
     )

@@ -19,10 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.config.load import flatten, merged, parse, unflatten
+from server.config.load import flatten, parse, unflatten, with_overrides
 from server.config.schema import RunConfig
 from server.run_folder.names import ADAPTER_FOLDER, LAUNCH_LOCK, new_run_folder
-from server.run_folder.progress import owned
+from server.run_folder.progress import hold_folder
 from server.run_folder.resume import check_resumable
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
@@ -206,7 +206,7 @@ def resume(folder: str | Path, *, other_code: bool = False, callbacks: Callback 
         RunFailed: it did not complete this time either.
     """
     folder = Path(folder).resolve()
-    with owned(folder, LAUNCH_LOCK):
+    with hold_folder(folder, LAUNCH_LOCK):
         asked = ask_again(folder, {})
         check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
         return _launched(asked.run, folder, callbacks, {"resume": str(folder), "other-code": other_code})
@@ -218,7 +218,7 @@ def _launched(
     callbacks: Callback | Iterable[Callback],
     keys: Mapping[str, str | bool] | None = None,
 ) -> RunResult:
-    launch = launcher.run_child if config.alone or config.engine.kind == "inprocess" else launcher.run_flower
+    launch = launcher.run_child if config.is_single_site or config.engine.kind == "inprocess" else launcher.run_flower
     try:
         launch(config, folder, follow=_follower(folder, callbacks), plugins=Path.cwd(), keys=keys)
     except BaseException as error:
@@ -264,7 +264,7 @@ def _asked(config: str | Path | Mapping[str, Any] | RunConfig, settings: Mapping
     if isinstance(config, str | Path):
         return ask(str(config), [], settings, here, here, chosen_engine=False)
     table = config.to_table() if isinstance(config, RunConfig) else unflatten(flatten(config))
-    return settled(Asked(absolute_paths(parse(merged(table, settings)), here, here)))
+    return settled(Asked(absolute_paths(parse(with_overrides(table, settings)), here, here)))
 
 
 def _follower(folder: Path, callbacks: Callback | Iterable[Callback]) -> launcher.Follow:

@@ -25,8 +25,8 @@ from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
 from server.run_folder.data_facts import DataFacts, facts_of
-from server.runs.assembly import Assembly, adapter_of, assembled, committed, data_spec
-from server.runs.commitment import commit, commit_records
+from server.runs.assembly import Assembly, adapter_of, data_spec, make_assembly, with_noise
+from server.runs.commitment import commit_clients, commit_records
 from server.runs.phases import PhasesRun
 from server.runs.record_level_assembly import (
     CrossSiloAssembly,
@@ -72,7 +72,7 @@ class Checked:
     def hand_on(self, folder: Path) -> None:
         """The noise to the process that runs in ``folder``."""
         if self.noise is not None:
-            handed_on.write(folder, self.config, self.noise, self.phases)
+            handed_on.write_noise(folder, self.config, self.noise, self.phases)
 
 
 def check_run(asked: Asked) -> Checked:
@@ -94,9 +94,9 @@ def check_run(asked: Asked) -> Checked:
         facts = facts_of(run.plain)
         source = run.plain.meta["source"]
         return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts, source)
-    if config.deployed and not config.alone:
+    if config.is_deployed and not config.is_single_site:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
-    if config.alone:
+    if config.is_single_site:
         ready = _ready_silo(config)
         data = ready.data
         checked = Checked(config, _noise_of(ready).to_json(), (), "", facts_of(data), data.meta["source"], ready)
@@ -141,11 +141,11 @@ def check(config: RunConfig) -> Checked:
         with collected():
             data = check_data(config)
         with collected():
-            ready = check_adapter(config) if data is None else assembled(config, methods(config), data)
+            ready = check_adapter(config) if data is None else make_assembly(config, methods(config), data)
     if problems or ready is None:  # two checks may stumble over the same setting
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     if noise is not None:
-        ready = committed(ready, noise)
+        ready = with_noise(ready, noise)
     told = None if noise is None else noise.to_json()
     return Checked(config, told, facts=facts_of(ready.data), source=ready.data.meta["source"], ready=ready)
 
@@ -156,7 +156,7 @@ def check_noise(config: RunConfig) -> Calibrated:
     Raises:
         ConfigError: a method that is not there, or a budget that cannot be kept.
     """
-    return commit(config, methods(config).controller)
+    return commit_clients(config, methods(config).controller)
 
 
 def check_data(config: RunConfig) -> PreparedData:

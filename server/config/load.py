@@ -108,10 +108,10 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds a wrong setting.
     """
-    return parse(merged(read(path), overrides or {}))
+    return parse(with_overrides(read(path), overrides or {}))
 
 
-def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a nested table in which the settings of dotted keys take the place of its own."""
     return _with(table, unflatten(overrides))
 

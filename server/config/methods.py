@@ -23,7 +23,7 @@ class Methods:
     aggregation: Aggregation
 
     @property
-    def steered(self) -> bool:
+    def steered_by_validation(self) -> bool:
         """Whether the controller reads the public validation loss, so that it steers what is released."""
         return bool(self.controller.reads_validation)
 
@@ -52,7 +52,7 @@ def methods(config: RunConfig) -> Methods:
     controller = part(Controller, CONTROLLERS, chosen.controller, chosen.controller_options)
     optimizer = part(Optimizer, OPTIMIZERS, chosen.optimizer, chosen.optimizer_options)
     aggregation = part(Aggregation, AGGREGATIONS, chosen.aggregation, chosen.aggregation_options)
-    if aggregation is not None and aggregation.individual and config.alone:
+    if aggregation is not None and aggregation.individual and config.is_single_site:
         wrong.append(
             f"strategy.aggregation = {chosen.aggregation!r}: combines several sites, and this is one; take plain or ffa"
         )

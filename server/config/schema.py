@@ -103,7 +103,7 @@ class RunConfig(Table):
         Raises:
             ValueError: nothing would count them.
         """
-        if self.data.partition != "natural" or self.data.source == "notes" or self.deployed:
+        if self.data.partition != "natural" or self.data.source == "notes" or self.is_deployed:
             raise ValueError(
                 "clients = 0 takes as many as data.client-column names; it needs data.partition = 'natural' and "
                 "records in a file or on the hub"
@@ -119,7 +119,7 @@ class RunConfig(Table):
                 "are held out by it, so they would be of clients that are trained; set privacy.unit = 'group', or name "
                 "the column in data.client-column with data.partition = 'natural'"
             )
-        if data.client_column and data.partition != "natural" and not self.deployed:
+        if data.client_column and data.partition != "natural" and not self.is_deployed:
             wrong.append(
                 f"data.client-column = {data.client_column!r} needs data.partition = 'natural', got "
                 f"{data.partition!r}, which deals records to clients whoever they are of"
@@ -140,7 +140,7 @@ class RunConfig(Table):
         """List the settings that do not go with nodes of many clients each."""
         data, wrong = self.data, []
         for fits, why in (
-            (self.deployed, f"data.held-by = 'nodes', got {data.held_by!r}"),
+            (self.is_deployed, f"data.held-by = 'nodes', got {data.held_by!r}"),
             (bool(data.client_column), "data.client-column: the column of the nodes' records that says whose one is"),
             (self.privacy.unit == "client", "privacy.unit = 'client': a site that protects its records is one client"),
             (
@@ -158,14 +158,14 @@ class RunConfig(Table):
         """List the settings under which nobody could plant canaries, or see what they did."""
         count, wrong = self.audit.canaries, []
         for where, why in (
-            (self.deployed, "data.held-by = 'nodes': every node brings its own update"),
+            (self.is_deployed, "data.held-by = 'nodes': every node brings its own update"),
             (self.cross_silo, "several sites with ledgers of their own: audit one site's run (clients = 1)"),
             (self.privacy.trust == "secagg", "privacy.trust = 'secagg': clients make the noise, and none is made up"),
             (self.privacy.noise_correlation != "none", "correlated noise: its releases are not independent"),
         ):
             if where:
                 wrong.append(f"audit.canaries = {count} must be 0 with {why}")
-        if not self.alone and 2 * count > self.clients:
+        if not self.is_single_site and 2 * count > self.clients:
             wrong.append(
                 f"audit.canaries = {count} must be at most half of clients = {self.clients}: canaries take the places "
                 "of clients; lower audit.canaries or raise clients"
@@ -262,13 +262,13 @@ class RunConfig(Table):
         return self.data.nodes or self.clients
 
     @property
-    def deployed(self) -> bool:
+    def is_deployed(self) -> bool:
         """Whether clients are nodes with records of their own."""
         return self.data.held_by == "nodes"
 
     def _wrong_of_silo(self) -> list[str]:
         wrong = []
-        generated = self.data.source == "notes" and not self.deployed  # nodes have records of their own
+        generated = self.data.source == "notes" and not self.is_deployed  # nodes have records of their own
         if self.privacy.unit == "group" and not (self.data.unit_column or generated):
             wrong.append("privacy.unit = 'group': data.unit-column must name what records of one group have in common")
         if self.local.balance != "none":
@@ -278,9 +278,9 @@ class RunConfig(Table):
             )
         if self.privacy.trust != "server":
             wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where sites add their own noise")
-        if self.alone and self.silo.steps != 1:
+        if self.is_single_site and self.silo.steps != 1:
             wrong.append(f"silo.steps = {self.silo.steps} must be 1 for one site, whose rounds are its steps")
-        if self.alone and self.silo.gradients == "opacus" and self.engine.checkpoint_blocks:
+        if self.is_single_site and self.silo.gradients == "opacus" and self.engine.checkpoint_blocks:
             wrong.append(
                 "engine.checkpoint-blocks = true needs silo.gradients = 'stacked': Opacus keeps every activation"
             )
@@ -306,7 +306,7 @@ class RunConfig(Table):
         return wrong
 
     @property
-    def alone(self) -> bool:
+    def is_single_site(self) -> bool:
         """Whether this is a run of one site that trains by itself and protects its records."""
         return self.privacy.unit != "client" and self.clients == 1
 
@@ -321,16 +321,16 @@ class RunConfig(Table):
         if self.privacy.unit == "client":
             return f"{self.clients:,} clients"
         protected = f"{self.unit.removeprefix('group:')}s protected"
-        return f"one site, {protected}" if self.alone else f"{self.clients:,} sites, {protected} in each"
+        return f"one site, {protected}" if self.is_single_site else f"{self.clients:,} sites, {protected} in each"
 
     @property
     def units_text(self) -> str:
         """The plural of what a cohort is made of: clients, sites, or what one site's batch draws."""
         if self.privacy.unit == "client":
             return "clients"
-        if self.alone and self.silo.sampling_level == "example":
+        if self.is_single_site and self.silo.sampling_level == "example":
             return "records"
-        return f"{self.unit.removeprefix('group:')}s" if self.alone else "sites"
+        return f"{self.unit.removeprefix('group:')}s" if self.is_single_site else "sites"
 
     @property
     def unit(self) -> str:

@@ -26,7 +26,7 @@ SCORES = {"test_rouge1": "ROUGE-1", "test_rouge2": "ROUGE-2", "test_rougeL": "RO
 """Keys of results.json, and what the numbers are called."""
 
 
-def answers(config: RunConfig) -> bool:
+def has_scored_answers(config: RunConfig) -> bool:
     """Whether the run ends with answers that are scored."""
     return config.model.task in ANSWERS and config.evaluation.rouge_records > 0
 
@@ -37,7 +37,7 @@ def refuse_without_rouge(config: RunConfig, model: "nn.Module") -> None:
     Raises:
         ConfigError: the package is missing, or the answers may be longer than those trained on.
     """
-    if not answers(config):
+    if not has_scored_answers(config):
         return
     if importlib.util.find_spec("rouge_score") is None:
         raise ConfigError(
@@ -69,7 +69,7 @@ def adapter_answers(
         entries of results.json; none for other tasks, and where neither scores nor examples are asked for.
     """
     examples = config.evaluation.examples if config.model.task in ANSWERS else 0
-    if not answers(config) and not examples:
+    if not has_scored_answers(config) and not examples:
         return {}
     # imported here: reports read this module too, and need neither torch nor PEFT
     import numpy as np
@@ -86,7 +86,7 @@ def adapter_answers(
         model: Any = PeftModel.from_pretrained(base, folder).eval()
     model = model.to(device)
     results: dict[str, Any] = {}
-    if answers(config):
+    if has_scored_answers(config):
         records = min(config.evaluation.rouge_records, len(test))
         if telemetry is not None:
             telemetry.status("running", f"answering {records} test records")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.errors import CorruptRun
 from server.config.schema import RunConfig
-from server.run_folder.names import ADAPTER_FOLDER, typed
+from server.run_folder.names import ADAPTER_FOLDER, shell_quoted
 from server.run_folder.verify import VerifiedRun, refusal_of_no_run, verify_run
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def read_finished(folder: Path) -> FinishedRun:
     run = verify_run(folder)
     if run.results is None or run.config is None:
         raise NotFinished(
-            f"{folder} has no adapter: the run has not ended. Go on with it by `lacquer resume {typed(folder)}`"
+            f"{folder} has no adapter: the run has not ended. Go on with it by `lacquer resume {shell_quoted(folder)}`"
         )
     if not (folder / ADAPTER_FOLDER / "adapter_config.json").is_file():
         file = folder / ADAPTER_FOLDER / "adapter_config.json"

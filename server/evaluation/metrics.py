@@ -17,7 +17,7 @@ from torch import Tensor
 from client.data.prepared import PreparedData
 from client.models.tasks import Metrics
 from client.worker import Job, make_engine
-from server.network.grid import answers
+from server.network.grid import exchange_messages
 from strategies.dispatch import RoundFailed, error_text
 from strategies.messages.client_update import EvaluateRequest, ShardMetrics
 from strategies.messages.records import BadMessage
@@ -100,7 +100,7 @@ def on_workers(
             if stop > start
         ]
         answered, problems = dict[int, ShardMetrics](), list[str]()
-        for reply in answers(grid, messages, timeout):
+        for reply in exchange_messages(grid, messages, timeout):
             try:
                 if reply.has_error():
                     problems.append(error_text(reply))

@@ -26,7 +26,7 @@ AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
 
 
-def authority(folder: Path) -> bool:
+def make_authority(folder: Path) -> bool:
     """Make the federation's authority, ``ca.key`` and ``ca.crt`` in ``folder``, unless it is there.
 
     Returns:
@@ -47,12 +47,12 @@ def authority(folder: Path) -> bool:
     return True
 
 
-def certificate(folder: Path, stem: str, names: Sequence[str], signer: Path) -> None:
+def make_certificate(folder: Path, stem: str, names: Sequence[str], signer: Path) -> None:
     """Make ``STEM.key`` and ``STEM.crt`` in ``folder`` for a server that is reached by ``names``, and copy ``ca.crt``.
 
     Args:
         names: DNS names and IP addresses.
-        signer: folder of :func:`authority`.
+        signer: folder of :func:`make_authority`.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -61,17 +61,17 @@ def certificate(folder: Path, stem: str, names: Sequence[str], signer: Path) -> 
     _write(folder / "ca.crt", (signer / "ca.crt").read_bytes())
 
 
-def signing_key(folder: Path, signer: Path) -> None:
+def make_signing_key(folder: Path, signer: Path) -> None:
     """Make ``signing.key`` and ``signing.crt`` in ``folder``, for instructions to nodes and nothing else.
 
     Args:
-        signer: folder of :func:`authority`.
+        signer: folder of :func:`make_authority`.
     """
     purpose = x509.ExtendedKeyUsage([PURPOSE])
     _certified(folder, "signing", Ed25519PrivateKey.generate(), "lacquer instructions", signer, (purpose, True))
 
 
-def operator_key(*folders: Path) -> None:
+def make_operator_key(*folders: Path) -> None:
     """Make one secret and write it as ``operator.key`` into all ``folders``.
 
     What it is for: :mod:`server.network.operator_key`.
@@ -109,7 +109,7 @@ def _certified(
     _write(folder / f"{stem}.crt", made.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
 
 
-def node_key(folder: Path) -> bytes:
+def make_node_key(folder: Path) -> bytes:
     """Make a SuperNode's key pair, ``key`` and ``key.pub`` in ``folder``; returns the public half, one line."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"

@@ -33,7 +33,7 @@ AT_ONCE = 16
 """Most replies fetched in one request: what is in memory at once, and what an unreadable reply can take along."""
 
 
-def answers(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+def exchange_messages(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
     """Send ``messages`` at once and yield the replies in the order in which they come.
 
     Args:
@@ -122,7 +122,7 @@ def roster(
     return tuple(nodes)
 
 
-def names(file: Path, roster: Sequence[int]) -> list[str]:
+def node_names(file: Path, roster: Sequence[int]) -> list[str]:
     """The names of a roster's nodes: those that `lacquer admit` gave, else their numbers.
 
     Args:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from server.network.grid import answers
+from server.network.grid import exchange_messages
 from strategies.dispatch import RoundFailed, sound_replies
 from strategies.messages.client_update import code_fingerprint
 from strategies.messages.own_clients import JOIN, JoinRequest, read_join_reply
@@ -24,7 +24,7 @@ from strategies.messages.own_clients import JOIN, JoinRequest, read_join_reply
 log = logging.getLogger(__name__)
 
 
-def joined(
+def join_nodes(
     file: Path, grid: Grid, nodes: Sequence[int], request: JoinRequest, *, clients: int, timeout: float
 ) -> tuple[int, ...]:
     """Ask each node of a roster how many clients it has; once a run, then it is read from the roster's file.
@@ -43,7 +43,7 @@ def joined(
     if "clients" in kept:
         return _kept(file, kept["clients"], nodes, clients)
     messages = [Message(request.to_records(), node, f"{MessageType.QUERY}.{JOIN}") for node in nodes]
-    replies = answers(grid, messages, timeout)
+    replies = exchange_messages(grid, messages, timeout)
     said, missed = dict[int, int](), dict[int, str]()
 
     def take(content: RecordDict, position: int) -> None:

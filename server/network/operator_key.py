@@ -84,7 +84,7 @@ def keep_credentials(home: Path, address: str, key: bytes) -> None:
     store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower's command wants one; nothing takes it
 
 
-def answers() -> None:
+def call_superlink() -> None:
     """Call the SuperLink of this container, with the operator's key.
 
     Raises:
@@ -97,4 +97,4 @@ def answers() -> None:
 
 
 if __name__ == "__main__":
-    answers()
+    call_superlink()

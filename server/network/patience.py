@@ -80,7 +80,7 @@ class RuntimeClient(Completing, RuntimeHttpClient):
         return True
 
 
-def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> Grid:
+def make_patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> Grid:
     """Make a grid that speaks to a SuperLink repeat its calls; another grid is returned as it is.
 
     Args:
@@ -95,14 +95,14 @@ def patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float] = ti
     return grid
 
 
-def executor() -> None:
+def run_executor() -> None:
     """Run ``flower-superexec``, made patient, with the options of this process."""
     module: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    module.make_simple_http_retry_invoker = lambda: repeating(noting(make_simple_http_retry_invoker()))
+    module.make_simple_http_retry_invoker = lambda: repeating(note_answers(make_simple_http_retry_invoker()))
     execute(sys.argv[1:])
 
 
-def noting(invoker: RetryInvoker) -> RetryInvoker:
+def note_answers(invoker: RetryInvoker) -> RetryInvoker:
     """Make an invoker note in a file that a call was answered; returns it. The executor asks for work every second."""
     succeeded = invoker.on_success
 
@@ -117,4 +117,4 @@ def noting(invoker: RetryInvoker) -> RetryInvoker:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    executor()
+    run_executor()

@@ -38,7 +38,7 @@ LONGEST = 604_800.0
 log = logging.getLogger(__name__)
 
 
-def uncounted(state: Any) -> None:
+def forgive_counting(state: Any) -> None:
     """Make the counting of a class of Flower's states miss what it cannot write.
 
     Args:
@@ -79,7 +79,7 @@ def refusal(request: Any) -> str:
     return ""
 
 
-def each_for_itself(handlers: Any) -> None:
+def refuse_forgeries(handlers: Any) -> None:
     """Make a SuperLink refuse what :func:`refusal` names, with HTTP 403, and count no runtime that cannot be.
 
     Args:
@@ -110,8 +110,8 @@ def main() -> None:
     os.umask(0o077)  # the database holds the tokens of tasks
     command: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     command._run_superlink_http_api = operators_only(command._run_superlink_http_api)
-    uncounted(SqlLinkState)
-    each_for_itself(fleet_handlers)
+    forgive_counting(SqlLinkState)
+    refuse_forgeries(fleet_handlers)
     flower_superlink()
 
 

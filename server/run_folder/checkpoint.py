@@ -64,7 +64,7 @@ class Stopwatch:
         self.before = Times()
         self._started = time.monotonic(), time.process_time()
 
-    def taken(self) -> Times:
+    def times(self) -> Times:
         """The time taken up to now."""
         wall, processor = self._started
         return Times(

@@ -54,7 +54,7 @@ class DataFacts:
     noted: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def public(self) -> "DataFacts":
+    def public_facts(self) -> "DataFacts":
         """The facts of the held-out parts alone, which are public."""
         parts = [part for part in PARTS if part != "train"]
 
@@ -88,12 +88,12 @@ def facts_of(data: PreparedData) -> DataFacts:
 
 def may_be_shown(config: RunConfig, facts: DataFacts) -> DataFacts:
     """The part of the facts that the run's folder may hold, which others are shown."""
-    if config.deployed:
-        return facts.public
+    if config.is_deployed:
+        return facts.public_facts
     if config.data.source == NOTES:  # nobody's records
         return facts
-    if config.alone:
-        return facts.public
+    if config.is_single_site:
+        return facts.public_facts
     if config.data.partition == "natural":  # the sizes of somebody's own records
         return replace(facts, sizes=None, empty_clients=None, noted={})
     return facts

@@ -26,15 +26,15 @@ _LIBRARIES = ("dp-accounting", "numpy", "scipy")
 T = TypeVar("T")
 
 
-def write(folder: Path, config: RunConfig, noise: Json, phases: Tables = ()) -> None:
+def write_noise(folder: Path, config: RunConfig, noise: Json, phases: Tables = ()) -> None:
     """Put the calibrated noise of a run into its folder, unless a ledger there commits to one already."""
     if (folder / LEDGER_FILE).is_file():
         return
     durable.write(folder / COMMITMENT_FILE, json.dumps({"of": _digest(config, phases), "noise": noise}) + "\n")
 
 
-def read(folder: Path, config: RunConfig, from_json: Callable[[Any], T], phases: Tables = ()) -> T | None:
-    """Read the noise that :func:`write` kept for the same settings and code; None if there is none.
+def read_noise(folder: Path, config: RunConfig, from_json: Callable[[Any], T], phases: Tables = ()) -> T | None:
+    """Read the noise that :func:`write_noise` kept for the same settings and code; None if there is none.
 
     Args:
         from_json: makes it from its JSON form.

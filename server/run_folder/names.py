@@ -89,7 +89,7 @@ FOR_THE_OWNER = {
 """What the guarantee does not cover in a run's folder, with why: for the owner alone, never to be shared."""
 
 
-def typed(path: Path) -> str:
+def shell_quoted(path: Path) -> str:
     """A path as one types it in a shell: quoted where it must be."""
     return shlex.quote(str(path))
 

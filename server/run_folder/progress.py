@@ -73,7 +73,7 @@ class Progress:
         without = f"; {len(idle)} took no step: {'; '.join(idle)}" if idle else ""
         return f"{self.round} rounds done{without}"
 
-    def ended(self, silos: int) -> str | None:
+    def end_reason(self, silos: int) -> str | None:
         """The reason why none of so many sites takes part any more; None if one does."""
         if len(self.refusals) < silos:
             return None
@@ -172,7 +172,7 @@ def _not_of_this_run(path: Path, error: Exception) -> CorruptRun:
 
 
 @contextmanager
-def owned(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
+def hold_folder(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
     """Hold a folder's lock, so that this process is its one owner meanwhile.
 
     Args:

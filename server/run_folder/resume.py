@@ -37,7 +37,7 @@ from server.run_folder.names import (
     SITES_FOLDER,
 )
 from server.run_folder.origin import Tables, check_origin
-from server.run_folder.progress import owned
+from server.run_folder.progress import hold_folder
 from server.run_folder.telemetry import read_status
 from server.run_folder.verify import ENDED, VerifiedRun, read_object, traces, verify_run
 
@@ -69,7 +69,7 @@ def check_same_run(
     return changes
 
 
-def claim(run_folder: Path) -> Ledger:
+def claim_ledger(run_folder: Path) -> Ledger:
     """Open the ledger of a run that has not ended: verified, not older than the checkpoint, held by nobody else.
 
     Raises:
@@ -113,7 +113,7 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
     """
     if not (run_folder / CONFIG_FILE).is_file() and not traces(run_folder):
         raise CannotResume(f"{run_folder} is no run folder: it has no {CONFIG_FILE}; give what `lacquer run` named")
-    with owned(run_folder):
+    with hold_folder(run_folder):
         refuse_ended(run_folder)
         run = verify_run(run_folder)
         assert run.config is not None, "its file is there, or was demanded"

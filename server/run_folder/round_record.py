@@ -102,7 +102,7 @@ class Presence:
         return f"{count} of {self.nodes} {did}" + (f"; {self.missing}" if self.missing else "")
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nobody was missing."""
         return self.nodes == (self.connected if self.contributed is None else self.contributed)
 
@@ -192,7 +192,7 @@ class RoundRecord:
             expected_cohort=0.0,
             seconds=seconds,
             not_private=not_private,
-            **validated(metrics),
+            **validation_fields(metrics),
         )
 
     def __str__(self) -> str:
@@ -244,7 +244,7 @@ class RoundRecord:
         return cls(**restored)
 
 
-def validated(metrics: "Metrics | None") -> dict[str, Any]:
+def validation_fields(metrics: "Metrics | None") -> dict[str, Any]:
     """The fields of a record that hold metrics on the public validation set; none where it was not evaluated."""
     if metrics is None:
         return {}

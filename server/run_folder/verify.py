@@ -157,7 +157,7 @@ def verify_run(folder: Path) -> VerifiedRun:
             f"{folder / names.PRIVACY_FILE} was not made from {names.LEDGER_FILE} as it is now: it names line "
             f"{str(head_of(written))[:24]}, the last one is {ledger.head[:24]}; restore the one that was changed"
         )
-    if config is not None and config.cross_silo and not config.deployed:
+    if config is not None and config.cross_silo and not config.is_deployed:
         for number, said in noted.guarantees.items():
             _check_site(folder / names.SITES_FOLDER / str(number), said, folder / names.SITES_FILE)
     return run
@@ -299,7 +299,7 @@ def _check_commitment(folder: Path, config: RunConfig, commitment: Commitment, *
     if not in_phases:  # which say how they spend
         pairs["privacy.epsilon"] = config.privacy.epsilon, commitment.epsilon
         pairs["privacy.mode"] = config.privacy.mode, commitment.mode
-    if not config.alone:
+    if not config.is_single_site:
         pairs["clients"] = config.clients, commitment.population
     for key, (said, committed) in pairs.items():
         if said != committed:

@@ -1,7 +1,7 @@
 """What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, digests, results.json.
 
-One writer for every kind of run. What is paid for comes first (:func:`keep`) and is on the disk before anything is
-measured of it: privacy.json and the adapter. Each measurement after that may fail alone (:func:`attempt`).
+One writer for every kind of run. What is paid for comes first (:func:`keep_adapter`) and is on the disk before anything
+is measured of it: privacy.json and the adapter. Each measurement after that may fail alone (:func:`attempt_measure`).
 results.json comes last, and all else is on the disk by then: a run that has it has ended. It names what failed, and
 resuming such a run does that and nothing else.
 """
@@ -107,10 +107,10 @@ def measures(
 
     def test() -> Mapping[str, Any]:
         metrics = evaluate("test")
-        return {**measured("test", metrics), **of_classes(metrics, label_names)}
+        return {**split_results("test", metrics), **class_results(metrics, label_names)}
 
     found: dict[str, Measure] = {
-        "validation": lambda: measured("validation", evaluate("validation")),
+        "validation": lambda: split_results("validation", evaluate("validation")),
         "test": test,
         "answers": answers,
     }
@@ -119,11 +119,11 @@ def measures(
     return found
 
 
-def keep(folder: Path, config: RunConfig, kept: Kept) -> None:
+def keep_adapter(folder: Path, config: RunConfig, kept: Kept) -> None:
     """Write privacy.json and adapter/ into the run folder; both are on the disk when this returns."""
     durable.write(folder / PRIVACY_FILE, _json_text(kept.statement))
     save_adapter(folder / ADAPTER_FOLDER, config, kept.adapter)
-    stamp(kept.statement, folder / ADAPTER_FOLDER)
+    stamp_folders(kept.statement, folder / ADAPTER_FOLDER)
     _sync(folder / ADAPTER_FOLDER)
     durable.sync(folder)
 
@@ -155,8 +155,8 @@ def write_results(
     missing = dict[str, str]()
     for name, measure in outcome.measures.items():
         if before is None or name in before["missing"]:
-            results |= attempt(name, measure, missing, folder)
-    attempt("card", lambda: _write_card(folder, config, kept, results), missing, folder)
+            results |= attempt_measure(name, measure, missing, folder)
+    attempt_measure("card", lambda: _write_card(folder, config, kept, results), missing, folder)
     text = _json_text({**results, "missing": missing})
     # The digest of results.json comes behind it: a run that ends for the second time has an older one until then.
     write_seal(folder, ENDED)
@@ -165,7 +165,7 @@ def write_results(
     return missing
 
 
-def attempt(name: str, measure: Measure, missing: dict[str, str], folder: Path) -> Mapping[str, Any]:
+def attempt_measure(name: str, measure: Measure, missing: dict[str, str], folder: Path) -> Mapping[str, Any]:
     """Make one measurement; where it fails, return nothing and note why in ``missing``.
 
     The one place where a failure does not end a run: what it has paid for is kept, whatever a model, a tokenizer or a
@@ -205,7 +205,7 @@ def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
     save_tokenizer(tokenizer, task, folder)
 
 
-def stamp(statement: Mapping[str, Any], *folders: Path) -> None:
+def stamp_folders(statement: Mapping[str, Any], *folders: Path) -> None:
     """Write NOT-PRIVATE.txt into folders with an adapter if the statement says that there is no guarantee."""
     if statement["not_private"] is not None:
         for folder in folders:
@@ -216,7 +216,7 @@ def _json_text(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values), indent=2) + "\n"
 
 
-def measured(split: str, metrics: Metrics) -> dict[str, Any]:
+def split_results(split: str, metrics: Metrics) -> dict[str, Any]:
     """The entries of results.json for the metrics of a split."""
     values = {"macro_f1": metrics.macro_f1, "perplexity": metrics.perplexity}
     return {
@@ -227,7 +227,7 @@ def measured(split: str, metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def of_classes(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
+def class_results(test: Metrics, label_names: Sequence[str]) -> dict[str, Any]:
     """The entries of results.json for the classes of the test set.
 
     None for a language model, or with very many classes.

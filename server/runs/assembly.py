@@ -40,10 +40,10 @@ from server.config.load import ConfigError
 from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
 from server.evaluation.answers import refuse_without_rouge
-from server.network.grid import answers
+from server.network.grid import exchange_messages
 from server.run_folder.canaries import canaries_of, canary_key
 from server.run_folder.names import SAMPLING_SECRET
-from server.runs.commitment import commit, round_sampling
+from server.runs.commitment import commit_clients, round_sampling
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
@@ -63,13 +63,13 @@ def data_spec(config: RunConfig) -> DataSpec:
         tokenizer=config.model.name,
         clients=config.clients,
         seed=config.seed,
-        whole_units=config.privacy.unit == "group" and not config.alone,
+        whole_units=config.privacy.unit == "group" and not config.is_single_site,
     ).public_only
 
 
-def reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
+def node_reading(config: RunConfig, labels: Sequence[str]) -> ReadSettings | None:
     """The settings by which nodes read their own records; None where the server's host holds everybody's."""
-    if not config.deployed:
+    if not config.is_deployed:
         return None
     whose = config.data.client_column if config.data.nodes else ""
     if config.model.task == "classification":
@@ -110,7 +110,7 @@ class CommittedAssembly(Assembly):
     setting: RunInfo
 
 
-def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly:
+def assemble_client_level(config: RunConfig, folder: Path | None = None) -> CommittedAssembly:
     """Calibrate a run over clients and prepare its data and model. Nothing private leaves, no budget is spent.
 
     Args:
@@ -120,11 +120,11 @@ def assemble(config: RunConfig, folder: Path | None = None) -> CommittedAssembly
         ConfigError, ValueError: naming the setting that cannot work.
     """
     parts = methods(config)
-    noise = commit(config, parts.controller, folder)
-    return committed(assembled(config, parts, prepare(data_spec(config))), noise)
+    noise = commit_clients(config, parts.controller, folder)
+    return with_noise(make_assembly(config, parts, prepare(data_spec(config))), noise)
 
 
-def committed(run: Assembly, noise: Calibrated) -> CommittedAssembly:
+def with_noise(run: Assembly, noise: Calibrated) -> CommittedAssembly:
     """Add calibrated noise to the assembly of a run over clients."""
     config, aggregation, order = run.config, run.methods.aggregation, noise.commitment.order
     adapters, sampling = Adapters(config.model.rank, config.clients, config.seed), round_sampling(config, noise)
@@ -132,7 +132,7 @@ def committed(run: Assembly, noise: Calibrated) -> CommittedAssembly:
     return CommittedAssembly(**vars(run), commitment=noise.commitment, setting=info)
 
 
-def assembled(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly:
+def make_assembly(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly:
     """Build the adapter and the job of a run of any kind, on its data.
 
     Raises:
@@ -151,8 +151,8 @@ def assembled(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly
         base=FrozenBase.of(config.engine),
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
-        reading=reading(config, data.label_names),
-        fingerprint=fingerprint(config.model.name) if config.deployed else "",
+        reading=node_reading(config, data.label_names),
+        fingerprint=fingerprint(config.model.name) if config.is_deployed else "",
     )
     return Assembly(config, data, parts, spec, layout, start, job)
 
@@ -170,7 +170,7 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
     trained = _trained(config, parts)
     device = config.engine.chosen_device()
     model, _ = config.engine.load(config.model.name, config.model.task, num_labels)
-    plain = config.engine.sequential or (config.alone and config.silo.gradients == "opacus")
+    plain = config.engine.sequential or (config.is_single_site and config.silo.gradients == "opacus")
     config.engine.refuse_unfit(model, device, config.engine.token_budget, plain=plain)
     spec, layout = _laid_out(config, model, trained)
     return spec, layout, initial_adapter(layout, model, config.seed)
@@ -263,9 +263,9 @@ def make_strategy(
         sampler=RemoteSampler(held) if held else make_sampler(config, run_folder),
         job=job.to_json(),
         nodes=nodes,
-        clients_per_node=1 if config.deployed else config.simulation.clients_per_node or None,
+        clients_per_node=1 if config.is_deployed else config.simulation.clients_per_node or None,
         served_average=config.strategy.served_average,
-        work=None if config.deployed else np.asarray(assembly.data.client_tokens),
+        work=None if config.is_deployed else np.asarray(assembly.data.client_tokens),
         noise=noise_of(config.privacy) if correlation is None else CorrelatedNoise(correlation),
         seed=config.seed,
     )
@@ -304,13 +304,13 @@ def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: 
         return None
     given = config.privacy.secagg.federation
     federation = (
-        listed(config, Path(given), ledger.commitment)
+        agreed_federation(config, Path(given), ledger.commitment)
         if given
-        else simulated(config, run_folder / IDENTITIES, ledger.commitment, goes_on=bool(ledger.events))
+        else simulated_federation(config, run_folder / IDENTITIES, ledger.commitment, goes_on=bool(ledger.events))
     )
 
     def ask(messages: Iterable[Message]) -> Iterable[Message]:
-        return answers(grid, messages, config.privacy.secagg.step_timeout)
+        return exchange_messages(grid, messages, config.privacy.secagg.step_timeout)
 
     return SecureAggregation(
         federation,
@@ -321,7 +321,7 @@ def secure_aggregation(config: RunConfig, run_folder: Path, grid: Grid, ledger: 
     )
 
 
-def listed(config: RunConfig, path: Path, commitment: Commitment) -> Federation:
+def agreed_federation(config: RunConfig, path: Path, commitment: Commitment) -> Federation:
     """Load the list of a federation, which must say what the configuration does and pay for ``commitment``.
 
     What earlier runs have spent of it only the clients know.
@@ -353,7 +353,7 @@ def listed(config: RunConfig, path: Path, commitment: Commitment) -> Federation:
     return federation
 
 
-def simulated(config: RunConfig, folder: Path, commitment: Commitment, *, goes_on: bool) -> Federation:
+def simulated_federation(config: RunConfig, folder: Path, commitment: Commitment, *, goes_on: bool) -> Federation:
     """Make the identities of a simulation, once for a run; private ones are readable by their owner only.
 
     Args:

@@ -5,15 +5,15 @@ from torch import Tensor
 
 from privacy.commitment import Commitment
 from privacy.events import Poisson
-from server.network.grid import answers, names
-from server.network.joining import joined
+from server.network.grid import exchange_messages, node_names
+from server.network.joining import join_nodes
 from server.run_folder.names import CLIENTS_FILE, ROSTER_FILE
 from server.run_folder.round_record import Presence
 from server.runs import guarantee
 from server.runs.artefacts import Final
-from server.runs.assembly import assemble, make_strategy, secure_aggregation
+from server.runs.assembly import assemble_client_level, make_strategy, secure_aggregation
 from server.runs.commitment import round_sampling
-from server.runs.lifecycle import Run, connected, finished
+from server.runs.lifecycle import Run, connect_trainers, training_outcome
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
 from strategies.dp_fedavg import DpFedAvg
@@ -28,7 +28,7 @@ def presence(run: Run, strategy: DpFedAvg) -> Presence | None:
     nodes, away = strategy.nodes, strategy.away
     if isinstance(nodes, int) or away is None:
         return None
-    called = zip(nodes, names(run.folder / CLIENTS_FILE, nodes), strict=True)
+    called = zip(nodes, node_names(run.folder / CLIENTS_FILE, nodes), strict=True)
     missing = "; ".join(f"{name}: not connected" for node, name in called if node in away)
     handed_in = None if strategy.secure is None else strategy.secure.handed_in
     return Presence(len(nodes), len(nodes) - len(away), handed_in, missing)
@@ -41,7 +41,7 @@ def clients_of_nodes(run: Run, grid: Grid, nodes: int | tuple[int, ...], request
         return ()
     run.status("nodes join with their clients")
     timeout = config.engine.round_timeout
-    return joined(run.folder / ROSTER_FILE, grid, nodes, request, clients=config.clients, timeout=timeout)
+    return join_nodes(run.folder / ROSTER_FILE, grid, nodes, request, clients=config.clients, timeout=timeout)
 
 
 def planned_draws(commitment: Commitment, rounds: int, sampling: Poisson) -> dict[str, PlannedDraws]:
@@ -62,23 +62,23 @@ def planned_draws(commitment: Commitment, rounds: int, sampling: Poisson) -> dic
 def run_client_level(run: Run, grid: Grid) -> None:
     """Run a training over clients from configuration to artefacts."""
     run.status("preparing data, model and noise")
-    config, assembly = run.config, assemble(run.config, run.folder)
+    config, assembly = run.config, assemble_client_level(run.config, run.folder)
     public = PublicTraining.of(assembly)
     run.note_start(assembly.data, assembly.commitment)
-    with run.paying(assembly.commitment) as ledger:
-        nodes, evaluate = connected(run, assembly, grid, public.used)
+    with run.hold_ledger(assembly.commitment) as ledger:
+        nodes, evaluate = connect_trainers(run, assembly, grid, public.num_records)
         draws = planned_draws(assembly.commitment, config.rounds, round_sampling(config))
         held = clients_of_nodes(run, grid, nodes, JoinRequest(ledger.run_id, assembly.job.to_json(), draws))
         strategy = make_strategy(assembly, run.folder, nodes, ledger, held)
         strategy.secure = secure_aggregation(config, run.folder, grid, ledger)
         strategy.grid = grid
         strategy.tell = lambda text: run.telemetry.status("running", text)
-        strategy.exchange = lambda messages: answers(grid, messages, config.engine.round_timeout)
+        strategy.exchange = lambda messages: exchange_messages(grid, messages, config.engine.round_timeout)
 
         def keep(served: Tensor) -> None:
             if run.kept is None:
                 listed = strategy.secure.federation.commitment if strategy.secure else None
-                statement = guarantee.client_level(config, ledger, listed, held)
+                statement = guarantee.client_level_statement(config, ledger, listed, held)
                 run.keep(Final(served, assembly.layout, assembly.spec), statement, assembly.data)
 
         loop = Loop(
@@ -91,8 +91,8 @@ def run_client_level(run: Run, grid: Grid) -> None:
             evaluated=lambda round: round % config.evaluation.every == 0 or round == config.rounds,
             clock=run.clock,
             presence=lambda: presence(run, strategy),
-            watched=run.watching(config.clients),
+            watched=run.canary_watcher(config.clients),
             complete=keep,
         )
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
-        run.finish(finished(run, assembly, loop, stopped), f"{config.rounds} rounds done")
+        run.finish(training_outcome(run, assembly, loop, stopped), f"{config.rounds} rounds done")

@@ -34,7 +34,7 @@ def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisso
     return Poisson(config.sampling_rate, config.clients)
 
 
-def correlated(config: RunConfig) -> tuple[Poisson, Correlation | None]:
+def choose_correlation(config: RunConfig) -> tuple[Poisson, Correlation | None]:
     """Choose how cohorts are drawn and how their noise is correlated over rounds.
 
     With 0 bands or buffers this is whatever leaves least noise. That may be independent noise, which is one band; a run
@@ -82,7 +82,7 @@ def not_private_reason(config: RunConfig) -> str | None:
 
 
 @contextmanager
-def priced(epsilon: float, what: str = "") -> Iterator[None]:
+def name_target(epsilon: float, what: str = "") -> Iterator[None]:
     """Turn a ValueError of calibration into a ConfigError that names the target, and ``what`` it is for."""
     try:
         yield
@@ -92,7 +92,7 @@ def priced(epsilon: float, what: str = "") -> Iterator[None]:
         raise ConfigError(f"privacy.epsilon = {epsilon:g}{what}: {error}") from error
 
 
-def commit(config: RunConfig, controller: Controller[Any], folder: Path | None = None) -> Calibrated:
+def commit_clients(config: RunConfig, controller: Controller[Any], folder: Path | None = None) -> Calibrated:
     """Calibrate and commit the noise of a run over clients, or take what ``folder`` holds of it.
 
     The controller's initial release is part of the target. Nothing is sampled, no budget is spent.
@@ -103,7 +103,7 @@ def commit(config: RunConfig, controller: Controller[Any], folder: Path | None =
     privacy = config.privacy
 
     def made() -> Calibrated:
-        sampling, correlation = correlated(config)
+        sampling, correlation = choose_correlation(config)
         return calibrate(
             controller,
             sampling,
@@ -116,7 +116,7 @@ def commit(config: RunConfig, controller: Controller[Any], folder: Path | None =
             not_private=not_private_reason(config),
         )
 
-    with priced(privacy.epsilon):
+    with name_target(privacy.epsilon):
         found = _once(config, config.clients, made, folder)
     sampling = round_sampling(config, found)
     # the plan's queries must leave the update some budget; the layout is not known yet and does not matter to that
@@ -158,7 +158,7 @@ def commit_records(
         records: number of the units' records under their cap.
     """
     drawn = f"{population} units" if silo.sampling_level == "user" else f"{records} records of {population} units"
-    with priced(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {drawn}"):
+    with name_target(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {drawn}"):
         return _once(config, population, lambda: calibration.commit(silo, population, records=records), folder)
 
 
@@ -166,7 +166,7 @@ def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], fo
     """The noise that ``folder`` holds for this run, else noise that is made now, which it then holds."""
     if folder is None:
         return made()
-    found = handed_on.read(folder, config, Calibrated.from_json)
+    found = handed_on.read_noise(folder, config, Calibrated.from_json)
     candidate = (folder / CANDIDATE_FILE).is_file()
     tuned = found is not None and found.commitment.tuning is not None
     if found is None or not _is_of(found, config, population) or tuned != candidate:
@@ -176,7 +176,7 @@ def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], fo
                 "of a private sweep is never calibrated anew: it would be that of a run by itself; continue the sweep"
             )
         found = made()
-        handed_on.write(folder, config, found.to_json())
+        handed_on.write_noise(folder, config, found.to_json())
     return found
 
 

@@ -31,15 +31,15 @@ from privacy.randomness.rng import simulation_generator
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate, refuse_diverged
-from server.network.grid import answers, names
+from server.network.grid import exchange_messages, node_names
 from server.run_folder.checkpoint import Times
 from server.run_folder.names import CLIENTS_FILE, SITES_FOLDER
 from server.run_folder.progress import Progress, SiteGuarantee, load_progress, save_progress
 from server.run_folder.resume import Resumed, note_resumed
-from server.run_folder.round_record import Presence, RoundRecord, validated
+from server.run_folder.round_record import Presence, RoundRecord, validation_fields
 from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome, measures
-from server.runs.lifecycle import Run, connected
+from server.runs.lifecycle import Run, connect_trainers
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
 from strategies.cross_silo import GlobalModel, Place, SiloAnswer, SpanUpdate, combine_of, next_model, updates_of
@@ -55,7 +55,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     config, telemetry, folder = run.config, run.telemetry, run.folder
     ready = assemble_cross_silo(config)
     public = PublicTraining.of(ready)
-    adapter, span = in_span(ready)
+    adapter, span = prepare_span(ready)
     run.note_start(ready.data)
     if run.resumes:
         progress = load_progress(folder, ready.layout)
@@ -68,7 +68,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         if span is not None:
             progress.texts, progress.optimizer = span.public.texts, ready.methods.optimizer.init(adapter)
         save_progress(folder, progress)
-    nodes, evaluate = connected(run, ready, grid, public.used)
+    nodes, evaluate = connect_trainers(run, ready, grid, public.num_records)
     if isinstance(nodes, int):  # a simulation's workers stand for several sites each
         workers = sorted(grid.get_node_ids())[:nodes]
         nodes = tuple(workers[silo % len(workers)] for silo in range(config.clients))
@@ -81,8 +81,8 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         telemetry.round(_record(ready, progress, metrics, seconds, present))
 
     def keep() -> None:
-        steered = ready.methods.steered
-        statement = guarantee.cross_silo(config, ready.silo.not_private, progress.silos, steered=steered)
+        steered = ready.methods.steered_by_validation
+        statement = guarantee.cross_silo_statement(config, ready.silo.not_private, progress.silos, steered=steered)
         residual, kind = progress.model.residual, config.strategy.aggregation
         final = final_adapter(ready, progress.model)
         note = "" if residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base."
@@ -106,13 +106,13 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         start = time.monotonic()
         telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
         there = None
-        if config.deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
+        if config.is_deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
             there = awaited(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
         asked, missing = _round(ready, folder, grid, nodes, progress, span)
         present = Presence(
             asked, None if there is None else len(there), asked - len(missing), _told(folder, config, nodes, missing)
         )
-        progress.seconds = run.clock.taken().run
+        progress.seconds = run.clock.times().run
         save_progress(folder, progress, telemetry.records())
         if progress.round == config.rounds or len(progress.refusals) == config.clients:
             keep()
@@ -134,7 +134,7 @@ class InSpan:
     public: PublicSpan
     update: SpanUpdate
 
-    def stepped(
+    def take_step(
         self, progress: Progress, gradients: Tensor, answers: Sequence[SiloAnswer], round: int, batch: int
     ) -> None:
         """Take the step of a round, and let the texts evolve.
@@ -157,7 +157,7 @@ class InSpan:
             progress.texts = self.public.evolve(progress.texts, scores, progress.model.adapter, round)
 
 
-def in_span(ready: CrossSiloAssembly) -> tuple[Tensor, InSpan | None]:
+def prepare_span(ready: CrossSiloAssembly) -> tuple[Tensor, InSpan | None]:
     """Set up the adapter to start from, and what ``[silo.span]`` adds to the run; None without it."""
     config = ready.config
     if not config.silo.span.method:
@@ -194,8 +194,8 @@ def _outcome(
             data.label_names,
         ),
         rounds_done=progress.round,
-        seconds=run.clock.taken().run,
-        stopped=progress.ended(config.clients),
+        seconds=run.clock.times().run,
+        stopped=progress.end_reason(config.clients),
         dimension=ready.layout.dim,
     )
 
@@ -205,7 +205,7 @@ def _told(folder: Path, config: RunConfig, nodes: tuple[int, ...], missing: Mapp
 
     What a site says may hold anything: one line of it is shown.
     """
-    called = names(folder / CLIENTS_FILE, nodes) if config.deployed else [""] * len(nodes)
+    called = node_names(folder / CLIENTS_FILE, nodes) if config.is_deployed else [""] * len(nodes)
     return "; ".join(
         f"site {silo}{called[silo] and f' ({called[silo]})'}: "
         + "".join(one if one.isprintable() else " " for one in reason[:200])
@@ -264,17 +264,17 @@ def _round(
         update = torch.from_numpy(reply.update) if reply.steps else None
         found.append(SiloAnswer(silo, update, reply.steps, reply.refused))
 
-    sound = sound_replies(sent, answers(grid, messages, config.engine.round_timeout), round, take, missing)
+    sound = sound_replies(sent, exchange_messages(grid, messages, config.engine.round_timeout), round, take, missing)
     if 2 * sound < len(sent):
         raise RoundFailed(
             f"round {round}: {sound} of {len(sent)} sites answered soundly, at least half must; the run's log names "
             "the others and the kind of failure, their own logs have the details; what a site charged stays spent"
         )
-    if not progress.steps and (ended := progress.ended(config.clients)):
+    if not progress.steps and (ended := progress.end_reason(config.clients)):
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     if span is not None and texts is not None:
         gradients = span.public.basis(adapter, texts, ready.part)
-        span.stepped(progress, gradients, found, round, config.silo.batch_size)
+        span.take_step(progress, gradients, found, round, config.silo.batch_size)
     else:
         combine = combine_of(ready.methods.aggregation)
         place = Place(ready.layout, ready.spec.scale, config.seed, round, config.strategy.served_average)
@@ -296,7 +296,7 @@ def _record(
         noise_multiplier=min((silo.noise_multiplier for silo in silos), default=0.0),
         expected_cohort=config.expected_cohort,
         seconds=seconds,
-        **validated(metrics),
+        **validation_fields(metrics),
         not_private=ready.silo.not_private,
         presence=present,
     )

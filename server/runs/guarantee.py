@@ -78,14 +78,16 @@ class Guarantee:
 def guarantee_of(config: PhasesConfig, planned: PlannedNoise) -> Guarantee:
     """Derive the guarantee of a run in phases from its phases and their planned noise."""
     delta = config.run.privacy.delta
-    if not config.ordinary:
+    if not config.non_private_phases:
         return Guarantee("record", delta, planned.epsilon, None, planned.epsilon, "", None)
-    readers = [phase.name for phase in config.ordinary if phase.text != "redacted"]
+    readers = [phase.name for phase in config.non_private_phases if phase.text != "redacted"]
     if readers:
         reason = f"phase {' and '.join(repr(name) for name in readers)} trains on private texts without noise"
         return Guarantee("none", delta, None, None, planned.epsilon, "", reason)
-    policy = ", ".join(dict.fromkeys(make_detector(config.detector_of(phase)).name for phase in config.ordinary))
-    names = " and ".join(repr(phase.name) for phase in config.ordinary)
+    policy = ", ".join(
+        dict.fromkeys(make_detector(config.detector_of(phase)).name for phase in config.non_private_phases)
+    )
+    names = " and ".join(repr(phase.name) for phase in config.non_private_phases)
     reason = f"phase {names} trains without noise on texts redacted by {policy}"
     selective = 0.0
     if planned.floor:
@@ -130,7 +132,7 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def client_level(
+def client_level_statement(
     config: RunConfig, ledger: Ledger, listed: Commitment | None = None, held: Sequence[int] = ()
 ) -> dict[str, Any]:
     """The content of privacy.json for a run over clients.
@@ -163,14 +165,14 @@ def moved_by_one(ledger: Ledger, held: Sequence[int]) -> float:
     return rounded_up(max(most, default=0.0), 2)
 
 
-def record_level(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:
+def record_level_statement(config: RunConfig, ledger: Ledger, *, steered: bool) -> dict[str, Any]:
     """The content of privacy.json for a run over the records of one site; ``steered``: see :func:`not_covered`."""
     said = not_covered(config, steered=steered)
     further = _rounding(config)
     return privacy_statement(ledger, trust_model=TRUST, not_covered=said, further=further)
 
 
-def phases(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) -> dict[str, Any]:
+def phases_statement(config: PhasesConfig, guarantee: Guarantee, ledger: Ledger | None) -> dict[str, Any]:
     """The content of privacy.json for a run in phases; ``ledger`` is None if no phase is private."""
     statement: dict[str, Any] = {**guarantee.to_json(), "private": guarantee.kind == "record"}
     statement["phases"] = [_described(config, phase) for phase in config.phases]
@@ -185,7 +187,7 @@ def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
     return {"kind": phase.kind, **vars(phase), "detector": detector}
 
 
-def cross_silo(
+def cross_silo_statement(
     config: RunConfig, not_private: str | None, silos: Mapping[int, SiteGuarantee], *, steered: bool
 ) -> dict[str, Any]:
     """The content of privacy.json for a cross-silo run: what each site says of its own commitment.

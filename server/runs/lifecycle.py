@@ -34,13 +34,13 @@ from server.run_folder.names import (
     write_config,
 )
 from server.run_folder.origin import check_origin, write_origin
-from server.run_folder.progress import owned
+from server.run_folder.progress import hold_folder
 from server.run_folder.provenance import write_environment
-from server.run_folder.resume import Resumed, check_same_run, claim, note_resumed, refuse_ended
+from server.run_folder.resume import Resumed, check_same_run, claim_ledger, note_resumed, refuse_ended
 from server.run_folder.seal import STARTED, write_seal
 from server.run_folder.telemetry import Telemetry
 from server.run_folder.verify import read_object, traces, verify_run
-from server.runs.artefacts import Final, Kept, Outcome, keep, measures, write_results
+from server.runs.artefacts import Final, Kept, Outcome, keep_adapter, measures, write_results
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
 from server.runs.loop import Loop
 from server.runs.public_data import public_start
@@ -101,7 +101,7 @@ class Run:
         write_environment(self.folder)
 
     @contextmanager
-    def paying(self, commitment: Commitment) -> Iterator[Ledger]:
+    def hold_ledger(self, commitment: Commitment) -> Iterator[Ledger]:
         """Hold the ledger of the run, which is made where the run is new."""
         with self.ledger or Ledger.create(self.folder / LEDGER_FILE, commitment) as ledger:
             yield ledger
@@ -128,7 +128,7 @@ class Run:
             loop.begin(first)
         return loop.run()
 
-    def watching(self, population: int) -> Callable[[int, Release], None]:
+    def canary_watcher(self, population: int) -> Callable[[int, Release], None]:
         """Make the function that notes how canaries show in every release; with none it does nothing."""
 
         def noted(round: int, release: Release) -> None:
@@ -153,7 +153,7 @@ class Run:
         if self.results is None:
             if planted:
                 durable.write(self.folder / CANARIES_FILE, planted + "\n")
-            keep(self.folder, self.config, self.kept)
+            keep_adapter(self.folder, self.config, self.kept)
 
     def finish(self, outcome: Outcome, done: str) -> None:
         """Measure what is kept, write what the run leaves behind, then say that it has ended.
@@ -170,7 +170,7 @@ class Run:
 
 
 @contextmanager
-def opened(
+def open_run(
     config: RunConfig, folder: Path, *, resume: bool, other_code: bool = False, ledger: bool = True
 ) -> Iterator[Run]:
     """Hold a run's folder and telemetry. A failure is noted in its status before it is raised again.
@@ -178,20 +178,20 @@ def opened(
     Args:
         folder: exists.
         other_code: although the code has changed.
-        ledger: whether the server keeps the ledger in the folder and finds it again by :func:`claim`.
+        ledger: whether the server keeps the ledger in the folder and finds it again by :func:`claim_ledger`.
 
     Raises:
         ConfigError: the folder already holds a run and this is another.
-        CannotResume, CorruptRun: it has ended, or see :func:`server.run_folder.resume.claim`.
+        CannotResume, CorruptRun: it has ended, or see :func:`server.run_folder.resume.claim_ledger`.
     """
     with ExitStack() as stack:
-        stack.enter_context(owned(folder))
+        stack.enter_context(hold_folder(folder))
         if resume:
             refuse_ended(folder)
             if not ledger:
                 verify_run(folder)
         # Whoever holds the ledger owns the folder, so it comes before anything is written there.
-        held = stack.enter_context(claim(folder)) if resume and ledger else None
+        held = stack.enter_context(claim_ledger(folder)) if resume and ledger else None
         if not resume and (found := traces(folder)):
             what = f"already holds a run ({found[0]}), which is never overwritten"
             raise ConfigError(f"run-folder = {str(folder)!r} {what}")
@@ -209,7 +209,7 @@ def opened(
             raise
 
 
-def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int | tuple[int, ...], Evaluate]:
+def connect_trainers(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int | tuple[int, ...], Evaluate]:
     """Wait for those who train, and make the evaluation on public data.
 
     Args:
@@ -220,7 +220,7 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
     """
     config, data = run.config, assembly.data
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
-    if config.deployed:
+    if config.is_deployed:
         run.status("waiting for nodes")
         nodes = roster(run.folder / ROSTER_FILE, grid, config.nodes, of_many=bool(config.data.nodes), tell=run.status)
         return nodes, on_server(assembly.job, data, splits)
@@ -231,7 +231,7 @@ def connected(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int 
     return workers, on_workers(grid, min(workers, 64), assembly.job.to_json(), splits, timeout, tokens)
 
 
-def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
+def training_outcome(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
     """The outcome of a private training, with what is to be measured of it on public data."""
     assert run.kept is not None, "the loop has told of its end"
     final, start, data = run.kept.adapter, public_start(run.folder), assembly.data
@@ -244,7 +244,7 @@ def finished(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | N
             data.label_names,
         ),
         rounds_done=max(loop.state.round, 0),
-        seconds=run.clock.taken().run,
+        seconds=run.clock.times().run,
         stopped=stopped,
         dimension=max(map(sum, assembly.setting.layouts)),
     )

@@ -16,7 +16,7 @@ from privacy.mechanism import Release
 from server.evaluation.metrics import refuse_diverged
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, check_room, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
-from server.run_folder.round_record import Presence, RoundRecord, released_values, validated
+from server.run_folder.round_record import Presence, RoundRecord, released_values, validation_fields
 from server.run_folder.telemetry import Telemetry
 from strategies.controllers.controller import PublicSignals
 from strategies.private_training import PrivateTraining, ServerState
@@ -171,7 +171,7 @@ class Loop:
 
     def _save(self, state: ServerState, seconds: float) -> None:
         """Checkpoint a state as the last release left it, before the controller hears of that."""
-        training, taken = self.training, replace(self.clock.taken(), round=seconds)
+        training, taken = self.training, replace(self.clock.times(), round=seconds)
         head, records = training.ledger.head, self.telemetry.records()
         save_checkpoint(self.folder, Checkpoint.after(state, training.release, head, taken, records))
 
@@ -218,7 +218,7 @@ class Loop:
             expected_cohort=release.expected_units,
             seconds=seconds,
             clip_bound=None if bound is None else float(bound),
-            **validated(metrics),
+            **validation_fields(metrics),
             update_norm=update_norm if state.round else None,
             noise_norm=noise_norm if state.round else None,
             signal_estimate=math.sqrt(max(update_norm**2 - noise_norm**2, 0.0)) if state.round else None,

@@ -51,7 +51,7 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     base = {key: value for key, value in table.items() if key != "phases"}
     given = {**flatten(base), **(overrides or {})}
     run = parse(unflatten({**_ONE_SILO, **given}))
-    if not run.alone:
+    if not run.is_single_site:
         raise ConfigError(
             f"privacy.unit = {run.privacy.unit!r}, clients = {run.clients}: a run in phases trains at one site, whose "
             "records are protected; set privacy.unit to 'record' or 'group' and clients = 1"

@@ -28,7 +28,7 @@ from privacy.events import Json
 from privacy.ledger.budget import FloorOdometer
 from privacy.ledger.statement import rounded_up
 from server.config.schema import RunConfig
-from server.runs.commitment import priced
+from server.runs.commitment import name_target
 from strategies.calibration import given
 from strategies.plugins import Option
 
@@ -121,13 +121,13 @@ class PhasesConfig:
         names = [phase.name for phase in self.phases]
         if len(set(names)) < len(names):
             raise ValueError(f"phases must have names of their own, got {', '.join(names)}")
-        detectors = {self.detector_of(phase) for phase in self.ordinary if phase.text == "redacted"}
+        detectors = {self.detector_of(phase) for phase in self.non_private_phases if phase.text == "redacted"}
         if len(detectors) > 1:
             raise ValueError(
                 f"detector must be the same in all phases without noise, got {' and '.join(sorted(detectors))}: what "
                 "one of them misses is trained on by its phase, so only what all of them find would be protected"
             )
-        free = [phase.name for phase in self.private if not phase.noise_multiplier]
+        free = [phase.name for phase in self.private_phases if not phase.noise_multiplier]
         if len(free) > 1:
             raise ValueError(
                 f"noise-multiplier must be given in all private phases but one, it is missing in {' and '.join(free)}; "
@@ -135,12 +135,12 @@ class PhasesConfig:
             )
 
     @property
-    def private(self) -> tuple[DpPhase, ...]:
+    def private_phases(self) -> tuple[DpPhase, ...]:
         """The phases with noise, in order."""
         return tuple(phase for phase in self.phases if isinstance(phase, DpPhase))
 
     @property
-    def ordinary(self) -> tuple[NonPrivatePhase, ...]:
+    def non_private_phases(self) -> tuple[NonPrivatePhase, ...]:
         """The phases without noise, in order."""
         return tuple(phase for phase in self.phases if isinstance(phase, NonPrivatePhase))
 
@@ -205,7 +205,7 @@ class PlannedNoise:
         steps = [len(multipliers) for multipliers in self.multipliers]
         units = {(step.sampling.unit, step.sampling.population) for step in self.floor}
         return (
-            steps == [phase.steps for phase in config.private]
+            steps == [phase.steps for phase in config.private_phases]
             and len(self.floors) == len(steps)
             and units <= {(config.run.unit, population)}
             and self.epsilon <= rounded_up(config.run.privacy.epsilon, 4)
@@ -236,23 +236,23 @@ def plan_noise(config: PhasesConfig, population: int) -> PlannedNoise:
         ValueError: delta is too large for so many units, no noise keeps the target, the given noise costs more, or
             there are fewer units than a batch.
     """
-    if not config.private:
+    if not config.private_phases:
         return PlannedNoise((), (), 0.0)
     epsilon, delta = config.run.privacy.epsilon, config.run.privacy.delta
     check_delta(delta, population)  # before the guarantee is printed, not when the ledger is made
-    silos = {phase.name: config.record_level(phase, None) for phase in config.private}
+    silos = {phase.name: config.record_level(phase, None) for phase in config.private_phases}
     noise = {}
-    for phase in config.private:
+    for phase in config.private_phases:
         if phase.noise_multiplier:
             silo = silos[phase.name]
             sampling = silo.sampling(population)
             noise[phase.name] = given(controller_of(silo), sampling, silo.steps, phase.noise_multiplier)
     for name in silos.keys() - noise.keys():  # one at most
         others = [step for floor, _ in noise.values() for step in floor]
-        with priced(epsilon, f" in phase {name!r}"):
+        with name_target(epsilon, f" in phase {name!r}"):
             commitment, multipliers = commit(silos[name], population, extra=others)
         noise[name] = commitment.floor[len(others) :], multipliers
-    floors, multipliers_of = zip(*(noise[phase.name] for phase in config.private), strict=True)
+    floors, multipliers_of = zip(*(noise[phase.name] for phase in config.private_phases), strict=True)
     planned = PlannedNoise(floors, multipliers_of, 0.0)
     cost = rounded_up(FloorOdometer(planned.floor, delta, "add_remove").total, 4)  # as the ledger will check it
     # rounding up must not make a refusal of what calibration has just found to fit

@@ -37,8 +37,8 @@ from server.run_folder.resume import Resumed, note_resumed, read_resumed
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
 from server.runs import guarantee
-from server.runs.artefacts import Final, Outcome, measures, stamp
-from server.runs.assembly import assembled, data_spec
+from server.runs.artefacts import Final, Outcome, measures, stamp_folders
+from server.runs.assembly import data_spec, make_assembly
 from server.runs.commitment import refuse_unplannable
 from server.runs.lifecycle import Run
 from server.runs.loop import Loop
@@ -51,7 +51,7 @@ from server.runs.phase_plan import (
     PlannedNoise,
     plan_noise,
 )
-from server.runs.public_data import trained_without_noise
+from server.runs.public_data import train_without_noise
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class PhasesRun:
         self.population = len(self._indexed(self.plain))
         self.planned = self._noise(folder)
         self.guarantee = guarantee.guarantee_of(config, self.planned)
-        self.assembly = assembled(run, methods(run), self.plain)
-        for phase, multipliers in zip(config.private, self.planned.multipliers, strict=True):
+        self.assembly = make_assembly(run, methods(run), self.plain)
+        for phase, multipliers in zip(config.private_phases, self.planned.multipliers, strict=True):
             silo = config.record_level(phase, None)
             info = info_of(silo, self.population, self.assembly.layout, multipliers, None)
             what = f"phase {phase.name!r}, controller = {phase.controller!r}"
@@ -97,11 +97,11 @@ class PhasesRun:
     def _noise(self, folder: Path | None) -> PlannedNoise:
         """Calibrate the noise, or take what was handed on in the run's folder."""
         config, tables = self.config, self.config.phase_tables()
-        found = None if folder is None else handed_on.read(folder, config.run, PlannedNoise.from_json, tables)
+        found = None if folder is None else handed_on.read_noise(folder, config.run, PlannedNoise.from_json, tables)
         if found is None or not found.is_of(config, self.population):
             found = plan_noise(config, self.population)
             if folder is not None:
-                handed_on.write(folder, config.run, found.to_json(), tables)
+                handed_on.write_noise(folder, config.run, found.to_json(), tables)
         return found
 
     @cached_property
@@ -119,7 +119,7 @@ class PhasesRun:
         """Run all phases, or those that an interrupted run in `folder` has left.
 
         The ledger of the private phases is made in `folder` and charged before any noise is drawn. The folder is the
-        caller's (:func:`server.run_folder.progress.owned`), who also checks that it is of these settings.
+        caller's (:func:`server.run_folder.progress.hold_folder`), who also checks that it is of these settings.
 
         Args:
             folder: exists.
@@ -179,7 +179,7 @@ class PhasesRun:
         metrics = self.evaluate(self.assembly.start, "validation")
         return RoundRecord.of_start(
             metrics,
-            rounds=sum(phase.steps for phase in self.config.private),
+            rounds=sum(phase.steps for phase in self.config.private_phases),
             epsilon=run.privacy.epsilon,
             seconds=time.monotonic() - began,
             not_private=self.guarantee.not_private,
@@ -196,7 +196,7 @@ class PhasesRun:
     ) -> PhaseResult:
         """Train the phase of this number (from 0) from `adapter` on; what `folder` holds of it is not done again."""
         phase, place = self.config.phases[number], PhaseFolder(folder, number + 1)
-        stamp(self.guarantee.to_json(), folder, place.path)
+        stamp_folders(self.guarantee.to_json(), folder, place.path)
         if (kept := place.result(phase.name, self.assembly.layout.size)) is not None:
             log.info("phase %s: done before", phase.name)
             return kept
@@ -209,7 +209,7 @@ class PhasesRun:
             assert ledger is not None
             adapter = self._private(number, adapter, ledger, place, telemetry, clock, where, complete)
         complete(adapter)
-        taken = clock.taken()
+        taken = clock.times()
         loss = self.evaluate(adapter, "validation").loss
         result = PhaseResult(phase.name, taken.run, taken.processor, loss, adapter)
         place.finish(result)
@@ -219,7 +219,7 @@ class PhasesRun:
     def _without_noise(self, phase: NonPrivatePhase, adapter: Tensor) -> Tensor:
         self.engine.train_factors("both")
         records = self.data[self.key(phase)].train
-        return trained_without_noise(self.engine, adapter, records, LocalTraining.of(phase), self.config.run.seed)
+        return train_without_noise(self.engine, adapter, records, LocalTraining.of(phase), self.config.run.seed)
 
     def _private(
         self,
@@ -232,7 +232,7 @@ class PhasesRun:
         where: str,
         complete: Callable[[Tensor], None],
     ) -> Tensor:
-        private = self.config.private
+        private = self.config.private_phases
         before = sum(isinstance(phase, DpPhase) for phase in self.config.phases[:number])
         phase, charged_before = private[before], self.planned.releases(before)
         # every phase draws its batches under a secret of its own
@@ -299,7 +299,7 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
 
     def keep(adapter: Tensor, ledger: Ledger | None) -> None:
         if run.kept is None:
-            statement = guarantee.phases(config, ready.guarantee, ledger)
+            statement = guarantee.phases_statement(config, ready.guarantee, ledger)
             run.keep(Final(adapter, ready.assembly.layout, ready.assembly.spec), statement, ready.plain)
 
     results = ready.train(run.folder, telemetry=run.telemetry, complete=keep)
@@ -314,7 +314,7 @@ def run_phases(run: Run, config: PhasesConfig) -> None:
             lambda: adapter_answers(config.run, ready.test, *final, run.telemetry),
             labels,
         ),
-        rounds_done=sum(phase.steps for phase in config.private),
+        rounds_done=sum(phase.steps for phase in config.private_phases),
         seconds=sum(result.seconds for result in results),
         stopped=None,
         dimension=ready.assembly.layout.dim,

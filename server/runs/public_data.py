@@ -74,7 +74,7 @@ class PublicTraining:
         return PublicTraining(config, public.select(np.arange(used)), engine, assembly.config.seed, folder, name)
 
     @property
-    def used(self) -> int:
+    def num_records(self) -> int:
         """The number of the first public records that are trained on, so that they do not validate."""
         return len(self.records)
 
@@ -92,7 +92,7 @@ class PublicTraining:
         digest = hashlib.sha256(start.contiguous().numpy().tobytes())
         digest.update(self.name.encode())
         file = self.folder / f"{digest.hexdigest()[:24]}.safetensors"
-        return kept(file, lambda: trained_without_noise(engine, start, self.records, local, seed))
+        return load_or_make(file, lambda: train_without_noise(engine, start, self.records, local, seed))
 
 
 def public_start(folder: Path) -> Tensor | None:
@@ -124,7 +124,7 @@ def _decisive(assembly: Assembly, used: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor, " size"]:
+def load_or_make(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor, " size"]:
     """Load the adapter in `file`; one that is not there, or damaged, is made and written first."""
     if file.is_file():
         try:
@@ -138,7 +138,7 @@ def kept(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Float[Tensor
     return made
 
 
-def trained_without_noise(
+def train_without_noise(
     engine: Any, start: Float[Tensor, " size"], records: Records, local: LocalTraining, seed: int
 ) -> Float[Tensor, " size"]:
     """Train an adapter on all of these records at once, as one client does, without noise.
@@ -194,5 +194,5 @@ def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"]
             batch_size=8,
             epochs=span.warm_start_epochs,
         )
-        start = trained_without_noise(engine, start, texts, local, config.seed)
+        start = train_without_noise(engine, start, texts, local, config.seed)
     return start, inside

@@ -10,7 +10,7 @@ from server.run_folder.canaries import canaries_of
 from server.runs import guarantee
 from server.runs.artefacts import Final
 from server.runs.assembly import make_sampler
-from server.runs.lifecycle import Run, finished
+from server.runs.lifecycle import Run, training_outcome
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import assemble_record_level
@@ -29,7 +29,10 @@ def run_record_level(run: Run) -> None:
     engine = record_level_engine(assembly.job, config.silo.gradients)
     adapter, span = public_span(assembly, engine)
     run.note_start(data, assembly.commitment)
-    splits = {"validation": data.validation.select(np.arange(public.used, len(data.validation))), "test": data.test}
+    splits = {
+        "validation": data.validation.select(np.arange(public.num_records, len(data.validation))),
+        "test": data.test,
+    }
 
     def evaluate(adapter: Tensor, split: str) -> Metrics:
         return engine.evaluate(adapter, splits[split])
@@ -37,7 +40,7 @@ def run_record_level(run: Run) -> None:
     def evaluated(step: int) -> bool:
         return step > 0 and (step % config.evaluation.every == 0 or step == config.rounds)
 
-    with run.paying(assembly.commitment) as ledger:
+    with run.hold_ledger(assembly.commitment) as ledger:
         training = private_training(
             assembly.silo,
             engine,
@@ -50,7 +53,9 @@ def run_record_level(run: Run) -> None:
 
         def keep(served: Tensor) -> None:
             if run.kept is None:
-                statement = guarantee.record_level(config, ledger, steered=assembly.methods.steered)
+                statement = guarantee.record_level_statement(
+                    config, ledger, steered=assembly.methods.steered_by_validation
+                )
                 run.keep(Final(served, assembly.layout, assembly.spec), statement, data)
 
         loop = Loop(
@@ -65,8 +70,8 @@ def run_record_level(run: Run) -> None:
             recorded=lambda step: evaluated(step) or step == 0,
             kept=lambda step: evaluated(step) or step % config.silo.checkpoint_every == 0,
             noun="step",
-            watched=run.watching(len(assembly.index)),
+            watched=run.canary_watcher(len(assembly.index)),
             complete=keep,
         )
         stopped = run.train(loop, lambda: public.warm_start(adapter), assembly.start)
-        run.finish(finished(run, assembly, loop, stopped), f"{config.rounds} steps done")
+        run.finish(training_outcome(run, assembly, loop, stopped), f"{config.rounds} steps done")

@@ -11,7 +11,7 @@ from client.record_level.units import UnitIndex
 from server.config.load import ConfigError
 from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
-from server.runs.assembly import Assembly, CommittedAssembly, assembled, data_spec
+from server.runs.assembly import Assembly, CommittedAssembly, data_spec, make_assembly
 from server.runs.commitment import commit_records, not_private_reason, refuse_unplannable
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
@@ -64,7 +64,7 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
     """
-    if not config.alone:
+    if not config.is_single_site:
         raise ConfigError(
             f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: one site protects its records "
             "or groups of them; set privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
@@ -85,7 +85,7 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
             "the places of units; lower audit.canaries"
         )
     noise = commit_records(config, silo, len(index), folder, records=index.kept)
-    run = assembled(config, parts, data)
+    run = make_assembly(config, parts, data)
     order = noise.commitment.order
     info = info_of(silo, len(index), run.layout, noise.multipliers, order, records=index.kept)
     what = f"strategy.controller = {config.strategy.controller!r}"
@@ -128,7 +128,7 @@ def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
     )
     if config.silo.span.method:  # the server takes the steps
         silo = silo.but(optimizer="fedavg", optimizer_options={})
-    return CrossSiloAssembly(**vars(assembled(config, parts, prepare(data_spec(config)))), silo=silo, part=part)
+    return CrossSiloAssembly(**vars(make_assembly(config, parts, prepare(data_spec(config)))), silo=silo, part=part)
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:

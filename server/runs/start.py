@@ -9,7 +9,7 @@ from server.config.schema import RunConfig
 from server.run_folder.names import PHASES_FILE
 from server.run_folder.resume import check_sites
 from server.run_folder.verify import verify_run
-from server.runs.lifecycle import opened
+from server.runs.lifecycle import open_run
 
 
 def run_in_folder(
@@ -34,24 +34,24 @@ def run_in_folder(
         from server.runs.phase_config import load_phases
         from server.runs.phases import run_phases
 
-        with opened(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
+        with open_run(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
             run_phases(run, load_phases(folder / PHASES_FILE))
-    elif config.alone:
+    elif config.is_single_site:
         from server.runs.record_level import run_record_level
 
-        with opened(config, folder, resume=resume, other_code=other_code) as run:
+        with open_run(config, folder, resume=resume, other_code=other_code) as run:
             run_record_level(run)
     elif grid is None:
         raise ConfigError(f"clients = {config.clients}: a run over several clients needs a grid to reach them")
     elif config.cross_silo:
         from server.runs.cross_silo import run_cross_silo
 
-        with opened(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
+        with open_run(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
             if resume:
                 check_sites(verify_run(folder))
             run_cross_silo(run, grid)
     else:
         from server.runs.client_level import run_client_level
 
-        with opened(config, folder, resume=resume, other_code=other_code) as run:
+        with open_run(config, folder, resume=resume, other_code=other_code) as run:
             run_client_level(run, grid)

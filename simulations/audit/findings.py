@@ -56,7 +56,7 @@ def audited(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
     if shadows:
         refuse_shadows(run, shadows)
     data, canaries = _records(run), run.config.audit.canaries
-    population = len(_index(run, data)) if run.config.alone else run.config.clients
+    population = len(_index(run, data)) if run.config.is_single_site else run.config.clients
     levels = audited_units(run.config, data, most, canaries)
     found: dict[str, Any] = {
         "not_covered_by_the_guarantee": WARNING,
@@ -96,7 +96,7 @@ def _index(run: FinishedRun, data: PreparedData) -> UnitIndex:
 
 
 def _records(run: FinishedRun) -> PreparedData:
-    if run.config.deployed:
+    if run.config.is_deployed:
         raise ValueError(
             "data.held-by = 'nodes': the training records are not on this host; an audit needs the records of members"
         )

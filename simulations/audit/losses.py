@@ -14,7 +14,7 @@ from client.data.records import Records
 from client.engine.engine import Engine
 from server.config.methods import methods
 from server.evaluation.finished import FinishedRun
-from server.runs.assembly import assembled
+from server.runs.assembly import make_assembly
 from server.runs.public_data import PublicTraining, public_start
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ def _made_start(run: FinishedRun, data: PreparedData) -> tuple[Engine, torch.Ten
     config = run.config.but(local=run.config.local.but(balance="none"))
     if run.label_names and not config.public.warm_start_epochs:
         config = config.but(public=config.public.but(warm_start_epochs=EPOCHS))
-    assembly = assembled(config, methods(config), data)
+    assembly = make_assembly(config, methods(config), data)
     public = PublicTraining.of(assembly)
     if public.engine is None:
         from client.worker import make_engine

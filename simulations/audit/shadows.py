@@ -54,7 +54,7 @@ def refuse_shadows(run: FinishedRun, count: int) -> None:
         raise ValueError(
             f"--shadows = {count} must be an even number of at least {LEAST}: every unit is in half of them"
         )
-    if config.deployed:
+    if config.is_deployed:
         wrong = "the nodes hold the records (data.held-by = 'nodes')"
     elif (run.folder / PHASES_FILE).is_file():
         wrong = "it is a run in phases"

@@ -14,7 +14,7 @@ from rich.console import Console
 from privacy import durable
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
-from server.run_folder.names import LAUNCH_LOCK, new_run_folder, typed
+from server.run_folder.names import LAUNCH_LOCK, new_run_folder, shell_quoted
 from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
@@ -142,7 +142,9 @@ def run(
         with refusals(ValueError):
             asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
             with waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
-                from server.run_folder.progress import owned  # a misspelt setting is refused before torch is loaded
+                from server.run_folder.progress import (
+                    hold_folder,  # a misspelt setting is refused before torch is loaded
+                )
                 from simulations.preflight import check_run
 
                 checked = check_run(asked)
@@ -151,7 +153,7 @@ def run(
                 say_plan(checked, as_json=as_json, time="" if settings else preset_time(preset))
                 return
             folder = new_run_folder(asked.run)
-            stack.enter_context(owned(folder, LAUNCH_LOCK))
+            stack.enter_context(hold_folder(folder, LAUNCH_LOCK))
             asked.write(folder)
             checked.hand_on(folder)
         if not quiet and not as_json:
@@ -202,13 +204,13 @@ def resume(
     sys.path.append(str(here))
     with ExitStack() as stack:
         with refusals(CannotResume, ValueError):
-            from server.run_folder.progress import owned
+            from server.run_folder.progress import hold_folder
             from server.run_folder.resume import check_resumable
 
             check_tracker(track)
             folder = run_folder.resolve()
             # The run's own process holds the folder a minute later; until then a second resume would pass every check.
-            stack.enter_context(owned(folder, LAUNCH_LOCK))
+            stack.enter_context(hold_folder(folder, LAUNCH_LOCK))
             asked = ask_again(folder, _engine_settings(engine, workers, ray_address))
             if _on_flower(asked.run) and asked.run.engine.ray_address:
                 from simulations.engines.cluster import check_cluster
@@ -285,7 +287,9 @@ def _run(
         _write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
     if full := _write_report(folder):
-        say(f"The run is done, but {full}; write its report with: lacquer report {typed(folder)}", style="yellow")
+        say(
+            f"The run is done, but {full}; write its report with: lacquer report {shell_quoted(folder)}", style="yellow"
+        )
     from simulations.report import summary
 
     with refusals():
@@ -305,7 +309,7 @@ def _write_report(folder: Path) -> str:
 
 
 def _on_flower(config: RunConfig) -> bool:
-    return config.engine.kind == "flower" and not config.alone
+    return config.engine.kind == "flower" and not config.is_single_site
 
 
 def report(
@@ -336,7 +340,7 @@ def _how_to_go_on(folder: Path) -> str:
     """Before anything was committed to, nothing was spent, and starting anew loses nothing."""
     from server.run_folder.verify import traces
 
-    return f"\nResume with: lacquer resume {typed(folder)}" if traces(folder) else ""
+    return f"\nResume with: lacquer resume {shell_quoted(folder)}" if traces(folder) else ""
 
 
 for name, command, panel in (

@@ -162,7 +162,7 @@ def _time_rows(snapshot: Snapshot) -> list[_Row]:
             )
         )
     if latest and latest.presence is not None:
-        rows.append(("clients", Text(latest.presence.text, "" if latest.presence.whole else "yellow"), ""))
+        rows.append(("clients", Text(latest.presence.text, "" if latest.presence.is_complete else "yellow"), ""))
     return rows
 
 

@@ -87,7 +87,7 @@ def plan_command(
         from simulations.presets.asked import ask
 
         asked = ask(preset, settings or [], {}, here, data or here)
-        if asked.phases is not None or asked.run.cross_silo or asked.run.deployed:
+        if asked.phases is not None or asked.run.cross_silo or asked.run.is_deployed:
             raise ValueError(
                 f"{preset}: clients of a simulation, or the records of one site, are planned; for several sites plan "
                 "each by itself (clients = 1), for phases each private phase"
@@ -139,10 +139,10 @@ def _situation(
     from simulations.planning.choices import Situation, changed_settings
     from simulations.planning.signal import default_agreement, given_agreement, measured_agreement
 
-    if clients is not None and not config.alone:
+    if clients is not None and not config.is_single_site:
         config = changed_settings(config, {"clients": clients})
-    population = clients or (0 if config.alone else config.clients)
-    known = records is not None or config.alone or agreement is not None or like is not None
+    population = clients or (0 if config.is_single_site else config.clients)
+    known = records is not None or config.is_single_site or agreement is not None or like is not None
     if not population or not known or (labels is None and config.model.task == "classification"):
         from client.data.prepare import prepare
         from client.record_level.units import UnitIndex
@@ -151,9 +151,9 @@ def _situation(
         found = prepare(data_spec(config))
         labels = labels or found.num_labels
         records = records or max(1, round(len(found.train) / config.clients))
-        if config.alone and not population:
+        if config.is_single_site and not population:
             population = len(UnitIndex.of(found.train, grouped=config.privacy.unit == "group"))
-    if config.alone:
+    if config.is_single_site:
         size = 1.0 if config.privacy.unit == "record" else float(max(1, config.silo.records_per_unit))
     else:
         most = config.local.max_steps * config.local.batch_size or math.inf
@@ -165,7 +165,7 @@ def _situation(
         chosen = given_agreement(agreement)
     else:
         chosen = default_agreement(config.model.task, size)
-    now = config.silo.batch_size * config.rounds if config.alone else config.expected_cohort * config.rounds
+    now = config.silo.batch_size * config.rounds if config.is_single_site else config.expected_cohort * config.rounds
     return Situation(config, population, labels or 2, chosen, cost or round(4 * now))
 
 
@@ -264,7 +264,7 @@ def _row(one: "Choice") -> dict[str, Any]:
 
 def _page(situation: "Situation", advice: "Advice") -> RenderableType:
     config, best = situation.config, advice.best
-    site = config.alone
+    site = config.is_single_site
     units = config.units_text if site else "clients"
     headline = (
         f"Epsilon {number_text(config.privacy.epsilon)} at delta {delta_text(config.privacy.delta)}: "

@@ -173,7 +173,7 @@ def run_inprocess(
         keys: further keys for the ServerApp: ``resume`` resumes the run in ``run_folder``.
     """
     keys, run_folder = dict(keys or {}), run_folder.resolve()
-    if config.alone:
+    if config.is_single_site:
         from server.runs.start import run_in_folder
 
         run_in_folder(config, run_folder, resume=bool(keys.get("resume")), other_code=bool(keys.get("other-code")))

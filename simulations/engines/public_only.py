@@ -20,8 +20,8 @@ from server.config.schema import RunConfig
 from server.run_folder.names import RESULTS_FILE
 from server.run_folder.provenance import write_environment
 from server.run_folder.telemetry import Telemetry
-from server.runs.artefacts import majority_accuracy, measured, of_classes
-from server.runs.assembly import assembled, data_spec
+from server.runs.artefacts import class_results, majority_accuracy, split_results
+from server.runs.assembly import data_spec, make_assembly
 from server.runs.public_data import PublicTraining
 
 
@@ -43,17 +43,17 @@ def run_public_only(config: RunConfig, folder: Path) -> None:
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("preparing", "public records only")
         write_environment(folder)
-        assembly = assembled(config, methods(config), prepare(data_spec(config)))
+        assembly = make_assembly(config, methods(config), prepare(data_spec(config)))
         public = PublicTraining.of(assembly)
         assert public.engine is not None
         adapter = public.warm_start(assembly.start)
         data = assembly.data
-        held_back = data.validation.select(np.arange(public.used, len(data.validation)))
+        held_back = data.validation.select(np.arange(public.num_records, len(data.validation)))
         validation, test = (public.engine.evaluate(adapter, records) for records in (held_back, data.test))
         results = {
-            **measured("validation", validation),
-            **measured("test", test),
-            **of_classes(test, data.label_names),
+            **split_results("validation", validation),
+            **split_results("test", test),
+            **class_results(test, data.label_names),
             "majority_accuracy": majority_accuracy(data),
             "seconds": time.monotonic() - started,
             "rounds_done": 0,

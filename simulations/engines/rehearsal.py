@@ -45,7 +45,7 @@ from server.runs.commitment import commit_records
 from server.runs.cross_silo import final_adapter
 from server.runs.phase_plan import NonPrivatePhase
 from server.runs.phases import PhasesRun
-from server.runs.public_data import trained_without_noise
+from server.runs.public_data import train_without_noise
 from server.runs.record_level_assembly import CrossSiloAssembly, RecordLevelAssembly
 from strategies.conformance import ConformanceError, check_aggregation, check_controller, check_optimizer
 from strategies.controllers.controller import PublicSignals
@@ -90,11 +90,11 @@ def rehearse_phases(run: PhasesRun) -> None:
             with stage(f"training phase {phase.name!r}"):
                 engine.train_factors("both")
                 local = LocalTraining.of(phase)
-                adapter = trained_without_noise(engine, adapter, records, local, config.run.seed)
+                adapter = train_without_noise(engine, adapter, records, local, config.run.seed)
         if (ledger := run.ledger(Path(folder))) is not None:
             with ledger:
-                silo = config.record_level(config.private[0], run.guarantee.not_private)
-                index, multipliers = run.index[run.key(config.private[0])], run.planned.multipliers[0]
+                silo = config.record_level(config.private_phases[0], run.guarantee.not_private)
+                index, multipliers = run.index[run.key(config.private_phases[0])], run.planned.multipliers[0]
                 training = private_training(silo, engine, index, ledger, multipliers, CohortSampler.create())
                 adapter = _site_stepped(training, engine, adapter, records)
         _ended(ready, Final(adapter, ready.layout, ready.spec), engine, Path(folder))

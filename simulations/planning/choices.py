@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from client.models.base import load_skeleton
-from server.config.load import ConfigError, merged, parse
+from server.config.load import ConfigError, parse, with_overrides
 from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.runs.assembly import trained_values
-from server.runs.commitment import commit, commit_records
+from server.runs.commitment import commit_clients, commit_records
 from server.runs.record_level_assembly import record_level_settings
 from simulations.planning.signal import ALONE, BESIDE_A_HEAD, Agreement, least_signal, signal_to_noise
 from simulations.report.notation import number_text
@@ -136,8 +136,8 @@ def choice(situation: Situation, pace: Pace, trained: Trained) -> Choice:
 def paces(situation: Situation) -> list[Pace]:
     """Rates and rounds within the limit, calibrated; ConfigError if there are none."""
     config, population = situation.config, situation.population
-    cohort = float(config.silo.batch_size) if config.alone else config.expected_cohort
-    cohorts = {min(population, round(cohort * more) if config.alone else cohort * more) for more in RATES}
+    cohort = float(config.silo.batch_size) if config.is_single_site else config.expected_cohort
+    cohorts = {min(population, round(cohort * more) if config.is_single_site else cohort * more) for more in RATES}
     if config.privacy.trust == "secagg":  # everybody takes part in every round
         cohorts = {cohort}
     wanted = [(m, more * config.rounds) for m in sorted(cohorts) if m >= 1 for more in ROUNDS]
@@ -159,14 +159,14 @@ def paces(situation: Situation) -> list[Pace]:
 def _calibrated(situation: Situation, cohort: float, rounds: int) -> Pace:
     config, population = situation.config, situation.population
     rate = cohort / population
-    if config.alone:
+    if config.is_single_site:
         settings: Settings = {"silo.batch-size": int(cohort), "rounds": rounds}
         changed = changed_settings(config, settings)
         noise = commit_records(changed, record_level_settings(changed, rounds), population)
     else:
         settings = {"sampling-rate": rate, "rounds": rounds}
         changed = changed_settings(config, settings)
-        noise = commit(changed, methods(changed).controller)
+        noise = commit_clients(changed, methods(changed).controller)
     return Pace(rate, rounds, cohort, noise.multipliers, settings)
 
 
@@ -207,7 +207,7 @@ def _values(config: RunConfig, model: nn.Module, settings: Settings) -> int:
 
 def changed_settings(config: RunConfig, settings: Settings) -> RunConfig:
     """The configuration with single keys changed; ConfigError as of :func:`server.config.load.parse`."""
-    return parse(merged(config.to_table(), settings))
+    return parse(with_overrides(config.to_table(), settings))
 
 
 def _strength(pace: Pace) -> float:
@@ -241,7 +241,7 @@ def _hopeless(situation: Situation, best: Choice) -> str:
     epsilon = _enough_epsilon(situation, best)
     if epsilon is not None:
         remedies.append(f"epsilon {epsilon:g}")
-    if not config.alone:
+    if not config.is_single_site:
         remedies.append("many more records a client, whose updates then agree better")
     return (
         f"privacy.epsilon = {config.privacy.epsilon:g} with {situation.population:,} {units} is hopeless: in "

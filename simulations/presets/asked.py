@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from client.settings import cache_folder
 from privacy import durable
-from server.config.load import ConfigError, load, merged, parse, read
+from server.config.load import ConfigError, load, parse, read, with_overrides
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import CONFIG_FILE, PHASES_FILE
@@ -34,7 +34,7 @@ class Asked:
         """For a display, with the rounds that are planned."""
         if self.phases is None:
             return self.run
-        steps = sum(phase.steps for phase in self.phases.private)
+        steps = sum(phase.steps for phase in self.phases.private_phases)
         return self.run.model_copy(update={"rounds": max(steps, 1)})
 
     @property
@@ -73,7 +73,7 @@ def ask(
     chosen = {**dict(parse_setting(setting) for setting in settings), **overrides}
     engine = overrides if chosen_engine else {}
     if "phases" not in table:
-        return _checked(Asked(absolute_paths(parse(merged(table, chosen)), data, here)), engine)
+        return _checked(Asked(absolute_paths(parse(with_overrides(table, chosen)), data, here)), engine)
     from server.runs.phase_config import parse_phases  # with torch, which `lacquer --help` does not need
 
     config = parse_phases(table, chosen)
@@ -100,7 +100,7 @@ def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:
 
 
 def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
-    if overrides and asked.run.alone:
+    if overrides and asked.run.is_single_site:
         raise ConfigError(
             f"{', '.join(overrides)}: a run over the records of one site trains in a process of its own; leave out "
             "--engine and --workers"

@@ -95,7 +95,9 @@ def _protected(run: Run) -> str:
 
 
 def _absent(rounds: Sequence[RoundRecord]) -> Iterator[str]:
-    short = [(record.round, record.presence) for record in rounds if record.presence and not record.presence.whole]
+    short = [
+        (record.round, record.presence) for record in rounds if record.presence and not record.presence.is_complete
+    ]
     if short:
         number, presence = short[-1]
         yield (

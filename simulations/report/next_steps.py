@@ -65,7 +65,7 @@ def _faint(run: Run) -> Iterator[str]:
     signal, noise = (sqrt(sum(column)) for column in zip(*squares, strict=True))
     if signal < noise:
         more = "More clients in a round (clients, sampling-rate)"
-        if run.config and run.config.alone:
+        if run.config and run.config.is_single_site:
             more = "A larger silo.batch-size"
         yield (
             f"The signal in the released updates has {number_text(signal / noise)} times the norm of their noise. "
@@ -102,25 +102,25 @@ def commands(run: Run) -> list[Command]:
 
 def _commands(run: Run, folder: Path) -> Iterator[Command]:
     if run.state == "failed" and (run.path / names.LEDGER_FILE).is_file():
-        yield Command("Go on with it", f"lacquer resume {names.typed(folder)}")
+        yield Command("Go on with it", f"lacquer resume {names.shell_quoted(folder)}")
     if (run.path / names.ADAPTER_FOLDER / "adapter_config.json").is_file():
         if (run.results or {}).get("label_names"):
-            yield Command("Classify a text", f'lacquer predict {names.typed(folder)} "a text"')
+            yield Command("Classify a text", f'lacquer predict {names.shell_quoted(folder)} "a text"')
         else:
-            yield Command("Ask the model", f'lacquer generate {names.typed(folder)} --prompt "a text"')
+            yield Command("Ask the model", f'lacquer generate {names.shell_quoted(folder)} --prompt "a text"')
         yield Command(
-            "Measure it on other public records", f"lacquer evaluate {names.typed(folder)} --data records.jsonl"
+            "Measure it on other public records", f"lacquer evaluate {names.shell_quoted(folder)} --data records.jsonl"
         )
-        yield Command("Hand it on", f"lacquer export {names.typed(folder)} exported")
-        if run.config and not run.config.deployed and not run.phases:
-            yield Command("Attack it, for a lower bound on ε", f"lacquer audit {names.typed(folder)}")
-    if run.config and not run.config.deployed and not run.phases:
+        yield Command("Hand it on", f"lacquer export {names.shell_quoted(folder)} exported")
+        if run.config and not run.config.is_deployed and not run.phases:
+            yield Command("Attack it, for a lower bound on ε", f"lacquer audit {names.shell_quoted(folder)}")
+    if run.config and not run.config.is_deployed and not run.phases:
         file = folder / names.CONFIG_FILE
         yield Command(
-            "Repeat it with another seed", f"lacquer run {names.typed(file)} --set seed={run.config.seed + 1}"
+            "Repeat it with another seed", f"lacquer run {names.shell_quoted(file)} --set seed={run.config.seed + 1}"
         )
-    yield Command("Set it beside the other runs", f"lacquer compare {names.typed(folder.parent)}")
-    yield Command("Add up ε over runs on the same data", f"lacquer budget {names.typed(folder.parent)}")
+    yield Command("Set it beside the other runs", f"lacquer compare {names.shell_quoted(folder.parent)}")
+    yield Command("Add up ε over runs on the same data", f"lacquer budget {names.shell_quoted(folder.parent)}")
 
 
 def software_entry(version: str) -> str:

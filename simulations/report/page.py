@@ -58,7 +58,7 @@ def export_command(run: Run, code: str | None) -> str:
     if code is None or "from client." not in code:
         return ""
     merged = "" if (run.results or {}).get("label_names") else " --merged"
-    return f"lacquer export {names.typed(run.short_path)} my-model{merged}"
+    return f"lacquer export {names.shell_quoted(run.short_path)} my-model{merged}"
 
 
 def loading_code(run: Run) -> str | None:
@@ -231,7 +231,7 @@ def _what(run: Run) -> str:
     data, model = run.config.data, PurePath(run.config.model.name)
     kind, colon, path = data.source.partition(":")
     source = PurePath(path).name if colon and ("/" in path or kind in PATH_KINDS) else data.source
-    records = "records of the nodes" if run.config.deployed else source
+    records = "records of the nodes" if run.config.is_deployed else source
     return f"{_TASKS[run.config.model.task]} on {records} with {model.name if model.is_absolute() else model}"
 
 

@@ -19,7 +19,7 @@ from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Status
 from server.run_folder.verify import VerifiedRun, read_object, refusal_of_no_run, verify_run
 from server.runs.commitment import not_private_reason
-from server.runs.guarantee import TRUST, cross_silo, not_covered
+from server.runs.guarantee import TRUST, cross_silo_statement, not_covered
 
 Json = dict[str, Any]
 
@@ -166,7 +166,7 @@ def read_run(path: Path) -> Run:
 
 def _guarantee(run: VerifiedRun) -> Json | None:
     if run.written is None and run.sites and run.config is not None:  # what they have said before the end
-        return cross_silo(run.config, not_private_reason(run.config), run.sites, steered=False)
+        return cross_silo_statement(run.config, not_private_reason(run.config), run.sites, steered=False)
     return run.statement(**_words(run))
 
 
@@ -200,6 +200,6 @@ def _guarantee_of_phases(phases: Sequence[Phase], run: VerifiedRun) -> Json | No
 
 def _words(run: VerifiedRun) -> Json:
     """What a site says of itself, also where it did not come to its end."""
-    if run.written is not None or run.config is None or not run.config.alone:
+    if run.written is not None or run.config is None or not run.config.is_single_site:
         return {}
     return {"trust_model": TRUST, "not_covered": not_covered(run.config, steered=False)}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from server.evaluation.answers import SCORES
-from server.run_folder.names import ADAPTER_FOLDER, REPORT_FILE, typed
+from server.run_folder.names import ADAPTER_FOLDER, REPORT_FILE, shell_quoted
 from simulations.report.judgement import judgements
 from simulations.report.notation import number_text, percent_text
 from simulations.report.outcome import (
@@ -123,9 +123,9 @@ def _next_steps(run: Run) -> Iterator[str]:
     if not (run.path / ADAPTER_FOLDER / "adapter_config.json").is_file():
         return
     if (run.results or {}).get("label_names"):
-        yield f'lacquer predict {typed(run.shown_path)} "a text"'
+        yield f'lacquer predict {shell_quoted(run.shown_path)} "a text"'
     else:
-        yield f'lacquer generate {typed(run.shown_path)} --prompt "a text"'
+        yield f'lacquer generate {shell_quoted(run.shown_path)} --prompt "a text"'
 
 
 def plain_results(run_folder: Path) -> dict[str, Any]:

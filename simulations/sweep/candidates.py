@@ -224,7 +224,7 @@ class PrivateSweep:
         commitment = replace(noise.commitment, tuning=self._tuning(noise.commitment))
         write_cell(cell, folder)
         durable.write(folder / CANDIDATE_FILE, json.dumps({"cell": cell.key}) + "\n")
-        handed_on.write(folder, cell.config, noise._replace(commitment=commitment).to_json())
+        handed_on.write_noise(folder, cell.config, noise._replace(commitment=commitment).to_json())
 
     def _best(self) -> int | None:
         """The candidate with the best score; of equal ones the first, which of them it is being chance."""

@@ -137,7 +137,7 @@ def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
         except ConfigError as error:
             problems += [line for line in f"{grid.name}/{variant}: {error}".splitlines() if line not in problems]
             continue
-        if kind == "run" and config.alone:
+        if kind == "run" and config.is_single_site:
             kind = "silo"
         yield Cell(key, grid.name, variant, axes, cast(Kind, kind), config, digest(config, cast(Kind, kind)))
     if problems:

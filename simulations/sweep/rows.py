@@ -58,7 +58,7 @@ def row(cell: Cell, folder: Path) -> Row:
         "delta": config.privacy.delta,
         "not_private": run.not_private,
         "clients": config.clients,
-        "expected_cohort": config.silo.batch_size if config.alone else config.expected_cohort,
+        "expected_cohort": config.silo.batch_size if config.is_single_site else config.expected_cohort,
         "unit": config.unit,
         "rounds": config.rounds,
         "controller": config.strategy.controller,
@@ -72,7 +72,7 @@ def row(cell: Cell, folder: Path) -> Row:
         "highest_round_loss": max(losses, default=None),
         "last_round_loss": losses[-1] if losses else None,
         "curve": [(r.round, r.validation_loss) for r in run.rounds if r.validation_loss is not None]
-        if config.alone
+        if config.is_single_site
         else [],
         "seconds_per_round": median(record.seconds for record in run.rounds) if run.rounds else None,
         "cpu_seconds": json.loads(usage.read_text())["cpu_seconds"] if usage.is_file() else None,

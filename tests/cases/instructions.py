@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from server.network.certificates import authority, signing_key
+from server.network.certificates import make_authority, make_signing_key
 from server.network.instructions import VARIABLE, load_signing_key
 from strategies.messages.instruction import sign
 
@@ -24,8 +24,8 @@ class Server:
 
     @staticmethod
     def of(folder: Path) -> "Server":
-        authority(folder / "authority")
-        signing_key(folder / "executor", folder / "authority")
+        make_authority(folder / "authority")
+        make_signing_key(folder / "executor", folder / "authority")
         return Server(folder)
 
     @property

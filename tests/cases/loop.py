@@ -18,7 +18,7 @@ from privacy.randomness.rng import torch_generator
 from privacy.randomness.sampling import CohortSampler
 from server.config.load import parse
 from server.config.schema import RunConfig
-from server.network.grid import answers
+from server.network.grid import exchange_messages
 from server.run_folder.checkpoint import Stopwatch
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Telemetry, read_metrics
@@ -121,7 +121,7 @@ class Run:
         """The loop of a strategy that was never begun."""
         strategy, grid = self.strategy(ledger), InProcessGrid(self.app or clients(), self.nodes)
         strategy.grid = grid
-        strategy.exchange = lambda messages: answers(grid, messages, 60.0)
+        strategy.exchange = lambda messages: exchange_messages(grid, messages, 60.0)
         self.last = strategy
         return Loop(
             strategy,

@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from server.config.load import parse
-from server.runs.assembly import Assembly, assemble
+from server.runs.assembly import Assembly, assemble_client_level
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest
 from tests.cases.instructions import server
@@ -42,7 +42,7 @@ def settings(folder: Path, **data: Any) -> Assembly:
         "model": {"name": "random:bert", "rank": 2, "max-length": 32},
         "data": {"validation-records": 4, "test-records": 4, "cache": str(folder / "cache"), **data},
     }
-    return assemble(parse(table))
+    return assemble_client_level(parse(table))
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def tool(name: str) -> str:
 @pytest.mark.parametrize("path", sorted((DOCKER / "config").glob("*.toml")), ids=lambda path: path.stem)
 def test_a_configuration_that_the_image_brings_can_be_run(path: Path) -> None:
     config = load(path)
-    assert config.deployed
+    assert config.is_deployed
     assert methods(config).controller is not None
 
 

@@ -211,7 +211,7 @@ def test_other_keys_than_the_servers_are_refused(
 def test_a_certificate_for_tls_is_none_for_instructions(node: Context, caplog: pytest.LogCaptureFixture) -> None:
     """What ends TLS stands in the open; it may pass messages on and not make any."""
     edge = server().folder / "gateway"
-    certificates.certificate(edge, "server", ["gateway"], server().folder / "authority")
+    certificates.make_certificate(edge, "server", ["gateway"], server().folder / "authority")
     tls = x509.load_pem_x509_certificate((edge / "server.crt").read_bytes())
     message = asked()
     sign(message, Ed25519PrivateKey.generate(), tls, 1)

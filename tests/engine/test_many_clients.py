@@ -23,7 +23,7 @@ from privacy.contribution import Contribution, Plan
 from privacy.errors import CorruptRun
 from privacy.events import CyclicPoisson, Poisson
 from server.config.load import parse
-from server.runs.assembly import Assembly, assemble
+from server.runs.assembly import Assembly, assemble_client_level
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest, code_fingerprint, read_contribution
 from strategies.messages.own_clients import JOIN, Draw, JoinRequest, PlannedDraws, read_join_reply
@@ -39,7 +39,7 @@ PLAN = {label: PlannedDraws((Poisson(RATE, POPULATION),), 600) for label in ("ro
 @pytest.fixture(scope="module")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     text = deployed(tmp_path_factory.mktemp("server"), [NUMBER] * 3, RATE)
-    return assemble(parse(tomllib.loads(text)))
+    return assemble_client_level(parse(tomllib.loads(text)))
 
 
 @pytest.fixture(autouse=True)

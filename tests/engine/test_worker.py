@@ -24,7 +24,7 @@ from privacy.clipping.norms import FlatClip, PerAdapterClip
 from privacy.clipping.units import Units
 from privacy.contribution import GRID, Plan, contribute
 from server.config.load import parse
-from server.runs.assembly import Assembly, assemble
+from server.runs.assembly import Assembly, assemble_client_level
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.messages.client_update import TrainRequest
@@ -61,7 +61,7 @@ def assembly_of(cache: Path, aggregation: str, learning_rate: float = 0.2) -> As
         "data": {"validation-records": 20, "test-records": 20, "records-per-client": 4, "cache": str(cache)},
         "local": {"learning-rate": learning_rate, "batch-size": 2},
     }
-    return assemble(parse(table))
+    return assemble_client_level(parse(table))
 
 
 @pytest.fixture(scope="module", params=AGGREGATIONS)

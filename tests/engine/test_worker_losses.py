@@ -10,7 +10,7 @@ from privacy.contribution import GRID, Plan
 from privacy.queries import BoundedMean, LossHistogram
 from privacy.randomness.rng import torch_generator
 from server.config.load import parse
-from server.runs.assembly import Assembly, assemble
+from server.runs.assembly import Assembly, assemble_client_level
 from strategies.adapter.trainable import TrainedSubset
 from strategies.messages.client_update import TrainRequest
 
@@ -34,7 +34,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
         },
         "local": {"learning-rate": 5.0},
     }
-    return assemble(parse(table))
+    return assemble_client_level(parse(table))
 
 
 @pytest.mark.parametrize("sequential", [False, True])

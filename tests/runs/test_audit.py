@@ -19,8 +19,8 @@ from server.config.methods import methods
 from server.evaluation.finished import read_finished
 from server.run_folder import names
 from server.runs.artefacts import Final, save_adapter
-from server.runs.assembly import assembled, data_spec
-from server.runs.public_data import trained_without_noise
+from server.runs.assembly import data_spec, make_assembly
+from server.runs.public_data import train_without_noise
 from server.runs.start import run_in_folder
 from simulations.audit.losses import adapter_losses, reference_losses
 from simulations.cli.app import app
@@ -74,9 +74,9 @@ def overfitted(private: Path) -> Path:
     (folder / names.SEAL_FILE).unlink()  # as whoever changes the adapter would
     config = load(folder / names.CONFIG_FILE)
     data = prepare(data_spec(config))
-    assembly = assembled(config, methods(config), data)
+    assembly = make_assembly(config, methods(config), data)
     local = LocalTraining(optimizer="adamw", learning_rate=0.02, batch_size=MEMBERS, epochs=300)
-    adapter = trained_without_noise(make_engine(assembly.job), assembly.start, data.train, local, 0)
+    adapter = train_without_noise(make_engine(assembly.job), assembly.start, data.train, local, 0)
     save_adapter(folder / names.ADAPTER_FOLDER, config, Final(adapter, assembly.layout, assembly.spec))
     return folder
 

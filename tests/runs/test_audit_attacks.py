@@ -23,8 +23,8 @@ from server.config.schema import RunConfig
 from server.evaluation.finished import FinishedRun, read_finished
 from server.run_folder import names
 from server.runs.artefacts import Final, save_adapter
-from server.runs.assembly import assembled, data_spec
-from server.runs.public_data import trained_without_noise
+from server.runs.assembly import data_spec, make_assembly
+from server.runs.public_data import train_without_noise
 from server.runs.start import run_in_folder
 from simulations.audit import extraction, shadows
 from simulations.audit.findings import audited
@@ -90,9 +90,9 @@ def texts(finished: Runs) -> Callable[[str], tuple[FinishedRun, FinishedRun]]:
         shutil.copytree(private.folder, folder)
         (folder / names.SEAL_FILE).unlink()  # as whoever changes the adapter would
         config, data = private.config, prepare(data_spec(private.config))
-        assembly = assembled(config, methods(config), data)
+        assembly = make_assembly(config, methods(config), data)
         local = LocalTraining(optimizer="adamw", learning_rate=0.01, batch_size=len(data.train), epochs=120)
-        adapter = trained_without_noise(make_engine(assembly.job), assembly.start, data.train, local, 0)
+        adapter = train_without_noise(make_engine(assembly.job), assembly.start, data.train, local, 0)
         save_adapter(folder / names.ADAPTER_FOLDER, config, Final(adapter, assembly.layout, assembly.spec))
         return private, read_finished(folder)
 

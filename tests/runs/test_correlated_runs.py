@@ -19,7 +19,7 @@ from privacy.randomness.sampling import CohortSampler
 from server.config.load import ConfigError, parse
 from server.run_folder.names import LEDGER_FILE, SAMPLING_SECRET
 from server.run_folder.telemetry import read_metrics
-from server.runs.commitment import correlated
+from server.runs.commitment import choose_correlation
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
 
@@ -128,7 +128,7 @@ def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_tur
 
 
 def test_nought_bands_take_the_number_with_the_least_noise() -> None:
-    sampling, correlation = correlated(parse(table(bands=0)))
+    sampling, correlation = choose_correlation(parse(table(bands=0)))
     assert correlation is not None
     best = min((1, 2, 4, 5), key=lambda bands: price_strategy(bands, EPSILON, DELTA, CLIENTS, RATE, ROUNDS).error)
     assert correlation.bands == best
@@ -137,12 +137,12 @@ def test_nought_bands_take_the_number_with_the_least_noise() -> None:
 
 def test_nought_buffers_take_the_fewest_that_do() -> None:
     config = parse(table(**BUFFERED | {"buffers": 0, "epsilon": 8.0, "delta": 1e-2}))
-    assert correlated(config) == (CyclicPoisson(1.0, CLIENTS, groups=5), buffered.optimise(1, ROUNDS, 5))
+    assert choose_correlation(config) == (CyclicPoisson(1.0, CLIENTS, groups=5), buffered.optimise(1, ROUNDS, 5))
 
 
 @pytest.mark.parametrize("noise", [{}, BUFFERED | {"buffers": 0}])
 def test_a_run_for_which_independent_noise_is_better_is_an_ordinary_one(noise: dict[str, Any]) -> None:
-    assert correlated(parse(table(**{"bands": 0, "epsilon": 1.0, **noise}))) == (Poisson(RATE, CLIENTS), None)
+    assert choose_correlation(parse(table(**{"bands": 0, "epsilon": 1.0, **noise}))) == (Poisson(RATE, CLIENTS), None)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_so_is_a_guarantee_it_does_not_go_with(privacy: dict[str, Any], message:
 def test_cohorts_of_a_run_do_not_meet_within_the_bands(tmp_path: Path) -> None:
     """By the secret in its folder alone: who is in a cohort is in none of the next three."""
     config = parse(table())
-    sampling, _ = correlated(config)
+    sampling, _ = choose_correlation(config)
     sampler = CohortSampler.create()
     cohorts = [set(sampler.draw(type(sampling)(**{**vars(sampling), "turn": t}), t + 1).ids) for t in range(ROUNDS)]
     assert all(not one & other for one, other in pairwise(cohorts))

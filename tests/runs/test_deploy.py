@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from server.config.load import parse
 from server.network.operator_key import VARIABLE
 from server.run_folder.names import write_config
-from server.run_folder.progress import owned
+from server.run_folder.progress import hold_folder
 from server.run_folder.telemetry import Telemetry, read_status
 from simulations import preflight
 from simulations.cli.app import app
@@ -131,7 +131,7 @@ def test_a_run_that_nobody_takes_is_said_in_words(tmp_path: Path, capfd: pytest.
 def test_a_superlink_that_fails_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = ("no answer", "running", "no answer", "no answer", "running")
     superlink = SuperLink(tmp_path / "home", said=said)
-    with owned(tmp_path):
+    with hold_folder(tmp_path):
         follow(tmp_path, superlink, "completed")
     assert superlink.stopped == []
     (tmp_path / "second").mkdir()
@@ -191,7 +191,7 @@ def test_a_silent_superlink_is_said_at_once_and_so_is_its_return(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = ("running", "no answer", "no answer", "running", "no answer", "running")
-    with owned(tmp_path):
+    with hold_folder(tmp_path):
         follow(tmp_path, SuperLink(tmp_path / "home", said=said), "completed")
     error = capfd.readouterr().err
     assert error.count("the SuperLink does not answer; it is asked again for 300 s") == 2

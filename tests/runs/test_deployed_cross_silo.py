@@ -21,7 +21,7 @@ from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import CLIENTS_FILE
-from server.run_folder.progress import Progress, SiteGuarantee, load_progress, owned, save_progress
+from server.run_folder.progress import Progress, SiteGuarantee, hold_folder, load_progress, save_progress
 from server.run_folder.resume import check_resumable, read_resumed
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
@@ -134,7 +134,7 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
     assert "guarantees an epsilon of at most 3.9" in caplog.text
     said = "site 1 (node 2): this site guarantees an epsilon of at most 3.9"
     assert [record.presence for record in read_metrics(folder)[1:]] == [Presence(3, 3, 2, said)] * ROUNDS
-    assert not any(record.presence.whole for record in read_metrics(folder)[1:] if record.presence)
+    assert not any(record.presence.is_complete for record in read_metrics(folder)[1:] if record.presence)
     for node in (1, 3):
         with Ledger.open(tmp_path / str(node) / "ledger.jsonl", read_only=True) as ledger:
             assert ledger.commitment.unit == told
@@ -187,7 +187,7 @@ def test_an_interrupted_run_goes_on_with_its_nodes_and_ends_when_their_budgets_a
     folder = of_records.folder / "first"
     assert [record.round for record in read_metrics(folder)] == [0, 1]
     assert check_resumable(folder).clients == 3
-    with owned(folder), pytest.raises(CannotResume, match="still running"):
+    with hold_folder(folder), pytest.raises(CannotResume, match="still running"):
         of_records.run("first", resume=True)
     of_records.run("first", resume=True)
     status = read_status(folder)

@@ -12,7 +12,7 @@ from client.engine.forward import Forward
 from client.worker import make_engine
 from server.config.load import parse
 from server.evaluation.metrics import on_workers
-from server.runs.assembly import Assembly, assemble
+from server.runs.assembly import Assembly, assemble_client_level
 from simulations.engines.inprocess import SERVER_NODE, InProcessGrid, identity
 
 
@@ -20,7 +20,7 @@ from simulations.engines.inprocess import SERVER_NODE, InProcessGrid, identity
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     cache: Path = tmp_path_factory.mktemp("cache")
     data = {"validation-records": 37, "test-records": 20, "records-per-client": 4, "cache": str(cache)}
-    return assemble(
+    return assemble_client_level(
         parse(
             {
                 "clients": 12,

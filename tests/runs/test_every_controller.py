@@ -15,7 +15,7 @@ from privacy.randomness.noise import GaussianNoise
 from server.config.load import parse
 from server.config.methods import methods
 from server.config.schema import RunConfig
-from server.runs.commitment import commit, round_sampling
+from server.runs.commitment import commit_clients, round_sampling
 from strategies import CONTROLLERS
 from strategies.controllers.controller import RunInfo
 from strategies.optimizers.fedavg import FedAvg
@@ -39,7 +39,7 @@ def committed(name: str, mode: str, options: tuple[tuple[str, Any], ...]) -> tup
     config = configured(name, dict(options), mode)
     made = methods(config)
     assert made.optimizer == FedAvg(decay=0.98)  # a decaying server learning rate goes with any controller
-    commitment, multipliers = commit(config, made.controller)
+    commitment, multipliers = commit_clients(config, made.controller)
     setting = RunInfo(ROUNDS, LAYOUTS, round_sampling(config), multipliers, commitment.order)
     return made.controller, setting, commitment
 

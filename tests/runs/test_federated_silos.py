@@ -20,7 +20,7 @@ from server.run_folder.progress import load_progress
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.assembly import data_spec
-from server.runs.cross_silo import in_span
+from server.runs.cross_silo import prepare_span
 from server.runs.public_data import PublicTraining
 from server.runs.record_level_assembly import assemble_cross_silo
 from simulations.engines.inprocess import run_inprocess
@@ -164,7 +164,7 @@ def test_sites_send_coefficients_and_the_server_steps_in_the_span(tmp_path):
     folder.mkdir()
     run_inprocess(settings, folder)
     ready = assemble_cross_silo(settings)
-    adapter, span = in_span(ready)
+    adapter, span = prepare_span(ready)
     progress = load_progress(folder, ready.layout)
     moved = (progress.model.adapter - adapter).double()
     gradients = span.public.basis(adapter, progress.texts, ready.part).double()

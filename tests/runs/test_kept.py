@@ -60,7 +60,7 @@ def test_a_run_whose_test_fails_has_all_it_paid_for_and_is_tested_later(
 ) -> None:
     config, folder = KINDS[kind](tmp_path / "cache"), tmp_path / "run"
     with monkeypatch.context() as patch:
-        breaking(patch, artefacts, "of_classes")
+        breaking(patch, artefacts, "class_results")
         breaking(patch, artefacts, "card")
         begin_or_resume(config, folder)
     before, spent = paid(folder), charges(folder)
@@ -133,7 +133,7 @@ def test_a_kill_while_a_run_ends_for_the_second_time_leaves_what_it_had(
 ) -> None:
     config, folder = KINDS["records"](tmp_path / "cache"), tmp_path / "run"
     with monkeypatch.context() as patch:
-        breaking(patch, artefacts, "of_classes")
+        breaking(patch, artefacts, "class_results")
         begin_or_resume(config, folder)
     real, seals = artefacts.write_seal, list[int]()
 

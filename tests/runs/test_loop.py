@@ -18,7 +18,7 @@ from privacy.randomness.noise import InsecureSeededNoise, InsecureZeroNoise
 from privacy.randomness.sampling import CohortSampler
 from server.run_folder.checkpoint import load_checkpoint
 from server.run_folder.round_record import RoundRecord
-from server.runs.commitment import commit, round_sampling
+from server.runs.commitment import commit_clients, round_sampling
 from strategies.controllers.controller import RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
@@ -32,7 +32,7 @@ from tests.cases.runs import MakeRun
 
 def test_a_private_run_spends_its_budget_round_by_round(start: MakeRun) -> None:
     config, controller = settings(3), DpLac()
-    commitment, multipliers = commit(config, controller)
+    commitment, multipliers = commit_clients(config, controller)
     run, ledger = start(
         "run", config, controller, sampler=CohortSampler.create(), floor=commitment, multipliers=multipliers
     )

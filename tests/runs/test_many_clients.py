@@ -15,7 +15,7 @@ from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, load, parse
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics
-from server.runs.assembly import assemble
+from server.runs.assembly import assemble_client_level
 from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import TrainRequest
 from tests.cases import many_clients
@@ -154,4 +154,4 @@ def test_one_who_leaves_within_a_run_takes_the_node_out_of_it(tmp_path: Path, mo
 def test_ranks_by_clients_are_refused(tmp_path: Path) -> None:
     text = deployed(tmp_path, NUMBERS, privacy="").replace("[model]", 'aggregation = "zero-pad"\n[model]')
     with pytest.raises(ConfigError, match="'zero-pad' gives clients ranks by their ids"):
-        assemble(parse(tomllib.loads(text)))
+        assemble_client_level(parse(tomllib.loads(text)))

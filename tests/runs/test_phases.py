@@ -66,7 +66,7 @@ CASES = {
 def test_only_runs_whose_every_phase_is_private_print_a_record_level_epsilon(name: str) -> None:
     phases, kind = CASES[name]
     made = in_phases(*phases)
-    planned = noise_of(made.private)
+    planned = noise_of(made.private_phases)
     found = guarantee_of(made, planned)
     assert found.kind == kind
     assert (found.record_epsilon is not None) == (found.not_private is None) == (kind == "record")

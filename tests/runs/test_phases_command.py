@@ -208,9 +208,9 @@ def test_the_phases_that_come_with_lacquer_guarantee_what_their_comments_say() -
     kinds = {}
     for file in sorted((PRESETS / "phases").glob("*.toml")):
         config = load_phases(file, {})
-        given = [phase for phase in config.private if phase.noise_multiplier]
-        assert len(given) == len(config.private) - 1
-        kinds[file.stem] = "record" if not config.ordinary else "selective"
+        given = [phase for phase in config.private_phases if phase.noise_multiplier]
+        assert len(given) == len(config.private_phases) - 1
+        kinds[file.stem] = "record" if not config.non_private_phases else "selective"
         assert ("Selective DP only" in file.read_text()) == (kinds[file.stem] == "selective")
     assert kinds == {"dp-atdp": "record", "jft-atdp": "selective"}
     with pytest.raises(ConfigError, match="jft-atdp"):

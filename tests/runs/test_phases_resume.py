@@ -11,7 +11,7 @@ from privacy.errors import CorruptRun
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import SAMPLING_SECRET
 from server.run_folder.origin import check_origin, write_origin
-from server.run_folder.progress import owned
+from server.run_folder.progress import hold_folder
 from server.runs.phase_config import parse_phases
 from server.runs.phase_plan import PhasesConfig
 from server.runs.phases import PhasesRun
@@ -49,7 +49,7 @@ def test_what_must_not_go_on_is_refused(config: PhasesConfig, tmp_path: Path) ->
     with witness.watching():
         train(config, witness.folder)
     folder = [moment.folder for moment in witness.moments if moment.name == "noise"][2]
-    with owned(folder), pytest.raises(CannotResume, match="still running"):
+    with hold_folder(folder), pytest.raises(CannotResume, match="still running"):
         train(config, folder)
     ledger, secret = folder / "ledger.jsonl", folder / "phases" / "2" / SAMPLING_SECRET
     whole, kept = ledger.read_text(), secret.read_bytes()
@@ -71,7 +71,7 @@ def test_what_must_not_go_on_is_refused(config: PhasesConfig, tmp_path: Path) ->
     with pytest.raises(CorruptRun, match="is not of this run"):
         train(config, folder)
     done.write_bytes(content)
-    last = replace(config.private[-1], noise_multiplier=7.0)
+    last = replace(config.private_phases[-1], noise_multiplier=7.0)
     other = replace(config, phases=(*config.phases[:-1], last))
     with pytest.raises(CannotResume, match="committed to other releases"):
         PhasesRun(other).train(folder)

@@ -158,7 +158,7 @@ def test_a_candidate_never_calibrates_as_a_run_by_itself(sweep, tmp_path: Path, 
     folder = tmp_path / "runs/sweeps/tiny-private"
     monkeypatch.setattr(candidates, "draw", lambda tries, cells: [0])
     with monkeypatch.context() as patch:
-        patch.setattr(candidates.handed_on, "write", lambda *_: None)
+        patch.setattr(candidates.handed_on, "write_noise", lambda *_: None)
         code, output = sweep("--only", "g/broken", "--tries", "2")
     assert (code, "never calibrated anew" in output) == (2, True), output
     assert not list(folder.glob("candidates/*/ledger.jsonl"))

@@ -10,12 +10,12 @@ import torch
 
 from server.config.load import parse
 from server.runs import public_data
-from server.runs.assembly import Assembly, assemble
-from server.runs.public_data import PublicTraining, trained_without_noise
+from server.runs.assembly import Assembly, assemble_client_level
+from server.runs.public_data import PublicTraining, train_without_noise
 
 
 def assembly(cache: Path, settings: Mapping[str, Any] | None = None, **public: object) -> Assembly:
-    return assemble(
+    return assemble_client_level(
         parse(
             {
                 "rounds": 3,
@@ -40,14 +40,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_switched_on_uses_no_public_record(cache: Path) -> None:
     made = assembly(cache)
     public = PublicTraining.of(made)
-    assert public.used == 0
+    assert public.num_records == 0
     assert public.warm_start(made.start) is made.start
 
 
 def test_a_warm_start_lowers_the_loss_on_the_records_it_used(cache: Path) -> None:
     made = assembly(cache, **{"warm-start-epochs": 10, "warm-start-learning-rate": 0.003})
     public = PublicTraining.of(made)
-    assert public.used == 30
+    assert public.num_records == 30
     assert public.records.tokens.tolist() == made.data.validation.select(np.arange(30)).tokens.tolist()
     assert public.engine is not None
     before = public.engine.evaluate(made.start, public.records).loss
@@ -64,9 +64,9 @@ def counted(made: Assembly, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tens
 
     def trained(*arguments: Any) -> torch.Tensor:
         trainings.append(arguments)
-        return trained_without_noise(*arguments)
+        return train_without_noise(*arguments)
 
-    monkeypatch.setattr(public_data, "trained_without_noise", trained)
+    monkeypatch.setattr(public_data, "train_without_noise", trained)
     return PublicTraining.of(made).warm_start(made.start), len(trainings)
 
 

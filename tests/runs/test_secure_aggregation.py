@@ -30,7 +30,7 @@ from privacy.secagg import keys
 from privacy.secagg.federation import Federation, save_identity
 from privacy.secagg.party import Refused
 from server.config.load import ConfigError, parse
-from server.runs.assembly import listed
+from server.runs.assembly import agreed_federation
 from simulations.engines.inprocess import InProcessGrid
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
@@ -528,7 +528,7 @@ class TestOwnLedger:
         table = {"clients": N, "sampling-rate": 1.0, "privacy": privacy, "simulation": {"clients-per-node": 1}}
         config = parse(table)
         commitment = this.federation.commitment
-        assert listed(config, this.folder / LIST_FILE, commitment) == this.federation
+        assert agreed_federation(config, this.folder / LIST_FILE, commitment) == this.federation
         assert commitment.rho is not None
         with pytest.raises(ConfigError, match=r"commits to epsilon 4 at delta 0\.01, which does not pay for this run"):
-            listed(config, this.folder / LIST_FILE, replace(commitment, rho=1.01 * commitment.rho))
+            agreed_federation(config, this.folder / LIST_FILE, replace(commitment, rho=1.01 * commitment.rho))

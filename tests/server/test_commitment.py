@@ -15,7 +15,7 @@ from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
 from server.config.load import ConfigError, parse
 from server.config.schema import RunConfig
-from server.runs.commitment import commit, not_private_reason, round_sampling
+from server.runs.commitment import commit_clients, not_private_reason, round_sampling
 from strategies.controllers.controller import InitialRelease, PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
@@ -37,7 +37,7 @@ class Falling(Fixed):
 
 @functools.cache
 def committed(controller: Fixed | DpLac) -> tuple[Commitment, tuple[float, ...]]:
-    return commit(small(), controller)
+    return commit_clients(small(), controller)
 
 
 @pytest.mark.run
@@ -67,9 +67,9 @@ def test_what_a_users_controller_raises_is_told_with_its_place() -> None:
     with pytest.raises(
         ConfigError, match=r"'my:Stumbling': AttributeError: .*no_such_thing.* \(.*test_commitment.py, line"
     ):
-        commit(mine, Stumbling())
+        commit_clients(mine, Stumbling())
     with pytest.raises(AttributeError):  # in one of the package's it is our fault
-        commit(ours, Stumbling())
+        commit_clients(ours, Stumbling())
 
 
 @pytest.mark.run
@@ -90,7 +90,7 @@ def test_noise_follows_the_controllers_profile() -> None:
 @pytest.mark.parametrize("mode", [pytest.param("floor", marks=pytest.mark.run), "filter"])
 def test_the_ledger_pays_for_what_the_controller_plans_and_for_no_more(mode: str, tmp_path: Path) -> None:
     config, controller = small(mode=mode), DpLac()
-    commitment, multipliers = committed(controller) if mode == "floor" else commit(config, controller)
+    commitment, multipliers = committed(controller) if mode == "floor" else commit_clients(config, controller)
     setting = RunInfo(3, ((4,),), round_sampling(config), multipliers)
     initial = controller.initial(setting.sampling)
     assert isinstance(initial, InitialRelease)
@@ -118,14 +118,14 @@ def test_the_ledger_pays_for_what_the_controller_plans_and_for_no_more(mode: str
 )
 def test_a_target_that_no_noise_can_keep_is_refused(epsilon: float, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        commit(small(epsilon=epsilon), DpLac())
+        commit_clients(small(epsilon=epsilon), DpLac())
 
 
 def test_a_cohort_too_small_for_what_is_asked_of_it_is_refused_in_plain_words() -> None:
     config = parse({"clients": 20, "rounds": 40, "privacy": {"delta": 1e-3}, "strategy": {"controller": "quantile"}})
     with pytest.raises(ConfigError, match=r"'quantile': an expected cohort of 1 is too small\. .*clients \(now 20\)"):
-        commit(config, Quantile())
-    commit(parse({**config.to_table(), "clients": 9000, "privacy": {"delta": 1e-5}}), Quantile())
+        commit_clients(config, Quantile())
+    commit_clients(parse({**config.to_table(), "clients": 9000, "privacy": {"delta": 1e-5}}), Quantile())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_voids_the_guarantee_is_in_the_commitment(
 ) -> None:
     config = small(mode="filter", **privacy)
     reason = not_private_reason(config)
-    commitment, _ = commit(config, Fixed())
+    commitment, _ = commit_clients(config, Fixed())
     assert commitment.not_private == reason
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         if words is None:
@@ -172,4 +172,4 @@ class OwnPlan(Fixed):
 
 def test_a_plan_that_nodes_could_not_read_is_refused_before_anything_is_spent() -> None:
     with pytest.raises(ConfigError, match=r"nodes: .*'own'"):
-        commit(small(mode="filter"), OwnPlan())
+        commit_clients(small(mode="filter"), OwnPlan())

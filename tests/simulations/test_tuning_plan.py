@@ -9,7 +9,7 @@ from privacy.accountants import composition, selection
 from privacy.commitment import POISSON, Tries
 from server.config.load import ConfigError
 from server.config.methods import methods
-from server.runs.commitment import commit
+from server.runs.commitment import commit_clients
 from simulations.sweep.cells import Cell, read_cells
 from simulations.sweep.tuning import TuningPlan, every_cell_once, plan_tuning, refuse_unlike
 from strategies.calibration import Calibrated
@@ -45,7 +45,7 @@ seeds = [0]
 
 def noise_of(cell: Cell, epsilon: float) -> Calibrated:
     privacy = cell.config.privacy.model_copy(update={"epsilon": epsilon})
-    return commit(cell.config.model_copy(update={"privacy": privacy}), methods(cell.config).controller)
+    return commit_clients(cell.config.model_copy(update={"privacy": privacy}), methods(cell.config).controller)
 
 
 @pytest.fixture

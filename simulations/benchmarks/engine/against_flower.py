@@ -29,7 +29,7 @@ from server.config.load import load, parse
 from server.config.schema import RunConfig
 from server.run_folder.names import LEDGER_FILE
 from server.run_folder.telemetry import Telemetry
-from server.runs.assembly import Assembly, assemble, connected_nodes, make_strategy
+from server.runs.assembly import Assembly, assemble_client_level, connected_nodes, make_strategy
 from simulations.benchmarks.engine import jobs
 from simulations.benchmarks.harness.results import say, write
 from simulations.benchmarks.harness.timing import one_thread, over_rounds
@@ -55,7 +55,7 @@ def serve(grid: Grid, context: Context) -> None:
     with Telemetry(folder) as telemetry:
         telemetry.status("running", "measuring")
         together = config.simulation.model_copy(update={"clients_per_node": 0})
-        assembly = assemble(config.model_copy(update={"simulation": together}))
+        assembly = assemble_client_level(config.model_copy(update={"simulation": together}))
         connected_nodes(grid, config.clients)
         with Ledger.create(folder / LEDGER_FILE, assembly.commitment) as ledger:
             strategy = make_strategy(assembly, folder, config.engine.workers, ledger)

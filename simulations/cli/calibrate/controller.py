@@ -21,7 +21,7 @@ from privacy.randomness.sampling import CohortSampler
 from server.config.load import parse
 from server.config.methods import methods
 from server.config.schema import RunConfig
-from server.runs.commitment import commit, round_sampling
+from server.runs.commitment import commit_clients, round_sampling
 from simulations.presets.load import parse_setting
 from simulations.report.notation import delta_text, epsilon_text, number_text, plain_table
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
@@ -52,7 +52,7 @@ def controller_config(
 def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
     """What is committed to, what every kind of round releases, and epsilon of all of it by each accountant."""
     controller = methods(config).controller
-    noise = commitment, multipliers = commit(config, controller)
+    noise = commitment, multipliers = commit_clients(config, controller)
     sampling = round_sampling(config, noise)
     setting = RunInfo(config.rounds, ((dimension or 1,),), sampling, multipliers, commitment.order)
     table = plain_table()

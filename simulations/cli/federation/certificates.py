@@ -75,20 +75,26 @@ def own_key(folder: Path) -> str:
     from server.network import certificates
 
     if not (folder / "key").exists():
-        certificates.node_key(folder)
+        certificates.make_node_key(folder)
     return (folder / "key.pub").read_text(encoding="ascii").strip()
 
 
 def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set[str]) -> list[str]:
     """Make what is missing or to be renewed; what was made, in words."""
-    from server.network.certificates import authority, certificate, node_key, operator_key, signing_key
+    from server.network.certificates import (
+        make_authority,
+        make_certificate,
+        make_node_key,
+        make_operator_key,
+        make_signing_key,
+    )
 
     signer, made = folder / "authority", []
-    if authority(signer):
+    if make_authority(signer):
         made.append("authority: a new certificate authority")
     for server, names in (("superlink", SUPERLINK), ("gateway", ("gateway", "localhost", "127.0.0.1", *addresses))):
         if SERVERS in renew or not (folder / server / "server.key").exists():
-            certificate(folder / server, "server", names, signer)
+            make_certificate(folder / server, "server", names, signer)
             made.append(f"{server}: a certificate for {', '.join(names)}")
     superlink, executor = folder / "superlink", folder / "executor"
     executor.mkdir(exist_ok=True, mode=0o700)
@@ -98,15 +104,15 @@ def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set
             made.append(f"executor: {name}, which was in {superlink}")
     (executor / "ca.crt").write_bytes((signer / "ca.crt").read_bytes())
     if SERVERS in renew or not (executor / "signing.key").exists():
-        signing_key(executor, signer)
+        make_signing_key(executor, signer)
         made.append("executor: a key that signs instructions to clients")
     if SERVERS in renew or not all((part / "operator.key").exists() for part in (superlink, executor)):
-        operator_key(superlink, executor)
+        make_operator_key(superlink, executor)
         made.append("superlink, executor: the operator's key")
     for name in clients:
         if name not in renew and (folder / name / "key").exists():
             continue
-        public = node_key(folder / name)
+        public = make_node_key(folder / name)
         (folder / name / "ca.crt").write_bytes((signer / "ca.crt").read_bytes())
         known = executor / "clients"
         known.mkdir(exist_ok=True, mode=0o700)

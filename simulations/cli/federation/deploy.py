@@ -90,7 +90,7 @@ def deploy_command(
 
 def check_deployed(config: RunConfig) -> None:
     """ConfigError unless the nodes hold the records."""
-    if not config.deployed:
+    if not config.is_deployed:
         raise ConfigError(
             "data.held-by = 'server': the records of all clients would lie on the server; "
             f"{_WHAT_TO_DEPLOY}; for a simulation use `lacquer run`"

@@ -17,7 +17,7 @@ from rich.console import Console
 from privacy import durable
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
-from server.run_folder.names import CONFIG_FILE, FLOWER_RUN_FILE, typed
+from server.run_folder.names import CONFIG_FILE, FLOWER_RUN_FILE, shell_quoted
 from server.run_folder.telemetry import State, Telemetry, read_status
 from simulations.cli.exits import FAILED, MISUSED, fail, refusals, say
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, control
@@ -81,7 +81,7 @@ def refuse_unfinished(superlink: Control, folder: Path) -> None:
     if _unfinished(state):
         fail(
             f"{folder}: the SuperLink has a run of this folder that is {state}; watch it (lacquer follow "
-            f"{typed(folder)}), or stop it first (lacquer stop {typed(folder)})",
+            f"{shell_quoted(folder)}), or stop it first (lacquer stop {shell_quoted(folder)})",
             MISUSED,
         )
 
@@ -113,7 +113,7 @@ def watch(superlink: Control, run: str, config: RunConfig, folder: Path, *, quie
         begun = begun or owned
         if not begun or owned or own is None or own.state not in UNDER_WAY:
             return False
-        tell("failed", GONE.format(typed(folder)))
+        tell("failed", GONE.format(shell_quoted(folder)))
         try:
             superlink.stop(run)
         except RunFailed as failure:
@@ -227,7 +227,7 @@ def follow_command(folder: Folder, address: Address = ADDRESS, ca: Trust = Path(
             watch(superlink, run, config, folder, quiet=False)
             judge(superlink, run, folder)
         except KeyboardInterrupt:
-            say(f"The run goes on; lacquer stop {typed(folder)} ends it.", style="yellow")
+            say(f"The run goes on; lacquer stop {shell_quoted(folder)} ends it.", style="yellow")
             return
         except RunFailed as failure:
             fail(f"The run failed: {failure}\n\nRun folder: {folder}", FAILED)
@@ -246,7 +246,7 @@ def stop_command(folder: Folder, address: Address = ADDRESS, ca: Trust = Path(TR
             if _unfinished(superlink.known(run)):
                 raise
             fail(f"{folder}: {NOTHING_TO_STOP}", MISUSED)  # it ended between question and order
-    typer.echo(f"The run is stopped. Go on with: lacquer deploy --resume {typed(folder)}")
+    typer.echo(f"The run is stopped. Go on with: lacquer deploy --resume {shell_quoted(folder)}")
 
 
 def logs_command(

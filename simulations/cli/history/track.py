@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from server.run_folder.names import typed
+from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals, say
 
 PATIENCE = 60.0
@@ -54,7 +54,7 @@ def tracked(folder: Path, tracker: str | None, is_alive: Callable[[], bool]) -> 
         try:
             track(folder, tracker, lambda: is_alive() and not ended.is_set())
         except Exception as error:  # whatever a tracker's client raises: the run is worth more
-            again = f"lacquer track {typed(folder)} --to {tracker}"
+            again = f"lacquer track {shell_quoted(folder)} --to {tracker}"
             say(f"{tracker}: {type(error).__name__}: {error}\nThe run goes on; `{again}`")
 
     thread = Thread(target=tell, daemon=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.run_folder.names import typed
+from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals
 
 if TYPE_CHECKING:
@@ -177,5 +177,5 @@ def push(folder: Path, name: str, api: Any) -> str:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"{folder} is written, and not uploaded to {name!r}: {reason}. With a connection and a token "
-            f"(`hf auth login`): hf upload {name} {typed(folder)}"
+            f"(`hf auth login`): hf upload {name} {shell_quoted(folder)}"
         ) from error

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from server.run_folder.names import typed
+from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals
 from simulations.report.notation import percent_text, plain_table
 
@@ -51,7 +51,8 @@ def predictions(run: "FinishedRun", texts: list[str], pairs: list[str]) -> list[
     """
     if not run.label_names:
         raise ValueError(
-            f'{run.folder} has trained a language model; try: lacquer generate {typed(run.folder)} --prompt "..."'
+            f"{run.folder} has trained a language model; "
+            f'try: lacquer generate {shell_quoted(run.folder)} --prompt "..."'
         )
     if not texts:
         raise ValueError("there is no text to classify; give some, or one a line on standard input")

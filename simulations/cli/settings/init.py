@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from server.run_folder.names import typed
+from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals
 
 
@@ -33,7 +33,7 @@ def init_command(
             raise ValueError(f"{path} is there already; name another file by --output, or replace it by --force")
         if not records:
             path.write_text(full_template(), encoding="utf-8")
-            typer.echo(f"{path}: every setting, each at its default. Run it: lacquer run {typed(path)}")
+            typer.echo(f"{path}: every setting, each at its default. Run it: lacquer run {shell_quoted(path)}")
             return
         if not target.is_file():
             raise ValueError(f"{target}: there is no such file")
@@ -46,4 +46,4 @@ def init_command(
         typer.echo(f"  {note}")
     for warning in found.warnings:
         typer.echo(f"Warning: {warning}.")
-    typer.echo(f"Wrote {path}. Check it: lacquer run {typed(path)} --dry-run")
+    typer.echo(f"Wrote {path}. Check it: lacquer run {shell_quoted(path)} --dry-run")

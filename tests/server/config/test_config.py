@@ -281,7 +281,7 @@ NODES: dict[str, Any] = {"held-by": "nodes", "nodes": 3, "client-column": "user"
 
 def test_nodes_may_have_many_clients_each() -> None:
     config = parse({"clients": 9000, "privacy": {"delta": 1e-5}, "data": NODES})
-    assert (config.deployed, config.nodes, config.expected_cohort) == (True, 3, 450.0)
+    assert (config.is_deployed, config.nodes, config.expected_cohort) == (True, 3, 450.0)
     assert parse({"data": {"held-by": "nodes"}}).nodes == 1000
 
 

@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 
 from client import supernode
 from client.supernode import POLL, Watch
-from server.network.superlink import each_for_itself
+from server.network.superlink import refuse_forgeries
 from tests.cases.superlink import Runtime, instruction
 from tests.server.network.test_superlink import take
 
@@ -99,7 +99,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         from flwr.superlink.servicer.fleet import fleet_handlers
 
         patch.setattr(fleet_handlers, "push_messages", fleet_handlers.push_messages)
-        each_for_itself(fleet_handlers)
+        refuse_forgeries(fleet_handlers)
         yield Federation(patch, tmp_path_factory.mktemp("superlink"))
 
 

@@ -17,7 +17,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from typer.testing import CliRunner
 
 from client.supernode import passing
-from server.network.certificates import authority
+from server.network.certificates import make_authority
 from simulations.cli.app import app
 from simulations.cli.federation.certificates import make_keys
 
@@ -67,7 +67,7 @@ def test_servers_are_known_by_their_names(server: str, name: str, keys: Path) ->
 def test_a_server_is_not_another_one_nor_of_another_authority(keys: Path, tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         greet(keys / "gateway", keys / "north" / "ca.crt", "superlink")
-    authority(tmp_path / "other")
+    make_authority(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
         greet(keys / "gateway", tmp_path / "other" / "ca.crt", "gateway")
 

@@ -8,7 +8,7 @@ from flwr.common.serde import recorddict_from_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from server.network import grid as network_grid
-from server.network.grid import AT_ONCE, answers
+from server.network.grid import AT_ONCE, exchange_messages
 
 
 class Letters:
@@ -51,7 +51,7 @@ def numbers(replies: Iterable[Message]) -> list[int]:
 
 def test_messages_are_sent_at_once_and_replies_fetched_in_small_portions() -> None:
     grid, messages = Letters([range(40)]), sent(40)
-    replies = answers(grid, messages, 5.0)  # type: ignore[arg-type]
+    replies = exchange_messages(grid, messages, 5.0)  # type: ignore[arg-type]
     assert [message.metadata.message_id for message in messages] == [str(number) for number in range(40)]
     assert sorted(numbers(replies)) == list(range(40))
     assert grid.most == AT_ONCE
@@ -59,18 +59,18 @@ def test_messages_are_sent_at_once_and_replies_fetched_in_small_portions() -> No
 
 def test_replies_come_when_they_are_there_and_late_ones_do_not(caplog: pytest.LogCaptureFixture) -> None:
     grid = Letters([[1], [], [0]])
-    assert numbers(answers(grid, sent(3), 0.2)) == [1, 0]  # type: ignore[arg-type]
+    assert numbers(exchange_messages(grid, sent(3), 0.2)) == [1, 0]  # type: ignore[arg-type]
     assert "is not waited for" in caplog.text
 
 
 def test_nothing_sent_is_nothing_received() -> None:
-    assert list(answers(Letters([]), [], 5.0)) == []  # type: ignore[arg-type]
+    assert list(exchange_messages(Letters([]), [], 5.0)) == []  # type: ignore[arg-type]
 
 
 def test_bytes_that_are_no_message_cost_only_themselves(caplog: pytest.LogCaptureFixture) -> None:
     """Flower raises DecodeError out of the request that fetches them, for whoever else it fetches."""
     grid = Letters([range(20)], unreadable=[3, 17])
-    assert sorted(numbers(answers(grid, sent(20), 5.0))) == [n for n in range(20) if n not in (3, 17)]  # type: ignore[arg-type]
+    assert sorted(numbers(exchange_messages(grid, sent(20), 5.0))) == [n for n in range(20) if n not in (3, 17)]  # type: ignore[arg-type]
     assert caplog.text.count("could not be read by Flower (DecodeError)") == 2
 
 
@@ -83,4 +83,4 @@ def test_a_superlink_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(grid, "pull_messages", fail)
         with pytest.raises(type(gone)):
-            list(answers(grid, sent(1), 5.0))  # type: ignore[arg-type]
+            list(exchange_messages(grid, sent(1), 5.0))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from server.network.joining import joined
+from server.network.joining import join_nodes
 from server.run_folder.names import ROSTER_FILE
 from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import code_fingerprint
@@ -47,7 +47,7 @@ def honest(node: int) -> RecordDict:
 
 def numbers(folder: Path, grid: Nodes, clients: int = 60) -> tuple[int, ...]:
     request = JoinRequest("run", "{}")
-    return joined(folder / ROSTER_FILE, grid, (1, 2, 3), request, clients=clients, timeout=0.1)  # type: ignore[arg-type]
+    return join_nodes(folder / ROSTER_FILE, grid, (1, 2, 3), request, clients=clients, timeout=0.1)  # type: ignore[arg-type]
 
 
 @pytest.fixture

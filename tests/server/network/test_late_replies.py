@@ -18,7 +18,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from server.network import patience
-from server.network.grid import answers
+from server.network.grid import exchange_messages
 from tests.cases.superlink import Fleet, SuperLink, pushing
 
 HANDLERS = {
@@ -49,7 +49,7 @@ class Federation:
             node = self.link.state.create_node("a", "a", b"other %d" % number, 60.0)
             self.link.state.activate_node(node, 60.0)
             self.nodes.append(node)
-        self.grid = patience.patient(HttpGrid("127.0.0.1:1", insecure=True, token="x"))
+        self.grid = patience.make_patient(HttpGrid("127.0.0.1:1", insecure=True, token="x"))
         self.grid._client = Direct("http://127.0.0.1:1")  # type: ignore[attr-defined]
         self.grid._client.link = self.link  # type: ignore[attr-defined]
         self.grid.pull_interval = 0.05  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ class Federation:
     def ask(self, timeout: float) -> tuple[list[Message], Any]:
         """Messages to all nodes, which have taken them, and the replies to come."""
         messages = [Message(RecordDict(), node, "train") for node in self.nodes]
-        replies = answers(self.grid, messages, timeout)
+        replies = exchange_messages(self.grid, messages, timeout)
         for node in self.nodes:
             self.link.state.get_message_ins(node, limit=1)
         return messages, replies

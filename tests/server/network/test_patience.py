@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import GetNodesResponse
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from client.supernode import VARIABLE, passing
-from server.network.patience import RuntimeClient, patient
+from server.network.patience import RuntimeClient, make_patient
 
 NODES = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString()
 
@@ -78,7 +78,7 @@ def test_flowers_own_grid_gives_up_at_once(grid: HttpGrid, superlink: SuperLink)
 
 def test_a_call_is_repeated_until_it_is_answered(grid: HttpGrid, superlink: SuperLink) -> None:
     superlink.codes = [500, 503, 500, 500]
-    assert patient(grid).get_node_ids() == [7]
+    assert make_patient(grid).get_node_ids() == [7]
     assert superlink.asked == 5
     assert isinstance(grid._client, RuntimeClient)
 
@@ -87,7 +87,7 @@ def test_a_failure_that_lasts_is_an_error(grid: HttpGrid, superlink: SuperLink, 
     times = iter([0.0, 0.0, 40.0, 80.0, 100.0])
     superlink.codes = [500] * 9
     with pytest.raises(httpx.HTTPStatusError, match="500"):
-        patient(grid, limit=100.0, clock=lambda: next(times)).get_node_ids()
+        make_patient(grid, limit=100.0, clock=lambda: next(times)).get_node_ids()
     assert superlink.asked == 4
     assert "it is asked again for 100 s" in caplog.text
 
@@ -97,12 +97,12 @@ def test_a_superlink_that_does_not_come_back_ends_the_run(grid: HttpGrid, superl
     """Flower's own grid asks for ever where it cannot connect, or a gateway answers in the SuperLink's place."""
     superlink.codes = [503] * 100_000
     with pytest.raises(httpx.HTTPStatusError, match="503"):
-        patient(grid, limit=0.3).get_node_ids()
+        make_patient(grid, limit=0.3).get_node_ids()
 
 
 def test_the_limit_begins_anew_with_every_answer(grid: HttpGrid, superlink: SuperLink) -> None:
     now = [0.0]
-    held = patient(grid, limit=100.0, clock=lambda: now[0])
+    held = make_patient(grid, limit=100.0, clock=lambda: now[0])
     for start in (0.0, 1000.0, 2000.0):
         now[0], superlink.codes = start, [500]
         assert held.get_node_ids() == [7]
@@ -111,7 +111,7 @@ def test_the_limit_begins_anew_with_every_answer(grid: HttpGrid, superlink: Supe
 def test_what_will_not_pass_is_left_to_flower(grid: HttpGrid, superlink: SuperLink) -> None:
     superlink.codes = [404]
     with pytest.raises(httpx.HTTPStatusError, match="404"):
-        patient(grid).get_node_ids()
+        make_patient(grid).get_node_ids()
     assert passing(httpx.ConnectError("_ssl.c:989: The handshake operation timed out"))
     assert not passing(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
     assert not passing(httpx.ConnectError("refused"))
@@ -119,7 +119,7 @@ def test_what_will_not_pass_is_left_to_flower(grid: HttpGrid, superlink: SuperLi
 
 def test_a_grid_in_this_process_is_as_it_was() -> None:
     other: Any = object()
-    assert patient(other) is other
+    assert make_patient(other) is other
 
 
 @pytest.mark.run

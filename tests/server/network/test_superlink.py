@@ -31,7 +31,7 @@ from sqlalchemy.exc import OperationalError
 
 from client.supernode import Completing
 from server.network import superlink
-from server.network.superlink import MOST_OBJECTS, each_for_itself, uncounted
+from server.network.superlink import MOST_OBJECTS, forgive_counting, refuse_forgeries
 from tests.cases.superlink import Fleet, Runtime, SuperLink, instruction, pushing, reply
 
 
@@ -115,7 +115,7 @@ def test_a_call_whose_bytes_cannot_be_counted_is_answered(
 
     monkeypatch.setattr(State, "store_traffic", locked)
     if mended:
-        uncounted(State)
+        forgive_counting(State)
     link = SuperLink(tmp_path, State)
     Runtime(link).send(instruction(link))
     request = PullMessagesRequest(node=Node(node_id=link.node))
@@ -129,15 +129,15 @@ def test_a_call_whose_bytes_cannot_be_counted_is_answered(
 
 def test_the_command_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
     mended: list[type] = []
-    monkeypatch.setattr(superlink, "uncounted", mended.append)
-    monkeypatch.setattr(superlink, "each_for_itself", mended.append)
+    monkeypatch.setattr(superlink, "forgive_counting", mended.append)
+    monkeypatch.setattr(superlink, "refuse_forgeries", mended.append)
     monkeypatch.setattr("flwr.superlink.cli.flower_superlink", lambda: mended.append(int))
     superlink.main()
     assert mended == [SqlLinkState, fleet_handlers, int]  # before Flower starts
 
 
 ours = SimpleNamespace(push_messages=fleet_handlers.push_messages)
-each_for_itself(ours)
+refuse_forgeries(ours)
 push_reply = ours.push_messages
 
 

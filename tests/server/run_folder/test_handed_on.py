@@ -14,7 +14,7 @@ from server.config.schema import RunConfig
 from server.run_folder import handed_on
 from server.run_folder.names import COMMITMENT_FILE
 from server.runs import commitment as road
-from server.runs.commitment import commit
+from server.runs.commitment import commit_clients
 from server.runs.phase_plan import DpPhase, NonPrivatePhase, PhasesConfig, plan_noise
 from strategies.calibration import Calibrated
 from strategies.controllers.fixed import Fixed
@@ -28,13 +28,13 @@ def small(**settings: Any) -> RunConfig:
 @functools.cache
 def expected() -> Calibrated:
     """Cohorts of everyone are calibrated in a third of a second, others in two."""
-    return commit(small(), Fixed())
+    return commit_clients(small(), Fixed())
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of a run whose noise was calibrated."""
-    handed_on.write(tmp_path, small(), expected().to_json())
+    handed_on.write_noise(tmp_path, small(), expected().to_json())
     return tmp_path
 
 
@@ -53,15 +53,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 def test_what_was_calibrated_is_not_calibrated_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
-    assert commit(small(), Fixed(), folder) == expected()
+    assert commit_clients(small(), Fixed(), folder) == expected()
     elsewhere = small(**{"output": "there", "engine.workers": 7, "data.cache": "cache"})
-    assert commit(elsewhere, Fixed(), folder) == expected()
+    assert commit_clients(elsewhere, Fixed(), folder) == expected()
     assert calls == []
 
 
 def test_a_run_that_calibrates_itself_does_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
-    assert commit(small(), Fixed(), tmp_path) == commit(small(), Fixed(), tmp_path)
+    assert commit_clients(small(), Fixed(), tmp_path) == commit_clients(small(), Fixed(), tmp_path)
     assert len(calls) == 1
 
 
@@ -72,14 +72,14 @@ def test_noise_of_other_settings_is_calibrated_anew(
     change: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = counted(monkeypatch)
-    commit(small(**change), Fixed(), folder)
+    commit_clients(small(**change), Fixed(), folder)
     assert len(calls) == 1
 
 
 def test_noise_of_other_code_is_calibrated_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
     monkeypatch.setattr(handed_on, "code_version", lambda config, methods: {"privacy/accountants/pld.py": "changed"})
-    commit(small(), Fixed(), folder)
+    commit_clients(small(), Fixed(), folder)
     assert len(calls) == 1
 
 
@@ -87,7 +87,7 @@ def test_noise_of_other_code_is_calibrated_anew(folder: Path, monkeypatch: pytes
 def test_a_damaged_file_is_calibrated_anew(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
     (folder / COMMITMENT_FILE).write_text(text)
-    commit(small(), Fixed(), folder)
+    commit_clients(small(), Fixed(), folder)
     assert len(calls) == 1
 
 
@@ -114,14 +114,14 @@ def test_a_commitment_to_another_target_is_passed_over(
 ) -> None:
     calls = counted(monkeypatch)
     forged(folder, **change)
-    assert commit(small(), Fixed(), folder) == expected()
+    assert commit_clients(small(), Fixed(), folder) == expected()
     assert len(calls) == 1
 
 
 def test_less_noise_than_the_target_needs_is_refused_by_the_ledger(folder: Path) -> None:
     (step,) = expected().commitment.floor
     forged(folder, floor=[replace(step, noise_multiplier=step.noise_multiplier / 2).to_json()])
-    found = commit(small(), Fixed(), folder)
+    found = commit_clients(small(), Fixed(), folder)
     with pytest.raises(ValueError, match="the committed releases cost epsilon"):
         Ledger.create(folder / "ledger.jsonl", found.commitment)
     assert not (folder / "ledger.jsonl").exists()

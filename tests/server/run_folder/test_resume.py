@@ -20,7 +20,7 @@ from server.run_folder import origin, provenance
 from server.run_folder.checkpoint import Checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
 from server.run_folder.origin import check_origin, write_origin
-from server.run_folder.resume import Resumed, check_resumable, claim, note_resumed, read_resumed
+from server.run_folder.resume import Resumed, check_resumable, claim_ledger, note_resumed, read_resumed
 from server.run_folder.telemetry import State, Telemetry
 from server.runs.commitment import round_sampling
 from strategies.controllers.controller import PublicSignals, RunInfo
@@ -77,7 +77,7 @@ def refused(folder: Path, error: type[Exception] = CannotResume, **arguments: An
 def test_a_run_that_was_broken_off_may_go_on(state: State, folder: Path) -> None:
     said(folder, state)
     assert check_resumable(folder) == CONFIG
-    with claim(folder) as ledger:
+    with claim_ledger(folder) as ledger:
         assert len(ledger.charges) == 2
 
 

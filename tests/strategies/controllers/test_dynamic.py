@@ -11,7 +11,7 @@ from privacy.errors import BudgetExceeded
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.noise import GaussianNoise
 from server.config.load import parse
-from server.runs.commitment import commit, round_sampling
+from server.runs.commitment import commit_clients, round_sampling
 from strategies.controllers.controller import RunInfo
 from strategies.controllers.schedules import Dynamic
 from tests.cases.population import Population
@@ -23,7 +23,7 @@ ROUNDS = 5
 def test_both_modes_pay_for_the_schedule_and_its_ends_have_the_papers_ratios(mode: str, tmp_path) -> None:
     config = parse({"rounds": ROUNDS, "clients": 1000, "sampling-rate": 0.1, "privacy": {"epsilon": 2.0, "mode": mode}})
     controller = Dynamic(clip_norm=2.0, clip_ratio=0.3, noise_ratio=0.8)
-    commitment, multipliers = commit(config, controller)
+    commitment, multipliers = commit_clients(config, controller)
     setting = RunInfo(ROUNDS, ((4,),), round_sampling(config), multipliers)
     with Ledger.create(tmp_path / "ledger.jsonl", commitment) as ledger:
         population = Population(ledger, sampling=setting.sampling, noise=GaussianNoise())

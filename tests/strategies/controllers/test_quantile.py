@@ -11,7 +11,7 @@ from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.noise import InsecureZeroNoise
 from server.config.load import ConfigError, parse
-from server.runs.commitment import commit
+from server.runs.commitment import commit_clients
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.quantile import Quantile, QuantileState
 from tests.cases.population import Population, setting_of
@@ -94,7 +94,7 @@ def test_a_bit_that_leaves_no_budget_is_refused_before_anything_is_spent() -> No
     privacy = {"epsilon": 1.0, "delta": 1e-3, "mode": "filter"}  # which needs no loss distribution
     config = parse({"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": privacy})
     with pytest.raises(ConfigError, match=r"strategy\.controller = .*an expected cohort of 15 is too small.*norm-bit"):
-        commit(config, Quantile())
+        commit_clients(config, Quantile())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.randomness.noise import GaussianNoise
 from server.config.load import parse
 from server.run_folder.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from server.runs.commitment import commit, round_sampling
+from server.runs.commitment import commit_clients, round_sampling
 from strategies.conformance.controllers import check_controller
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.schedules import RiseReset
@@ -47,7 +47,7 @@ def test_factors_come_from_the_seed_alone_and_once_every_epoch() -> None:
 def test_the_whole_schedule_costs_the_asked_epsilon(mode: str, tmp_path) -> None:
     config = parse({"rounds": ROUNDS, "clients": 1000, "sampling-rate": 0.1, "privacy": {"epsilon": 2.0, "mode": mode}})
     controller = RiseReset(reset=2.5, every=2)
-    commitment, multipliers = commit(config, controller)
+    commitment, multipliers = commit_clients(config, controller)
     assert [z / multipliers[0] for z in multipliers] == pytest.approx(controller.profile(ROUNDS))
     if mode == "floor":  # known before the run: every step stands in the commitment
         committed = [step.noise_multiplier for step in commitment.floor for _ in range(step.count)]

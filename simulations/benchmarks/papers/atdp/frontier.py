@@ -51,7 +51,7 @@ from privacy.randomness.sampling import CohortSampler
 from server.runs.assembly import data_spec
 from server.runs.phase_plan import DpPhase, PhasesConfig
 from server.runs.phases import PhasesRun
-from server.runs.public_data import trained_without_noise
+from server.runs.public_data import train_without_noise
 from simulations.audit import exposure
 from simulations.benchmarks.harness.results import RESULTS, environment, origin, say
 from simulations.benchmarks.papers.atdp.chains import HERE, drawn, recipe
@@ -113,7 +113,7 @@ class Start:
                 return self.base + strength * (self.adapter - self.base)
             case "other text":
                 local = OTHER_TEXT.model_copy(update={"max_steps": int(strength)})
-                return trained_without_noise(self.run.engine, self.adapter, self._others, local, self.config.run.seed)
+                return train_without_noise(self.run.engine, self.adapter, self._others, local, self.config.run.seed)
             case _:
                 return self._noisy(arm, strength)
 
@@ -126,7 +126,7 @@ class Start:
     def _noisy(self, arm: str, rate: float) -> Tensor:
         """Behind the file's private phase, or its variant, at this learning rate."""
         run = self._phase_run(arm)
-        phase = run.config.private[0]
+        phase = run.config.private_phases[0]
         phase = replace(phase, optimizer_options={**phase.optimizer_options, "learning-rate": rate})
         silo, index = run.config.record_level(phase, run.guarantee.not_private), [*run.index.values()][-1]
         with tempfile.TemporaryDirectory() as folder:
