@@ -20,7 +20,7 @@ def run_record_level(run: Run) -> None:
     """Run a training over the records of one site, from configuration to artefacts.
 
     Args:
-        run: with a configuration of one site (``config.alone``).
+        run: with a configuration of one site (``config.is_single_site``).
     """
     run.status("preparing data, model and noise")
     config, assembly = run.config, assemble_record_level(run.config, run.folder)
