@@ -1,4 +1,4 @@
-"""What a stranger who reaches the gateway's port may try: attack.py {bodies,slow,headers,ask} HOST:PORT KEY.
+"""Attacks of a stranger who reaches the gateway's port: attack.py {bodies,slow,headers,ask} HOST:PORT KEY.
 
 KEY is the public key of a client that was let in, as /admitted/*.key holds it: a stranger may have seen one. The
 stranger has no private key, so signatures are made up. Every kind ends with 0 if the gateway did what

@@ -1,4 +1,4 @@
-"""What an admitted client may try with its own key: insider.py RUN NODE VICTIM. For federations of your own.
+"""An attack of an admitted client with its own key: insider.py RUN NODE VICTIM. For federations of your own.
 
 It pushes a message to train, in the server's name, to another node of a run that is going on. Flower 1.41 takes it; our
 SuperLink refuses it, and an HTTP error ends this with its words.

@@ -16,7 +16,10 @@ DAY = datetime.timedelta(days=1)
 
 
 def put(server: Path, authority: Path, kind: str) -> None:
-    """Write ``server.crt`` anew; its first content is kept as ``right.crt``."""
+    """Write ``server.crt`` with a wrong certificate, or the right one back.
+
+    Its first content is kept as ``right.crt``.
+    """
     kept = server / "right.crt"
     if not kept.exists():
         kept.write_bytes((server / "server.crt").read_bytes())

@@ -65,7 +65,7 @@ class RunResult:
 
     @property
     def metrics(self) -> "DataFrame":
-        """One row a record, by its field names; what a controller tells beside them under its own names.
+        """A table with one row a record, by its field names, and what a controller tells under its own names.
 
         Raises:
             ImportError: pandas is not installed.
@@ -75,34 +75,34 @@ class RunResult:
 
     @property
     def config(self) -> RunConfig | None:
-        """The settings; None before the run has written them."""
+        """The settings of the run; None before it has written them."""
         return self._run.config
 
     @property
     def epsilon(self) -> float | None:
-        """What the run guarantees, at :attr:`delta`; None where it guarantees nothing."""
+        """The epsilon that the run guarantees, at :attr:`delta`; None where it guarantees nothing."""
         pair = guaranteed(self._run)
         return None if pair is None else pair[0]
 
     @property
     def delta(self) -> float | None:
-        """Of the guarantee."""
+        """The delta of the run's guarantee; None where it guarantees nothing."""
         pair = guaranteed(self._run)
         return None if pair is None else pair[1]
 
     @property
     def not_private(self) -> str | None:
-        """Why there is no guarantee, or None."""
+        """The reason why there is no guarantee; None where there is one."""
         return self._run.not_private
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """results.json; empty before the run has ended."""
+        """The content of results.json; empty before the run has ended."""
         return self._run.results or {}
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with what was learnt, see :mod:`simulations.report.judgement`."""
+        """Warnings about what the run has learnt, see :mod:`simulations.report.judgement`."""
         return judgements(self._run)
 
     @property
@@ -113,7 +113,7 @@ class RunResult:
 
     @property
     def report(self) -> Path:
-        """The report page, written anew."""
+        """The path of the report page, which is written anew."""
         return write_report(self.folder)
 
     @cached_property
@@ -133,7 +133,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Compared:
-    """Runs beside each other.
+    """A comparison of runs, as a table or a page.
 
     Attributes:
         comparison: groups of runs that differ in their seed alone.
@@ -194,7 +194,7 @@ def run(
 
 
 def resume(folder: str | Path, *, other_code: bool = False, callbacks: Callback | Iterable[Callback] = ()) -> RunResult:
-    """Resume an interrupted run from its last checkpoint, within the budget it has left; what came of it.
+    """Resume an interrupted run from its last checkpoint, within the budget it has left; returns what came of it.
 
     Args:
         folder: of the run.
@@ -232,7 +232,7 @@ def _launched(
 
 
 def load_run(folder: str | Path) -> RunResult:
-    """A run that was made, from its folder.
+    """Load a run that was made, from its folder.
 
     Raises:
         NoRunFolder: there is none.
@@ -243,7 +243,7 @@ def load_run(folder: str | Path) -> RunResult:
 
 
 def compare(*runs: str | Path | RunResult) -> Compared:
-    """Finished runs beside each other, the same settings over seeds as one row.
+    """Compare finished runs, the same settings over seeds as one row.
 
     Args:
         runs: results, run folders, or folders of them such as that of a sweep.
@@ -268,7 +268,7 @@ def _asked(config: str | Path | Mapping[str, Any] | RunConfig, settings: Mapping
 
 
 def _follower(folder: Path, callbacks: Callback | Iterable[Callback]) -> launcher.Follow:
-    """Calls back with what is new of the records until the run has ended."""
+    """Make a function that calls back with what is new of the records until the run has ended."""
     every = [callbacks] if callable(callbacks) else list(callbacks)
     bar = NotebookProgress(folder) if not every and in_notebook() else None
     seen: set[tuple[str, int]] = set()

@@ -1,4 +1,4 @@
-"""How a run stands, in the output of a notebook's cell."""
+"""The progress of a run in the output of a notebook's cell."""
 
 import html
 import sys
@@ -19,7 +19,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress:
-    """A bar with what the run says of itself, shown at once and renewed in place.
+    """A progress bar with what the run says of itself, shown at once and renewed in place.
 
     Args:
         folder: of the run.

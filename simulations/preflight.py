@@ -1,4 +1,4 @@
-"""What can be known to fail is refused before anything starts: methods, budget, model, data.
+"""Checks of a run before anything starts: methods, budget, model and data that can be known to fail are refused.
 
 Each check is the function that the run itself will call, so a run that passes here does not fail there for a setting.
 A single run is rehearsed then (:mod:`simulations.engines.rehearsal`), in the process that starts it; not a run that is
@@ -45,7 +45,7 @@ from strategies.calibration import Calibrated
 
 @dataclass(frozen=True)
 class Checked:
-    """A run that may start.
+    """A checked run that may start.
 
     Attributes:
         noise: as it was calibrated, in JSON; None where every site calibrates for itself.
@@ -66,17 +66,17 @@ class Checked:
 
     @property
     def multipliers(self) -> tuple[float, ...]:
-        """Noise multipliers of the rounds; none where every site calibrates for itself, or no noise is added."""
+        """The noise multipliers of the rounds. None where every site calibrates for itself, or no noise is added."""
         return tuple(self.noise["multipliers"]) if self.noise is not None else ()
 
     def hand_on(self, folder: Path) -> None:
-        """The noise to the process that runs in ``folder``."""
+        """Hand the noise on to the process that runs in ``folder``."""
         if self.noise is not None:
             handed_on.write_noise(folder, self.config, self.noise, self.phases)
 
 
 def check_run(asked: Asked) -> Checked:
-    """Check whatever was asked for, then rehearse it.
+    """Check whatever kind of run was asked for, then rehearse it.
 
     Raises:
         ConfigError, ValueError: naming every setting that cannot work, or the stage that fails.
@@ -231,7 +231,7 @@ def _noise_of(ready: RecordLevelAssembly) -> Calibrated:
 
 
 def check_cells(cells: list[Cell]) -> dict[str, Checked]:
-    """Refuse all cells if one of them cannot run; what is known of each, by its key.
+    """Refuse all cells if one of them cannot run; returns what is known of each, by its key.
 
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
@@ -284,7 +284,7 @@ def check_cells(cells: list[Cell]) -> dict[str, Checked]:
 
 
 def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[str, Checked], NoiseOf]:
-    """All that can be refused of a private sweep before anything is drawn or spent.
+    """Check all that can be refused of a private sweep before anything is drawn or spent.
 
     Returns:
         What it commits to; the noise of every cell as a run by itself at the same target; what calibrates a cell for
@@ -304,7 +304,7 @@ def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[
 
 
 def _calibrating(cells: Sequence[Cell]) -> NoiseOf:
-    """Calibrates such cells, which have passed their checks, for any epsilon; equal noise is searched once."""
+    """Make what calibrates cells that have passed their checks, for any epsilon; equal noise is searched once."""
     sites = [cell.config for cell in cells if cell.kind == "silo"]  # of one data set, so of as many units
     units = len(assemble_record_level(sites[0]).index) if sites else 0
     known: dict[str, Calibrated] = {}
@@ -323,5 +323,5 @@ def _calibrating(cells: Sequence[Cell]) -> NoiseOf:
 
 
 def _at(config: RunConfig, epsilon: float) -> RunConfig:
-    """The same run for another target."""
+    """A copy of a run's settings for another target."""
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})

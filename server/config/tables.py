@@ -103,7 +103,7 @@ class Model(Table):
 
 
 class Public(Table):
-    """What the server does with its own public records besides validation; none of it costs privacy.
+    """Training of the server on its own public records; none of it costs privacy.
 
     Attributes:
         training_fraction: share of the public validation records that the warm start trains on; they no longer
@@ -121,7 +121,7 @@ class Public(Table):
 
 
 class Engine(FrozenBase):
-    """Where and how the clients train.
+    """The place and the way in which the clients train.
 
     Attributes:
         kind: engine: Flower's simulation on Ray, or everything in one process.
@@ -161,7 +161,7 @@ class Engine(FrozenBase):
 
 
 class Simulation(Table):
-    """How clients are laid out on Flower's nodes.
+    """The layout of clients on Flower's nodes.
 
     Attributes:
         clients_per_node: clients on each of Flower's nodes: 1 makes every node one client; 0 makes every node a worker
@@ -172,7 +172,7 @@ class Simulation(Table):
 
 
 class Evaluation(Table):
-    """What is measured on public records. Runs of answers or summaries end with what the adapter writes to some.
+    """Measurements on public records. Runs of answers or summaries end with what the adapter writes to some.
 
     Attributes:
         every: rounds from one evaluation on the public validation set to the next; controllers that read it need 1.
@@ -188,7 +188,7 @@ class Evaluation(Table):
 
 
 class Audit(Table):
-    """What a run carries for an attack on it (``lacquer audit``), see docs/audit.md.
+    """Canaries that a run carries for an attack on it (``lacquer audit``), see docs/audit.md.
 
     Attributes:
         canaries: number of protected units, the last ones, that are canaries. A secret coin decides for each whether it
@@ -232,7 +232,7 @@ class Span(Table):
 
 
 class Silo(StepSettings):
-    """How a client trains that protects its own records (``privacy.unit``), by ``client.record_level.dp_sgd``.
+    """Training at a client that protects its own records (``privacy.unit``), by ``client.record_level.dp_sgd``.
 
     ``strategy.controller`` and ``strategy.optimizer`` are then the site's; of several sites that send coefficients
     (``silo.span``), the optimizer is the server's. ``rounds`` counts the private steps of a run of one site.

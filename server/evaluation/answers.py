@@ -1,4 +1,4 @@
-"""What a run's adapter writes at the end: ROUGE of its answers or summaries, a few of them to look at.
+"""The texts that a run's adapter writes at the end: ROUGE of its answers or summaries, a few of them to look at.
 
 The adapter is written as PEFT files and loaded onto the base model by PEFT, which is what its user will do. It answers
 the first ``evaluation.rouge-records`` test records, and the first ``evaluation.examples`` are shown beside what the

@@ -1,4 +1,4 @@
-"""What an exported folder says of itself: the card in the form that its library reads, the guarantee, the stamp.
+"""The files that describe an exported folder: the card in its library's form, the guarantee, the stamp.
 
 The adapter's card is the source: what a model guarantees and how good it is does not change with its form.
 """

@@ -1,1 +1,1 @@
-"""Who is connected, and on which terms."""
+"""The network of a run: nodes, certificates, signed instructions, the SuperLink."""

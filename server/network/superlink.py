@@ -60,7 +60,7 @@ def _forgiving(count: Any) -> Any:
 
 
 def refusal(request: Any) -> str:
-    """Why what a node sends is not taken; empty if it is a reply in the node's own name.
+    """The reason why a message of a node is not taken; empty if it is a reply in the node's own name.
 
     Args:
         request: Flower's ``PushMessagesRequest``; its ``node`` is the one whose key signed the call.

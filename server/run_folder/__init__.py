@@ -1,1 +1,1 @@
-"""What a run keeps in its folder, and how an interrupted run is resumed."""
+"""The files in a run's folder, and how an interrupted run is resumed from them."""

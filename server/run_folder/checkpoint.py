@@ -75,7 +75,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run is resumed from.
+    """The state that a run is resumed from.
 
     Attributes:
         state: after the last release, before the controller heard of it; after ``begin`` if there was none.
@@ -105,7 +105,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Mark:
-    """What the last checkpoint saw of the files beside it.
+    """A note of the last checkpoint on the files beside it.
 
     Attributes:
         ledger_head: of the ledger.
@@ -129,7 +129,7 @@ class Mark:
 
 
 def save_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. A crash at any moment leaves the previous one or this one.
+    """Write a checkpoint of a run; a crash at any moment leaves the previous one or this one.
 
     Raises:
         TypeError: the controller's state holds something that has no place in a checkpoint.

@@ -1,4 +1,4 @@
-"""What became of the records a run read: counted while they are prepared, shown where that gives nobody away.
+"""Counts of the records a run read, taken while they are prepared and shown where that gives nobody away.
 
 These are exact counts, taken without noise, so no guarantee covers them. A simulation shows those of its own files,
 and the sizes of clients that it dealt itself. Where a site trains on its own records, or every node does, the folder

@@ -1,4 +1,4 @@
-"""Why a run cannot be resumed, apart from what finds it out, so that whoever catches it need not import that."""
+"""The error of a run that cannot be resumed, in a module of its own so that catching it imports nothing else."""
 
 
 class CannotResume(RuntimeError):

@@ -1,4 +1,4 @@
-"""What a run was started with: ``origin.json``, and what of it is different now."""
+"""The start of a run as it was noted in ``origin.json``, and what of it is different now."""
 
 import json
 from collections.abc import Mapping, Sequence

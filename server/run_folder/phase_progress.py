@@ -1,4 +1,4 @@
-"""How far a run in phases has come: the adapter behind every phase, and a checkpoint inside a private one.
+"""The progress of a run in phases: the adapter behind every phase, and a checkpoint inside a private one.
 
     phases/2/done.safetensors    the adapter behind the second phase, and in its header what PhaseResult tells
     phases/2/checkpoint/         inside it, after every release

@@ -1,4 +1,4 @@
-"""How far a cross-silo run has come: one file, written whole or not at all after every round.
+"""The progress of a cross-silo run: one file, written whole or not at all after every round.
 
     silos.safetensors    the adapter (residual, served average, public texts and state of the server's optimizer, if
                          there are any), and in its header the round and what the sites have said

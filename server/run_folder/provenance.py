@@ -1,4 +1,4 @@
-"""What a run ran on: its code file by file, so that a resumed run can say what is different, and its environment.
+"""The code of a run file by file, so that a resumed run can say what is different, and its environment.
 
 The environment is the versions of the libraries that decide its numbers, the machine, and the commit if it is known.
 """
@@ -88,7 +88,10 @@ def describe_environment() -> dict[str, Any]:
 
 
 def write_environment(run_folder: Path) -> None:
-    """Write environment.json. A resumed run overwrites it: the file tells of the last process that trained."""
+    """Write environment.json into a run's folder.
+
+    A resumed run overwrites it: the file tells of the last process that trained.
+    """
     text = json.dumps(describe_environment(), indent=2)
     (Path(run_folder) / ENVIRONMENT_FILE).write_text(text + "\n", encoding="utf-8")
 

@@ -1,4 +1,6 @@
-"""What a run tells while it runs: metrics.jsonl, TensorBoard scalars, status.json; released or public values only.
+"""The metrics and the status of a run while it runs: metrics.jsonl, TensorBoard, status.json.
+
+They hold released or public values only.
 
 Wall times, which are neither, have a file of their own, times.jsonl, that stays with the run's owner.
 

@@ -1,4 +1,4 @@
-"""What a run folder proves of its guarantee: its ledger, held against every other file that speaks of it.
+"""A check of what a run folder proves of its guarantee: its ledger, against every file that speaks of it.
 
 :func:`verify_run` is the one way in for whatever shows, ships, adds up or resumes a run. A file that is damaged, gone,
 rolled back or says something else than the ledger is named, and nothing is said of the guarantee.

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: privacy.json, the adapter as PEFT files with its card, digests, results.json.
+"""The artefacts of a finished run: privacy.json, the adapter as PEFT files with its card, digests, results.json.
 
 One writer for every kind of run. What is paid for comes first (:func:`keep_adapter`) and is on the disk before anything
 is measured of it: privacy.json and the adapter. Each measurement after that may fail alone (:func:`attempt_measure`).
@@ -70,7 +70,7 @@ Measure = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went, and what is measured of its adapter on public data.
+    """The outcome of a run: how it went, and what is measured of its adapter on public data.
 
     Attributes:
         measures: what is measured, by the name that says what is missing where it fails.
@@ -166,7 +166,7 @@ def write_results(
 
 
 def attempt_measure(name: str, measure: Measure, missing: dict[str, str], folder: Path) -> Mapping[str, Any]:
-    """Make one measurement; where it fails, return nothing and note why in ``missing``.
+    """Make one of a run's measurements; where it fails, return nothing and note why in ``missing``.
 
     The one place where a failure does not end a run: what it has paid for is kept, whatever a model, a tokenizer or a
     library for scores raises of it. Only a released adapter and public records are measured, so the reason is public.

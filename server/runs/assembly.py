@@ -1,4 +1,4 @@
-"""From a configuration to everything a run needs, checked, before any budget is spent.
+"""Building everything a run needs from its configuration, checked, before any budget is spent.
 
 Runs of every kind are assembled alike (:class:`Assembly`): the data set and the job as the clients know them, the
 adapter on its base model. Then what a server over clients adds: its commitment, its strategy, the secret that draws

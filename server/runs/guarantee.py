@@ -1,4 +1,4 @@
-"""What a run in phases guarantees, in the weakest words that are true.
+"""The guarantee of a run in phases, in the weakest words that are true.
 
 - ``record``: every phase that reads private texts is differentially private. A record-level (epsilon, delta).
 - ``selective``: the phases without noise read redacted texts only. Selective DP: neighbours differ in the sensitive

@@ -1,4 +1,4 @@
-"""What every kind of run does alike: own its folder, note what it starts with, end with artefacts and a status."""
+"""The life of every kind of run: own its folder, note what it starts with, end with artefacts and a status."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the server learns from its own public records before it asks anybody: a warm start.
+"""Training on the server's own public records before anybody is asked: a warm start.
 
 It touches no client, so it costs no privacy. Records used here are left out of validation: a loss measured on
 them would fall for reasons that have nothing to do with the model's worth. Beside the prepared data it is kept for the

@@ -1,4 +1,4 @@
-"""What runs over records add to an assembly: the settings of the site that trains, its units and its own commitment."""
+"""The parts of an assembly for runs over records: the site's settings, its units and its own commitment."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which kind of run a folder's configuration describes, and running it."""
+"""Choosing the kind of run that a folder's configuration describes, and running it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What canaries of a run show: units with a coin (``audit.canaries``), and secrets in texts (``data.canaries``)."""
+"""Findings from a run's canaries: units with a coin (``audit.canaries``), and secrets in texts (``data.canaries``)."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ CANDIDATES = 4095
 
 
 def canary_findings(run: FinishedRun, population: int) -> dict[str, Any] | None:
-    """The game on the releases of a run whose population holds canaries; None where it holds none.
+    """Play the game on the releases of a run whose population holds canaries; None where it holds none.
 
     Raises:
         CorruptRun: the secret of the coins or what was seen is gone.
@@ -42,7 +42,7 @@ def canary_findings(run: FinishedRun, population: int) -> dict[str, Any] | None:
 
 
 def exposures(run: FinishedRun, model: Any) -> dict[str, Any] | None:
-    """Exposure of the planted secrets under the run's adapter and under its base model; None where there are none.
+    """Measure the exposure of planted secrets under the run's adapter and its base model; None where there are none.
 
     Exact ranks among all numbers where every digit is one token, else ranks among secrets that were not planted. The
     p-value is Kolmogorov and Smirnov's, one-sided: of secrets that were never seen ranks are uniform.
@@ -93,7 +93,7 @@ def _summary(found: list[exposure.Exposure]) -> dict[str, Any]:
 
 
 def digit_tokens(tokenizer: Any, kind: str, planted: list[str]) -> tuple[list[int], list[int]] | None:
-    """Tokens in front of a number and those of 0 to 9; None where a number is not one token a digit."""
+    """The tokens in front of a number and those of 0 to 9; None where a number is not one token a digit."""
     shape = KINDS[kind]
     if shape.alphabet != DIGITS:
         return None

@@ -42,7 +42,7 @@ Cache = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Exposure:
-    """Bits, and the limits between which the sampled rank leaves them; exact ranks have equal limits."""
+    """The exposure of a secret in bits, with limits from its sampled rank; exact ranks have equal limits."""
 
     bits: float
     low: float
@@ -52,7 +52,7 @@ class Exposure:
 def split_tokens(
     tokenizer: PreTrainedTokenizerBase, kind: str, secrets: Sequence[str], before: str = ""
 ) -> tuple[list[int], list[list[int]]]:
-    """Tokens in front of every secret, and behind them those of each.
+    """Split the tokens of canaries into those in front of every secret and those of each secret.
 
     Only scores of one call may be ranked against one another: its secrets decide where the tokens are cut.
 
@@ -72,13 +72,13 @@ def split_tokens(
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Without the end of text, where the tokenizer puts one."""
+    """The tokens of a text without the end of text, where the tokenizer puts one."""
     ids: list[int] = tokenizer(text, split_special_tokens=True)["input_ids"]
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """The number of tokens that two texts have in common at their beginning."""
     return next(
         (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, (first, second)))
     )
@@ -87,7 +87,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 def of_planted(
     model: Any, tokenizer: PreTrainedTokenizerBase, kind: str, planted: Sequence[str], others: Sequence[str]
 ) -> list[Exposure]:
-    """Exposure of each of the `planted` secrets, ranked among `others`, which were not; see :func:`sampled`."""
+    """Measure the exposure of `planted` secrets, ranked among `others`, which were not planted."""
     prefix, rows = split_tokens(tokenizer, kind, [*planted, *others])
     scores = [log_probabilities(model, prefix, part) for part in (rows[: len(planted)], rows[len(planted) :])]
     return sampled(scores[0], scores[1], len(KINDS[kind].alphabet) ** KINDS[kind].length)
@@ -95,7 +95,7 @@ def of_planted(
 
 @torch.no_grad()
 def log_probabilities(model: Any, prefix: Sequence[int], secrets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """log P(secret | prefix) of every secret, in nats; `model` is a plain causal model.
+    """The log-probability of every secret behind a prefix, in nats; `model` is a plain causal model.
 
     Args:
         prefix, secrets: of :func:`split_tokens`; secrets may differ in length.
@@ -115,7 +115,7 @@ def log_probabilities(model: Any, prefix: Sequence[int], secrets: Sequence[Seque
 
 @torch.no_grad()
 def all_numbers(model: Any, prefix: Sequence[int], digits: Sequence[int], length: int) -> NDArray[np.float64]:
-    """log P(number | prefix) of all ``10**length`` numbers of `length` digits, in order, in nats.
+    """The log-probability behind a prefix of all ``10**length`` numbers of `length` digits, in order, in nats.
 
     Args:
         digits: the tokens of 0 to 9, the same in every place; a tokenizer that puts several digits into one token, or
@@ -162,13 +162,13 @@ def _walk(model: Any, digits: Tensor, cache: Cache, ends: Tensor, left: int, fou
 
 
 def _apart(states: Tensor, past: int) -> Tensor:
-    """Keys or values of ten digits behind each row, ``[rows, heads, past + 10, size]``, as those of ten rows each."""
+    """Split keys or values of ten digits behind each row, ``[rows, heads, past + 10, size]``, into ten rows each."""
     own = states[:, :, past:].transpose(1, 2).flatten(0, 1)[:, :, None]
     return torch.cat([states[:, :, :past].repeat_interleave(10, dim=0), own], dim=2)
 
 
 def _chances(logits: Tensor, digits: Tensor) -> Tensor:
-    """log P of each digit; in float64 where it is added up."""
+    """The log-probability of each digit; in float64 where it is added up."""
     return (logits[..., digits] - logits.logsumexp(-1, keepdim=True)).double()
 
 
@@ -177,7 +177,7 @@ def _tensors(cache: Any) -> Cache:
 
 
 def exact(scores: NDArray[np.float64], planted: Sequence[int]) -> list[Exposure]:
-    """Exposure of the secrets numbered `planted` given the scores of all; equal scores share the better rank."""
+    """The exposure of the secrets numbered `planted`, given the scores of all; equal scores share the better rank."""
     ordered = np.sort(scores)
     ranks = len(scores) - np.searchsorted(ordered, scores[list(planted)], side="right") + 1
     bits = np.log2(len(scores)) - np.log2(ranks)
@@ -187,7 +187,7 @@ def exact(scores: NDArray[np.float64], planted: Sequence[int]) -> list[Exposure]
 def sampled(
     planted: NDArray[np.float64], candidates: NDArray[np.float64], space: int, alpha: float = 0.05
 ) -> list[Exposure]:
-    """Exposure from scores of the planted secrets and of random candidates that were not planted.
+    """Estimate exposure from scores of the planted secrets and of random candidates that were not planted.
 
     ``-log2`` of the share of candidates above the secret, counting the secret itself; limits at level 1 - `alpha`.
     """
@@ -202,7 +202,7 @@ def sampled(
 
 
 def mean_interval(exposures: Sequence[Exposure], alpha: float = 0.05) -> Exposure:
-    """Mean over canaries and its Student-t confidence interval at level 1 - `alpha`; needs two canaries."""
+    """The mean exposure over canaries, with its Student-t interval at level 1 - `alpha`; needs two canaries."""
     checks.integer_at_least(2, canaries=len(exposures))
     bits = np.array([exposure.bits for exposure in exposures])
     half = float(student.ppf(1 - alpha / 2, len(bits) - 1) * bits.std(ddof=1) / math.sqrt(len(bits)))

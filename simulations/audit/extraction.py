@@ -38,7 +38,7 @@ SECRETS = 200
 """Most planted secrets that are tried."""
 
 CONTROLS = 400
-"""Secrets that were never planted."""
+"""Number of secrets that were never planted."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Said:
-    """What a model says behind the contexts: of every planted secret, and of every other.
+    """A model's words behind the contexts, for planted secrets and for others.
 
     Attributes:
-        chances: log P of each.
-        greedy: whether the most probable continuation says it.
+        chances: ``[secrets]``, log-probability of each, in nats.
+        greedy: ``[secrets]``, whether the most probable continuation says it.
         similar: ``[secrets, len(GRAMS)]``, Jaccard similarity of its characters with that continuation's.
     """
 
@@ -66,7 +66,7 @@ class Said:
 
 
 def extraction(run: FinishedRun, model: Any) -> dict[str, Any] | None:
-    """How many planted secrets come out of the run's adapter, and of its base model; None where there are none.
+    """Count the planted secrets that the run's adapter and its base model say; None where there are none.
 
     Args:
         model: of ``run.language_model()``.
@@ -90,12 +90,12 @@ def extraction(run: FinishedRun, model: Any) -> dict[str, Any] | None:
 
 
 def sampled_at_all(log_probability: float) -> float:
-    """Probability that a text of this log-probability is among SAMPLES independent samples."""
+    """The probability that a text of this log-probability is among SAMPLES independent samples."""
     return -math.expm1(SAMPLES * math.log1p(-min(math.exp(log_probability), 1 - 1e-12)))
 
 
 def _contexts(run: FinishedRun, planted: Canaries) -> list[Context]:
-    """What stands in front of the secrets; of one in several records the first."""
+    """Find the texts in front of the secrets; of a secret in several records the first."""
     chosen = planted.secrets[:SECRETS]
     others = secrets(planted.kind, CONTROLS + len(planted.secrets), run.config.seed, "not planted")
     controls = [secret for secret in others if secret not in set(planted.secrets)][:CONTROLS]
@@ -133,7 +133,7 @@ def _said(run: FinishedRun, model: Any, kind: str, contexts: Sequence[Context]) 
 
 
 def _behind(prefix: str, text: str) -> str:
-    """A continuation without what it repeats of the prefix, where a token joins the prefix and the secret."""
+    """Cut what a continuation repeats of the prefix, where a token joins the prefix and the secret."""
     return text.removeprefix(next((prefix[at:] for at in range(len(prefix)) if text.startswith(prefix[at:])), ""))
 
 
@@ -160,7 +160,7 @@ def _summary(planted: Said, controls: Said) -> dict[str, Any]:
 
 
 def _counted(of: NDArray[np.bool_], alpha: float = 0.05) -> dict[str, Any]:
-    """How many, and the share with its Clopper-Pearson interval."""
+    """The count and the share of what is true, with its Clopper-Pearson interval."""
     count, number = int(of.sum()), len(of)
     low, high = (float(limit(count, number, alpha / 2)) for limit in (binomial_lower, binomial_upper))
     return {"count": count, **asdict(Interval(count / number, low, high))}

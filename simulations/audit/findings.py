@@ -44,7 +44,7 @@ NO_SECRETS = "exposure and extraction of planted secrets (the run holds none: da
 
 
 def audited(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
-    """Every audit that can be made of a finished run.
+    """Make every audit that can be made of a finished run.
 
     Args:
         most: records of either side of membership inference.
@@ -79,7 +79,7 @@ def audited(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
 
 
 def _written(run: FinishedRun, data: PreparedData, level: Units) -> dict[str, Any]:
-    """What a language model writes and prefers; nothing of a classifier."""
+    """Measure what a language model writes and prefers; nothing of a classifier."""
     if run.task == "classification":
         return {"exposure": None, "extraction": None, "jaccard": None}
     model = run.language_model()
@@ -110,14 +110,14 @@ def _records(run: FinishedRun) -> PreparedData:
 
 
 def _upper(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the ledger says; None where nothing is guaranteed."""
+    """The upper bound that the ledger proves; None where nothing is guaranteed."""
     if said.get("not_private") is not None or said.get("epsilon") is None:
         return None
     return {"epsilon": said["epsilon"], "delta": said["delta"], "unit": said["unit"], "adjacency": said["adjacency"]}
 
 
 def bounds(found: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Name, value and ceiling of every lower bound on epsilon that holds for any mechanism."""
+    """List name, value and ceiling of every lower bound on epsilon that holds for any mechanism."""
     canaries = found["canaries"]
     own = [("the game with canaries", canaries["epsilon_lower"], canaries["ceiling"])] if canaries else []
     return own + [
@@ -128,7 +128,7 @@ def bounds(found: Mapping[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """The lower bounds beside the upper one, in words."""
+    """Compare the lower bounds with the upper one, in words."""
     upper, lower = found["upper_bound"], bounds(found)
     if upper is None:
         return "There is no guarantee to refute."
@@ -149,7 +149,7 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 
 def write_findings(run_folder: Path, found: Mapping[str, Any]) -> Path:
-    """Write audit.json and the run's report with the audit's section into the folder's ``audit/``; that folder."""
+    """Write audit.json and the report with the audit's section into the run's ``audit/``; returns that folder."""
     folder = run_folder / AUDIT_FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     durable.write(folder / AUDIT_FILE, json.dumps(found, indent=1) + "\n", mode=0o600)

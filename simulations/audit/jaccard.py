@@ -1,4 +1,4 @@
-r"""How much of a record a model writes: Jaccard similarity of n-grams, as the excess over records it never saw.
+r"""The share of a record that a model writes: Jaccard similarity of n-grams, less that of records it never saw.
 
     J_n(a, b) = |A_n & B_n| / |A_n | B_n|          A_n, B_n: the sets of n-grams of a and b, n = 1 to 4
 
@@ -36,13 +36,15 @@ NEW_TOKENS = 32
 
 
 def jaccard(first: Sequence[Any], second: Sequence[Any], n: int) -> float:
-    """Similarity of the sets of n-grams of two sequences; 0 where neither is `n` long."""
+    """The similarity of the sets of n-grams of two sequences; 0 where neither is `n` long."""
     one, two = ({tuple(of[at : at + n]) for at in range(len(of) - n + 1)} for of in (first, second))
     return len(one & two) / max(1, len(one | two))
 
 
 def excess(members: ArrayLike, others: ArrayLike, alpha: float = 0.05) -> Interval:
-    """Mean of the members' similarities less that of the others', both within [0, 1], with a 1 - alpha interval.
+    """The mean of the members' similarities less that of the others', with a 1 - alpha interval.
+
+    All similarities lie within [0, 1].
 
     Welch's t. Where all values of a side are equal, or it has one, there is no variance to go by: then the limits are
     those that n times the value 0 leaves to the mean of a variable within [0, 1] (Clopper-Pearson), which are wide.
@@ -60,7 +62,9 @@ def excess(members: ArrayLike, others: ArrayLike, alpha: float = 0.05) -> Interv
 
 
 def record_jaccard(run: FinishedRun, model: Any, sets: tuple[Records, Records]) -> dict[str, Any] | None:
-    """Excess of the run's adapter and of its base model; None where the records are too short to be continued.
+    """Measure the excess of the run's adapter and of its base model.
+
+    None where the records are too short to be continued.
 
     Args:
         model: of ``run.language_model()``.
@@ -99,7 +103,7 @@ def record_jaccard(run: FinishedRun, model: Any, sets: tuple[Records, Records]) 
 
 
 def _tasks(records: Records, task: str, longest: int) -> list[tuple[list[int], list[int]]]:
-    """Prompt and what follows it, of every record in which as many tokens follow as the longest n-gram has."""
+    """Split records into a prompt and what follows it, where at least the longest n-gram follows."""
     found = []
     for start, stop in zip(records.offsets[:-1], records.offsets[1:], strict=True):
         tokens = records.tokens[start:stop].tolist()

@@ -20,17 +20,20 @@ from server.runs.public_data import PublicTraining, public_start
 Floats = NDArray[np.float64]
 
 EPOCHS = 5
-"""Of the warm start that a classifier without one gets."""
+"""Epochs of the warm start that a classifier without one gets."""
 
 
 def adapter_losses(run: FinishedRun, sets: list[Records]) -> list[Floats]:
-    """Loss of every record of each set under the run's adapter; of a language model the mean over its tokens."""
+    """Measure the loss of every record of each set under the run's adapter.
+
+    That of a language model is the mean over its tokens.
+    """
     engine, vector = run.engine()
     return [record_losses(engine, vector, records) for records in sets]
 
 
 def reference_losses(run: FinishedRun, data: PreparedData, sets: list[Records]) -> list[Floats]:
-    """The same under the reference.
+    """Measure the loss of every record of each set under the reference.
 
     Raises:
         CorruptRun: the start that the run kept is damaged.
@@ -63,6 +66,6 @@ def _made_start(run: FinishedRun, data: PreparedData) -> tuple[Engine, torch.Ten
 
 
 def record_losses(engine: Engine, vector: torch.Tensor, records: Records) -> Floats:
-    """Every record as a client of its own."""
+    """Measure the loss of every record as a client of its own."""
     ones = [records.select([row]) for row in range(len(records))]
     return np.asarray(engine.losses(vector, ones).double().cpu().numpy(), dtype=np.float64)

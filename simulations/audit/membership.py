@@ -26,7 +26,7 @@ STEPS = {"add_remove": 2, "zero_out": 2, "replace_one": 1}
 
 
 def membership(run: FinishedRun, data: PreparedData, levels: Sequence[Units]) -> list[dict[str, Any]]:
-    """What the attacks find, for the protected units and for single records.
+    """Run the attacks on membership, for the protected units and for single records.
 
     Args:
         levels: of :func:`simulations.audit.units.audited_units`.
@@ -52,7 +52,7 @@ def membership(run: FinishedRun, data: PreparedData, levels: Sequence[Units]) ->
 def attacked(
     run: FinishedRun, level: Units, scores: Mapping[str, tuple[Floats, Floats]], reference: tuple[Floats, Floats]
 ) -> dict[str, Any]:
-    """What scores of some units, members and others, say about the run.
+    """Judge what scores of some units, members and others, say about the run.
 
     Args:
         reference: losses of the units under a model that saw none of them.
@@ -76,7 +76,7 @@ def attacked(
 
 
 def conclusion(found: Mapping[str, Any]) -> str:
-    """What may be said of one level, in words."""
+    """Say in words what may be concluded of one level."""
     check = found["exchangeable"]
     if not check["holds"]:
         return (
@@ -95,7 +95,7 @@ def conclusion(found: Mapping[str, Any]) -> str:
 
 
 def _means(level: Units, losses: Sequence[Mapping[int, float]]) -> tuple[Floats, Floats]:
-    """Mean loss of every member and of every other."""
+    """The mean loss of every member and of every other."""
     sides = zip((level.members, level.others), losses, strict=True)
     inside, outside = (np.array([np.mean([of[int(row)] for row in rows]) for rows in units]) for units, of in sides)
     return inside, outside

@@ -44,11 +44,15 @@ from simulations.report.notation import duration_text
 Floats = NDArray[np.float64]
 
 LEAST = 4
-"""Shadows: two with and two without a unit, or there is no variance."""
+"""Fewest shadows: two with and two without a unit, or there is no variance."""
 
 
 def refuse_shadows(run: FinishedRun, count: int) -> None:
-    """ValueError, saying why, where so many shadow runs of this run cannot be made."""
+    """Refuse so many shadow runs where this run cannot be run again on other records.
+
+    Raises:
+        ValueError: saying why.
+    """
     config, wrong = run.config, ""
     if count < LEAST or count % 2:
         raise ValueError(
@@ -75,7 +79,7 @@ def refuse_shadows(run: FinishedRun, count: int) -> None:
 
 
 def shadow_cost(run: FinishedRun, count: int) -> str:
-    """What so many shadow runs take, in words, for before they are begun."""
+    """Say what so many shadow runs take, before they are begun."""
     seconds = float(run.results["seconds"])
     return (
         f"{count} shadow runs, {count} times the run's {duration_text(seconds)}: {duration_text(count * seconds)}. "
@@ -84,7 +88,9 @@ def shadow_cost(run: FinishedRun, count: int) -> str:
 
 
 def shadow_findings(run: FinishedRun, data: PreparedData, level: Units, count: int) -> dict[str, Any]:
-    """What `count` shadow runs say about the run: a level as of :func:`simulations.audit.membership.membership`.
+    """Train `count` shadow runs and judge what they say about the run.
+
+    The result is a level as of :func:`simulations.audit.membership.membership`.
 
     Args:
         level: of the protected units.
@@ -114,13 +120,16 @@ def shadow_findings(run: FinishedRun, data: PreparedData, level: Units, count: i
 
 
 def logit(losses: Floats) -> Floats:
-    """log(p / (1 - p)) of p = exp(-loss); of a loss of 0 that of the least positive one that changes p."""
+    """The logit log(p / (1 - p)) of p = exp(-loss).
+
+    Of a loss of 0 it is that of the least positive one that changes p.
+    """
     losses = np.maximum(losses, np.finfo(np.float64).eps)
     return -losses - np.log(-np.expm1(-losses))
 
 
 def likelihood_ratios(phi: Floats, shadows: Floats, included: NDArray[np.bool_]) -> Mapping[str, Floats]:
-    """LiRA's scores, larger meaning "member".
+    """Compute LiRA's scores of the targets, larger meaning "member".
 
     Args:
         phi: ``[targets]``, under the run.
@@ -152,7 +161,9 @@ def unit_of_rows(config: RunConfig, data: PreparedData) -> Rows:
 def exchanged(
     config: RunConfig, data: PreparedData, slots: Rows, targets: Units, inside: NDArray[np.bool_]
 ) -> tuple[Records, Rows]:
-    """Training records of a shadow, and the unit of each: the targets that are `inside` in the places of the members.
+    """Make the training records of a shadow, and the unit of each.
+
+    The targets that are `inside` take the places of the members.
 
     Args:
         slots: unit of every training record.
@@ -183,7 +194,7 @@ def _joined(first: Records, second: Records) -> Records:
 
 
 def _targets(level: Units, draws: np.random.Generator) -> Units:
-    """As many members as others, at random, in the order of their rows."""
+    """Choose as many members as others, at random, in the order of their rows."""
     m = min(len(level.members), len(level.others))
     chosen = [np.sort(draws.permutation(len(of))[:m]) for of in (level.members, level.others)]
     return replace(
@@ -194,7 +205,7 @@ def _targets(level: Units, draws: np.random.Generator) -> Units:
 
 
 def _halves(m: int, count: int, draws: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-    """Which of 2m targets each shadow is trained on, m of them."""
+    """Draw which of 2m targets each shadow is trained on, m of them."""
     for _ in range(count // 2):
         inside = np.zeros(2 * m, dtype=np.bool_)
         inside[draws.permutation(2 * m)[:m]] = True
@@ -203,7 +214,7 @@ def _halves(m: int, count: int, draws: np.random.Generator) -> Iterator[NDArray[
 
 
 def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], place: Path) -> FinishedRun:
-    """A shadow that has ended, in a folder of its own.
+    """Train a shadow to its end, in a folder of its own.
 
     Its data set lies in a cache of its own under the name of the run's, where the run's code finds it.
     """
@@ -220,7 +231,7 @@ def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], 
 
 
 def _write(config: RunConfig, data: PreparedData, train: Records, units: Rows, folder: Path) -> None:
-    """The prepared data set with other training records."""
+    """Write the prepared data set with other training records."""
     folder.mkdir(parents=True)
     starts, stops = np.array([0]), np.array([len(train)])
     if config.unit == "client":

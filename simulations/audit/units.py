@@ -1,4 +1,4 @@
-"""Whom an attack on a finished run is about: units it trained on, and units of the same kind that were held out.
+"""The units that an attack on a finished run is about: some it trained on, and some that were held out.
 
 Held-out units are whole clients, patients or documents of the test set where the source names them. Clients that were
 dealt their records have no like among held-out ones, so one is made for each of some members: as many records, of the
@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Units:
-    """Members and others, as rows of the training and of the test set.
+    """Members and held-out units of an attack, as rows of the training and of the test set.
 
     Attributes:
         level: what one unit is: client, record, patient, ...
@@ -51,7 +51,7 @@ class Units:
 
 
 def audited_units(config: RunConfig, data: PreparedData, most: int, canary_units: int = 0) -> list[Units]:
-    """The protected units and, where these hold several records, single records too.
+    """Choose the protected units and, where these hold several records, single records too.
 
     Args:
         most: records of either side.
@@ -88,7 +88,7 @@ def audited_units(config: RunConfig, data: PreparedData, most: int, canary_units
 
 
 def owners_of_test(config: RunConfig, data: PreparedData) -> Rows | None:
-    """Client or group of every test record, numbered; None where the test set does not say.
+    """The client or group of every test record, numbered; None where the test set does not say.
 
     The prepared data set does not keep them, so its sources are split again.
     """

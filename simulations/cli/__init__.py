@@ -1,1 +1,1 @@
-"""The lacquer command."""
+"""The commands of ``lacquer``, each in a module named after it."""

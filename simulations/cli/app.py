@@ -1,4 +1,4 @@
-"""The ``lacquer`` command."""
+"""The ``lacquer`` command, with the commands that train."""
 
 import enum
 import json
@@ -84,7 +84,7 @@ def main(
         bool, typer.Option("--version", help="Say the version and end.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Differentially private federated fine-tuning of language models."""
+    """Take the options that come before a command's name."""
 
 
 class EngineKind(enum.StrEnum):
@@ -331,13 +331,13 @@ def report(
 
 
 def _note_interrupted(folder: Path) -> None:
-    """The processes that could have written it are gone."""
+    """Note that a run was interrupted, for its processes that could have written it are gone."""
     with Telemetry(folder, tensorboard=False) as telemetry:
         telemetry.status("failed", "interrupted")
 
 
 def _how_to_go_on(folder: Path) -> str:
-    """Before anything was committed to, nothing was spent, and starting anew loses nothing."""
+    """The line that says how to resume; empty where nothing was spent, so that starting anew loses nothing."""
     from server.run_folder.verify import traces
 
     return f"\nResume with: lacquer resume {shell_quoted(folder)}" if traces(folder) else ""

@@ -1,4 +1,4 @@
-"""How a command ends: what a person can put right is said in lines, and every kind of end has its exit code.
+"""The ends of a command: what a person can put right is said in lines, and every kind of end has its exit code.
 
 No traceback is shown for anything that a person gave; the option ``--debug`` of every command shows it.
 """
@@ -72,7 +72,7 @@ _DEBUG = "lacquer.debug"
 
 
 def unwritable(error: BaseException, folder: Path | None = None) -> str:
-    """What a person is told of a file or folder that cannot be read or written; empty for other errors.
+    """Say what is wrong with a file or folder that cannot be read or written; empty for other errors.
 
     Args:
         folder: named for a full disk where the error does not name its file; default the current one.
@@ -94,7 +94,7 @@ def unwritable(error: BaseException, folder: Path | None = None) -> str:
 
 @contextmanager
 def refusals(*further: type[Exception]) -> Iterator[None]:
-    """What a person can put right is said in lines: wrong settings, a place that cannot be written, `further`."""
+    """End a command in lines for what a person can put right: wrong settings, an unwritable place, `further`."""
     known: tuple[type[Exception], ...] = (ConfigError, CorruptRun, *further)
     try:
         yield
@@ -110,7 +110,7 @@ def refusals(*further: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and a lost terminal end a run as Ctrl-C does: nothing started may stay behind."""
+    """Let SIGTERM and a lost terminal end a run as Ctrl-C does: nothing started may stay behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -139,5 +139,5 @@ def say_damaged(files: Sequence[str]) -> None:
 
 
 def say(message: str, style: str = "red") -> None:
-    """A message to a person, on standard error."""
+    """Print a message to a person, on standard error."""
     Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True, style=style)

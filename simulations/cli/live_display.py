@@ -28,7 +28,7 @@ _TIMED_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the display shows: what the run has written, and how long it has been watched (seconds)."""
+    """A moment of a run as the display shows it: what the run has written, and how long it was watched (seconds)."""
 
     config: RunConfig
     status: Status | None
@@ -47,12 +47,12 @@ class Snapshot:
 
     @property
     def done(self) -> tuple[int, int]:
-        """Rounds done and rounds planned."""
+        """The number of rounds done and of rounds planned."""
         return (self.latest.round, self.latest.rounds) if self.latest else (0, self.config.rounds)
 
     @property
     def seconds_left(self) -> float | None:
-        """Remaining rounds times the mean of the last rounds; None before there is one."""
+        """The remaining rounds times the mean of the last rounds; None before there is one."""
         timed = [record.seconds for record in self.metrics if record.phase == "round"][-_TIMED_ROUNDS:]
         if not timed or self.latest is None:
             return None
@@ -60,7 +60,7 @@ class Snapshot:
 
     @property
     def not_private(self) -> str | None:
-        """Why the run gives no guarantee, as soon as anything says so."""
+        """The reason why the run gives no guarantee, as soon as anything says so; else None."""
         stamped = [record.not_private for record in self.metrics if record.not_private]
         if stamped:
             return stamped[-1]
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def display(snapshot: Snapshot, width: int, spinner: Spinner | None = None) -> RenderableType:
-    """The live display of one moment, as wide as the terminal but never wider than suits the eye."""
+    """Draw the live display of one moment, as wide as the terminal but never wider than suits the eye."""
     width = min(width, WIDEST)
     bar_width = max(6, min(36, width - 40))
     page = Table.grid()
@@ -101,7 +101,7 @@ _EMPTY: _Row = ("", "", "")
 
 
 def _grid(rows: Sequence[_Row]) -> Table:
-    """Label, picture and number in columns that stay where they are from one moment to the next."""
+    """Lay out label, picture and number in columns that stay where they are from one moment to the next."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True, min_width=len("perplexity"))
     for _ in rows[0][1:]:
@@ -142,7 +142,7 @@ def _trend_rows(snapshot: Snapshot, bar_width: int) -> list[_Row]:
 
 
 def quality(metrics: Sequence[RoundRecord]) -> tuple[str, str, Callable[[float], str]]:
-    """Field, name and form of what people judge a model by: perplexity of language models, else accuracy."""
+    """The field, name and form of what people judge a model by: perplexity of language models, else accuracy."""
     if any(record.validation_perplexity is not None for record in metrics):
         return "validation_perplexity", "perplexity", number_text
     return "validation_accuracy", "accuracy", percent_text
@@ -199,7 +199,7 @@ def _bar(completed: float, total: float, width: int, style: str) -> ProgressBar:
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """Values as a row of `cells` block characters, oldest left; a cell that stands for several shows their mean.
+    """Draw values as a row of `cells` block characters, oldest left; a cell for several shows their mean.
 
     The lowest cell is the lowest block and the highest the highest; a constant row stays in the middle. Values that
     are not finite are left out.
@@ -217,7 +217,7 @@ def sparkline(values: Sequence[float], cells: int) -> str:
 
 
 def rate_text(record: RoundRecord) -> str:
-    """Expected clients per second with three digits."""
+    """The expected clients per second with three digits."""
     rate = record.clients_per_second
     return f"{rate:#.3g}".rstrip(".") if rate < 1000 else f"{rate:,.0f}"
 

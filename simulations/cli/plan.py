@@ -1,4 +1,4 @@
-"""What is known before a run starts: its data, what is likely to go wrong, what earlier runs have spent, its noise."""
+"""The plan of a run before it starts: its data, likely faults, what earlier runs have spent, its noise."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def say_known(checked: "Checked", console: Console) -> None:
-    """Before the progress of a run: the data block, warnings, the guarantee where it is not obvious."""
+    """Print what is known before a run's progress: the data, warnings, the guarantee where it is not obvious."""
     from simulations.report.data_block import data_rows, data_table
     from simulations.report.judgement import foreseen
 
@@ -33,7 +33,7 @@ def say_known(checked: "Checked", console: Console) -> None:
 
 
 def say_plan(checked: "Checked", *, as_json: bool, time: str = "") -> None:
-    """What would be run: settings that are not defaults, data, noise; nothing is started.
+    """Print what would be run: settings that are not defaults, data, noise; nothing is started.
 
     Args:
         time: that it takes here, in words; empty where it is not known.
@@ -73,7 +73,10 @@ def say_plan(checked: "Checked", *, as_json: bool, time: str = "") -> None:
 
 
 def earlier_runs(checked: "Checked") -> list[str]:
-    """What this run and earlier ones in its output folder, sweeps included, have cost together on the same data."""
+    """Warn of what this run and earlier ones on the same data have cost together.
+
+    The earlier ones are those in its output folder, sweeps included.
+    """
     from simulations.history.earlier import planned, together
 
     config = checked.config
@@ -81,7 +84,7 @@ def earlier_runs(checked: "Checked") -> list[str]:
 
 
 def _noise(checked: "Checked") -> dict[str, float] | None:
-    """Of the first and the last round, and on the mean of a cohort; None where every site calibrates for itself."""
+    """The noise of the first and the last round, and on a cohort's mean; None where sites calibrate for themselves."""
     found: Any = checked.noise
     multipliers = found.get("multipliers") if isinstance(found, dict) else None
     if not multipliers or not isinstance(multipliers[0], int | float):
@@ -97,6 +100,6 @@ def _noise(checked: "Checked") -> dict[str, float] | None:
 
 
 def _changed(config: RunConfig) -> dict[str, Any]:
-    """Settings that differ from their defaults."""
+    """The settings that differ from their defaults."""
     defaults = flatten(RunConfig().to_table())
     return {key: value for key, value in flatten(config.to_table()).items() if value != defaults.get(key)}

@@ -135,7 +135,7 @@ def _situation(
     agreement: float | None,
     like: Path | None,
 ) -> "Situation":
-    """What is asked; the data say what was not given."""
+    """Describe what is to be planned; the data say what was not given."""
     from simulations.planning.choices import Situation, changed_settings
     from simulations.planning.signal import default_agreement, given_agreement, measured_agreement
 
@@ -170,7 +170,7 @@ def _situation(
 
 
 def _say_levels(config: "RunConfig", console: Console, *, as_json: bool) -> None:
-    """Which way to draw a batch is less noisy at the site's own counts, in the terminal only."""
+    """Print which way to draw a batch is less noisy at the site's own counts, in the terminal only."""
     import numpy as np
 
     from client.data.prepare import prepare

@@ -26,7 +26,7 @@ LAWS = {"poisson": POISSON, "geometric": 1.0, "logarithmic": 0.0}
 
 
 def tries_of(mean: float | None, law: str, cells: int) -> Tries:
-    """The law of the number of tries as it was asked for; ConfigError names the option."""
+    """Read the law of the number of tries as it was asked for; ConfigError names the option."""
     try:
         shape = LAWS[law] if law in LAWS else float(law)
     except ValueError:
@@ -71,7 +71,10 @@ def private_sweep(
 
 
 def _together(single: Mapping[str, Checked], plan: TuningPlan, folder: Path) -> list[str]:
-    """What this sweep and earlier runs have cost together; it is one event, charged once however often it goes on."""
+    """Warn of what this sweep and earlier runs cost together.
+
+    It is one event, charged once however often it goes on.
+    """
     one = next(iter(single.values()))
     event = Cost(folder, plan.total, plan.delta, None, None, None)
     new = [replace(run, cost=event) for run in planned(one.config, one.source, one.noise)]
@@ -85,7 +88,7 @@ def print_plan(
     single: Mapping[str, Checked],
     noise_of: NoiseOf,
 ) -> None:
-    """What a dry run says: the noise of a candidate beside that of one run, and beside that of running every cell."""
+    """Print a private sweep's dry run: a candidate's noise beside that of one run and of running every cell."""
     tries, count = plan.tries, len(cells)
     at = f"epsilon at most {epsilon_text(plan.epsilon)} at delta {delta_text(plan.delta)}"
 

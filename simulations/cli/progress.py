@@ -95,7 +95,7 @@ def follow(
 
 
 class _Files:
-    """What the run has written, read again only when a file has changed: the run needs the cores more than we do."""
+    """The files of a run, read again only when one has changed: the run needs the cores more than we do."""
 
     def __init__(self, run_folder: Path) -> None:
         self.status: Status | None = None
@@ -121,7 +121,7 @@ class _Files:
 
 
 class PlainLines:
-    """Prints what is new since the last look: each message of the run, and at most about sixty of its rounds.
+    """A printer of what is new since the last look, in at most about sixty lines for the rounds.
 
     Where nothing is new, what the run does is said again every five seconds until round 1, then more and more rarely.
     """
@@ -165,7 +165,7 @@ class PlainLines:
 
 
 def round_line(record: RoundRecord, units: str = "clients") -> str:
-    """One training round on one line, in columns."""
+    """A training round on one line, in columns."""
     told = [f"round {record.round:>{len(str(record.rounds))}}/{record.rounds}"]
     if measured := measured_text(record):
         told.append(measured)
@@ -180,7 +180,7 @@ def round_line(record: RoundRecord, units: str = "clients") -> str:
 
 
 def measured_text(record: RoundRecord) -> str:
-    """The model on public validation: perplexity of a language model, else accuracy, and the loss."""
+    """The model's quality on public validation: perplexity of a language model, else accuracy, and the loss."""
     told = []
     if record.validation_perplexity is not None:
         told.append(f"perplexity {record.validation_perplexity:#.4g}")

@@ -122,7 +122,7 @@ def sweep_command(
 
 
 def _together(checked: Sequence["Checked"], output: Path) -> list[str]:
-    """What the cells to run, and earlier runs here and where they would go by themselves, have cost together."""
+    """Warn of what the cells to run, and earlier runs here and where they would go, have cost together."""
     from simulations.history.earlier import planned, together
 
     new = [run for cell in checked for run in planned(cell.config, cell.source, cell.noise)]
@@ -131,7 +131,7 @@ def _together(checked: Sequence["Checked"], output: Path) -> list[str]:
 
 
 def _show_comparison(folder: Path, console: Console) -> list[dict[str, object]]:
-    """The table of all cells that are done, also for programs, and the page with their curves."""
+    """Print the table of all cells that are done, also for programs, and write the page with their curves."""
     from simulations.history.compare import compare_folders
     from simulations.history.compare_page import PAGE, comparison_table, write_comparison
     from simulations.history.folders import run_folders

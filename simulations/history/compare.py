@@ -38,20 +38,20 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone."""
+    """A group of runs that differ in their seed alone."""
 
     label: str
     runs: list[Run] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
 
     def add(self, run: Run, seed: int) -> None:
-        """One more seed."""
+        """Add the run of one more seed."""
         self.runs.append(run)
         self.seeds.append(seed)
 
     @property
     def epsilon(self) -> float | None:
-        """The largest of the runs; None if one of them guarantees nothing."""
+        """The largest epsilon of the runs; None if one of them guarantees nothing."""
         pairs = [guaranteed(run) for run in self.runs]
         return None if None in pairs else max(pair[0] for pair in pairs if pair is not None)
 
@@ -64,12 +64,12 @@ class Group:
         return {seed: mean(values) for seed, values in found.items()}
 
     def estimate(self, name: str) -> Estimate | None:
-        """Over runs; None where none has it."""
+        """Estimate a number of results.json over the runs; None where none has it."""
         values = [value for run in self.runs if (value := run.result(name)) is not None]
         return Estimate.of(values) if values else None
 
     def curve(self, name: str) -> dict[int, Estimate]:
-        """A field of the records, by round, over seeds."""
+        """Estimate a field of the records, by round, over seeds."""
         told: dict[int, list[float]] = {}
         for run in self.runs:
             for record in _shown(run):
@@ -81,13 +81,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, the first of which the others are held against."""
+    """A comparison of groups of runs with the first of them."""
 
     groups: list[Group]
 
     @property
     def unlike(self) -> str:
-        """What sets the runs' tests apart, so that their numbers are not to be held against each other; else empty."""
+        """The differences between the runs' tests that make their numbers incomparable, in words; else empty."""
         tables = [flatten(run.config.to_table()) for group in self.groups for run in group.runs if run.config]
         found = {key: list(dict.fromkeys(str(table[key]) for table in tables)) for key in _MEASURED_ON}
         told = [f"{key} = {', '.join(values)}" for key, values in found.items() if len(values) > 1]
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def measures(self) -> list[tuple[str, str, Callable[[float], str]]]:
-        """Those that any group has; token accuracy of language models is none."""
+        """The measures that any group has; token accuracy of language models is none."""
         texts = any(group.estimate("test_perplexity") for group in self.groups)
         return [
             measure
@@ -105,13 +105,13 @@ class Comparison:
         ]
 
     def difference(self, group: Group, name: str) -> Estimate | None:
-        """Against the first group, paired by the seeds that both have."""
+        """The difference of a group from the first one, paired by the seeds that both have."""
         if group is self.groups[0]:
             return None
         return paired_difference(group.measured(name), self.groups[0].measured(name))
 
     def differences(self, name: str) -> list[tuple[Estimate | None, bool, float | None]]:
-        """By group: the difference, whether it is significant, the smallest that these seeds would show.
+        """List for each group its difference, whether it is significant, the smallest that would show.
 
         Both are corrected for the number of groups.
         """
@@ -121,7 +121,7 @@ class Comparison:
         return list(zip(found, told_apart(found), smallest, strict=True))
 
     def to_json(self) -> list[dict[str, object]]:
-        """For programs."""
+        """The comparison as plain values for programs."""
         told = {name: self.differences(name) for name, _, _ in self.measures}
         return [
             {
@@ -137,7 +137,7 @@ class Comparison:
 
 
 def compare_folders(folders: Sequence[Path]) -> Comparison:
-    """The runs in these folders, grouped; of the attempts at a sweep's cell the last.
+    """Group the runs in these folders for a comparison; of the attempts at a sweep's cell the last.
 
     Raises:
         CorruptRun: naming a file of one that is damaged or gone.
@@ -161,7 +161,10 @@ def compare_folders(folders: Sequence[Path]) -> Comparison:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """What tells each run from the others, in settings; its name where nothing does, or where too many do."""
+    """Name what tells each run from the others, in settings.
+
+    The run's name stands where nothing does, or where too many do.
+    """
     tables = [flatten(run.config.to_table()) if run.config else {} for run in runs]
     keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in IGNORED]
     differing = [key for key in keys if len({str(table.get(key)) for table in tables}) > 1]

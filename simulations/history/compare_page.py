@@ -27,7 +27,10 @@ _DASHES: tuple[object, ...] = ("-", (0, (4, 1.5)))
 
 
 def comparison_table(found: Comparison) -> Table:
-    """One row for each group. Where it is too wide, the measures are broken into lines and the names stay whole."""
+    """Draw one row for each group.
+
+    Where it is too wide, the measures are broken into lines and the names stay whole.
+    """
     table = plain_table(gap=2)
     table.add_column("Runs", no_wrap=True)
     table.add_column("Seeds", justify="right")
@@ -41,7 +44,7 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def estimate_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """Mean and half of the interval in the form of the measure; of two seeds both, whose interval says nothing."""
+    """The mean and half of its interval in the measure's form; of two seeds both, whose interval says nothing."""
     if estimate is None:
         return ""
     if len(estimate.values) == 2:
@@ -50,7 +53,7 @@ def estimate_text(estimate: Estimate | None, form: Callable[[float], str]) -> st
 
 
 def difference_text(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """A difference with its sign."""
+    """The text of a difference, with its sign."""
     if estimate is None:
         return ""
     sign = "+" if estimate.mean >= 0 else "−"
@@ -97,7 +100,7 @@ def _title(found: Comparison) -> str:
 
 
 def _figures(found: Comparison) -> list[tuple[str, str]]:
-    """(title, SVG) of the curves that the runs have."""
+    """The title and SVG of the curves that the runs have."""
     texts = any(group.curve("validation_perplexity") for group in found.groups)
     wanted = [
         ("validation_perplexity" if texts else "validation_accuracy", "Perplexity" if texts else "Accuracy", texts),
@@ -116,7 +119,7 @@ def _figures(found: Comparison) -> list[tuple[str, str]]:
 
 
 def overlay(found: Comparison, name: str, form: Callable[[float], str]) -> Figure:
-    """One line for each group, the mean over seeds, with the range of the seeds behind it."""
+    """Draw one line for each group, the mean over seeds, with the range of the seeds behind it."""
 
     def draw(axes: Axes, palette: Palette) -> None:
         colors = [palette.first, palette.second, palette.third]

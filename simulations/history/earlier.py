@@ -1,4 +1,4 @@
-"""What runs that are about to start cost together with earlier ones on the same data, counted as by ``lacquer budget``.
+"""The cost of runs about to start together with earlier ones on the same data, counted as by ``lacquer budget``.
 
 Lacquer's own invented data are nobody's and are not counted; nor is what has no guarantee to lose.
 """
@@ -35,7 +35,7 @@ class Planned:
 
 
 def planned(config: RunConfig, digest: str, noise: Mapping[str, Any] | None) -> list[Planned]:
-    """What a checked run will commit to; nothing where nobody's privacy is at stake.
+    """The commitments of a checked run; none where nobody's privacy is at stake.
 
     Args:
         digest: of its records; empty where it reads none.
@@ -52,7 +52,7 @@ def planned(config: RunConfig, digest: str, noise: Mapping[str, Any] | None) -> 
 
 
 def together(new: Iterable[Planned], places: Sequence[Path], this: str, *, but: Path | None = None) -> list[str]:
-    """One warning for each data set that these runs do not use alone; all they and the runs below `places` add up to.
+    """Warn of each data set that these runs do not use alone: all they and the runs below `places` add up to.
 
     Args:
         this: what the new runs are called, such as "this run"; `{count}` stands for their number.

@@ -30,7 +30,7 @@ GRACE = 900.0
 
 
 def run_folders(places: Iterable[Path], *, finished: bool = False) -> list[Path]:
-    """The run folders among or below `places`, oldest first by what they wrote last.
+    """Find the run folders among or below `places`, oldest first by what they wrote last.
 
     Args:
         finished: only those that have ended.
@@ -51,7 +51,7 @@ def run_folders(places: Iterable[Path], *, finished: bool = False) -> list[Path]
 
 
 def _below(place: Path) -> list[Path]:
-    """Run folders below a place, also where a file of one is gone: it must not drop out of what is added up."""
+    """Find run folders below a place. One with a file gone is found too: it must not drop out of what is added up."""
     parts = {PHASES_FOLDER, SITES_FOLDER}
     found = {file.parent for name in (STATUS_FILE, ORIGIN_FILE) for file in place.rglob(name)}
     found |= {file.parent for file in place.rglob(LEDGER_FILE) if (file.parent / CONFIG_FILE).is_file()}
@@ -83,7 +83,7 @@ def is_held(folder: Path) -> bool:
 
 
 def true_state(run: Run) -> str:
-    """How a run stands: as it said, but "interrupted" where it said that it is at work and nobody is."""
+    """The state of a run: as it said, but "interrupted" where it said that it is at work and nobody is."""
     if run.state not in ("preparing", "running"):
         return "interrupted" if run.status and run.status.message == "interrupted" else run.state
     said = run.status.time if run.status is not None else 0.0
@@ -92,7 +92,7 @@ def true_state(run: Run) -> str:
 
 
 def overview(folders: Sequence[Path]) -> list[dict[str, object]]:
-    """One row of plain values for each run, for a table or a program; of a damaged one its state and why."""
+    """Make one row of plain values for each run, for a table or a program; of a damaged one its state and why."""
     return [_row(folder) for folder in folders]
 
 

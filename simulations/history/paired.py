@@ -33,7 +33,7 @@ class Estimate:
 
     @staticmethod
     def of(values: Sequence[float]) -> "Estimate":
-        """Of at least one value."""
+        """Estimate the mean of at least one value."""
         if len(values) < 2:
             return Estimate(values[0], None, tuple(values))
         t = float(stats.t.ppf(0.975, len(values) - 1))
@@ -41,7 +41,10 @@ class Estimate:
 
     @property
     def p_value(self) -> float | None:
-        """Of a mean of zero, two-sided; None with one seed. Values that are all the same have 0, or 1 if they are 0."""
+        """The two-sided p-value of a mean of zero, None with one seed.
+
+        Values that are all the same have 0, or 1 if they are 0.
+        """
         if len(self.values) < 2:
             return None
         error = stdev(self.values) / math.sqrt(len(self.values))
@@ -71,13 +74,13 @@ class Estimate:
 
 
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
-    """`values` less `reference`, seed by seed, over the seeds that both have; None where there is none."""
+    """The difference `values` less `reference`, seed by seed, over shared seeds; None where there is none."""
     shared = sorted(values.keys() & reference.keys())
     return Estimate.of([values[seed] - reference[seed] for seed in shared]) if shared else None
 
 
 def told_apart(differences: Sequence[Estimate | None]) -> list[bool]:
-    """Which of the comparisons of a table differ from zero, at 5 % over all of them (Holm's correction).
+    """Test which of a table's comparisons differ from zero, at 5 % over all of them (Holm's correction).
 
     What has one seed, or nothing, is not tested and not counted.
     """
@@ -93,5 +96,5 @@ def told_apart(differences: Sequence[Estimate | None]) -> list[bool]:
 
 
 def number_tested(differences: Sequence[Estimate | None]) -> int:
-    """The comparisons that :func:`told_apart` tests."""
+    """The number of comparisons that :func:`told_apart` tests."""
     return sum(each is not None and each.p_value is not None for each in differences)

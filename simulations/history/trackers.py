@@ -32,23 +32,26 @@ _PATH = re.compile(r"(?:^|(?<=:))/(?:[^/:]*/)*")
 
 
 class Tracker(Protocol):
-    """What any tracker can do with one run."""
+    """The operations of any tracker on one run."""
 
     def begin(self, name: str, settings: Mapping[str, str | float | bool], identity: str | None) -> str:
         """Open a run, or go on with the one of that identity; returns its identity."""
         ...
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers of a round."""
+        """Send the numbers of a round."""
         ...
 
     def end(self, summary: Mapping[str, str | float | bool], completed: bool) -> None:
-        """Close it, with what is said of the whole run."""
+        """Close the run, with what is said of all of it."""
         ...
 
 
 class Wandb:
-    """Weights & Biases. Rounds are an axis of their own: a round that a resumed run does again is no error there."""
+    """A tracker for Weights & Biases.
+
+    Rounds are an axis of their own: a round that a resumed run does again is no error there.
+    """
 
     def __init__(self, project: str) -> None:
         self._wandb, self._project = _imported("wandb"), project
@@ -75,7 +78,7 @@ class Wandb:
 
 
 class Mlflow:
-    """MLflow; an experiment has the project's name."""
+    """A tracker for MLflow; an experiment has the project's name."""
 
     _BATCH = 100  # most parameters of one call
 
@@ -112,7 +115,7 @@ class Mlflow:
 
 
 class Trackio:
-    """Trackio; runs are told apart by their name."""
+    """A tracker for Trackio; runs are told apart by their name."""
 
     def __init__(self, project: str) -> None:
         self._trackio, self._project = _imported("trackio"), project
@@ -141,7 +144,7 @@ TRACKERS: Mapping[str, Callable[[str], Tracker]] = {"wandb": Wandb, "mlflow": Ml
 
 
 def open_tracker(name: str) -> Tracker:
-    """The tracker ``KIND`` or ``KIND:PROJECT``; the project is called lacquer if nothing is said.
+    """Open the tracker ``KIND`` or ``KIND:PROJECT``; the project is called lacquer if nothing is said.
 
     Raises:
         ValueError: there is none of that kind, or its package is not installed.
@@ -196,7 +199,7 @@ def plain_settings(run: Run) -> dict[str, str | float | bool]:
 
 
 def summary(run: Run) -> dict[str, str | float | bool]:
-    """What is said of the whole run: its state, its guarantee, and what it reached on the test records."""
+    """The summary of a run for a tracker: its state, its guarantee, and what it reached on the test records."""
     pair = guaranteed(run)
     said: dict[str, str | float | bool] = {"state": true_state(run)}
     if pair is not None:

@@ -1,1 +1,1 @@
-"""What can be expected of a run before it is made: its signal against its noise, and which settings have the most."""
+"""Planning of a run before it is made: its signal against its noise, and which settings have the most."""

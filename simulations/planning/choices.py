@@ -1,4 +1,4 @@
-"""Which settings of a run have the most signal for their cost, and whether any has enough.
+"""A search for the settings with the most signal for their cost, and whether any has enough.
 
 Rates and rounds are tried around those of the configuration, each calibrated as a run calibrates it; so are the head
 alone, ranks and layers, whose sizes are taken from the model's shape without its weights.
@@ -40,7 +40,7 @@ class Hopeless(ValueError):
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained: in words, how many values, and the settings that ask for it."""
+    """A choice of what is trained: in words, how many values, and the settings that ask for it."""
 
     name: str
     dimension: int
@@ -50,7 +50,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often and how many: rate q, rounds T, units expected in a round m, noise of each round.
+    """A pace of training: rate q, rounds T, units expected in a round m, noise of each round.
 
     Attributes:
         cost: updates of clients, or gradients of records, over the run.
@@ -69,7 +69,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run, and its predicted signal-to-noise S."""
+    """A way to run, with its predicted signal-to-noise S."""
 
     pace: Pace
     trained: Trained
@@ -78,7 +78,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is planned for.
+    """The circumstances that a run is planned for.
 
     Attributes:
         config: the settings to start from, with the target and, at client level, the number of clients.
@@ -96,7 +96,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is recommended, why, and what else there is.
+    """A recommendation, with its reason and the alternatives.
 
     Attributes:
         sizes: what could be trained, at the pace that is recommended.
@@ -110,7 +110,7 @@ class Advice:
 
 
 def advise(situation: Situation) -> Advice:
-    """The choice with the most values among those with enough signal, at the pace with the most signal.
+    """Choose the most values among those with enough signal, at the pace with the most signal.
 
     Raises:
         Hopeless: no choice has enough signal.
@@ -128,13 +128,13 @@ def advise(situation: Situation) -> Advice:
 
 
 def choice(situation: Situation, pace: Pace, trained: Trained) -> Choice:
-    """One way to run with its predicted signal."""
+    """Predict the signal of one way to run."""
     a = situation.agreement.value
     return Choice(pace, trained, signal_to_noise(pace.noise_multipliers, pace.cohort, trained.dimension, a))
 
 
 def paces(situation: Situation) -> list[Pace]:
-    """Rates and rounds within the limit, calibrated; ConfigError if there are none."""
+    """Calibrate rates and rounds within the limit; ConfigError if there are none."""
     config, population = situation.config, situation.population
     cohort = float(config.silo.batch_size) if config.is_single_site else config.expected_cohort
     cohorts = {min(population, round(cohort * more) if config.is_single_site else cohort * more) for more in RATES}
@@ -171,7 +171,7 @@ def _calibrated(situation: Situation, cohort: float, rounds: int) -> Pace:
 
 
 def sizes(situation: Situation) -> list[Trained]:
-    """The head alone (of a classifier) and adapters of several ranks and layers, the fewest values first."""
+    """List the head alone (of a classifier) and adapters of several ranks and layers, the fewest values first."""
     config = situation.config
     model = load_skeleton(config.model.name, config.model.task, situation.labels)
     total = int(model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
@@ -211,18 +211,18 @@ def changed_settings(config: RunConfig, settings: Settings) -> RunConfig:
 
 
 def _strength(pace: Pace) -> float:
-    """S of one value at full agreement, by which paces compare whatever is trained."""
+    """The signal S of one value at full agreement, by which paces compare whatever is trained."""
     return signal_to_noise(pace.noise_multipliers, pace.cohort, 1, 1.0)
 
 
 def _cheapest_alike(every: list[Pace]) -> Pace:
-    """The cheapest of those whose signal is the most, or all but."""
+    """The cheapest of those paces whose signal is the most, or all but."""
     enough = (1.0 - SAME) * max(map(_strength, every))
     return min((pace for pace in every if _strength(pace) >= enough), key=lambda pace: (pace.cost, -pace.rounds))
 
 
 def _chosen(of_sizes: tuple[Choice, ...]) -> tuple[Choice, str]:
-    """The one to take, and why; of sizes in the order of their numbers of values."""
+    """Choose among sizes in the order of their numbers of values; returns the choice and why."""
     head = next((one for one in of_sizes if one.trained.head_alone), None)
     enough = ALONE if head is None else BESIDE_A_HEAD
     paying = [one for one in of_sizes if one.signal >= enough and not one.trained.head_alone]
@@ -234,7 +234,7 @@ def _chosen(of_sizes: tuple[Choice, ...]) -> tuple[Choice, str]:
 
 
 def _hopeless(situation: Situation, best: Choice) -> str:
-    """Why it is, and every remedy with its number."""
+    """Say why there is too little signal, and every remedy with its number."""
     config, least = situation.config, least_signal(situation.config.model.task)
     units = config.units_text
     remedies = [f"{_rounded_up(situation.population * least / best.signal):,} {units} at the rate {best.pace.rate:.3g}"]
@@ -270,6 +270,6 @@ def _enough_epsilon(situation: Situation, best: Choice) -> float | None:
 
 
 def _rounded_up(value: float) -> int:
-    """To two digits."""
+    """Round a number up to two digits."""
     unit = int(10.0 ** max(math.floor(math.log10(value)) - 1, 0))
     return math.ceil(value / unit) * unit

@@ -28,7 +28,7 @@ from privacy.events import MOST_RECORDS_PER_UNIT, ExampleLevelPoisson, Poisson
 
 @dataclass(frozen=True)
 class Levels:
-    """Both ways to draw a batch, under one cap.
+    """A comparison of both ways to draw a batch, under one cap.
 
     Attributes:
         cap: G.
@@ -64,7 +64,7 @@ def compare(
     delta: float,
     caps: Sequence[int] | None = None,
 ) -> list[Levels]:
-    """Both levels under every cap, for equally many gradients in a step.
+    """Compare both levels under every cap, for equally many gradients in a step.
 
     Args:
         sizes: how many records every unit has.

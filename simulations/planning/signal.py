@@ -34,12 +34,12 @@ SPREAD = {"classification": (35.0, 190.0), "other": (0.0, 5.65)}
 
 
 def least_signal(task: str) -> float:
-    """S below which a run of this task is refused."""
+    """The signal S below which a run of this task is refused."""
     return HOPELESS.get(task, HOPELESS["other"])
 
 
 def signal_to_noise(noise_multipliers: Sequence[float], cohort: float, dimension: int, agreement: float) -> float:
-    """S of a run whose rounds have these noise multipliers.
+    """The signal S of a run whose rounds have these noise multipliers.
 
     Args:
         cohort: units expected in a round, m.
@@ -53,7 +53,7 @@ def signal_to_noise(noise_multipliers: Sequence[float], cohort: float, dimension
 
 
 def agreement_of(records: float, between: float, within: float) -> float:
-    """Agreement of an update made from so many records, ``a = 1 / sqrt(1 + between + within / records)``.
+    """The agreement of an update from so many records, ``a = 1 / sqrt(1 + between + within / records)``.
 
     Args:
         between: variance of what sets clients apart for good (skewed labels), over the squared norm of the mean.
@@ -64,26 +64,26 @@ def agreement_of(records: float, between: float, within: float) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of one unit's update with the mean, and where it is from."""
+    """The agreement of one unit's update with the mean, and where it is from."""
 
     value: float
     source: str
 
 
 def default_agreement(task: str, records: float) -> Agreement:
-    """What was measured on public data for this kind of task, for updates made from so many records."""
+    """The agreement that was measured on public data for this kind of task and number of records."""
     words = "1 record" if records == 1 else f"{number_text(records)} records"
     return Agreement(agreement_of(records, *SPREAD.get(task, SPREAD["other"])), f"a default for updates of {words}")
 
 
 def given_agreement(value: float) -> Agreement:
-    """One that somebody has measured; ValueError outside (0, 1]."""
+    """The agreement that somebody has measured; ValueError outside (0, 1]."""
     checks.probability(agreement=value)
     return Agreement(value, "given")
 
 
 def measured_agreement(folder: Path) -> Agreement:
-    """What the releases of a finished run say of it; nothing is spent, they are public.
+    """Estimate the agreement from the releases of a finished run; nothing is spent, they are public.
 
     From a mean's squared norm is taken that of its noise, and the 1/m that m unrelated updates of length C have.
 

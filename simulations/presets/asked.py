@@ -1,4 +1,4 @@
-"""What a person asked to run: a configuration, or one with phases, whichever the file describes."""
+"""The run that a person asked for: a configuration, or one with phases, whichever the file describes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Asked:
 
     @property
     def shown(self) -> RunConfig:
-        """For a display, with the rounds that are planned."""
+        """The settings for a display, with the rounds that are planned."""
         if self.phases is None:
             return self.run
         steps = sum(phase.steps for phase in self.phases.private_phases)
@@ -43,7 +43,7 @@ class Asked:
         return [] if self.phases is None else self.phases.phase_tables()
 
     def write(self, folder: Path) -> None:
-        """The phases into the run's folder; the other settings are written by whoever starts the run."""
+        """Write the phases into the run's folder; the other settings are written by whoever starts the run."""
         if self.phases is not None:
             (folder / PHASES_FILE).write_text(self.phases.to_toml(), encoding="utf-8")
 
@@ -57,7 +57,7 @@ def ask(
     *,
     chosen_engine: bool = True,
 ) -> Asked:
-    """The run that a preset or a file describes, with ``settings`` ("key=value") and ``overrides`` on top.
+    """Read the run that a preset or file describes, with ``settings`` ("key=value") and ``overrides`` on top.
 
     Args:
         name: of a preset, or a path.
@@ -82,7 +82,7 @@ def ask(
 
 
 def ask_again(folder: Path, overrides: Mapping[str, Any]) -> Asked:
-    """The run in a folder, with ``overrides`` of where it trains.
+    """Read the run in a folder, with ``overrides`` of where it trains.
 
     Raises:
         CannotResume, CorruptRun: it is no run folder, or a file of it is damaged or gone.
@@ -109,7 +109,7 @@ def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
 
 
 def settled(asked: Asked) -> Asked:
-    """The same with the number of clients counted, where the data say it.
+    """Count the clients of a run where the data say how many there are; else return it as it is.
 
     Raises:
         OSError: there is no folder for prepared data, and none can be made; minutes of checks would find it last.

@@ -1,4 +1,4 @@
-"""From what a person types to a configuration: a preset or a file, settings on top, paths made absolute."""
+"""Reading what a person types: a preset or a file, settings on top, paths made absolute."""
 
 import difflib
 import itertools
@@ -31,25 +31,25 @@ PURPOSES = {
 
 
 def preset_files() -> dict[str, Path]:
-    """Presets by name, in the order of :data:`PURPOSES`."""
+    """The presets by name, in the order of :data:`PURPOSES`."""
     found = {file.stem: file for folder in (PRESETS, PRESETS / "phases") for file in folder.glob("*.toml")}
     return {name: found[name] for names in PURPOSES.values() for name in names}
 
 
 def describe(file: Path, lines: int | None = None) -> str:
-    """What a preset says of itself: the comment lines it begins with but that of its time, or so many of them."""
+    """The description of a preset: the comment lines it begins with but that of its time, or so many of them."""
     begun = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
     comment = (line for line in begun if not line.startswith("# Time:"))
     return " ".join(line.removeprefix("#").strip() for line in itertools.islice(comment, lines))
 
 
 def find(name: str) -> Path:
-    """The file of a preset or of a path; errors as of :func:`named_file`."""
+    """Find the file of a preset or of a path; errors as of :func:`named_file`."""
     return named_file(name, preset_files(), "preset")
 
 
 def named_file(name: str, known: Mapping[str, Path], kind: str) -> Path:
-    """The file that ``known`` has under a name, or that lies at a path.
+    """Find the file that ``known`` has under a name, or that lies at a path.
 
     Raises:
         ConfigError: neither, with the names there are.
@@ -67,7 +67,7 @@ def named_file(name: str, known: Mapping[str, Path], kind: str) -> Path:
 
 
 def configure(name: str, settings: Sequence[str], overrides: Mapping[str, Any], folder: Path) -> RunConfig:
-    """The configuration of preset or file ``name`` with ``settings`` ("key=value") and ``overrides`` on top.
+    """Read preset or file ``name`` with ``settings`` ("key=value") and ``overrides`` on top.
 
     Relative paths are those of ``folder``; the result has absolute ones, for workers run elsewhere.
 
@@ -79,7 +79,7 @@ def configure(name: str, settings: Sequence[str], overrides: Mapping[str, Any], 
 
 
 def parse_setting(setting: str) -> tuple[str, str | int | float | bool]:
-    """``"privacy.epsilon=2"`` to a key and a value of TOML's types; what is none of them is a string.
+    """Split ``"privacy.epsilon=2"`` into a key and a value of TOML's types; what is none of them is a string.
 
     A key that holds text takes its value as it stands: ``name=2`` is the name "2".
     """
@@ -99,7 +99,7 @@ def parse_setting(setting: str) -> tuple[str, str | int | float | bool]:
 
 
 def _number(text: str) -> float | str:
-    """``.5`` and ``1.`` are numbers to people, but not to TOML."""
+    """Read ``.5`` and ``1.`` as the numbers they are to people, but not to TOML."""
     try:
         return float(text)
     except ValueError:
@@ -120,7 +120,7 @@ def _kind(key: str) -> Any:
 
 
 def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) -> RunConfig:
-    """The same configuration with every path in it absolute.
+    """A copy of the configuration with every path in it absolute.
 
     Args:
         config: whose relative paths start at ``folder``.

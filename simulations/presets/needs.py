@@ -1,4 +1,4 @@
-"""What a preset needs before it can run, and how long it takes: of its settings, and of what its file says."""
+"""The needs of a preset before it can run, and how long it takes, from its settings and its file's comments."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _PACKAGED = {"minilm": "the extra [offline]", "smollm2": "the extra [chat] and l
 
 @dataclass(frozen=True)
 class Needs:
-    """For people.
+    """The needs of a preset, in words for people.
 
     Attributes:
         time: as it was measured on two CPU cores (see :mod:`simulations.engines.speed`), or "not measured".
@@ -27,7 +27,7 @@ class Needs:
 
 
 def needs_of(file: Path) -> Needs:
-    """Of a preset's file; its time stands in a comment ``# Time: ...``."""
+    """Read the needs of a preset's file; its time stands in a comment ``# Time: ...``."""
     measured = _TIME.search(file.read_text(encoding="utf-8"))
     table = read(file)
     table.pop("phases", None)

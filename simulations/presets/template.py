@@ -42,7 +42,7 @@ _COHORT = 50
 
 
 def full_template() -> str:
-    """Every setting with its default, commented out, under its meaning; it is a valid file as it stands."""
+    """Write every setting with its default, commented out, under its meaning. The text is a valid file as it stands."""
     lines = [
         "# Settings of a run. Lines that begin with # are defaults; take the # away to change one.",
         "# One setting with its whole meaning: lacquer config KEY",
@@ -66,7 +66,7 @@ def _toml(one: Setting) -> str:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a file of records holds.
+    """The findings of a look at a file of records.
 
     Attributes:
         rows: in the file.
@@ -199,7 +199,7 @@ def _check_names(path: Path, table: Columns, reading: Reading, told: Mapping[str
 def _text_column(
     path: Path, table: Columns, first: Mapping[str, list[str]], taken: set[str | None], told: str | None
 ) -> tuple[str, str]:
-    """The column of texts, and why."""
+    """Choose the column of texts, and say why."""
     if told is not None:
         return told, "as you said"
     words = {name: _words(cells) for name, cells in first.items() if name not in taken}
@@ -214,7 +214,10 @@ def _text_column(
 
 
 def _classes(path: Path, label: str, cells: Sequence[Any], *, asked: bool) -> str:
-    """The classes in a column of labels, in words; refused where they may not be meant, unless they were asked for."""
+    """Describe the classes in a column of labels.
+
+    They are refused where they may not be meant, unless they were asked for.
+    """
     written = [normal_form(cell) for cell in cells]
     few = 2 * written.count("") <= len(written)  # rows without a label are then left out and counted
     names = [name for name in written if name or not few]
@@ -254,7 +257,7 @@ def _first_missing(names: Sequence[str]) -> int:
 
 
 def _nobody(first: Mapping[str, list[str]], taken: set[str]) -> str:
-    """What it means that no column names people, with the columns that may: short, each value in several rows."""
+    """Say what it means that no column names people, with the columns that may: short, each value in several rows."""
     likely = {
         name: len(set(cells))
         for name, cells in first.items()
@@ -268,7 +271,7 @@ def _nobody(first: Mapping[str, list[str]], taken: set[str]) -> str:
 
 
 def data_template(found: Looked, base: Path) -> str:
-    """The settings for a file of records, with why each was chosen.
+    """Write the settings for a file of records, with why each was chosen.
 
     Args:
         base: folder of the file to be written; the path of the records is relative to it where it lies below.
@@ -319,7 +322,7 @@ def data_template(found: Looked, base: Path) -> str:
 
 
 def _csv_reading(path: Path, reading: Reading) -> Reading:
-    """Separator and encoding, from the first lines."""
+    """Guess separator and encoding from the first lines."""
     start = path.read_bytes()[: 1 << 16]
     encoding = "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8"
     try:
@@ -342,7 +345,7 @@ def _words(cells: Sequence[str]) -> float:
 def _likely_label(
     path: Path, first: Mapping[str, list[str]], taken: set[str | None], names: Sequence[str]
 ) -> str | None:
-    """The one column of few different short values; refused where there are several."""
+    """Find the one column of few different short values; refused where there are several."""
     found = [
         name
         for name, cells in first.items()

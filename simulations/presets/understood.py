@@ -1,4 +1,4 @@
-"""What the model will see of a file of records: how much is cut, and the first three records."""
+"""A preview of what the model will see of a file of records: how much is cut, and the first three records."""
 
 import json
 import tomllib
@@ -15,13 +15,13 @@ from server.config.load import parse
 from simulations.presets.template import Looked
 
 _LOOKED_AT = 1000
-"""Records that are tokenised."""
+"""Number of records that are tokenised."""
 _SHOWN = 3
 _MOST_CHARACTERS = 300
 
 
 def understood(found: Looked, content: str) -> Iterator[str]:
-    """Lines for a person, of the file of settings that was made.
+    """Describe how a file of records is understood, in lines for a person.
 
     What the loss is on is in double angle brackets where it is not all of a record.
 

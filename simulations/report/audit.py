@@ -12,7 +12,7 @@ from simulations.report.svg import inline_svg
 
 
 def audit_section(audit: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template shows of the content of audit.json."""
+    """Prepare the content of audit.json for the template."""
     return {
         "warning": audit["not_covered_by_the_guarantee"],
         "verdict": audit["verdict"],
@@ -61,13 +61,13 @@ def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def level_name(level: Mapping[str, Any]) -> str:
-    """What the units of an attack on membership are, and whether shadow runs were trained for it."""
+    """The name of an attacked level: its units, and whether shadow runs were trained for it."""
     shadows = level.get("shadows")
     return f"{level['level']}s" + (f", {shadows} shadow runs" if shadows else "")
 
 
 def extraction_text(extracted: Mapping[str, Any]) -> str:
-    """How many planted secrets come out, beside those of the base model and by luck."""
+    """Say how many planted secrets come out, beside those of the base model and by luck."""
     said = []
     for name, who in (("adapter", "the adapter"), ("base", "the base model")):
         greedy, sampled, p_value = (extracted[name][key] for key in ("greedy", "sampled", "p_value"))
@@ -84,7 +84,7 @@ def extraction_text(extracted: Mapping[str, Any]) -> str:
 
 
 def jaccard_text(written: Mapping[str, Any]) -> str:
-    """Excess of the similarity with members over that with held-out records."""
+    """Say by how much the similarity with members exceeds that with held-out records."""
     adapter = ", ".join(f"{row['n']}-grams {_ranged(row)}" for row in written["adapter"])
     base = written["base"][0]
     return (
@@ -94,7 +94,7 @@ def jaccard_text(written: Mapping[str, Any]) -> str:
 
 
 def _exposed(exposed: Mapping[str, Any]) -> str:
-    """Mean bits under the adapter and the base model; a secret that was never seen has 1.44 in the mean."""
+    """Say the mean bits under the adapter and the base model. A secret that was never seen has 1.44 in the mean."""
     said = []
     for name, who in (("adapter", "the adapter"), ("base", "the base model")):
         bits = exposed[name]["bits"]
@@ -121,7 +121,7 @@ def _ranged(interval: Mapping[str, float]) -> str:
 
 
 def _figure(levels: Sequence[Mapping[str, Any]]) -> ReportFigure | None:
-    """ROC curves of the last level, which has the most units."""
+    """Draw ROC curves of the last level, which has the most units."""
     if not levels:
         return None
     level = levels[-1]
@@ -141,7 +141,7 @@ def _figure(levels: Sequence[Mapping[str, Any]]) -> ReportFigure | None:
 
 
 def roc(axes: Axes, attacks: Sequence[Mapping[str, Any]], palette: plots.Palette) -> None:
-    """True over false positive rates of attacks, logarithmic."""
+    """Draw true over false positive rates of attacks, logarithmic."""
     looks = zip(attacks, (palette.first, palette.second, palette.third), ("-", "--", ":"), strict=False)
     for attack, color, dash in looks:
         points = [(x, y) for x, y in attack["curve"] if x > 0 and y > 0]

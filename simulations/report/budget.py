@@ -1,4 +1,4 @@
-"""What all runs on the same data have cost together.
+"""The sum of what all runs on the same data have cost.
 
 Runs are put together by the digest of their source (``source.digest``; of older runs that of the prepared data set) and
 by the unit that they protect. Two bounds are given. *Added up*: epsilons and deltas simply add (basic composition,
@@ -25,7 +25,7 @@ from simulations.report.read_run import Run, read_run
 
 @dataclass(frozen=True)
 class Cost:
-    """One run: what it guarantees, and what it is committed to.
+    """The cost of one run: what it guarantees, and what it is committed to.
 
     Attributes:
         epsilon: infinite where nothing is guaranteed.
@@ -47,7 +47,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Spending:
-    """All runs on one data set that protect the same unit.
+    """The spending of all runs on one data set that protect the same unit.
 
     Attributes:
         data: the first letters of the digest.
@@ -62,12 +62,15 @@ class Spending:
 
     @property
     def added(self) -> tuple[float, float]:
-        """Sums of epsilons and of deltas."""
+        """The sums of epsilons and of deltas."""
         return sum(run.epsilon for run in self.runs), sum(run.delta for run in self.runs)
 
     @property
     def composed(self) -> tuple[float, float] | None:
-        """By privacy loss distributions, some seconds of work; runs that have none, and other populations, add up."""
+        """The bound by privacy loss distributions, some seconds of work.
+
+        Runs that have none, and other populations, add up. None where no run has one.
+        """
         alike: dict[int | None, list[Cost]] = {}
         for run in self.runs:
             if run.floor is not None:
@@ -84,12 +87,12 @@ class Spending:
 
     @property
     def bound(self) -> tuple[float, float]:
-        """The smaller of the two."""
+        """The smaller of the two bounds, as (epsilon, delta)."""
         found = self.composed
         return self.added if found is None or found[0] > self.added[0] else found
 
     def how(self, bound: tuple[float, float]) -> str:
-        """Which of the two a bound is."""
+        """Say which of the two a bound is."""
         if bound == self.added:
             return "epsilons and deltas added up"
         whole = all(run.floor is not None for run in self.runs) and len({run.population for run in self.runs}) == 1
@@ -97,7 +100,7 @@ class Spending:
 
 
 def spendings(folders: Iterable[Path]) -> list[Spending]:
-    """The runs in these folders by data set and unit; those that charged nothing are left out.
+    """Group the runs in these folders by data set and unit; those that charged nothing are left out.
 
     A damaged run is listed apart, without a guarantee.
     """
@@ -121,7 +124,7 @@ def spendings(folders: Iterable[Path]) -> list[Spending]:
 
 
 def together_text(run: Run) -> str:
-    """What a run guarantees together with the others in its output folder that used the same data, in sentences.
+    """Say what a run guarantees together with the others in its output folder on the same data.
 
     Empty where there are no others, where the run has no guarantee of its own, and for the data that Lacquer invents,
     which are nobody's.
@@ -147,7 +150,7 @@ def together_text(run: Run) -> str:
 
 
 def data_digest(folder: Path) -> str | None:
-    """Which data a run was on; None where it did not come to reading any, or the note is gone."""
+    """The digest of a run's data; None where it did not come to reading any, or the note is gone."""
     roster = folder / ROSTER_FILE
     if roster.is_file():  # records are at the nodes
         return "nodes-" + hashlib.sha256(roster.read_bytes()).hexdigest()

@@ -17,7 +17,7 @@ _REMEDIES = {"train": "data.train-records", "test": "data.test-limit"}
 
 
 def data_rows(facts: DataFacts, config: RunConfig) -> list[tuple[str, str]]:
-    """(label, text) of every row that has something to say."""
+    """List label and text of every row that has something to say."""
     rows = [("Read", _read(facts)), *((part.capitalize(), _part(facts, config, part)) for part in facts.records)]
     if facts.clients is not None:
         rows.append((_members(config).capitalize(), _clients(facts)))
@@ -25,7 +25,7 @@ def data_rows(facts: DataFacts, config: RunConfig) -> list[tuple[str, str]]:
 
 
 def data_table(facts: DataFacts, config: RunConfig) -> RenderableType:
-    """The rows for a terminal, under their heading."""
+    """Draw the rows for a terminal, under their heading."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -77,5 +77,5 @@ def _records(count: int) -> str:
 
 
 def shares_cut(facts: DataFacts) -> Mapping[str, float]:
-    """Of every part the share of its records that were cut."""
+    """The share of records that were cut, of every part."""
     return {part: facts.truncated.get(part, 0) / count for part, count in facts.records.items() if count}

@@ -33,7 +33,7 @@ class ReportFigure:
 
 
 def report_figures(run: Run) -> list[ReportFigure]:
-    """The figures for which the run has values, in the order of a report."""
+    """Draw the figures for which the run has values, in the order of a report."""
     figures: list[ReportFigure] = []
 
     def add(
@@ -143,7 +143,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
 
 
 def _readings(run: Run, name: str, form: Callable[[float], str], **further: str) -> list[Reading]:
-    """A value of every round, and of the start if that was validated, with further values by what they are called."""
+    """List a value of every round, and of the start if validated, with further values by their names."""
     start = [run.start] if run.start and name.startswith("validation_") else []
     readings = []
     for record in (*start, *run.rounds):
@@ -156,7 +156,7 @@ def _readings(run: Run, name: str, form: Callable[[float], str], **further: str)
 
 
 def _unit(run: Run) -> str:
-    """Whose updates are clipped, in the singular; at several sites it is what each of them protects."""
+    """The unit whose updates are clipped, in the singular; at several sites it is what each of them protects."""
     if run.config is None:
         return "client"
     return run.config.unit.removeprefix("group:")
@@ -169,20 +169,20 @@ def _noise_text(run: Run) -> str:
 
 
 def _known(run: Run, name: str, *, start: bool = True) -> list[float]:
-    """Of the start too, if that was measured and is asked for."""
+    """The finite values of a field over the rounds; of the start too, if that was measured and is asked for."""
     records = [*([run.start] if run.start and start else []), *run.rounds] if run.rounds else []
     values: Sequence[float | None] = [getattr(record, name) for record in records]
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _curve(run: Run) -> list[tuple[float, float]]:
-    """(delta, epsilon) pairs of the guarantee."""
+    """The (delta, epsilon) pairs of the guarantee."""
     points = (run.guarantee or {}).get("curve", []) if not run.not_private else []
     return [(float(point["delta"]), float(point["epsilon"])) for point in points]
 
 
 def write_overview(run_folder: Path, stem: Path) -> list[Path]:
-    """Write one picture per theme and return their paths.
+    """Write one picture per theme of a run's rounds; returns their paths.
 
     Raises:
         ValueError: if the folder is no run folder (NoRunFolder), or the run has no training round to show.

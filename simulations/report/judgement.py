@@ -33,7 +33,7 @@ DEVIATIONS = 2.0
 
 
 def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
-    """What can be said before the run starts."""
+    """Warn of what can be foreseen before the run starts."""
     found = []
     if config.privacy.unit == "client" and config.expected_cohort < LEAST_COHORT and not config.privacy.non_private:
         found.append(
@@ -50,7 +50,7 @@ def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
 
 
 def judgements(run: Run) -> list[str]:
-    """What is wrong with what a run has learnt, the worst first; empty where nothing is."""
+    """Judge what is wrong with what a run has learnt, the worst first; empty where nothing is."""
     planted = [note] if run.config is not None and (note := canary_note(run.config)) else []
     found = [*planted, *_missing(run), *_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
     if run.config is not None:
@@ -90,7 +90,7 @@ def _worthless(run: Run) -> Iterator[str]:
 
 
 def _protected(run: Run) -> str:
-    """What there must be more of to share the same noise."""
+    """The plural of what there must be more of to share the same noise."""
     return "clients" if run.config is None or run.config.privacy.unit == "client" else "records at each site"
 
 
@@ -119,9 +119,10 @@ def drowned(run: Run) -> bool:
 
 
 def sum_text(run: Run) -> str:
-    """Of releases that are drowned where their sum over the rounds is not, since the model clearly beats its start.
+    """Say that the sum of releases shows a signal though no single one does, since the model clearly beats its start.
 
-    Signals of T rounds add up like T and noise like sqrt(T). Empty where the one or the other does not hold.
+    Signals of T rounds add up like T and noise like sqrt(T). Empty where a single release can be told from its noise
+    (:func:`drowned`), or where the model does not clearly beat its start.
     """
     found, (before, after) = learnt(run), validation_losses(run)
     if found is None or before is None or after is None or not clearly_better(run) or not drowned(run):

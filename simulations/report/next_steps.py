@@ -1,4 +1,4 @@
-"""What a reader of a report does next: what to change, which command to type, what to cite.
+"""The next steps for a reader of a report: what to change, which command to type, what to cite.
 
 Advice rests on released values, public data and settings, like the warnings of :mod:`simulations.report.judgement`,
 which name what is wrong; this says what would be worth trying where nothing is.
@@ -31,14 +31,14 @@ _REFERENCE = re.compile(
 
 
 class Command(NamedTuple):
-    """A command and what it is for."""
+    """A command to type, and what it is for."""
 
     purpose: str
     line: str
 
 
 def advice(run: Run) -> list[str]:
-    """What to change in another run, each with its key; empty where the run has no rounds."""
+    """Advise what to change in another run, each with its key; empty where the run has no rounds."""
     if not run.rounds or run.phases:
         return []
     return [*_unspent(run), *_faint(run), *_course(run)]
@@ -54,7 +54,7 @@ def _unspent(run: Run) -> Iterator[str]:
 
 
 def _faint(run: Run) -> Iterator[str]:
-    """The signal against the noise, where it can be told from it at all."""
+    """Compare the signal with the noise, where it can be told from it at all."""
     squares = [
         (record.signal_estimate**2, record.noise_norm**2)
         for record in run.rounds
@@ -96,7 +96,7 @@ def _course(run: Run) -> Iterator[str]:
 
 
 def commands(run: Run) -> list[Command]:
-    """What can be done with the run, typed where the folder of runs lies."""
+    """List what can be done with the run, typed where the folder of runs lies."""
     return list(_commands(run, run.short_path))
 
 
@@ -124,7 +124,7 @@ def _commands(run: Run, folder: Path) -> Iterator[Command]:
 
 
 def software_entry(version: str) -> str:
-    """BibTeX for Lacquer itself; CITATION.cff says the same."""
+    """The BibTeX entry of Lacquer itself; CITATION.cff says the same."""
     fields = {
         "author": "{The Lacquer developers}",
         "title": "Lacquer: differentially private federated fine-tuning of language models",
@@ -134,7 +134,7 @@ def software_entry(version: str) -> str:
 
 
 def papers(run: Run) -> list[tuple[str, str]]:
-    """(method, reference) of the methods of the run that have one; a method of one's own is one's own to cite."""
+    """List method and reference of the run's methods that have one; a method of one's own is one's own to cite."""
     if run.config is None or run.phases:
         return []
     chosen = run.config.strategy
@@ -144,7 +144,7 @@ def papers(run: Run) -> list[tuple[str, str]]:
 
 
 def _reference(name: str, place: str) -> str:
-    """What the docstring of a method's module refers to; it is read, not imported."""
+    """The papers that the docstring of a method's module refers to; it is read, not imported."""
     spec = find_spec(place.partition(":")[0])
     if spec is None or spec.origin is None:
         return ""

@@ -1,4 +1,4 @@
-"""How numbers are written for people. Epsilon is always rounded up: a guarantee must not shrink in print."""
+"""Numbers as they are written for people. Epsilon is always rounded up: a guarantee must not shrink in print."""
 
 import math
 import re
@@ -12,13 +12,13 @@ WIDEST = 88
 
 
 def table_console() -> Console:
-    """Standard output; where it is no terminal, wide enough that no cell is cut."""
+    """A console for standard output; where it is no terminal, wide enough that no cell is cut."""
     console = Console()
     return console if console.is_terminal else Console(width=240)
 
 
 def plain_table(gap: int = 3) -> Table:
-    """A table without lines, ``gap`` blanks between its columns."""
+    """Make a table without lines, ``gap`` blanks between its columns."""
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
 
 
@@ -41,12 +41,12 @@ def delta_text(delta: float) -> str:
 
 
 def percent_text(share: float, digits: int = 1) -> str:
-    """0.8125 as "81.3 %" (no-break space)."""
+    """A share in per cent: 0.8125 as "81.3 %" (no-break space)."""
     return f"{100 * share:.{digits}f}\u00a0%"
 
 
 def number_text(value: float) -> str:
-    """At most four significant digits, thousands separated, no exponent between 0.0001 and a million."""
+    """A number with at most four digits, thousands separated, no exponent between 0.0001 and a million."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -59,7 +59,7 @@ def number_text(value: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """58 s, 4:05 (minutes and seconds), 1:02:03 (hours, minutes and seconds)."""
+    """A duration as 58 s, 4:05 (minutes and seconds) or 1:02:03 (hours, minutes and seconds)."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -72,5 +72,5 @@ _FOLDERS = re.compile(r"(?<![\w./…-])/(?:[^\s/'\"]+/)+")
 
 
 def without_folders(text: str) -> str:
-    """Absolute paths in a text cut to their last part: where things lie on one machine is nobody else's concern."""
+    """Cut absolute paths in a text to their last part. Where things lie on one machine is nobody else's concern."""
     return _FOLDERS.sub("…/", text)

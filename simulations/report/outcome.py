@@ -1,4 +1,4 @@
-"""What a run came to, in words: how it ended, what it guarantees, how long it took, what it answers."""
+"""The outcome of a run in words: how it ended, what it guarantees, how long it took, what it answers."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ CLEAR = 2.0
 
 @dataclass(frozen=True)
 class Learnt:
-    """What private training added to the model that it started from, on the same public validation records.
+    """The gain of private training over the model that it started from, on the same public validation records.
 
     Attributes:
         name: of the measure: accuracy, or perplexity of a language model.
@@ -37,7 +37,7 @@ class Learnt:
 
     @property
     def better(self) -> bool:
-        """Whether anything was gained."""
+        """Whether anything was gained over the start."""
         return self.after > self.before if self.name == "accuracy" else self.after < self.before
 
     @property
@@ -50,21 +50,24 @@ class Learnt:
 
     @property
     def added(self) -> str:
-        """ "clients added +1.6 points"; perplexity falls, so what is gained has a minus sign."""
+        """The gain in words, such as "clients added +1.6 points".
+
+        Perplexity falls, so what is gained has a minus sign.
+        """
         if self.name == "accuracy":
             return f"{self.who} added {self.change} points"
         return f"{self.who} changed it by {self.change}"
 
     @property
     def change(self) -> str:
-        """In points of accuracy, or in per cent of the perplexity before."""
+        """The change in points of accuracy, or in per cent of the perplexity before."""
         if self.name == "accuracy":
             return f"{100 * (self.after - self.before):+.1f}"
         return f"{100 * (self.after / self.before - 1):+.1f}\u00a0%"
 
     @property
     def sentence(self) -> str:
-        """Before, after and the difference."""
+        """The quality before and after training and the difference, in words."""
         return f"validation {self.name} {self.before_text} before round 1, {self.after_text} now: {self.added}"
 
     def _text(self, value: float) -> str:
@@ -72,7 +75,7 @@ class Learnt:
 
 
 def learnt(run: Run) -> Learnt | None:
-    """What was added so far; None where the start or the end was not measured."""
+    """The gain of training so far; None where the start or the end was not measured."""
     if run.start is None:
         return None
     who = run.config.units_text if run.config else "clients"
@@ -104,7 +107,7 @@ def _fell(before: float | None, after: float | None, count: float | None) -> boo
 
 @dataclass(frozen=True)
 class BesidePublic:
-    """The model that a run made beside the one that public records alone make, on the test set.
+    """A comparison of a run's model with the one that public records alone make, on the test set.
 
     Attributes:
         public: what public records alone come to, in words; they cost no privacy.
@@ -118,7 +121,7 @@ class BesidePublic:
 
 
 def beside_public(run: Run) -> BesidePublic | None:
-    """None where the run did not start from public records, or has not been tested."""
+    """Compare the run with its public start; None where there was none, or the run was not tested."""
     for name, text in (("perplexity", number_text), ("accuracy", percent_text)):
         before, after = run.result(f"public_test_{name}"), run.result(f"test_{name}")
         if before is not None and after is not None:
@@ -129,14 +132,14 @@ def beside_public(run: Run) -> BesidePublic | None:
 
 
 def validation_losses(run: Run) -> tuple[float | None, float | None]:
-    """Before round 1 and now; None where it was not measured."""
+    """The validation loss before round 1 and now; None where it was not measured."""
     known = [record.validation_loss for record in run.rounds if record.validation_loss is not None]
     after = run.result("validation_loss")
     return run.start.validation_loss if run.start else None, known[-1] if after is None and known else after
 
 
 def state_text(run: Run) -> str:
-    """How the run stands, as a person says it."""
+    """The state of the run, as a person says it."""
     return _STATE_TEXTS.get(run.state, run.state)
 
 
@@ -169,7 +172,7 @@ def privacy_text(run: Run) -> str:
 
 
 def selective_text(run: Run) -> str:
-    """What phases give besides where there is no guarantee at record level; "" if nothing does."""
+    """The guarantee that phases give where there is none at record level; "" if there is none either."""
     guarantee = run.guarantee or {}
     if guarantee.get("kind") != "selective":
         return ""
@@ -178,7 +181,7 @@ def selective_text(run: Run) -> str:
 
 
 def spent_text(run: Run) -> str:
-    """ "1.46 spent" if the run has spent less than it is guaranteed to stay within, else empty."""
+    """The text "1.46 spent" if the run has spent less than it is guaranteed to stay within, else empty."""
     pair, spent = guaranteed(run), (run.guarantee or {}).get("epsilon_spent")
     if pair is None or spent is None or epsilon_text(spent) == epsilon_text(pair[0]):
         return ""
@@ -186,7 +189,7 @@ def spent_text(run: Run) -> str:
 
 
 def resumed_text(run: Run) -> str:
-    """How often and after which rounds the run was interrupted and resumed, and at what cost; empty if it never was."""
+    """Say how often the run was resumed, after which rounds, and at what cost; empty if it never was."""
     if not run.resumed:
         return ""
     rounds = ", ".join(str(max(resumed.round, 0)) for resumed in run.resumed)
@@ -202,7 +205,7 @@ def resumed_text(run: Run) -> str:
 
 
 def training_time(run: Run) -> str | None:
-    """Wall time of the whole run, or of the rounds if the run did not get to its end."""
+    """The wall time of the whole run, or of the rounds if the run did not get to its end."""
     seconds = run.result("seconds")
     if seconds is None and run.metrics:
         seconds = sum(record.seconds for record in run.metrics)
@@ -210,7 +213,7 @@ def training_time(run: Run) -> str | None:
 
 
 class Example(NamedTuple):
-    """One test record: what was asked, what it holds as the answer, and the answers without and with the adapter."""
+    """A test record with answers: the prompt, the reference, and the answers without and with the adapter."""
 
     prompt: str
     reference: str
@@ -219,7 +222,7 @@ class Example(NamedTuple):
 
 
 def examples(run: Run) -> list[Example]:
-    """The examples in results.json; none where it has none, or is of an earlier version."""
+    """The example answers in results.json; none where it has none, or is of an earlier version."""
     rows = (run.results or {}).get("examples")
     if not isinstance(rows, list):
         return []

@@ -54,7 +54,7 @@ _CODE = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 
 
 def export_command(run: Run, code: str | None) -> str:
-    """What makes a model that loads without Lacquer; empty where the code that loads the adapter needs none."""
+    """The command that makes a model without Lacquer; empty where loading the adapter needs no Lacquer."""
     if code is None or "from client." not in code:
         return ""
     merged = "" if (run.results or {}).get("label_names") else " --merged"
@@ -62,7 +62,7 @@ def export_command(run: Run, code: str | None) -> str:
 
 
 def loading_code(run: Run) -> str | None:
-    """Python that loads the adapter onto its base model; None if the run has left no adapter.
+    """The Python that loads the adapter onto its base model; None if the run has left no adapter.
 
     It stands in the adapter's card, for whoever gets the adapter alone (:func:`server.evaluation.card.how_to_use`);
     here the path is that from the folder in which the folder of runs lies.
@@ -109,7 +109,7 @@ _FILES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """One headline number."""
+    """A headline number of the report."""
 
     label: str
     value: str
@@ -139,7 +139,7 @@ def write_report(run_folder: Path, audit: Mapping[str, Any] | None = None) -> Pa
 
 
 def attempt_report(run_folder: Path, told: Callable[[BaseException, Path], str] = durable.full_disk) -> str:
-    """Write `report.html` beside a run that has ended well or badly; why there is none, or nothing.
+    """Write `report.html` beside a run that has ended well or badly; returns why there is none, or nothing.
 
     A page can be written again at any time, so whatever it fails of (a figure, a font, a damaged file) is told and ends
     nothing.
@@ -158,7 +158,7 @@ def attempt_report(run_folder: Path, told: Callable[[BaseException, Path], str] 
 
 
 def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
-    """The report of a run as HTML text, with the section of an audit where there is one."""
+    """Render the report of a run as HTML text, with the section of an audit where there is one."""
     guarantee = {} if run.not_private else run.guarantee or {}
     settings = settings_rows(run.config) if run.config else []
     facts = [*facts_rows(guarantee), *phase_rows(run)]
@@ -207,7 +207,7 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
 
 
 def _file_text(name: str) -> str:
-    """What a file is, and whether it may be shared."""
+    """Say what a file is, and whether it may be shared."""
     why = names.FOR_THE_OWNER.get(name)
     return _FILES[name] + (f"; never share it: {why}" if why else "")
 
@@ -225,7 +225,7 @@ _TASKS = {
 
 
 def _what(run: Run) -> str:
-    """Task, data set and model in a line: "Classification of notes with minilm"; "" if they are not known."""
+    """The task, data set and model in a line: "Classification of notes with minilm"; "" if they are not known."""
     if run.config is None:
         return ""
     data, model = run.config.data, PurePath(run.config.model.name)
@@ -248,7 +248,7 @@ def _phase_names(run: Run) -> str:
 
 
 def _progress(run: Run) -> tuple[int, str]:
-    """Rounds or phases done, and how many were planned, as "of N"; "" if that is not known."""
+    """The rounds or phases done, and how many were planned, as "of N"; "" if that is not known."""
     if run.phases:
         return sum(phase.ended is not None for phase in run.phases), f"of {len(run.phases)}"
     return run.rounds[-1].round if run.rounds else 0, "" if run.config is None else f"of {run.config.rounds}"
@@ -275,7 +275,7 @@ def _tiles(run: Run) -> list[Tile]:
 
 
 def _speed(run: Run) -> list[str]:
-    """Of the median round; the clients are those that were expected."""
+    """The speed of the median round; the clients are those that were expected."""
     if not run.rounds:
         return []
     seconds = median(record.seconds for record in run.rounds)
@@ -315,7 +315,7 @@ def _quality_tile(run: Run) -> Tile:
 
 
 def _learnt_tile(run: Run) -> list[Tile]:
-    """What was gained on the start, by the same records."""
+    """The gain over the start, by the same records."""
     found = learnt(run)
     if found is None:
         return []

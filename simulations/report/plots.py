@@ -26,7 +26,10 @@ SIZE = (5.0, 3.0)
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours by their role. Every role has a colour of its own, so that a page can replace them one by one."""
+    """The colours of a figure by their role.
+
+    Every role has a colour of its own, so that a page can replace them one by one.
+    """
 
     ink: str
     muted: str
@@ -43,7 +46,7 @@ DARK = Palette(ink="#e8eaed", muted="#a2abb5", grid="#343b43", first="#5ab4ee", 
 
 
 def draw_figure(draws: Sequence[Drawing], palette: Palette, size: tuple[float, float]) -> Figure:
-    """Axes side by side in the house's style, one per drawing function; `size` is in inches."""
+    """Draw axes side by side in the house's style, one per drawing function; `size` is in inches."""
     with mpl.rc_context(_style(palette)):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
@@ -90,12 +93,12 @@ def _style(palette: Palette) -> Any:  # matplotlib types its settings as 300 lit
 def over_rounds(
     draw: Callable[..., None], metrics: Sequence[RoundRecord], palette: Palette = LIGHT, **options: Any
 ) -> Figure:
-    """One of the drawings below, of the rounds of a run."""
+    """Draw the rounds of a run by one of the drawings below."""
     return draw_figure([lambda axes, palette: draw(axes, metrics, palette, **options)], palette, SIZE)
 
 
 def phase_losses(losses: Mapping[str, float], palette: Palette = LIGHT) -> Figure:
-    """Loss on public validation after every phase, by its name, in order."""
+    """Draw the loss on public validation after every phase, by its name, in order."""
 
     def draw(axes: Axes, palette: Palette) -> None:
         axes.plot(list(losses), list(losses.values()), color=palette.first, marker="o", markersize=3.5)
@@ -106,7 +109,7 @@ def phase_losses(losses: Mapping[str, float], palette: Palette = LIGHT) -> Figur
 
 
 def privacy_curve(points: Sequence[tuple[float, float]], delta: float, palette: Palette = LIGHT) -> Figure:
-    """Epsilon as a function of delta: the same run stated at other deltas; the chosen one is marked.
+    """Draw epsilon as a function of delta, the same run stated at other deltas; the chosen one is marked.
 
     Args:
         points: (delta, epsilon), any order.
@@ -126,7 +129,7 @@ def privacy_curve(points: Sequence[tuple[float, float]], delta: float, palette: 
 
 
 def overview(metrics: Sequence[RoundRecord], palette: Palette = LIGHT, *, test_accuracy: float | None = None) -> Figure:
-    """The run in one strip: accuracy, clip threshold and epsilon, side by side."""
+    """Draw the run in one strip: accuracy, clip threshold and epsilon, side by side."""
 
     return draw_figure(
         [
@@ -147,7 +150,7 @@ def accuracy(
     test_accuracy: float | None = None,
     majority_accuracy: float | None = None,
 ) -> None:
-    """Accuracy on public validation over rounds; the test result as a point, the majority class as a line.
+    """Draw accuracy on public validation over rounds; the test result as a point, the majority class as a line.
 
     A majority class far below the curve is said in words.
     """
@@ -192,7 +195,7 @@ def accuracy(
 
 
 def perplexity(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
-    """Perplexity on public validation over rounds."""
+    """Draw perplexity on public validation over rounds."""
     rounds, values = _series(metrics, "validation_perplexity")
     axes.plot(rounds, values, color=palette.first, **_few(rounds))
     axes.set(ylabel="perplexity, public validation")
@@ -201,7 +204,7 @@ def perplexity(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> 
 
 
 def loss(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
-    """Loss on public validation over rounds."""
+    """Draw the loss on public validation over rounds."""
     rounds, values = _series(metrics, "validation_loss")
     axes.plot(rounds, values, color=palette.first, **_few(rounds))
     axes.set(ylabel="loss, public validation")
@@ -209,7 +212,7 @@ def loss(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
 
 
 def clip_threshold(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
-    """The clip threshold each round used."""
+    """Draw the clip threshold that each round used."""
     rounds, values = _series(metrics, "clip_bound")
     axes.step([*rounds, rounds[-1] + 1], [*values, values[-1]], where="post", color=palette.first)
     positive = [value for value in values if value > 0]
@@ -224,7 +227,7 @@ def clip_threshold(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette)
 
 
 def noise_multiplier(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
-    """Noise standard deviation over the sensitivity, of each round."""
+    """Draw the noise standard deviation over the sensitivity, of each round."""
     rounds, values = _series(metrics, "noise_multiplier")
     axes.step([*rounds, rounds[-1] + 1], [*values, values[-1]], where="post", color=palette.first)
     axes.set(ylabel="noise multiplier z", ylim=(0, 1.12 * max(values) if max(values) > 0 else None))
@@ -232,7 +235,7 @@ def noise_multiplier(axes: Axes, metrics: Sequence[RoundRecord], palette: Palett
 
 
 def epsilon_spent(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
-    """Epsilon spent after each round, and the budget."""
+    """Draw the epsilon spent after each round, and the budget."""
     spent = [record for record in metrics if math.isfinite(record.epsilon_spent)]
     budget = metrics[-1].epsilon_budget
     rounds, values = [record.round for record in spent], [record.epsilon_spent for record in spent]
@@ -247,7 +250,7 @@ def epsilon_spent(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) 
 
 
 def update_norm(axes: Axes, metrics: Sequence[RoundRecord], palette: Palette) -> None:
-    """Norm of the released update, the noise expected in it, and the signal left when that is taken off."""
+    """Draw the norm of the released update, the noise expected in it, and the signal left without that."""
     lines = (
         ("update_norm", "released", palette.first, "-"),
         ("noise_norm", "noise (expected)", palette.second, "--"),
@@ -279,7 +282,7 @@ def _series(metrics: Sequence[RoundRecord], name: str) -> tuple[list[int], list[
 
 
 def _few(rounds: Sequence[int]) -> dict[str, Any]:
-    """Dots where a line alone would hide how few values there are."""
+    """Style a line with dots where it alone would hide how few values there are."""
     return {"marker": "o", "markersize": 3.5} if len(rounds) <= 12 else {}
 
 

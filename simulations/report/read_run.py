@@ -39,7 +39,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a run.
+    """A phase of a run as its folder describes it.
 
     Attributes:
         steps: private steps; 0 without noise.
@@ -54,7 +54,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run.
+    """The content of a run's folder, as far as the run has come.
 
     Attributes:
         config, status, results, environment: None before the run has written the file.
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The configured name, or the folder's."""
+        """The configured name of the run, or that of its folder."""
         return self.config.name if self.config else self.path.name
 
     @property
@@ -93,7 +93,7 @@ class Run:
 
     @property
     def not_private(self) -> str | None:
-        """Why the run gives no guarantee, from whichever file says so; None only if none does."""
+        """The reason why the run gives no guarantee, from whichever file says so; None only if none does."""
         reasons = [
             self.guarantee.get("not_private") if self.guarantee else None,
             self.account.not_private if self.account else None,
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def short_path(self) -> Path:
-        """Its last two parts, as one would type it beside the folder of runs, on whichever machine."""
+        """The folder's last two parts, as one types it beside the folder of runs, on whichever machine."""
         return Path(*self.path.resolve().parts[-2:])
 
     @property
@@ -131,13 +131,13 @@ class Run:
         return self.config.rounds if self.config else None
 
     def result(self, name: str) -> float | None:
-        """A number of results.json, or None."""
+        """Read a number of results.json; None where there is none."""
         value = (self.results or {}).get(name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder.
+    """Read and verify a run folder.
 
     Raises:
         NoRunFolder: if it is none: it does not exist, or holds not one of the files a run starts with.
@@ -199,7 +199,7 @@ def _guarantee_of_phases(phases: Sequence[Phase], run: VerifiedRun) -> Json | No
 
 
 def _words(run: VerifiedRun) -> Json:
-    """What a site says of itself, also where it did not come to its end."""
+    """The words of a site on its guarantee, also where its run did not come to its end."""
     if run.written is not None or run.config is None or not run.config.is_single_site:
         return {}
     return {"trust_model": TRUST, "not_covered": not_covered(run.config, steered=False)}

@@ -1,4 +1,4 @@
-"""What `lacquer run` says last, in three lines: how good, how private, where it lies and what to do next.
+"""The summary that `lacquer run` ends with, in three lines: how good, how private, where it lies and what next.
 
 Before them stands what is wrong, if anything is; the report has the rest.
 """
@@ -28,7 +28,7 @@ from simulations.report.outcome import (
 from simulations.report.read_run import Run, read_run
 
 SHORT = 160
-"""Characters of a text."""
+"""Most characters of a text that is shown."""
 
 _STYLES = {"completed": "bold green", "stopped-budget": "bold yellow"}
 
@@ -129,7 +129,7 @@ def _next_steps(run: Run) -> Iterator[str]:
 
 
 def plain_results(run_folder: Path) -> dict[str, Any]:
-    """What a program wants to know of a run that has ended: where it lies, how it stands, results and guarantee."""
+    """The results of a run that has ended, for a program: where it lies, its state, numbers and guarantee."""
     run = read_run(run_folder)
     pair = guaranteed(run)
     return {

@@ -58,8 +58,7 @@ def inline_svg(figure: Figure, name: str, description: str, readings: Sequence[R
 
 
 def _readings(figure: Figure, readings: Sequence[Reading]) -> str:
-    """A band for each reading, halfway to its neighbours, with what shows under the pointer; of a figure that is laid
-    out."""
+    """Draw a band for each reading of a laid-out figure, with what shows under the pointer."""
     if not readings:
         return ""
     axes, (width, height) = figure.axes[0], 72.0 * figure.get_size_inches()
@@ -82,7 +81,7 @@ def _readings(figure: Figure, readings: Sequence[Reading]) -> str:
 
 
 def write_themes(draw: Callable[[Palette], Figure], stem: Path) -> list[Path]:
-    """Write ``STEM-light.svg`` and ``STEM-dark.svg``; their paths.
+    """Write ``STEM-light.svg`` and ``STEM-dark.svg``; returns their paths.
 
     Text is drawn as outlines, because the page that shows the picture may lack the font.
     """

@@ -26,7 +26,7 @@ _ADJACENCIES = {
 
 
 def facts_rows(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The terms of a guarantee (privacy.json) as (label, text)."""
+    """List the terms of a guarantee (privacy.json) as label and text."""
     labels = {
         "epsilon": "ε guaranteed",
         "epsilon_spent": "ε of the releases made",
@@ -63,7 +63,7 @@ def _fact(key: str, value: Any) -> str:
 
 
 def ledger_table(charges: tuple[Charge, ...]) -> dict[str, Any]:
-    """The charges with equal neighbours drawn together, as rows of a table."""
+    """Draw the charges with equal neighbours together, as rows of a table."""
     rows = []
     for _, group in groupby(charges, key=lambda c: (c.event.label, c.event.sampling, c.event.components)):
         same = list(group)
@@ -106,7 +106,7 @@ _MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def round_table(run: Run) -> dict[str, Any] | None:
-    """The numbers of every round that any round has, the start first; None without rounds."""
+    """Tabulate the numbers of every round that any round has, the start first; None without rounds."""
     records = [*([run.start] if run.start else []), *run.rounds]
     if not run.rounds:
         return None
@@ -124,7 +124,7 @@ def round_table(run: Run) -> dict[str, Any] | None:
 
 
 def settings_rows(config: RunConfig) -> list[dict[str, str]]:
-    """Every setting with its value and default, as dictionaries of `key`, `value` and `default`."""
+    """List every setting with its value and default, as dictionaries of `key`, `value` and `default`."""
     defaults = flatten(RunConfig().to_table())
     values = flatten(config.to_table())
     return [
@@ -142,7 +142,7 @@ def _setting(value: Any) -> str:
 
 
 def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """environment.json as (label, text)."""
+    """List environment.json as label and text."""
     rows = [
         ("Machine", f"{environment['system']}, {environment['cores']} cores" if "system" in environment else None),
         ("Accelerators", ", ".join(environment.get("accelerators", [])) or None),
@@ -154,7 +154,7 @@ def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def phase_rows(run: Run) -> list[tuple[str, str]]:
-    """What each phase does and came to, and what those with noise cost where that is no guarantee, as (label, text)."""
+    """List what each phase does and came to. What those with noise cost, where that is no guarantee, stands first."""
     rows = []
     for phase in run.phases:
         came_to = "not ended"
@@ -172,7 +172,7 @@ def phase_rows(run: Run) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class in words: its name, its records in the test set, and three shares ("" where there is none)."""
+    """A class in words: its name, its records in the test set, and three shares ("" where there is none)."""
 
     name: str
     records: int
@@ -200,7 +200,7 @@ class Classes:
 
 
 def classes(run: Run) -> Classes | None:
-    """What results.json says of the classes; None where it says nothing, or nothing that fits."""
+    """Read the classes in results.json; None where it has none, or none that fit."""
     results: dict[str, Any] = run.results or {}
     names, found = results.get("label_names"), results.get("test_confusion")
     if not names or not isinstance(found, list) or [len(row) for row in found] != [len(names)] * len(names):

@@ -10,7 +10,7 @@ from simulations.report.notation import without_folders
 
 
 def rendered(template: str, **values: Any) -> str:
-    """The HTML text of a template in `pages.toml`; a value that it lacks is an error.
+    """Render a template in `pages.toml` as HTML text; a value that it lacks is an error.
 
     No page says where things lie on the machine: absolute paths are cut, but for those in what is already escaped.
     """

@@ -49,7 +49,7 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class Released:
-    """What a private sweep released: a candidate with its folder and row; none of them if there was no candidate."""
+    """The release of a private sweep: a candidate with its folder and row; none of them if there was no candidate."""
 
     cell: Cell | None = None
     folder: Path | None = None
@@ -92,7 +92,7 @@ class PrivateSweep:
                 raise
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the sweep's folder."""
         self._ledger.close()
 
     @property
@@ -158,7 +158,7 @@ class PrivateSweep:
 
     @property
     def failures(self) -> list[str]:
-        """Why candidates failed: for the operator, where none was left to release."""
+        """The reasons why candidates failed: for the operator, where none was left to release."""
         files = sorted((self.folder / CANDIDATES).glob(f"*/{FAILURE_FILE}"))
         return list(dict.fromkeys(file.read_text(encoding="utf-8").strip() for file in files))
 
@@ -192,7 +192,7 @@ class PrivateSweep:
             raise ConfigError(f"{path} was charged for cells with other settings; put the sweep's file back")
 
     def _tuning(self, commitment: Commitment) -> Tuning:
-        """That of a commitment, under the name of the event that was charged."""
+        """The tuning of a commitment, under the name of the event that was charged."""
         assert commitment.tuning is not None
         return replace(commitment.tuning, id=self._ledger.tuning.id)
 
@@ -208,7 +208,7 @@ class PrivateSweep:
         return (folder / FAILURE_FILE).is_file() or is_complete(folder)
 
     def _prepare(self, number: int) -> None:
-        """The folder of a candidate, with its noise; one that was interrupted must be able to go on."""
+        """Make the folder of a candidate, with its noise; one that was interrupted must be able to go on."""
         folder, cell = self._candidate(number), self._cells[self._drawn[number]]
         durable.new_folder(folder)
         (folder.parent / NOTE_FILE).write_text(_NOTE, encoding="utf-8")
@@ -237,7 +237,10 @@ class PrivateSweep:
 
 
 def _score(folder: Path) -> tuple[float, float]:
-    """Of a complete candidate, on public validation records: accuracy of labels, then loss; not a number is worst."""
+    """The score of a complete candidate on public validation records: accuracy of labels, then loss.
+
+    Not a number is worst.
+    """
     results: Mapping[str, Any] = read_run(folder).results or {}
     accuracy = results.get("validation_accuracy") if "validation_perplexity" not in results else None
     loss = float(results["validation_loss"])

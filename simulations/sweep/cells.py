@@ -68,7 +68,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
+    """A cell of a sweep: one run.
 
     Attributes:
         key: its name in the sweep and its folder, ``grid/variant/axis=value/seed=n``.
@@ -93,7 +93,7 @@ def sweep_files() -> dict[str, Path]:
 
 
 def read_cells(path: Path, data: Path) -> tuple[str, list[Cell]]:
-    """Name and cells of a sweep; relative data files are looked for in `data`.
+    """Read name and cells of a sweep; relative data files are looked for in `data`.
 
     Raises:
         ConfigError: naming what is wrong with the file or with a cell's settings.
@@ -145,13 +145,13 @@ def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
 
 
 def axis_text(key: str, value: Scalar) -> str:
-    """``privacy.epsilon``, 2.0 as "epsilon=2"."""
+    """The text of an axis: ``privacy.epsilon``, 2.0 as "epsilon=2"."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{key.rpartition('.')[2]}={number_text(value) if number else value}"  # type: ignore[arg-type]
 
 
 def digest(config: RunConfig, kind: Kind) -> str:
-    """SHA-256, shortened, of what decides a cell's outcome in distribution.
+    """The SHA-256, shortened, of what decides a cell's outcome in distribution.
 
     Names and places are left out (of a data file its last two parts stay, of a model's folder the last), so that it is
     the same on every machine; so are settings at their default, so that it stays the same when a new setting joins.
@@ -170,12 +170,12 @@ def digest(config: RunConfig, kind: Kind) -> str:
 
 
 def counted(cell: Cell) -> Cell:
-    """The cell with its clients counted, where its data say how many (``clients = 0``); its digest stays."""
+    """A cell with its clients counted, where its data say how many (``clients = 0``); its digest stays."""
     return replace(cell, config=settled(Asked(cell.config)).run)
 
 
 def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """The cells whose key one of `patterns` matches, as in a shell; a pattern also matches the beginning of a key.
+    """The cells whose key a pattern matches, as in a shell; a pattern also matches the beginning of a key.
 
     Raises:
         ConfigError: a pattern matches nothing.

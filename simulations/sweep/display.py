@@ -23,7 +23,7 @@ _COLUMNS = {"round": 7, "test": 6, "public": 6, "ε": 4, "clip": 6, "time": 5}
 
 @dataclass
 class Progress:
-    """Where a sweep stands.
+    """The progress of a sweep.
 
     Attributes:
         total: cells wanted; `before` of them were done when it began.
@@ -39,12 +39,12 @@ class Progress:
     began: float = field(default_factory=time.monotonic)
 
     def start(self, cell: Cell, folder: Path) -> None:
-        """A cell begins."""
+        """Note that a cell begins."""
         self.running[cell.key] = (folder, time.monotonic(), cell.config.rounds)
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean time of the cells done; None before the first."""
+        """The seconds left by the mean time of the cells done; None before the first."""
         if not self.rows:
             return None
         each = (time.monotonic() - self.began) / (len(self.rows) + len(self.failed))
@@ -94,7 +94,7 @@ def run_shown(
 
 
 def progress_table(progress: Progress) -> RenderableType:
-    """The cells that run, the last that ended, and how far it is."""
+    """Draw the cells that run, the last that ended, and how far the sweep is."""
     table = Table(box=None, padding=(0, 2, 0, 0), expand=False)
     table.add_column("cell", no_wrap=True, overflow="ellipsis")
     for name, width in _COLUMNS.items():
@@ -120,7 +120,7 @@ def progress_table(progress: Progress) -> RenderableType:
 
 
 def row_cells(entry: Row) -> tuple[str, ...]:
-    """A finished cell in the columns of the table."""
+    """The columns of the table for a finished cell."""
     stated, bound = entry["epsilon_stated"], entry["last_clip_bound"]
     return (
         entry["cell"],
@@ -134,7 +134,7 @@ def row_cells(entry: Row) -> tuple[str, ...]:
 
 
 def summary_line(progress: Progress) -> str:
-    """How many cells are done, failed and to come."""
+    """Say how many cells are done, failed and to come."""
     done = progress.before + len(progress.rows)
     parts = [f"{done} of {progress.total} cells done"]
     if progress.before:
@@ -150,7 +150,7 @@ def summary_line(progress: Progress) -> str:
 def print_cells(
     console: Console, cells: Sequence[Cell], multipliers: Mapping[str, tuple[float, ...]], done: set[str]
 ) -> None:
-    """The cells of a dry run, with the noise that was calibrated for them."""
+    """Print the cells of a dry run, with the noise that was calibrated for them."""
     if not console.is_terminal:  # whole keys, one line each
         for cell in cells:
             state = "done" if cell.key in done else "to do"

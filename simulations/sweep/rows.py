@@ -1,4 +1,4 @@
-"""What a sweep keeps of every cell: one row of plain numbers, in a JSON file that a later sweep continues from.
+"""The rows that a sweep keeps of its cells: plain numbers, in a JSON file that a later sweep continues from.
 
 A row holds two kinds of accuracy that must not be mixed up. ``validation_*`` is measured on the server's public
 records; whoever compares settings in order to choose one reads these. ``test_*`` is measured once, at the end of a
@@ -28,7 +28,7 @@ _MEASURED = (
 
 
 def row(cell: Cell, folder: Path) -> Row:
-    """The row of a cell whose run in `folder` has completed.
+    """Make the row of a cell whose run in `folder` has completed.
 
     Raises:
         ValueError: naming what failed of what a row is of.
@@ -83,7 +83,7 @@ def row(cell: Cell, folder: Path) -> Row:
 
 
 def read_results(file: Path) -> list[Row]:
-    """The rows of a results file; none if it is not there.
+    """Read the rows of a results file; none if it is not there.
 
     Raises:
         ValueError: the file is not one of a sweep.
@@ -115,6 +115,6 @@ def is_complete(folder: Path) -> bool:
 
 
 def _lacking(results: Mapping[str, Any]) -> dict[str, str]:
-    """What failed of what a row needs, and why."""
+    """List what failed of what a row needs, and why."""
     missing = results.get("missing", {})
     return {name: reason for name, reason in missing.items() if name in ("validation", "test")}

@@ -29,7 +29,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: its row, or why there is none."""
+    """The outcome of a cell: its row, or why there is none."""
 
     cell: Cell
     row: Row | None
@@ -41,7 +41,7 @@ class _Interrupted(Exception):
 
 
 def finished_folder(cell: Cell, output: Path) -> Path | None:
-    """The run folder of a completed attempt of exactly this cell, the newest; None if there is none."""
+    """Find the newest run folder of a completed attempt of exactly this cell; None if there is none."""
     for attempt in reversed(attempts(cell, output)):
         # What a cell was is kept beside its configuration, which code of another day may no longer be able to read.
         file = attempt / CELL_FILE
@@ -51,7 +51,7 @@ def finished_folder(cell: Cell, output: Path) -> Path | None:
 
 
 def attempts(cell: Cell, output: Path) -> list[Path]:
-    """Run folders of the attempts at a cell, oldest first."""
+    """The run folders of the attempts at a cell, oldest first."""
     found = (output / cell.key).glob("attempt-*")
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt-")))
 
@@ -116,7 +116,7 @@ def _run(cell: Cell, folder: Path, plugins: Path, place: int, stop: threading.Ev
 
 
 def fresh_folder(cell: Cell, output: Path) -> Path:
-    """The folder of the next attempt at a cell."""
+    """Make the folder of the next attempt at a cell."""
     before = attempts(cell, output)
     number = int(before[-1].name.removeprefix("attempt-")) + 1 if before else 1
     folder = output / cell.key / f"attempt-{number}"
@@ -164,7 +164,7 @@ class Store:
         return {cell.key for cell in self._cells if self._has(cell)}
 
     def add(self, new: Row) -> list[Row]:
-        """Keep the row of a cell that has ended; the rows that were missing until now, its own and shared ones."""
+        """Keep the row of a cell that has ended; returns the rows that were missing, its own and shared ones."""
         before = self.done
         self._rows[new["cell"]] = new
         self._share(new)

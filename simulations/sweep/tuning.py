@@ -22,7 +22,7 @@ from simulations.sweep.cells import Cell
 from strategies.calibration import Calibrated
 
 NoiseOf = Callable[[Cell, float], Calibrated]
-"""The noise of a cell that costs, alone, at most so much epsilon."""
+"""A function that calibrates a cell so that it costs, alone, at most so much epsilon."""
 
 _SAME = ("data.", "privacy.", "clients", "seed", "model.task")
 _FREE = ("data.cache",)
@@ -32,7 +32,7 @@ _CLOSE = 1e-3  # relative tolerance of a candidate's epsilon
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What a private sweep commits to.
+    """The plan that a private sweep commits to.
 
     Attributes:
         epsilon, delta: of tuning and training together, as asked for; `total` is what it comes to, at Rényi `order`.
@@ -50,7 +50,7 @@ class TuningPlan:
 
     @property
     def statement(self) -> str:
-        """The guarantee in words."""
+        """The guarantee of tuning and training in words."""
         return (
             f"tuning and training: (epsilon {self.total:.4f}, delta {self.delta:g}) by repeat-and-select, RDP order "
             f"{self.order:g}"
@@ -132,7 +132,7 @@ def plan_tuning(cells: Sequence[Cell], tries: Tries, noise_of: NoiseOf) -> Tunin
 
 
 def every_cell_once(cells: Sequence[Cell], noise_of: NoiseOf) -> tuple[float, Mapping[str, Calibrated]]:
-    """The alternative: each cell run once, all of them released and composed by PLD within the same target.
+    """Price the alternative: each cell run once, all released and composed by PLD within the same target.
 
     Returns:
         The epsilon of each run by itself, and its noise by the cell's key.
@@ -151,7 +151,7 @@ def every_cell_once(cells: Sequence[Cell], noise_of: NoiseOf) -> tuple[float, Ma
 def _dearest(
     cells: Sequence[Cell], noise_of: NoiseOf, target: float, cost: Callable[[Mapping[str, Calibrated]], float]
 ) -> tuple[float, Mapping[str, Calibrated]]:
-    """The largest epsilon of a run by itself, within 0.1 %, with which all together cost at most ``target``."""
+    """Find the largest epsilon of a run by itself, within 0.1 %, with which all cost at most ``target``."""
     kept: dict[float, Mapping[str, Calibrated]] = {}
 
     def excess(log_epsilon: float) -> float:
@@ -178,5 +178,5 @@ def _dearest(
 
 
 def _distinct(noise: Mapping[str, Calibrated]) -> tuple[tuple[FloorStep, ...], ...]:
-    """Committed steps, those of several cells once."""
+    """The committed steps of all cells, equal ones once."""
     return tuple(dict.fromkeys(one.commitment.floor for one in noise.values()))

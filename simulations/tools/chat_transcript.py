@@ -1,4 +1,4 @@
-"""From conversations in a file to answers where Lacquer is not installed: run it, and write down what was seen.
+"""A transcript from conversations in a file to answers where Lacquer is not installed: run, and written down.
 
     python -m simulations.tools.chat_transcript docs/results/chat-transcript.md
 
@@ -43,7 +43,7 @@ MADE_HERE = (TRAIN, f'lacquer generate RUN --prompt "{QUESTION}"', "lacquer expo
 
 
 def used_elsewhere() -> tuple[str, ...]:
-    """From the model to answers, where Lacquer is not installed."""
+    """The commands from the model to answers, where Lacquer is not installed."""
     libraries = " ".join(f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers"))
     return (
         f"python3 -m venv elsewhere && elsewhere/bin/pip install -q {libraries}",

@@ -22,12 +22,12 @@ LAUNCHER_KEYS: dict[str, str | bool] = {"config-file": "", "run-folder": "", "re
 
 
 def flwr_defaults() -> dict[str, str | int | float | bool]:
-    """Every key of a run with its default, flat, and the keys with which a launcher says where things are."""
+    """The keys of a run with their defaults, flat, and the launcher's keys for where things are."""
     return {**LAUNCHER_KEYS, **flatten(RunConfig().to_table())}
 
 
 def pins() -> list[str]:
-    """The lines of constraints.txt."""
+    """The lines of constraints.txt, one a package."""
     return CONSTRAINTS.read_text(encoding="utf-8").split()
 
 

@@ -16,7 +16,7 @@ TIMEOUT = 1200
 
 
 def executed(notebook: Path, folder: Path) -> Any:
-    """The notebook with the outputs of its cells, run in `folder`.
+    """Execute a notebook in `folder`; returns it with the outputs of its cells.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed; the message holds its traceback.

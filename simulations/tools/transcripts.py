@@ -1,4 +1,4 @@
-"""What a reader sees who follows the first pages: run it from a fresh clone, and write down what was printed.
+"""A transcript of the first pages, as a reader sees it: run from a fresh clone, and written down.
 
     python -m simulations.tools.transcripts docs/results/transcripts.md
 
@@ -59,7 +59,7 @@ print(SentenceTransformer(sys.argv[1]).encode([sys.argv[2]]))
 
 @dataclass(frozen=True)
 class Task:
-    """A heading, a sentence, and the commands; RUN stands for the folder of the latest run."""
+    """A task of the transcript: heading, sentence and commands; RUN stands for the folder of the latest run."""
 
     title: str
     about: str
@@ -70,7 +70,7 @@ class Task:
 
 
 def tasks() -> tuple[Task, ...]:
-    """What the page shows, in order."""
+    """The tasks of the page, in order."""
     plain = f"sentence-transformers=={version('sentence-transformers')} torch=={version('torch').partition('+')[0]}"
     return (
         Task(
@@ -146,7 +146,7 @@ def write(page: Path) -> None:
 
 
 class _Session:
-    """One shell's folder and environment, kept from line to line."""
+    """A shell's folder and environment, kept from line to line."""
 
     def __init__(self, folder: Path) -> None:
         self.home = self.folder = folder

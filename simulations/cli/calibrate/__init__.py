@@ -1,1 +1,1 @@
-"""``lacquer calibrate``."""
+"""The command ``lacquer calibrate`` and its pages."""

@@ -29,7 +29,7 @@ from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """One release of the run: where it stands, who takes part, and what is asked with how much noise."""
+    """A release of the rehearsed run: where it stands, who takes part, and what is asked with how much noise."""
 
     name: str
     sampling: Poisson
@@ -39,7 +39,7 @@ class Rehearsed:
 def controller_config(
     name: str, options: list[str], *, epsilon: float, delta: float, clients: int, rate: float, rounds: int
 ) -> RunConfig:
-    """The configuration of such a run. ConfigError (a ValueError) names what is wrong with it."""
+    """The configuration of a run with such a controller. ConfigError (a ValueError) names what is wrong with it."""
     chosen = dict(parse_setting(f"strategy.controller-options.{option}") for option in options)
     prefix = "strategy.controller-options."
     strategy = {"controller": name, "controller-options": {key.removeprefix(prefix): v for key, v in chosen.items()}}
@@ -50,7 +50,7 @@ def controller_config(
 
 
 def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
-    """What is committed to, what every kind of round releases, and epsilon of all of it by each accountant."""
+    """Draw what is committed to, what every kind of round releases, and its epsilon by each accountant."""
     controller = methods(config).controller
     noise = commitment, multipliers = commit_clients(config, controller)
     sampling = round_sampling(config, noise)
@@ -89,7 +89,7 @@ def controller_page(config: RunConfig, dimension: int | None) -> RenderableType:
 
 
 def rehearsal(controller: Controller[Any], setting: RunInfo) -> list[Rehearsed]:
-    """The initial release if there is one, rounds 1 and 2, and the last one."""
+    """Rehearse the initial release if there is one, rounds 1 and 2, and the last one."""
     found: list[Rehearsed] = []
     state = controller.init(setting, PublicSignals(0, 1.0))
     initial = controller.initial(setting.sampling)
@@ -109,7 +109,7 @@ def _released(release: Rehearsed, round: int) -> Release:
 
 
 class _NoLedger:
-    """Nobody takes part in a rehearsal, so there is nothing to charge for."""
+    """A ledger that charges nothing, since nobody takes part in a rehearsal."""
 
     not_private: str | None = "a rehearsal without clients"
 

@@ -27,7 +27,7 @@ _LEGEND = (
 
 
 def plain(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -> dict[str, Any]:
-    """Every number of bands, and of buffers, that was tried, the best first, for programs.
+    """Price every number of bands, and of buffers, that was tried, the best first, for programs.
 
     Raises:
         ValueError: no noise keeps the target.
@@ -62,7 +62,10 @@ def plain(epsilon: float, delta: float, clients: int, rate: float, rounds: int) 
 
 
 def _buffered(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -> Sequence[Strategy[Any]]:
-    """None at an epsilon so large that one Gaussian of it protects no one, where bands may still be fine."""
+    """Price the numbers of buffers.
+
+    None are priced at an epsilon so large that one Gaussian of it protects no one, where bands may still be fine.
+    """
     try:
         return buffered.choose(epsilon, delta, clients, rate, rounds)
     except ValueError:
@@ -70,7 +73,7 @@ def _buffered(epsilon: float, delta: float, clients: int, rate: float, rounds: i
 
 
 def page(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -> RenderableType:
-    """The same for people, in order of the bands, then of the buffers; errors as for :func:`plain`."""
+    """Draw the prices for people, in order of the bands, then of the buffers; errors as for :func:`plain`."""
     found = plain(epsilon, delta, clients, rate, rounds)
     tried = sorted(found["tried"], key=lambda one: int(one["bands"]))
     tried += sorted(found["buffered"], key=lambda one: int(one["buffers"]))

@@ -1,4 +1,4 @@
-"""What `lacquer calibrate` prints: a priced budget and its alternatives, or the noise that clients make together.
+"""The pages of `lacquer calibrate`: a priced budget and its alternatives, or the noise that clients make together.
 
 Every page takes some seconds of accounting.
 """
@@ -32,7 +32,9 @@ _LEGEND = (
 
 
 def advice(scenario: Scenario, dimension: int | None, width: int) -> RenderableType:
-    """The price of a way to run, by every accountant, and of the ways near it, for a terminal of `width` characters.
+    """Draw the price of a way to run, by every accountant, and of the ways near it.
+
+    The page fits a terminal of `width` characters.
 
     Raises:
         ValueError: no noise keeps the target.
@@ -64,7 +66,7 @@ def advice(scenario: Scenario, dimension: int | None, width: int) -> RenderableT
 
 
 def plain(scenario: Scenario, dimension: int | None) -> dict[str, float | str | None]:
-    """The price of a way to run, for programs; noise is in units of the clip bound.
+    """Price a way to run, for programs; noise is in units of the clip bound.
 
     Raises:
         ValueError: no noise keeps the target.
@@ -131,7 +133,7 @@ def _choices(now: Option, others: Sequence[Option | Refusal], dimension: int | N
 def secagg(
     epsilon: float, delta: float, clients: int, rate: float, rounds: int, survivors: int, colluding: int
 ) -> RenderableType:
-    """Noise of the sum, of one client's share, and of a mean, without and with trust in the server.
+    """Draw the noise of the sum, of one client's share, and of a mean, without and with trust in the server.
 
     Args:
         clients: all of whom take part in every round.
@@ -175,7 +177,7 @@ def secagg(
 
 
 def shares_of(clients: int, survivors: int, colluding: int) -> NoiseShares:
-    """What a run with these settings would agree on."""
+    """The shares of noise that a run with these settings would agree on."""
     config = parse(
         {
             "clients": clients,

@@ -71,7 +71,7 @@ def certificates_command(
 
 
 def own_key(folder: Path) -> str:
-    """Make the key of the client whose host this is, if there is none; the public half, one line."""
+    """Make the key of the client whose host this is, if there is none; returns the public half, one line."""
     from server.network import certificates
 
     if not (folder / "key").exists():
@@ -80,7 +80,7 @@ def own_key(folder: Path) -> str:
 
 
 def make_keys(folder: Path, clients: list[str], addresses: list[str], renew: set[str]) -> list[str]:
-    """Make what is missing or to be renewed; what was made, in words."""
+    """Make the keys that are missing or to be renewed; returns what was made, in words."""
     from server.network.certificates import (
         make_authority,
         make_certificate,
@@ -193,7 +193,7 @@ def _committed(clients: int, survivors: int, colluding: int, epsilon: float, del
 
 
 def _identity(member: str) -> bytes:
-    """A public identity as it was printed; ValueError naming what is none."""
+    """Read a public identity as it was printed; ValueError naming what is none."""
     try:
         return bytes.fromhex(member)
     except ValueError:

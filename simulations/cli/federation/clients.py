@@ -81,7 +81,7 @@ def _plain_node(node: Mapping[str, object]) -> dict[str, str]:
 
 
 def names() -> dict[str, str]:
-    """Names by node, in the order in which they were let in."""
+    """The names of nodes, in the order in which they were let in."""
     path = Path(CLIENT_NAMES)
     names: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return names

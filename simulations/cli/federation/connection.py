@@ -24,7 +24,7 @@ Trust = Annotated[Path, typer.Option(help="Certificate that signed the SuperLink
 
 @contextmanager
 def control(address: str, ca: Path) -> Iterator[Control]:
-    """The Control API for as long as a command runs; what it refuses ends the command in words."""
+    """Open the Control API for as long as a command runs; what it refuses ends the command in words."""
     with refusals():
         check_trust(ca)
     with tempfile.TemporaryDirectory(prefix="lacquer-") as home:
@@ -39,7 +39,11 @@ def control(address: str, ca: Path) -> Iterator[Control]:
 
 
 def check_trust(ca: Path) -> None:
-    """ConfigError without the certificate to know the SuperLink by, or the key by which it knows its operator."""
+    """Check for the certificate that identifies the SuperLink, and the key by which it knows its operator.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
     if not ca.is_file():
         raise ConfigError(
             f"--ca {ca}: there is no such file; run this in the executor's container, or give the "

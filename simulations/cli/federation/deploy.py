@@ -89,7 +89,11 @@ def deploy_command(
 
 
 def check_deployed(config: RunConfig) -> None:
-    """ConfigError unless the nodes hold the records."""
+    """Check that the nodes of a configuration hold the records.
+
+    Raises:
+        ConfigError: the server would.
+    """
     if not config.is_deployed:
         raise ConfigError(
             "data.held-by = 'server': the records of all clients would lie on the server; "

@@ -44,7 +44,7 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run tha
 
 
 def hand_over(superlink: Control, folder: Path, keys: Mapping[str, str | bool]) -> str:
-    """Give the run of a folder to the SuperLink; its number there, which the folder notes."""
+    """Give the run of a folder to the SuperLink; returns its number there, which the folder notes."""
     app = stage(
         superlink.home / "app",
         App(client="client.fork_server"),
@@ -128,7 +128,11 @@ def watch(superlink: Control, run: str, config: RunConfig, folder: Path, *, quie
 
 
 def judge(superlink: Control, run: str, folder: Path) -> None:
-    """RunFailed unless SuperLink and ServerApp both say that the run completed."""
+    """Check that SuperLink and ServerApp both say that the run completed.
+
+    Raises:
+        RunFailed: one of them does not.
+    """
     own = read_status(folder)
     if own is not None and own.state == "failed":
         raise RunFailed(own.message)
@@ -139,7 +143,7 @@ def judge(superlink: Control, run: str, folder: Path) -> None:
 
 @contextmanager
 def stopped_if_interrupted(superlink: Control, run: str) -> Iterator[None]:
-    """A block that does not get to its end takes the run along."""
+    """Stop a run whose block does not get to its end."""
     try:
         yield
     except BaseException:
@@ -151,7 +155,7 @@ def stopped_if_interrupted(superlink: Control, run: str) -> Iterator[None]:
 
 
 def show_end(folder: Path, *, quiet: bool, as_json: bool = False) -> None:
-    """Report and summary of a run that has completed; for programs its results, or its folder alone."""
+    """Print report and summary of a run that has completed; for programs its results, or its folder alone."""
     if quiet and not as_json:
         typer.echo(folder)
         return

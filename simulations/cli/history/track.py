@@ -33,7 +33,7 @@ def track_command(
 
 
 def check_tracker(tracker: str | None) -> None:
-    """Before anything is started; ValueError for a tracker that is unknown or not installed."""
+    """Check a tracker before anything is started; ValueError for one that is unknown or not installed."""
     if tracker is not None:
         from simulations.history.trackers import open_tracker
 

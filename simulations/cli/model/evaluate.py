@@ -55,7 +55,7 @@ def evaluate_command(
 
 
 def evaluate(run: "FinishedRun", data: Path | None, limit: int) -> dict[str, Any]:
-    """The numbers of the adapter and of the base model alone, and on what.
+    """Measure the adapter and the base model alone on a test set or on other public records.
 
     A classifier's base model has no head that was trained: beside it stands the share of the most frequent class.
 
@@ -84,7 +84,7 @@ def evaluate(run: "FinishedRun", data: Path | None, limit: int) -> dict[str, Any
 
 
 def read_records(run: "FinishedRun", path: Path) -> "Records":
-    """The records of a file in the run's columns, prepared as its test set was.
+    """Read the records of a file in the run's columns, prepared as its test set was.
 
     Raises:
         ValueError: another kind of file, a column that is missing, a label that the run does not know.
@@ -110,7 +110,7 @@ def read_records(run: "FinishedRun", path: Path) -> "Records":
 
 
 def harness(run: "FinishedRun", tasks: list[str], limit: int) -> dict[str, Any]:
-    """Results of lm-evaluation-harness for the merged model; `tasks` are names that it knows or files of its format.
+    """Run lm-evaluation-harness on the merged model. Tasks are names that it knows or files of its format.
 
     Raises:
         ValueError: the harness is not installed, or the run has trained a classifier.
@@ -138,7 +138,7 @@ def harness(run: "FinishedRun", tasks: list[str], limit: int) -> dict[str, Any]:
 
 
 def _task_name(file: Path) -> str:
-    """What a task of lm-evaluation-harness calls itself.
+    """The name of a task in a file of lm-evaluation-harness.
 
     Raises:
         ValueError: there is no such file, or it has no name.

@@ -63,14 +63,18 @@ def export_command(
 
 
 def refuse_taken(folder: Path) -> None:
-    """ValueError for a folder that holds anything, or for a file."""
+    """Refuse to write where there is a file, or a folder that holds anything.
+
+    Raises:
+        ValueError: naming the place.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder; give a new one: nothing is overwritten")
 
 
 @contextlib.contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """A draft of `folder` beside it, which takes its place once it is whole; of a failure nothing is left."""
+    """Make a draft of `folder` beside it, which takes its place once it is whole; of a failure nothing is left."""
     target = folder.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.parent / f".{target.name}.{os.getpid()}"
@@ -120,7 +124,7 @@ def export(run: "FinishedRun", folder: Path, name: str, *, merged: bool, convert
 
 
 def find_converter(run: "FinishedRun") -> Path:
-    """llama.cpp's converter: in the folder that ``LLAMA_CPP`` names, or on the path.
+    """Find llama.cpp's converter: in the folder that ``LLAMA_CPP`` names, or on the path.
 
     Raises:
         ValueError: it is not there, or the run has trained a classifier.
@@ -141,7 +145,7 @@ def find_converter(run: "FinishedRun") -> Path:
 
 
 def convert(converter: Path, model: Path, target: Path) -> None:
-    """Run the converter; ValueError with its last line if it fails or leaves no file."""
+    """Make a GGUF file by llama.cpp's converter; ValueError with its last line if it fails or leaves no file."""
     command = [sys.executable, str(converter), str(model), "--outfile", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not target.is_file():
@@ -152,7 +156,7 @@ def convert(converter: Path, model: Path, target: Path) -> None:
 
 
 def push(folder: Path, name: str, api: Any) -> str:
-    """Upload a folder to the hub; the address.
+    """Upload a folder to the hub; returns the address.
 
     Args:
         api: :class:`huggingface_hub.HfApi`.

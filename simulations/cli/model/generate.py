@@ -83,7 +83,7 @@ def refuse_what_writes_nothing(run: "FinishedRun", system: str) -> None:
 
 @dataclass
 class Writer:
-    """A model, and what was said to it.
+    """A model in a conversation, with what was said to it.
 
     Attributes:
         said: turns of the conversation so far, without the system prompt; of other tasks always empty.
@@ -100,11 +100,11 @@ class Writer:
 
     @staticmethod
     def of(run: "FinishedRun", decoding: "Decoding", system: str, *, adapted: bool) -> "Writer":
-        """Of a finished run; without the adapter if not `adapted`."""
+        """Make the writer of a finished run; without the adapter if not `adapted`."""
         return Writer(run.language_model(adapted=adapted), run.tokenizer(), run.task, decoding, system)
 
     def answer(self, text: str, write: Callable[[str], None] | None = None) -> str:
-        """The answer to `text`, its continuation or its summary.
+        """Answer `text`, continue it or summarise it, as the run's task is.
 
         Args:
             write: is given the pieces of the answer as they come.
@@ -127,7 +127,7 @@ class Writer:
         return found
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget what was said in the conversation."""
         self.said = []
 
     @property
@@ -163,7 +163,7 @@ def chat(writer: Writer, asked: Callable[[], str | None], write: Callable[[str],
 
 
 def _asked() -> str | None:
-    """The next line; None at the end of the input."""
+    """Read the next line; None at the end of the input."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
@@ -171,7 +171,7 @@ def _asked() -> str | None:
 
 
 def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
-    """Hands on the text of an answer, word by word."""
+    """Make a streamer that hands on the text of an answer, word by word."""
     from transformers import TextStreamer
 
     class Streamer(TextStreamer):

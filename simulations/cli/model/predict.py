@@ -44,7 +44,7 @@ def predict_command(
 
 
 def predictions(run: "FinishedRun", texts: list[str], pairs: list[str]) -> list[list[tuple[str, float]]]:
-    """For every text its classes and their probabilities, the most probable first.
+    """Classify texts: for every one its classes and their probabilities, the most probable first.
 
     Raises:
         ValueError: the run has trained a language model, or pairs are missing or given where there are none.

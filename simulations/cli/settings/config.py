@@ -45,7 +45,7 @@ def config_command(
 
 
 def default_text(default: Any) -> str:
-    """As it stands in a TOML file."""
+    """The default of a setting as it stands in a TOML file."""
     return "{}" if default is None else json.dumps(default, ensure_ascii=False)
 
 

@@ -27,7 +27,7 @@ _OF_THIS = "estimates for this machine's processor, by a training step that was 
 
 @dataclass(frozen=True)
 class Listed:
-    """One preset or sweep as it is listed."""
+    """A preset or sweep as it is listed."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class Listed:
 
     @property
     def sentence(self) -> str:
-        """What it is, without how it is called."""
+        """The first sentence of what it is about, without how it is called."""
         return re.split(r"(?<=\.)\s", self.about, maxsplit=1)[0]
 
 
@@ -79,7 +79,7 @@ def _preset(name: str, file: Path) -> Listed:
 
 
 def preset_time(name: str) -> str:
-    """How long a preset as it stands takes here, in words; empty for a file, and where it was not measured."""
+    """The time that a preset as it stands takes here, in words. Empty for a file, and where it was not measured."""
     file = preset_files().get(name)
     time = time_here(needs_of(file).time) if file else ""
     return f"{time}, {_OF_THIS}" if "minute" in time else ""
