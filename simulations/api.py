@@ -33,11 +33,11 @@ from simulations.history.compare_page import write_comparison
 from simulations.history.folders import run_folders, true_state
 from simulations.notebook import NotebookProgress, in_notebook
 from simulations.preflight import check_run
-from simulations.presets.asked import Asked, ask, ask_again, settled
+from simulations.presets.asked import Asked, ask, ask_again, count_clients
 from simulations.presets.load import absolute_paths
 from simulations.report.figures import report_figures
 from simulations.report.judgement import judgements
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.page import attempt_report, write_report
 from simulations.report.read_run import Run, read_run
 from simulations.report.summary import summary_lines
@@ -81,13 +81,13 @@ class RunResult:
     @property
     def epsilon(self) -> float | None:
         """The epsilon that the run guarantees, at :attr:`delta`; None where it guarantees nothing."""
-        pair = guaranteed(self._run)
+        pair = guaranteed_pair(self._run)
         return None if pair is None else pair[0]
 
     @property
     def delta(self) -> float | None:
         """The delta of the run's guarantee; None where it guarantees nothing."""
-        pair = guaranteed(self._run)
+        pair = guaranteed_pair(self._run)
         return None if pair is None else pair[1]
 
     @property
@@ -264,7 +264,7 @@ def _asked(config: str | Path | Mapping[str, Any] | RunConfig, settings: Mapping
     if isinstance(config, str | Path):
         return ask(str(config), [], settings, here, here, chosen_engine=False)
     table = config.to_table() if isinstance(config, RunConfig) else unflatten(flatten(config))
-    return settled(Asked(absolute_paths(parse(with_overrides(table, settings)), here, here)))
+    return count_clients(Asked(absolute_paths(parse(with_overrides(table, settings)), here, here)))
 
 
 def _follower(folder: Path, callbacks: Callback | Iterable[Callback]) -> launcher.Follow:

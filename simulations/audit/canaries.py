@@ -64,10 +64,10 @@ def exposures(run: FinishedRun, model: Any) -> dict[str, Any] | None:
 
     def ranked() -> list[exposure.Exposure]:
         if exact is None:
-            return exposure.of_planted(model, tokenizer, kind, planted.secrets, others)
+            return exposure.planted_exposures(model, tokenizer, kind, planted.secrets, others)
         prefix, digits = exact
         scores = exposure.all_numbers(model, prefix, digits, shape.length)
-        return exposure.exact(scores, [int(secret) for secret in planted.secrets])
+        return exposure.exact_exposures(scores, [int(secret) for secret in planted.secrets])
 
     under = ranked()
     with model.disable_adapter():

@@ -84,13 +84,13 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     )
 
 
-def of_planted(
+def planted_exposures(
     model: Any, tokenizer: PreTrainedTokenizerBase, kind: str, planted: Sequence[str], others: Sequence[str]
 ) -> list[Exposure]:
     """Measure the exposure of `planted` secrets, ranked among `others`, which were not planted."""
     prefix, rows = split_tokens(tokenizer, kind, [*planted, *others])
     scores = [log_probabilities(model, prefix, part) for part in (rows[: len(planted)], rows[len(planted) :])]
-    return sampled(scores[0], scores[1], len(KINDS[kind].alphabet) ** KINDS[kind].length)
+    return sampled_exposures(scores[0], scores[1], len(KINDS[kind].alphabet) ** KINDS[kind].length)
 
 
 @torch.no_grad()
@@ -176,7 +176,7 @@ def _tensors(cache: Any) -> Cache:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def exact(scores: NDArray[np.float64], planted: Sequence[int]) -> list[Exposure]:
+def exact_exposures(scores: NDArray[np.float64], planted: Sequence[int]) -> list[Exposure]:
     """The exposure of the secrets numbered `planted`, given the scores of all; equal scores share the better rank."""
     ordered = np.sort(scores)
     ranks = len(scores) - np.searchsorted(ordered, scores[list(planted)], side="right") + 1
@@ -184,7 +184,7 @@ def exact(scores: NDArray[np.float64], planted: Sequence[int]) -> list[Exposure]
     return [Exposure(float(value), float(value), float(value)) for value in bits]
 
 
-def sampled(
+def sampled_exposures(
     planted: NDArray[np.float64], candidates: NDArray[np.float64], space: int, alpha: float = 0.05
 ) -> list[Exposure]:
     """Estimate exposure from scores of the planted secrets and of random candidates that were not planted.

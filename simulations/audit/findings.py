@@ -43,7 +43,7 @@ NO_CANARIES = (
 NO_SECRETS = "exposure and extraction of planted secrets (the run holds none: data.canaries)"
 
 
-def audited(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
+def audit_run(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
     """Make every audit that can be made of a finished run.
 
     Args:

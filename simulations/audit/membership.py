@@ -45,11 +45,11 @@ def membership(run: FinishedRun, data: PreparedData, levels: Sequence[Units]) ->
             "loss": (-adapter[0], -adapter[1]),
             "loss against the public start": (reference[0] - adapter[0], reference[1] - adapter[1]),
         }
-        found.append(attacked(run, level, scores, reference))
+        found.append(attack_level(run, level, scores, reference))
     return found
 
 
-def attacked(
+def attack_level(
     run: FinishedRun, level: Units, scores: Mapping[str, tuple[Floats, Floats]], reference: tuple[Floats, Floats]
 ) -> dict[str, Any]:
     """Judge what scores of some units, members and others, say about the run.

@@ -36,7 +36,7 @@ from server.config.schema import RunConfig
 from server.evaluation.finished import FinishedRun, read_finished
 from server.run_folder.names import AUDIT_FOLDER, CANDIDATE_FILE, PHASES_FILE
 from simulations.audit.losses import adapter_losses, reference_losses
-from simulations.audit.membership import attacked
+from simulations.audit.membership import attack_level
 from simulations.audit.units import Rows, Units
 from simulations.engines.inprocess import run_inprocess
 from simulations.report.notation import duration_text
@@ -110,13 +110,13 @@ def shadow_findings(run: FinishedRun, data: PreparedData, level: Units, count: i
     folder.mkdir(mode=0o700, exist_ok=True)
     for inside in included:
         with tempfile.TemporaryDirectory(prefix="shadow-", dir=folder) as place:
-            shadow = _trained(run, data, exchanged(run.config, data, slots, targets, inside), Path(place))
+            shadow = _trained(run, data, exchange_units(run.config, data, slots, targets, inside), Path(place))
             phi.append(scored(adapter_losses(shadow, sets)))
     scores = likelihood_ratios(scored(adapter_losses(run, sets)), np.array(phi), np.array(included))
     m = len(targets.members)
     reference = -scored(reference_losses(run, data, sets))
     sides = {name: (values[:m], values[m:]) for name, values in scores.items()}
-    return {"shadows": count, **attacked(run, targets, sides, (reference[:m], reference[m:]))}
+    return {"shadows": count, **attack_level(run, targets, sides, (reference[:m], reference[m:]))}
 
 
 def logit(losses: Floats) -> Floats:
@@ -158,7 +158,7 @@ def unit_of_rows(config: RunConfig, data: PreparedData) -> Rows:
     return units
 
 
-def exchanged(
+def exchange_units(
     config: RunConfig, data: PreparedData, slots: Rows, targets: Units, inside: NDArray[np.bool_]
 ) -> tuple[Records, Rows]:
     """Make the training records of a shadow, and the unit of each.

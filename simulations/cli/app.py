@@ -26,11 +26,11 @@ from simulations.cli.exits import (
     MISUSED,
     Command,
     Commands,
+    end_on_signals,
     fail,
-    interruptible,
     refusals,
     say,
-    unwritable,
+    unwritable_text,
 )
 from simulations.cli.federation.certificates import certificates_command, federation_command, identity_command
 from simulations.cli.federation.clients import admit_command, clients_command, expel_command
@@ -39,7 +39,7 @@ from simulations.cli.federation.following import follow_command, logs_command, s
 from simulations.cli.history.budget import budget_command
 from simulations.cli.history.compare import compare_command
 from simulations.cli.history.runs import runs_command
-from simulations.cli.history.track import check_tracker, track_command, tracked
+from simulations.cli.history.track import check_tracker, track_beside, track_command
 from simulations.cli.model.audit import audit_command
 from simulations.cli.model.evaluate import evaluate_command
 from simulations.cli.model.export import export_command
@@ -48,7 +48,7 @@ from simulations.cli.model.predict import predict_command
 from simulations.cli.model.publish import publish_command
 from simulations.cli.plan import say_known, say_plan
 from simulations.cli.planner import plan_command
-from simulations.cli.progress import follow, waiting
+from simulations.cli.progress import follow, say_waiting
 from simulations.cli.settings.config import config_command
 from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import preset_time, presets_command
@@ -141,7 +141,7 @@ def run(
     with ExitStack() as stack:
         with refusals(ValueError):
             asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
-            with waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
+            with say_waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
                 from server.run_folder.progress import (
                     hold_folder,  # a misspelt setting is refused before torch is loaded
                 )
@@ -158,7 +158,7 @@ def run(
             checked.hand_on(folder)
         if not quiet and not as_json:
             say_known(checked, Console())
-        with interruptible():
+        with end_on_signals():
             _run(asked, folder, here, quiet, as_json=as_json, track=track)
 
 
@@ -220,7 +220,7 @@ def resume(
             durable.check_room(folder)
             with Telemetry(folder, tensorboard=False) as telemetry:
                 telemetry.status("preparing", "resuming")
-        with interruptible():
+        with end_on_signals():
             keys: dict[str, str | bool] = {"resume": str(folder), "other-code": other_code}
             _run(asked, folder, here, quiet, keys, as_json=as_json, track=track)
 
@@ -253,7 +253,7 @@ def _run(
     console, config = Console(), asked.run
 
     def watch(is_alive: Callable[[], bool]) -> None:
-        with tracked(folder, track, is_alive):
+        with track_beside(folder, track, is_alive):
             try:
                 if quiet or as_json:
                     launcher.wait_quietly(is_alive)
@@ -276,7 +276,7 @@ def _run(
             reason = full
         fail(f"The run failed: {reason}\n\nRun folder: {folder}{_how_to_go_on(folder)}", FAILED)
     except OSError as error:
-        if said := unwritable(error, folder):
+        if said := unwritable_text(error, folder):
             fail(said, MISUSED)
         raise
     except KeyboardInterrupt:
@@ -305,7 +305,7 @@ def _write_report(folder: Path) -> str:
     """Write a run's report; why there is none, or nothing."""
     from simulations.report import page  # slow to import, and no run has to wait for it
 
-    return page.attempt_report(folder, unwritable)
+    return page.attempt_report(folder, unwritable_text)
 
 
 def _on_flower(config: RunConfig) -> bool:

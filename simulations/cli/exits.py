@@ -56,13 +56,13 @@ class Commands(TyperGroup):
         except Exception as error:  # the last place that sees it: here it becomes words and an exit code
             if getattr(error, "errno", None) == errno.EPIPE:  # whoever read along has gone; click ends in silence
                 raise
-            if said := unwritable(error):
+            if said := unwritable_text(error):
                 fail(said, MISUSED)
             kind = f"{type(error).__name__}: {error}"
             fail(f"An error that was not foreseen, {kind}\nWhere it came from: the same command with --debug", FAILED)
 
 
-def debugging() -> bool:
+def is_debugging() -> bool:
     """Whether ``--debug`` was given to the command that runs."""
     context = click.get_current_context(silent=True)
     return context is not None and _DEBUG in context.meta
@@ -71,7 +71,7 @@ def debugging() -> bool:
 _DEBUG = "lacquer.debug"
 
 
-def unwritable(error: BaseException, folder: Path | None = None) -> str:
+def unwritable_text(error: BaseException, folder: Path | None = None) -> str:
     """Say what is wrong with a file or folder that cannot be read or written; empty for other errors.
 
     Args:
@@ -101,7 +101,7 @@ def refusals(*further: type[Exception]) -> Iterator[None]:
     except known as error:
         fail(str(error), MISUSED)
     except OSError as error:
-        if said := unwritable(error):
+        if said := unwritable_text(error):
             fail(said, MISUSED)
         raise
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def refusals(*further: type[Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def end_on_signals() -> Iterator[None]:
     """Let SIGTERM and a lost terminal end a run as Ctrl-C does: nothing started may stay behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -126,7 +126,7 @@ def interruptible() -> Iterator[None]:
 
 def fail(message: str, code: int) -> NoReturn:
     """Say `message`, behind the traceback of the error that is handled if one asked for it; end with `code`."""
-    if debugging() and sys.exc_info()[0] is not None:
+    if is_debugging() and sys.exc_info()[0] is not None:
         traceback.print_exc()
     say(message)
     raise typer.Exit(code)

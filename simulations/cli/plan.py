@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def say_known(checked: "Checked", console: Console) -> None:
     """Print what is known before a run's progress: the data, warnings, the guarantee where it is not obvious."""
     from simulations.report.data_block import data_rows, data_table
-    from simulations.report.judgement import foreseen
+    from simulations.report.judgement import foresee_problems
 
     if checked.facts is not None and console.is_terminal:
         console.print(data_table(checked.facts, checked.config))
     elif checked.facts is not None:
         for label, text in data_rows(checked.facts, checked.config):
             console.print(f"{label.lower()}: {text}", markup=False, highlight=False, soft_wrap=True)
-    for warning in [*foreseen(checked.config, checked.facts), *earlier_runs(checked)]:
+    for warning in [*foresee_problems(checked.config, checked.facts), *earlier_runs(checked)]:
         console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
     if checked.sentence:
         console.print(checked.sentence, markup=False, highlight=False, soft_wrap=True)
@@ -38,13 +38,13 @@ def say_plan(checked: "Checked", *, as_json: bool, time: str = "") -> None:
     Args:
         time: that it takes here, in words; empty where it is not known.
     """
-    from simulations.report.judgement import foreseen
+    from simulations.report.judgement import foresee_problems
 
     config, noise = checked.config, _noise(checked)
     changed = _changed(config)
     if as_json:
         facts = None if checked.facts is None else asdict(checked.facts)
-        warnings = [*foreseen(config, checked.facts), *earlier_runs(checked)]
+        warnings = [*foresee_problems(config, checked.facts), *earlier_runs(checked)]
         typer.echo(
             json.dumps(
                 {"settings": changed, "data": facts, "noise": noise, "warnings": warnings, "time": time}, indent=2
@@ -77,10 +77,10 @@ def earlier_runs(checked: "Checked") -> list[str]:
 
     The earlier ones are those in its output folder, sweeps included.
     """
-    from simulations.history.earlier import planned, together
+    from simulations.history.earlier import planned_costs, warn_together
 
     config = checked.config
-    return together(planned(config, checked.source, checked.noise), [Path(config.output)], "this run")
+    return warn_together(planned_costs(config, checked.source, checked.noise), [Path(config.output)], "this run")
 
 
 def _noise(checked: "Checked") -> dict[str, float] | None:

@@ -12,8 +12,8 @@ from privacy.commitment import POISSON, Tries
 from privacy.randomness.tries import chance_of_at_most
 from server.config.load import ConfigError
 from server.run_folder.errors import CannotResume
-from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
-from simulations.history.earlier import planned, together
+from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, refusals, say
+from simulations.history.earlier import planned_costs, warn_together
 from simulations.preflight import Checked, check_candidates
 from simulations.report.budget import Cost
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text, plain_table, table_console
@@ -59,7 +59,7 @@ def private_sweep(
     with closing(sweep), refusals(CannotResume):
         try:
             with (
-                interruptible(),
+                end_on_signals(),
                 console.status("Tuning. How many candidates there are, and how they do, is not shown"),
             ):
                 sweep.run(jobs, plugins, lambda: None)
@@ -77,8 +77,8 @@ def _together(single: Mapping[str, Checked], plan: TuningPlan, folder: Path) -> 
     """
     one = next(iter(single.values()))
     event = Cost(folder, plan.total, plan.delta, None, None, None)
-    new = [replace(run, cost=event) for run in planned(one.config, one.source, one.noise)]
-    return together(new, [folder.parent, Path(one.config.output)], "this private sweep", but=folder)
+    new = [replace(run, cost=event) for run in planned_costs(one.config, one.source, one.noise)]
+    return warn_together(new, [folder.parent, Path(one.config.output)], "this private sweep", but=folder)
 
 
 def print_plan(

@@ -19,7 +19,7 @@ from server.run_folder.names import METRICS_FILE, STATUS_FILE
 from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Status, read_metrics, read_status
 from simulations.cli.live_display import Snapshot, display, rate_text
-from simulations.report.notation import drawable, duration_text, epsilon_text, number_text
+from simulations.report.notation import duration_text, epsilon_text, is_drawable, number_text
 
 PLAIN_LINES = 60
 EVERY = 5.0
@@ -27,9 +27,9 @@ EVERY = 5.0
 
 
 @contextmanager
-def waiting(text: str, console: Console) -> Iterator[None]:
+def say_waiting(text: str, console: Console) -> Iterator[None]:
     """Say ``text`` at once and while the block lasts: a moving line on a terminal, else a line every few seconds."""
-    if drawable(console):
+    if is_drawable(console):
         with console.status(text):
             yield
         return
@@ -79,7 +79,7 @@ def follow(
         files.refresh()
         return Snapshot(config, files.status, files.metrics, time.monotonic() - start)
 
-    if not drawable(console):
+    if not is_drawable(console):
         lines = PlainLines(console)
         while is_alive():
             lines.show(look())

@@ -12,10 +12,10 @@ from rich.console import Console
 from server.config.load import ConfigError
 from server.run_folder.names import RESULTS_FILE
 from simulations.cli import completion
-from simulations.cli.exits import FAILED, INTERRUPTED, interruptible, refusals, say
+from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, refusals, say
 from simulations.presets.load import named_file
 from simulations.report.notation import table_console
-from simulations.sweep.cells import chosen, counted, read_cells, sweep_files
+from simulations.sweep.cells import choose_cells, count_cell, read_cells, sweep_files
 
 if TYPE_CHECKING:
     from simulations.preflight import Checked
@@ -70,7 +70,7 @@ def sweep_command(
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with refusals(ValueError):
         name, every = read_cells(named_file(preset, sweep_files(), "sweep"), data.expanduser().resolve())
-        cells = [counted(cell) for cell in chosen(every, only or [])]
+        cells = [count_cell(cell) for cell in choose_cells(every, only or [])]
         if private:
             if as_json:
                 raise ConfigError("--json does not go with --private, which releases one run: lacquer runs --json")
@@ -104,7 +104,7 @@ def sweep_command(
     store.save()
     progress = Progress(len(cells), sum(cell.key in store.done for cell in cells))
     try:
-        with interruptible():
+        with end_on_signals():
             run_shown(todo, {cell.key for cell in cells}, store, jobs, here, progress, console)
     except KeyboardInterrupt:
         say("Interrupted; what was running is stopped, its ledgers are kept. The same command continues.", "yellow")
@@ -123,11 +123,11 @@ def sweep_command(
 
 def _together(checked: Sequence["Checked"], output: Path) -> list[str]:
     """Warn of what the cells to run, and earlier runs here and where they would go, have cost together."""
-    from simulations.history.earlier import planned, together
+    from simulations.history.earlier import planned_costs, warn_together
 
-    new = [run for cell in checked for run in planned(cell.config, cell.source, cell.noise)]
+    new = [run for cell in checked for run in planned_costs(cell.config, cell.source, cell.noise)]
     places = [output, *dict.fromkeys(Path(cell.config.output) for cell in checked)]
-    return together(new, places, "the {count} cells to run" if len(new) > 1 else "the cell to run")
+    return warn_together(new, places, "the {count} cells to run" if len(new) > 1 else "the cell to run")
 
 
 def _show_comparison(folder: Path, console: Console) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from server.run_folder.round_record import RoundRecord
 from server.run_folder.verify import read_object
 from simulations.history.paired import Estimate, number_tested, paired_difference, told_apart
 from simulations.report.notation import number_text, percent_text
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run, read_run
 from simulations.sweep.cells import CELL_FILE
 
@@ -52,10 +52,10 @@ class Group:
     @property
     def epsilon(self) -> float | None:
         """The largest epsilon of the runs; None if one of them guarantees nothing."""
-        pairs = [guaranteed(run) for run in self.runs]
+        pairs = [guaranteed_pair(run) for run in self.runs]
         return None if None in pairs else max(pair[0] for pair in pairs if pair is not None)
 
-    def measured(self, name: str) -> dict[int, float]:
+    def values_by_seed(self, name: str) -> dict[int, float]:
         """A number of results.json by seed; of several runs of one seed, whose noise differs, their mean."""
         found: dict[int, list[float]] = {}
         for seed, run in zip(self.seeds, self.runs, strict=True):
@@ -108,7 +108,7 @@ class Comparison:
         """The difference of a group from the first one, paired by the seeds that both have."""
         if group is self.groups[0]:
             return None
-        return paired_difference(group.measured(name), self.groups[0].measured(name))
+        return paired_difference(group.values_by_seed(name), self.groups[0].values_by_seed(name))
 
     def differences(self, name: str) -> list[tuple[Estimate | None, bool, float | None]]:
         """List for each group its difference, whether it is significant, the smallest that would show.

@@ -17,7 +17,7 @@ from simulations.report.notation import epsilon_text, number_text, plain_table
 from simulations.report.plots import LIGHT as LIGHT_PALETTE
 from simulations.report.plots import Palette, draw_figure
 from simulations.report.svg import inline_svg
-from simulations.report.templating import rendered
+from simulations.report.templating import render_template
 
 MOST_DRAWN = 6
 """Lines that can be told from each other in one picture; further groups are in the table."""
@@ -80,7 +80,7 @@ def write_comparison(found: Comparison, target: Path) -> Path:
         rows.append(
             {"label": group.label, "seeds": group.seeds, "measured": measured, "epsilon": _epsilon(group.epsilon)}
         )
-    page = rendered(
+    page = render_template(
         PAGE,
         title=_title(found),
         unlike=found.unlike,

@@ -34,7 +34,7 @@ class Planned:
     cost: Cost
 
 
-def planned(config: RunConfig, digest: str, noise: Mapping[str, Any] | None) -> list[Planned]:
+def planned_costs(config: RunConfig, digest: str, noise: Mapping[str, Any] | None) -> list[Planned]:
     """The commitments of a checked run; none where nobody's privacy is at stake.
 
     Args:
@@ -51,7 +51,7 @@ def planned(config: RunConfig, digest: str, noise: Mapping[str, Any] | None) -> 
     return [Planned(digest, config.data.source, config.unit, cost)]
 
 
-def together(new: Iterable[Planned], places: Sequence[Path], this: str, *, but: Path | None = None) -> list[str]:
+def warn_together(new: Iterable[Planned], places: Sequence[Path], this: str, *, but: Path | None = None) -> list[str]:
     """Warn of each data set that these runs do not use alone: all they and the runs below `places` add up to.
 
     Args:

@@ -18,7 +18,7 @@ from server.run_folder.names import (
 )
 from server.run_folder.telemetry import read_status
 from server.run_folder.verify import ENDED
-from simulations.report.outcome import guaranteed, learnt
+from simulations.report.outcome import gain_of, guaranteed_pair
 from simulations.report.read_run import NoRunFolder, Run, read_run
 
 DAMAGED = "damaged"
@@ -102,7 +102,7 @@ def _row(folder: Path) -> dict[str, object]:
     except CorruptRun as error:
         known = {"folder": str(folder), "name": folder.name, "state": DAMAGED, "message": str(error), "rounds": 0}
         return {**known, **dict.fromkeys(NOT_KNOWN)}
-    found, pair, config = learnt(run), guaranteed(run), run.config
+    found, pair, config = gain_of(run), guaranteed_pair(run), run.config
     return {
         "folder": str(run.shown_path),
         "name": run.name,

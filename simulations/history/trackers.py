@@ -23,7 +23,7 @@ from server.run_folder.round_record import PHASES
 from server.run_folder.telemetry import read_metrics, scalars
 from server.run_folder.verify import read_object
 from simulations.history.folders import true_state
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run, read_run
 
 NOTE_FILE = "tracking.json"
@@ -200,7 +200,7 @@ def plain_settings(run: Run) -> dict[str, str | float | bool]:
 
 def summary(run: Run) -> dict[str, str | float | bool]:
     """The summary of a run for a tracker: its state, its guarantee, and what it reached on the test records."""
-    pair = guaranteed(run)
+    pair = guaranteed_pair(run)
     said: dict[str, str | float | bool] = {"state": true_state(run)}
     if pair is not None:
         said |= {"privacy.guaranteed_epsilon": pair[0], "privacy.guaranteed_delta": pair[1]}

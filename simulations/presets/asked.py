@@ -105,10 +105,10 @@ def _checked(asked: Asked, overrides: Mapping[str, Any]) -> Asked:
             f"{', '.join(overrides)}: a run over the records of one site trains in a process of its own; leave out "
             "--engine and --workers"
         )
-    return settled(asked)
+    return count_clients(asked)
 
 
-def settled(asked: Asked) -> Asked:
+def count_clients(asked: Asked) -> Asked:
     """Count the clients of a run where the data say how many there are; else return it as it is.
 
     Raises:

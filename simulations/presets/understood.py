@@ -20,7 +20,7 @@ _SHOWN = 3
 _MOST_CHARACTERS = 300
 
 
-def understood(found: Looked, content: str) -> Iterator[str]:
+def describe_records(found: Looked, content: str) -> Iterator[str]:
     """Describe how a file of records is understood, in lines for a person.
 
     What the loss is on is in double angle brackets where it is not all of a record.

@@ -19,7 +19,7 @@ from privacy.commitment import Commitment, FloorStep
 from privacy.errors import CorruptRun
 from server.run_folder.names import DATA_FILE, ORIGIN_FILE, ROSTER_FILE, SOURCE_FILE, STATUS_FILE
 from simulations.report.notation import delta_text, epsilon_text
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run, read_run
 
 
@@ -161,7 +161,7 @@ def data_digest(folder: Path) -> str | None:
 
 
 def _cost(run: Run) -> Cost | None:
-    pair = guaranteed(run)
+    pair = guaranteed_pair(run)
     if run.account is None:
         if run.guarantee is None:
             return None

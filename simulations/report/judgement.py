@@ -1,7 +1,7 @@
 """Warnings that judge: what a run has learnt is nothing, or will be, and what to change.
 
 Every judgement rests on released values, public data and settings, so it may stand in a report. Some can be made before
-the run starts (:func:`foreseen`), the others when it has ended (:func:`judgements`).
+the run starts (:func:`foresee_problems`), the others when it has ended (:func:`judgements`).
 """
 
 import math
@@ -13,7 +13,7 @@ from server.run_folder.data_facts import DataFacts
 from server.run_folder.round_record import RoundRecord
 from simulations.report.data_block import shares_cut
 from simulations.report.notation import number_text, percent_text
-from simulations.report.outcome import beside_public, clearly_better, learnt, validation_losses
+from simulations.report.outcome import beside_public, clearly_better, gain_of, validation_losses
 from simulations.report.read_run import Run
 
 LEAST_COHORT = 20
@@ -32,7 +32,7 @@ DEVIATIONS = 2.0
 """A signal is told from noise where it exceeds so many standard deviations of what noise alone would show."""
 
 
-def foreseen(config: RunConfig, facts: DataFacts | None) -> list[str]:
+def foresee_problems(config: RunConfig, facts: DataFacts | None) -> list[str]:
     """Warn of what can be foreseen before the run starts."""
     found = []
     if config.privacy.unit == "client" and config.expected_cohort < LEAST_COHORT and not config.privacy.non_private:
@@ -54,7 +54,7 @@ def judgements(run: Run) -> list[str]:
     planted = [note] if run.config is not None and (note := canary_note(run.config)) else []
     found = [*planted, *_missing(run), *_worthless(run), *_absent(run.rounds), *_drowned(run), *_unsettled(run.rounds)]
     if run.config is not None:
-        found += _skewed(run) + foreseen(run.config, run.facts)
+        found += _skewed(run) + foresee_problems(run.config, run.facts)
     return found
 
 
@@ -80,7 +80,7 @@ def _worthless(run: Run) -> Iterator[str]:
             f"{beside.run} after private training. Raise the number of {_protected(run)} or privacy.epsilon, or use "
             "the public start."
         )
-    found = learnt(run)
+    found = gain_of(run)
     if found is not None and run.rounds and not found.better:
         yield (
             f"The run has learnt nothing beyond its start: validation {found.name} is {found.after_text} after "
@@ -106,7 +106,7 @@ def _absent(rounds: Sequence[RoundRecord]) -> Iterator[str]:
         )
 
 
-def drowned(run: Run) -> bool:
+def is_drowned(run: Run) -> bool:
     """Whether the released updates cannot be told from noise: by their squared norms, less the noise in them, against
     the spread of those under noise alone. False where that is not known."""
     values = [(r.update_norm, r.noise_norm) for r in run.rounds if r.update_norm is not None and r.noise_norm]
@@ -122,10 +122,10 @@ def sum_text(run: Run) -> str:
     """Say that the sum of releases shows a signal though no single one does, since the model clearly beats its start.
 
     Signals of T rounds add up like T and noise like sqrt(T). Empty where a single release can be told from its noise
-    (:func:`drowned`), or where the model does not clearly beat its start.
+    (:func:`is_drowned`), or where the model does not clearly beat its start.
     """
-    found, (before, after) = learnt(run), validation_losses(run)
-    if found is None or before is None or after is None or not clearly_better(run) or not drowned(run):
+    found, (before, after) = gain_of(run), validation_losses(run)
+    if found is None or before is None or after is None or not clearly_better(run) or not is_drowned(run):
         return ""
     return (
         f"No single release can be told from its noise here. Their sum over {len(run.rounds)} rounds can: validation "
@@ -135,7 +135,7 @@ def sum_text(run: Run) -> str:
 
 
 def _drowned(run: Run) -> Iterator[str]:
-    if drowned(run) and not sum_text(run):
+    if is_drowned(run) and not sum_text(run):
         measured = sum(r.update_norm is not None and bool(r.noise_norm) for r in run.rounds)
         yield (
             f"Over {measured} rounds the released updates cannot be told from their noise. Lower the clip "

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from server.run_folder import names
-from simulations.report.judgement import drowned
+from simulations.report.judgement import is_drowned
 from simulations.report.notation import epsilon_text, number_text
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
 
@@ -45,7 +45,7 @@ def advice(run: Run) -> list[str]:
 
 
 def _unspent(run: Run) -> Iterator[str]:
-    pair, spent = guaranteed(run), (run.guarantee or {}).get("epsilon_spent")
+    pair, spent = guaranteed_pair(run), (run.guarantee or {}).get("epsilon_spent")
     if pair and spent is not None and run.state == "completed" and spent < NOT_SPENT * pair[0]:
         yield (
             f"The releases cost ε {epsilon_text(spent)} of {epsilon_text(pair[0])}: raise rounds to use the rest, or "
@@ -60,7 +60,7 @@ def _faint(run: Run) -> Iterator[str]:
         for record in run.rounds
         if record.signal_estimate is not None and record.noise_norm
     ]
-    if not squares or run.not_private or drowned(run):
+    if not squares or run.not_private or is_drowned(run):
         return
     signal, noise = (sqrt(sum(column)) for column in zip(*squares, strict=True))
     if signal < noise:

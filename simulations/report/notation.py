@@ -22,7 +22,7 @@ def plain_table(gap: int = 3) -> Table:
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
 
 
-def drawable(console: Console) -> bool:
+def is_drawable(console: Console) -> bool:
     """Whether a table can be drawn again and again: on a terminal that is not dumb and knows more than ASCII."""
     return console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
 

@@ -74,7 +74,7 @@ class Learnt:
         return percent_text(value) if self.name == "accuracy" else number_text(value)
 
 
-def learnt(run: Run) -> Learnt | None:
+def gain_of(run: Run) -> Learnt | None:
     """The gain of training so far; None where the start or the end was not measured."""
     if run.start is None:
         return None
@@ -95,7 +95,7 @@ def clearly_better(run: Run) -> bool:
     An estimate: the standard deviation of what a record's or a token's loss changed by is taken to be the mean loss
     before. It is usually less, because both losses are of the same record.
     """
-    found = learnt(run)
+    found = gain_of(run)
     return found is not None and found.better and _fell(*validation_losses(run), run.result("validation_records"))
 
 
@@ -143,7 +143,7 @@ def state_text(run: Run) -> str:
     return _STATE_TEXTS.get(run.state, run.state)
 
 
-def guaranteed(run: Run) -> tuple[float, float] | None:
+def guaranteed_pair(run: Run) -> tuple[float, float] | None:
     """The epsilon and delta that hold for the run; None if nothing guarantees anything."""
     if run.not_private or run.guarantee is None or "epsilon" not in run.guarantee:
         return None
@@ -164,7 +164,7 @@ def privacy_text(run: Run) -> str:
     """The guarantee as one pair of numbers, with what of it is spent if that is less."""
     if run.not_private:
         return "none"
-    pair = guaranteed(run)
+    pair = guaranteed_pair(run)
     if pair is None:
         return "unknown"
     used = spent_text(run)
@@ -182,7 +182,7 @@ def selective_text(run: Run) -> str:
 
 def spent_text(run: Run) -> str:
     """The text "1.46 spent" if the run has spent less than it is guaranteed to stay within, else empty."""
-    pair, spent = guaranteed(run), (run.guarantee or {}).get("epsilon_spent")
+    pair, spent = guaranteed_pair(run), (run.guarantee or {}).get("epsilon_spent")
     if pair is None or spent is None or epsilon_text(spent) == epsilon_text(pair[0]):
         return ""
     return f"{epsilon_text(spent)} spent"

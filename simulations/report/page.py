@@ -27,9 +27,9 @@ from simulations.report.next_steps import advice, commands, papers, software_ent
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.outcome import (
     examples,
+    gain_of,
     guarantee_sentence,
-    guaranteed,
-    learnt,
+    guaranteed_pair,
     resumed_text,
     selective_text,
     spent_text,
@@ -46,7 +46,7 @@ from simulations.report.tables import (
     round_table,
     settings_rows,
 )
-from simulations.report.templating import rendered
+from simulations.report.templating import render_template
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
     guarantee = {} if run.not_private else run.guarantee or {}
     settings = settings_rows(run.config) if run.config else []
     facts = [*facts_rows(guarantee), *phase_rows(run)]
-    return rendered(
+    return render_template(
         names.REPORT_FILE,
         name=run.name,
         what=_what(run),
@@ -316,7 +316,7 @@ def _quality_tile(run: Run) -> Tile:
 
 def _learnt_tile(run: Run) -> list[Tile]:
     """The gain over the start, by the same records."""
-    found = learnt(run)
+    found = gain_of(run)
     if found is None:
         return []
     before = f"validation {found.name} {found.before_text} before round 1, {found.after_text} now"
@@ -338,7 +338,7 @@ def _rouge_tile(run: Run) -> list[Tile]:
 def _epsilon_tile(run: Run) -> Tile:
     if run.not_private:
         return Tile("Privacy", "none", selective_text(run) or "no guarantee", bad=True)
-    pair = guaranteed(run)
+    pair = guaranteed_pair(run)
     if pair is None:
         return Tile("Privacy", "unknown", "no readable ledger")
     used = spent_text(run)

@@ -17,8 +17,8 @@ from simulations.report.notation import number_text, percent_text
 from simulations.report.outcome import (
     beside_public,
     examples,
-    guaranteed,
-    learnt,
+    gain_of,
+    guaranteed_pair,
     privacy_text,
     resumed_text,
     selective_text,
@@ -81,7 +81,7 @@ def _quality(run: Run) -> Iterator[str]:
     rouge = [f"{name} {value:.3f}" for key, name in SCORES.items() if (value := run.result(key)) is not None]
     if rouge:
         yield ", ".join(rouge)
-    if (found := learnt(run)) is not None:
+    if (found := gain_of(run)) is not None:
         yield found.sentence
 
 
@@ -131,7 +131,7 @@ def _next_steps(run: Run) -> Iterator[str]:
 def plain_results(run_folder: Path) -> dict[str, Any]:
     """The results of a run that has ended, for a program: where it lies, its state, numbers and guarantee."""
     run = read_run(run_folder)
-    pair = guaranteed(run)
+    pair = guaranteed_pair(run)
     return {
         "folder": str(run.path),
         "state": run.state,

@@ -9,7 +9,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from simulations.report.notation import without_folders
 
 
-def rendered(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Render a template in `pages.toml` as HTML text; a value that it lacks is an error.
 
     No page says where things lie on the machine: absolute paths are cut, but for those in what is already escaped.

@@ -33,7 +33,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
-from simulations.presets.asked import Asked, settled
+from simulations.presets.asked import Asked, count_clients
 from simulations.presets.load import absolute_paths, find
 from simulations.report.notation import number_text
 
@@ -169,12 +169,12 @@ def digest(config: RunConfig, kind: Kind) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def counted(cell: Cell) -> Cell:
+def count_cell(cell: Cell) -> Cell:
     """A cell with its clients counted, where its data say how many (``clients = 0``); its digest stays."""
-    return replace(cell, config=settled(Asked(cell.config)).run)
+    return replace(cell, config=count_clients(Asked(cell.config)).run)
 
 
-def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+def choose_cells(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     """The cells whose key a pattern matches, as in a shell; a pattern also matches the beginning of a key.
 
     Raises:

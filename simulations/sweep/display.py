@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.run_folder.telemetry import read_metrics
-from simulations.report.notation import drawable, duration_text, epsilon_text, number_text, percent_text
+from simulations.report.notation import duration_text, epsilon_text, is_drawable, number_text, percent_text
 from simulations.sweep.cells import Cell
 from simulations.sweep.rows import Row
 from simulations.sweep.runner import Outcome, Store, fresh_folder, run_cells
@@ -68,7 +68,7 @@ def run_shown(
         progress: of the sweep, continued here.
         console: where to draw: a table where that is possible, else a line for each cell that ends.
     """
-    live = Live(console=console, refresh_per_second=2) if drawable(console) else None
+    live = Live(console=console, refresh_per_second=2) if is_drawable(console) else None
 
     def ended(outcome: Outcome) -> None:
         key = outcome.cell.key

@@ -13,7 +13,7 @@ from typing import Any
 
 from privacy import durable
 from server.run_folder.names import RESULTS_FILE
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import read_run
 from simulations.sweep.cells import USAGE_FILE, Cell
 
@@ -38,7 +38,7 @@ def row(cell: Cell, folder: Path) -> Row:
     if lacks := _lacking(run.results):
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in lacks.items()))
     assert run.environment is not None
-    guarantee = guaranteed(run)
+    guarantee = guaranteed_pair(run)
     told = [record.clip_bound or record.extra.get("clip-bound") for record in run.rounds]  # one threshold, or of all
     bounds = [bound for bound in told if bound is not None]
     losses = [record.validation_loss for record in run.rounds if record.validation_loss is not None]

@@ -31,7 +31,7 @@ def pins() -> list[str]:
     return CONSTRAINTS.read_text(encoding="utf-8").split()
 
 
-def rewritten(pyproject: str) -> str:
+def rewrite_pyproject(pyproject: str) -> str:
     """The text of pyproject.toml with its table of defaults and its list of pins replaced."""
     table = f"{HEADER}\n{tomli_w.dumps(flwr_defaults())}"
     quoted = textwrap.fill(", ".join(f'"{pin}"' for pin in pins()), 116, break_on_hyphens=False, break_long_words=False)
@@ -47,4 +47,4 @@ def rewritten(pyproject: str) -> str:
 
 
 if __name__ == "__main__":
-    PYPROJECT.write_text(rewritten(PYPROJECT.read_text(encoding="utf-8")), encoding="utf-8")
+    PYPROJECT.write_text(rewrite_pyproject(PYPROJECT.read_text(encoding="utf-8")), encoding="utf-8")

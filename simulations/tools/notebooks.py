@@ -15,7 +15,7 @@ TIMEOUT = 1200
 """Seconds for one cell."""
 
 
-def executed(notebook: Path, folder: Path) -> Any:
+def execute_notebook(notebook: Path, folder: Path) -> Any:
     """Execute a notebook in `folder`; returns it with the outputs of its cells.
 
     Raises:
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("notebooks", type=Path, help="folder of notebooks")
     for notebook in sorted(parser.parse_args().notebooks.glob("*.ipynb")):
         with tempfile.TemporaryDirectory() as folder:
-            _format().write(executed(notebook, Path(folder)), notebook)
+            _format().write(execute_notebook(notebook, Path(folder)), notebook)
         print(notebook)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from simulations.tools.notebooks import executed
+from simulations.tools.notebooks import execute_notebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 TIERS = {"quickstart": [pytest.mark.slow, pytest.mark.ray], "own_strategy": [pytest.mark.nightly]}
@@ -27,7 +27,7 @@ def test_a_notebook_runs_on_flower_and_prints_no_warning(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as the kernels of some desktops have it
     notebook = NOTEBOOKS / f"{name}.ipynb"
-    now, shown = outputs(executed(notebook, tmp_path)), outputs(nbformat.read(notebook, as_version=4))
+    now, shown = outputs(execute_notebook(notebook, tmp_path)), outputs(nbformat.read(notebook, as_version=4))
     runs = list((tmp_path / "runs").iterdir())
     assert runs
     assert all((run / "flower.log").exists() for run in runs)
@@ -45,4 +45,4 @@ def test_a_cell_that_fails_is_an_error(tmp_path: Path) -> None:
     broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("from simulations import no_such_name")])
     nbformat.write(broken, tmp_path / "broken.ipynb")
     with pytest.raises(CellExecutionError, match="no_such_name"):
-        executed(tmp_path / "broken.ipynb", tmp_path)
+        execute_notebook(tmp_path / "broken.ipynb", tmp_path)

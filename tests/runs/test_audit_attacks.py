@@ -27,7 +27,7 @@ from server.runs.assembly import data_spec, make_assembly
 from server.runs.public_data import train_without_noise
 from server.runs.start import run_in_folder
 from simulations.audit import extraction, shadows
-from simulations.audit.findings import audited
+from simulations.audit.findings import audit_run
 from simulations.audit.jaccard import GRAMS, excess, jaccard, record_jaccard
 from simulations.audit.units import audited_units
 from simulations.cli.app import app
@@ -227,13 +227,13 @@ def test_the_logit_of_a_loss() -> None:
 
 @pytest.mark.nightly  # most of a minute
 def test_shadow_runs_find_members_of_a_run_without_privacy_and_none_of_a_private_one(finished: Runs) -> None:
-    _, shadow = audited(finished("learnt"), 1000, 4)["membership"]
+    _, shadow = audit_run(finished("learnt"), 1000, 4)["membership"]
     assert (shadow["shadows"], shadow["members"], shadow["held_out"]) == (4, HELD_OUT, HELD_OUT)
     assert [attack["score"] for attack in shadow["attacks"]] == ["LiRA, online", "LiRA, offline"]
     assert all(attack["auc"]["lower"] > 0.65 for attack in shadow["attacks"])
     assert {entry["fpr"] for entry in shadow["attacks"][1]["tpr"]} == {0.01, 0.001}
     run = finished("private")
-    found = audited(run, 1000, 4)
+    found = audit_run(run, 1000, 4)
     assert [text.partition(" ")[0] for text in found["not_tried"]] == ["an", "exposure", "an"]
     assert all(abs(attack["auc"]["estimate"] - 0.5) < 0.22 for attack in found["membership"][1]["attacks"])
     assert found["verdict"].startswith("Consistent with the ledger")
@@ -265,7 +265,7 @@ def test_a_shadow_has_held_out_units_in_the_places_of_members(changed: dict[str,
     inside, other = shadows._halves(m, 2, draws)
     assert inside.sum() == other.sum() == m
     assert not np.any(inside & other)
-    train, units = shadows.exchanged(config, data, slots, targets, inside)
+    train, units = shadows.exchange_units(config, data, slots, targets, inside)
 
     def texts(records: Any, of: np.ndarray) -> list[bytes]:
         return sorted(np.asarray(records.tokens[records.offsets[i] : records.offsets[i + 1]]).tobytes() for i in of)

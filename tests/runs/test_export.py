@@ -23,7 +23,7 @@ from client.models.lora import adapter_layout, load_peft, merged, read_spec
 from server.evaluation.finished import FinishedRun, read_finished
 from server.runs.start import run_in_folder
 from simulations.cli.app import app
-from simulations.cli.model.export import push, refuse_taken, written
+from simulations.cli.model.export import push, refuse_taken, replace_folder
 from simulations.engines.inprocess import run_inprocess
 from tests.cases.finished_runs import base_model, finished_run, settings
 
@@ -276,7 +276,7 @@ def test_a_folder_that_holds_something_is_left_alone(made: MakeRun, tmp_path: Pa
         refuse_taken(tmp_path / "out" / "mine")
 
     def fails() -> None:
-        with written(tmp_path / "new") as draft:
+        with replace_folder(tmp_path / "new") as draft:
             (draft / "half").write_text("half")
             raise RuntimeError
 

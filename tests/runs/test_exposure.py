@@ -80,7 +80,7 @@ def test_secrets_whose_first_token_holds_the_blank_in_front_are_ranked_like_all_
     scores = exposure.log_probabilities(language_model, prefix, rows)
     by_hand = [_nats(language_model, tokens) - _nats(language_model, prefix) for tokens in whole]
     np.testing.assert_allclose(scores, by_hand, atol=1e-5)
-    found = exposure.of_planted(language_model, tokenizer, kind, candidates[:3], candidates[3:])
+    found = exposure.planted_exposures(language_model, tokenizer, kind, candidates[:3], candidates[3:])
     above = [sum(other > score for other in by_hand[3:]) for score in by_hand[:3]]
     assert [one.bits for one in found] == pytest.approx([-np.log2((count + 1) / 38) for count in above])
 
@@ -115,7 +115,7 @@ def test_one_cut_for_all_candidates(gpt2):
 
 def test_exact_exposure_is_the_rank():
     scores = np.array([0.1, 0.9, 0.5, 0.5, 0.2, 0.3, 0.0, 0.7])
-    bits = [found.bits for found in exposure.exact(scores, [1, 7, 2, 6])]
+    bits = [found.bits for found in exposure.exact_exposures(scores, [1, 7, 2, 6])]
     assert bits == pytest.approx([3.0, 2.0, 3 - np.log2(3), 0.0])
 
 
@@ -123,15 +123,15 @@ def test_sampled_exposure_covers_the_exact_one():
     draws = np.random.default_rng(0)
     scores = draws.normal(size=4096)
     planted = np.argsort(scores)[[0, 1000, 2048, 3500, 4000, 4090]]
-    truth = exposure.exact(scores, planted)
+    truth = exposure.exact_exposures(scores, planted)
     covered = 0
     for _ in range(50):
         sample = scores[draws.choice(4096, 500, replace=False)]
-        found = exposure.sampled(scores[planted], sample, 4096)
+        found = exposure.sampled_exposures(scores[planted], sample, 4096)
         covered += sum(one.low <= true.bits <= one.high for one, true in zip(found, truth, strict=True))
         assert max(one.bits for one in found) <= np.log2(501)
     assert covered >= 0.95 * 300
-    best = exposure.sampled(np.array([9.0]), scores[:500], 4096)[0]
+    best = exposure.sampled_exposures(np.array([9.0]), scores[:500], 4096)[0]
     assert best.high == 12.0
     assert 6.5 < best.low < best.bits == pytest.approx(np.log2(501))
 

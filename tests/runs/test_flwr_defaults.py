@@ -9,7 +9,15 @@ from server.app import SPECIAL_KEYS, configuration
 from server.config.load import parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder.origin import write_origin
-from simulations.tools.flwr_defaults import HEADER, LAUNCHER_KEYS, PINS, PYPROJECT, flwr_defaults, pins, rewritten
+from simulations.tools.flwr_defaults import (
+    HEADER,
+    LAUNCHER_KEYS,
+    PINS,
+    PYPROJECT,
+    flwr_defaults,
+    pins,
+    rewrite_pyproject,
+)
 
 
 def test_pyproject_holds_the_defaults_of_the_schema():
@@ -32,19 +40,19 @@ def test_the_flat_defaults_are_the_default_configuration():
 def test_rewriting_replaces_the_table_and_the_pins_and_nothing_else():
     before, after = f'[a]\nb = 1\n{PINS} = ["stalest==1"]\n\n', '\n[c]\n"d.e" = 2\n'
     text = f"{before}{HEADER}\nstale = 1\nstaler = 2\n{after}"
-    new = rewritten(text)
+    new = rewrite_pyproject(text)
     assert new.startswith("[a]\nb = 1\n")
     assert tomllib.loads(new)["a"] == {"b": 1, PINS: pins()}
     assert f"\n\n{HEADER}\n" in new
     assert new.endswith(after)
     assert "stale" not in new
-    assert rewritten(new) == new
+    assert rewrite_pyproject(new) == new
     assert tomllib.loads(new)["c"] == {"d.e": 2}
 
 
 def test_a_pyproject_without_the_table_is_refused():
     with pytest.raises(ValueError, match="once"):
-        rewritten("[a]\n")
+        rewrite_pyproject("[a]\n")
 
 
 def test_plain_flower_names_the_folder_of_a_resumed_run_and_nothing_else(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from privacy.ledger.ledger import Ledger
 from simulations import preflight
 from simulations.engines.flower import RunFailed
 from simulations.report.notation import epsilon_text
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import read_run
 from simulations.sweep import runner
-from simulations.sweep.cells import Cell, counted, read_cells
+from simulations.sweep.cells import Cell, count_cell, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
 from simulations.sweep.runner import Store, attempts, finished_folder, fresh_folder, run_cells
@@ -125,8 +125,8 @@ data.train-records = 0
 [variants.fixed]"""
     (tmp_path / "tiny.toml").write_text(SWEEP.replace("[variants.fixed]", natural))
     cell = cells_of(tmp_path)[1]
-    assert (cell.config.clients, counted(cell).digest) == (0, cell.digest)
-    assert 100 < counted(cell).config.clients < 200, "less those that are held out"
+    assert (cell.config.clients, count_cell(cell).digest) == (0, cell.digest)
+    assert 100 < count_cell(cell).config.clients < 200, "less those that are held out"
     code, output = sweep("--dry-run", "--only", "g/fixed")
     assert code == 0, output
     assert "g/fixed/seed=0  z " in output
@@ -191,7 +191,7 @@ def test_a_row_holds_what_a_run_left_and_the_file_keeps_one_row_per_cell(
     cell = cells_of(tmp_path)[1]
     made = row(cell, complete_run)
     run = read_run(complete_run)
-    assert made["epsilon_stated"] == guaranteed(run)[0]
+    assert made["epsilon_stated"] == guaranteed_pair(run)[0]
     assert (made["test_accuracy"], made["validation_accuracy"]) == (0.8125, 0.55)
     assert made["best_validation_accuracy"] == pytest.approx(0.55)
     assert (made["first_clip_bound"], made["last_clip_bound"]) == (0.5, 0.1)
@@ -227,7 +227,7 @@ def test_the_table_shows_what_runs_what_ended_and_what_failed(sweep, tmp_path: P
     lines = console.export_text().splitlines()
     assert lines[0].split() == ["cell", "round", "test", "public", "ε", "clip", "time"]
     assert lines[1].strip() == "g/broken/seed=0: lost"
-    epsilon = epsilon_text(guaranteed(read_run(complete_run))[0])
+    epsilon = epsilon_text(guaranteed_pair(read_run(complete_run))[0])
     assert lines[2].split() == ["g/fixed/seed=0", "5", "81.2", "%", "55.0", "%", epsilon, "0.1", "2:05"]
     assert lines[3].split()[:4] == ["g/floor/seed=0", "5/2", "55.0", "%"]
     assert lines[4].startswith("1 of 3 cells done, 1 failed, about ")

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
 from simulations.cli.app import app
-from simulations.cli.history.track import tracked
+from simulations.cli.history.track import track_beside
 from simulations.history import trackers
 from simulations.history.trackers import open_tracker, plain_settings, track
-from simulations.report.outcome import guaranteed
+from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import read_run
 from tests.cases.recorded_runs import CONFIG, recorded_metrics
 
@@ -62,7 +62,7 @@ def test_every_record_is_told_once_and_the_guarantee_at_the_end(
     assert tracker.told[4][1]["controller/ratio"] == 0.75
     summary, completed = tracker.ended[0]
     assert completed
-    assert summary["privacy.guaranteed_epsilon"] == guaranteed(read_run(folder))[0] == 0.6064
+    assert summary["privacy.guaranteed_epsilon"] == guaranteed_pair(read_run(folder))[0] == 0.6064
     assert summary["test_accuracy"] == 0.8125
     assert tracker.settings["privacy.epsilon"] == 2.0
     assert track(folder, "memory") == 0
@@ -137,7 +137,7 @@ def test_a_tracker_that_fails_leaves_the_run_alone(
 
     monkeypatch.setattr(trackers, "TRACKERS", {"memory": broken})
     folder = record_run()
-    with tracked(folder, "memory", lambda: False):
+    with track_beside(folder, "memory", lambda: False):
         pass
     said = capsys.readouterr().err
     assert "ConnectionError: the host does not answer" in said

@@ -9,7 +9,7 @@ import pytest
 from server.config.load import ConfigError
 from simulations.cli import sweep
 from simulations.presets.load import named_file
-from simulations.sweep.cells import Cell, chosen, digest, read_cells, sweep_files
+from simulations.sweep.cells import Cell, choose_cells, digest, read_cells, sweep_files
 
 BASE = """
 clients = 50
@@ -92,14 +92,14 @@ def test_a_digest_is_of_what_decides_the_outcome_and_not_of_where_it_runs(read, 
 
 def test_only_picks_cells_and_refuses_a_pattern_for_none(read) -> None:
     cells = read()
-    assert [cell.key for cell in chosen(cells, ["second", "first/lac/*/seed=3"])] == [
+    assert [cell.key for cell in choose_cells(cells, ["second", "first/lac/*/seed=3"])] == [
         "first/lac/epsilon=2/seed=3",
         "first/lac/epsilon=8/seed=3",
         "second/floor/seed=1",
     ]
-    assert chosen(cells, []) == cells
+    assert choose_cells(cells, []) == cells
     with pytest.raises(ConfigError, match="--only third: matches no cell"):
-        chosen(cells, ["third"])
+        choose_cells(cells, ["third"])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named(read, old: str, new: str, message: str) -> None:
 
 def test_the_example_in_the_help_picks_cells(tmp_path: Path) -> None:
     (example,) = re.findall(r"such as '([^']+)'", inspect.getsource(sweep))
-    assert chosen(read_cells(named_file("controllers", sweep_files(), "sweep"), tmp_path)[1], [example])
+    assert choose_cells(read_cells(named_file("controllers", sweep_files(), "sweep"), tmp_path)[1], [example])
 
 
 @pytest.mark.parametrize("name", sorted(sweep_files()))

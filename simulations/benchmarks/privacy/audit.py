@@ -26,7 +26,7 @@ from server.config.load import parse, unflatten
 from server.evaluation.finished import FinishedRun, read_finished
 from server.runs.assembly import data_spec
 from server.runs.start import run_in_folder
-from simulations.audit.findings import audited
+from simulations.audit.findings import audit_run
 from simulations.audit.shadows import shadow_findings
 from simulations.audit.units import audited_units
 from simulations.benchmarks.harness.markdown import Columns, Row, mean_text, provenance, table
@@ -88,7 +88,7 @@ def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
         run_in_folder(config, Path(folder))
         trained = time.process_time()
         run = read_finished(Path(folder))
-        found = audited(run, 1000)
+        found = audit_run(run, 1000)
         (level,), game, exposed = found["membership"], found["canaries"], found["exposure"]
         cpu = {"run": trained - start, "audit": time.process_time() - trained}
         return {

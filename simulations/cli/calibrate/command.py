@@ -65,7 +65,7 @@ def calibrate_command(
             from simulations.cli.calibrate import correlated as correlated_page
 
             if as_json:
-                typer.echo(json.dumps(correlated_page.plain(epsilon, delta, clients, rate, rounds), indent=2))
+                typer.echo(json.dumps(correlated_page.plain_prices(epsilon, delta, clients, rate, rounds), indent=2))
                 return
             with console.status("Calibrating"):
                 console.print(correlated_page.page(epsilon, delta, clients, rate, rounds))
@@ -101,7 +101,7 @@ def calibrate_command(
                 warnings.simplefilter("always", UserWarning)
                 scenario = Scenario(epsilon, delta, clients, rate, rounds, histogram, tuple(query or ()), adjacency)
             if as_json:
-                typer.echo(json.dumps(calibrate_page.plain(scenario, dimension), indent=2))
+                typer.echo(json.dumps(calibrate_page.plain_price(scenario, dimension), indent=2))
                 return
             with console.status("Calibrating"):
                 page = calibrate_page.advice(scenario, dimension, console.width)

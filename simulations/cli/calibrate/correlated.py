@@ -26,7 +26,7 @@ _LEGEND = (
 )
 
 
-def plain(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -> dict[str, Any]:
+def plain_prices(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -> dict[str, Any]:
     """Price every number of bands, and of buffers, that was tried, the best first, for programs.
 
     Raises:
@@ -73,8 +73,8 @@ def _buffered(epsilon: float, delta: float, clients: int, rate: float, rounds: i
 
 
 def page(epsilon: float, delta: float, clients: int, rate: float, rounds: int) -> RenderableType:
-    """Draw the prices for people, in order of the bands, then of the buffers; errors as for :func:`plain`."""
-    found = plain(epsilon, delta, clients, rate, rounds)
+    """Draw the prices for people, in order of the bands, then of the buffers; errors as for :func:`plain_prices`."""
+    found = plain_prices(epsilon, delta, clients, rate, rounds)
     tried = sorted(found["tried"], key=lambda one: int(one["bands"]))
     tried += sorted(found["buffered"], key=lambda one: int(one["buffers"]))
     best = min((*found["tried"][:1], *found["buffered"][:1]), key=lambda one: float(one["error"]))

@@ -65,7 +65,7 @@ def advice(scenario: Scenario, dimension: int | None, width: int) -> RenderableT
     )
 
 
-def plain(scenario: Scenario, dimension: int | None) -> dict[str, float | str | None]:
+def plain_price(scenario: Scenario, dimension: int | None) -> dict[str, float | str | None]:
     """Price a way to run, for programs; noise is in units of the clip bound.
 
     Raises:

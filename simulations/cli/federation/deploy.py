@@ -17,7 +17,7 @@ from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import CLIENTS_FILE, new_run_folder, write_config
-from simulations.cli.exits import FAILED, INTERRUPTED, fail, interruptible, refusals, say
+from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, fail, refusals, say
 from simulations.cli.federation.clients import names
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, check_trust, control
 from simulations.cli.federation.following import (
@@ -71,7 +71,7 @@ def deploy_command(
             config = check_resumable(folder, other_code=other_code)
             check_deployed(config)
             keys = {"resume": str(folder), "other-code": other_code}
-    with interruptible(), control(address, ca) as superlink:
+    with end_on_signals(), control(address, ca) as superlink:
         if resume is not None:
             refuse_unfinished(superlink, folder)
         try:

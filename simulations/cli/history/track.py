@@ -41,7 +41,7 @@ def check_tracker(tracker: str | None) -> None:
 
 
 @contextmanager
-def tracked(folder: Path, tracker: str | None, is_alive: Callable[[], bool]) -> Iterator[None]:
+def track_beside(folder: Path, tracker: str | None, is_alive: Callable[[], bool]) -> Iterator[None]:
     """Tell a tracker of a run beside it. A tracker that fails is named, and the run goes on."""
     if tracker is None:
         yield

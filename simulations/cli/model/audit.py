@@ -29,13 +29,13 @@ def audit_command(
         from server.evaluation.finished import read_finished
 
         run = read_finished(run_folder)
-        from simulations.audit.findings import audited, write_findings
+        from simulations.audit.findings import audit_run, write_findings
         from simulations.audit.shadows import refuse_shadows, shadow_cost
 
         if shadows:
             refuse_shadows(run, shadows)
             say(shadow_cost(run, shadows), style="yellow")
-        found = audited(run, records, shadows)
+        found = audit_run(run, records, shadows)
         folder = write_findings(run_folder, found)
     say(found["not_covered_by_the_guarantee"], style="yellow")
     typer.echo(json.dumps(found, indent=1) if as_json else f"{_table(found)}\naudit: {folder}")

@@ -46,7 +46,7 @@ def export_command(
         run = read_finished(run_folder)
         refuse_taken(folder)
         converter = find_converter(run) if gguf else None
-        with written(folder) as draft:
+        with replace_folder(folder) as draft:
             form = export(run, draft, folder.resolve().name, merged=merged or gguf, converter=converter)
         if not as_json:
             typer.echo(folder)
@@ -73,7 +73,7 @@ def refuse_taken(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def written(folder: Path) -> Iterator[Path]:
+def replace_folder(folder: Path) -> Iterator[Path]:
     """Make a draft of `folder` beside it, which takes its place once it is whole; of a failure nothing is left."""
     target = folder.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

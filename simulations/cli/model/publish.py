@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli.exits import refusals
-from simulations.cli.model.export import refuse_taken, written
+from simulations.cli.model.export import refuse_taken, replace_folder
 
 
 def publish_command(
@@ -20,6 +20,6 @@ def publish_command(
 
         run = read_finished(run_folder)
         refuse_taken(folder)
-        with written(folder) as draft:
+        with replace_folder(folder) as draft:
             publish(run, draft)
         typer.echo(folder)

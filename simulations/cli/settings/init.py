@@ -25,7 +25,7 @@ def init_command(
     """
     with refusals(ValueError):
         from simulations.presets.template import data_template, full_template, look
-        from simulations.presets.understood import understood
+        from simulations.presets.understood import describe_records
 
         records = target.suffix.lower() != ".toml"
         path = (output or Path(f"{target.stem}.toml")) if records else target
@@ -39,7 +39,7 @@ def init_command(
             raise ValueError(f"{target}: there is no such file")
         found = look(target, {"text": text, "label": label, "client": client, "columns": columns})
         content = data_template(found, path.parent)
-        seen = list(understood(found, content))
+        seen = list(describe_records(found, content))
         path.write_text(content, encoding="utf-8")
     typer.echo(f"{target}: {found.rows:,} rows, {found.task}")
     for note in [*found.notes, *seen]:

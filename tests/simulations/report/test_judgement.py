@@ -7,7 +7,7 @@ import pytest
 from server.config.load import parse
 from server.run_folder.data_facts import SIMULATED, DataFacts
 from simulations.report.figures import report_figures
-from simulations.report.judgement import foreseen, judgements
+from simulations.report.judgement import foresee_problems, judgements
 from simulations.report.read_run import Run
 from tests.cases.recorded_runs import finished, recorded_metrics, recorded_start, settled
 
@@ -122,13 +122,13 @@ def test_a_label_prior_on_skewed_labels_is_named(majority: float, warned: bool) 
 
 
 def test_few_clients_in_a_round_are_named_before_the_run() -> None:
-    (found,) = foreseen(parse({"clients": 100, "sampling-rate": 0.1}), None)
+    (found,) = foresee_problems(parse({"clients": 100, "sampling-rate": 0.1}), None)
     assert "Only 10 clients are expected in a round" in found
-    assert foreseen(parse({"clients": 200, "sampling-rate": 0.1}), None) == []
-    assert foreseen(parse({"clients": 100, "sampling-rate": 0.1, "privacy": {"non-private": True}}), None) == []
+    assert foresee_problems(parse({"clients": 200, "sampling-rate": 0.1}), None) == []
+    assert foresee_problems(parse({"clients": 100, "sampling-rate": 0.1, "privacy": {"non-private": True}}), None) == []
 
 
 def test_records_that_are_cut_are_named_before_the_run() -> None:
-    assert foreseen(parse({}), FACTS) == []
-    (found,) = foreseen(parse({}), replace(FACTS, truncated={"train": 5}))
+    assert foresee_problems(parse({}), FACTS) == []
+    (found,) = foresee_problems(parse({}), replace(FACTS, truncated={"train": 5}))
     assert "25.0\u00a0% of the training records are cut at 128 tokens" in found

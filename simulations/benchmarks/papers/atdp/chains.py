@@ -184,7 +184,7 @@ def _quality(run: PhasesRun, adapter: Tensor, candidates: int) -> dict[str, Any]
     planted = secrets(data.canary_kind, data.canaries, run.config.run.seed)
     others = secrets(data.canary_kind, candidates, run.config.run.seed, "not planted")
     others = [secret for secret in others if secret not in set(planted)]
-    each = exposure.of_planted(plain, tokenizer, data.canary_kind, planted, others)
+    each = exposure.planted_exposures(plain, tokenizer, data.canary_kind, planted, others)
     bits = exposure.mean_interval(each)
     return {
         "perplexity": metrics.perplexity,

@@ -168,7 +168,7 @@ def exact_quality(run: PhasesRun, model: nn.Module, tokenizer: Any, adapter: Ten
     prefix, rows = exposure.split_tokens(tokenizer, data.canary_kind, list(DIGITS))
     scores = exposure.all_numbers(plain, prefix, [row[0] for row in rows], LENGTH)
     planted = [int(secret) for secret in secrets(data.canary_kind, data.canaries, run.config.run.seed)]
-    bits = [found.bits for found in exposure.exact(scores, planted)]
+    bits = [found.bits for found in exposure.exact_exposures(scores, planted)]
     return {
         "perplexity": round(math.exp(metrics.loss), 4),
         "exposure": round(mean(bits), 4),
