@@ -4,7 +4,7 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.instructed import instructed
+from client.instructed import check_instruction
 from client.node import Node, kept_here, refuse_unless_for
 from client.record_level import messages, participant
 from client.secure_sum import HANDLERS
@@ -19,7 +19,7 @@ from strategies.messages.client_update import (
 from strategies.messages.own_clients import JOIN, JoinRequest, join_reply
 from strategies.messages.records import BadMessage
 
-app = ClientApp(mods=[instructed])
+app = ClientApp(mods=[check_instruction])
 for step, answer in HANDLERS.items():
     app.train(step)(answer)
 app.train(messages.ACTION)(participant.answer)

@@ -72,7 +72,7 @@ def main(command: list[str]) -> int:
         listening.bind(str(Path(folder) / SOCKET))  # a folder that only this user may enter
         listening.listen(64)
         listening.settimeout(0.5)
-        node = subprocess.Popen(watched(command), env={**os.environ, VARIABLE: folder})
+        node = subprocess.Popen(watched_command(command), env={**os.environ, VARIABLE: folder})
         signal.signal(signal.SIGTERM, lambda *_: node.terminate())
         try:
             return serve(listening, node)
@@ -82,7 +82,7 @@ def main(command: list[str]) -> int:
                 node.wait()
 
 
-def watched(command: list[str]) -> list[str]:
+def watched_command(command: list[str]) -> list[str]:
     """Flower's command in the form that ends when it no longer reaches its server, see :mod:`client.supernode`."""
     if Path(command[0]).name != "flower-supernode":
         return command

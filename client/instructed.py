@@ -30,15 +30,15 @@ OF_A_WORKER = frozenset({"partition-id", "num-partitions"})
 SETTING = "authority"
 
 
-def instructed(message: Message, context: Context, follow: Callable[[Message, Context], Message]) -> Message:
+def check_instruction(message: Message, context: Context, follow: Callable[[Message, Context], Message]) -> Message:
     """What happens to a message first, in the form of Flower's mods: what is no instruction goes no further."""
-    if not simulated(context.node_config):
+    if not is_simulated(context.node_config):
         with kept_here(Node.of(context.node_config)):
             accept(message, context)
     return follow(message, context)
 
 
-def simulated(node_config: Mapping[str, Any]) -> bool:
+def is_simulated(node_config: Mapping[str, Any]) -> bool:
     """Whether this is a worker of a simulation."""
     return set(node_config) == OF_A_WORKER
 

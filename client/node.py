@@ -133,7 +133,7 @@ class Node:
                 "restore it"
             )
         joined = Joined.load(folder)
-        worker = own_worker(Job.from_json(request.job).but(seed=joined.seed).to_json(), self, company=True)
+        worker = own_worker(Job.from_json(request.job).replace(seed=joined.seed).to_json(), self, company=True)
         data = _clients_of(worker)
         joined.refuse_others(self._number(), data)
         if draw.clients != joined.clients:
@@ -229,11 +229,11 @@ def own_worker(text: str, node: Node, *, company: bool) -> Worker:
         )
     if not node.model and (job.model.startswith(("/", ".", "~")) or Path(job.model).exists()):
         raise ValueError("no model of that name is on this node; name its folder in the node's own settings (model)")
-    job = job.but(model=node.model or job.model)
+    job = job.replace(model=node.model or job.model)
     if fingerprint(job.model) != job.fingerprint:
         raise OtherModel(f"the base model {job.model!r} of this node is not the server's; copy the server's folder")
     data = open_own(node.data, reading, job.model, node.folder)
-    return Worker(job.but(data=str(data.folder), canaries=0), data)
+    return Worker(job.replace(data=str(data.folder), canaries=0), data)
 
 
 def _clients_of(worker: Worker) -> OwnData:

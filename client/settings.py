@@ -54,7 +54,7 @@ class Table(BaseModel):
         except ValidationError as error:
             raise ValueError("\n".join(map(explain, error.errors()))) from None
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """The same settings with these fields changed, checked; ValueError as :meth:`of`."""
         return type(self).of(self, **changes)
 

@@ -5,7 +5,7 @@
 starts this in the place of ``flower-supernode``. Flower 1.41 repeats a call that cannot connect or gets 502, 503, 504,
 for as long as it takes. It gives its connection up after an HTTP 500, which a SuperLink answers whose database is
 locked, and after an error whose text names TLS, such as a handshake that timed out. Here both are repeated for
-:data:`PATIENCE` seconds (:func:`repeating`; `server.network.patience` does so for the server).
+:data:`PATIENCE` seconds (:func:`repeat_calls`; `server.network.patience` does so for the server).
 
 Where Flower gives up, it leaves a process behind that answers its own health check and does nothing else. Here the
 process ends, with exit code :data:`GONE`,
@@ -90,9 +90,9 @@ class Watch(logging.Handler):
         """``HTTP Request: POST https://... "HTTP/1.1 200 OK"``, whose parts are the record's arguments."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         if len(arguments) > 3 and isinstance(arguments[3], int):
-            self.answered(urlsplit(str(arguments[1])).path, arguments[3])
+            self.note_answer(urlsplit(str(arguments[1])).path, arguments[3])
 
-    def answered(self, path: str, status: int) -> None:
+    def note_answer(self, path: str, status: int) -> None:
         """The server has answered a call."""
         if not path.startswith(FLEET):
             return
@@ -120,7 +120,7 @@ class Watch(logging.Handler):
         return ""
 
 
-def watched(watch: Watch, end: Callable[[str], None], every: float = 5.0) -> threading.Thread:
+def watch_server(watch: Watch, end: Callable[[str], None], every: float = 5.0) -> threading.Thread:
     """A thread that calls ``end`` with the reason once something is overdue."""
 
     def look() -> None:
@@ -177,7 +177,7 @@ def in_step(flower: Any) -> None:
     flower._pull_and_store_message, flower._push_messages = pulled, pushed
 
 
-def passing(error: Exception) -> bool:
+def is_passing(error: Exception) -> bool:
     """Whether an error may pass and Flower would not wait for that."""
     import httpx
 
@@ -187,7 +187,7 @@ def passing(error: Exception) -> bool:
     return ("ssl" in text or "tls" in text) and "certificate" not in text
 
 
-def repeating(
+def repeat_calls(
     invoker: "RetryInvoker", limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic
 ) -> "RetryInvoker":
     """The same invoker of Flower's, which gives up only after so many seconds of errors that may pass.
@@ -202,7 +202,7 @@ def repeating(
 
     def should_giveup(error: Exception) -> bool:
         nonlocal failing_since
-        if not passing(error):
+        if not is_passing(error):
             return gives_up is not None and gives_up(error)
         failing_since = clock() if failing_since is None else failing_since
         lasted, said = clock() - failing_since, str(error).partition("\n")[0]
@@ -281,7 +281,7 @@ class Returning:
 
 
 def patient(flower: Any) -> None:
-    """Make a SuperNode repeat its calls and heartbeats as its clients of Flower's API and :func:`repeating` do.
+    """Make a SuperNode repeat its calls and heartbeats as its clients of Flower's API and :func:`repeat_calls` do.
 
     Args:
         flower: Flower's module ``flwr.supernode.fleet_http_connection``, which makes its connection by these names.
@@ -295,13 +295,13 @@ def patient(flower: Any) -> None:
             try:
                 return beat()
             except httpx.HTTPStatusError as error:
-                if not passing(error):
+                if not is_passing(error):
                     raise
                 return False  # Flower sends the next one, at first at once; an error would end its thread
 
         return sender(beaten)
 
-    flower.make_simple_http_retry_invoker = lambda: repeating(invoker())
+    flower.make_simple_http_retry_invoker = lambda: repeat_calls(invoker())
     flower.HeartbeatSender = forgiving
     flower.FleetHttpClient = type("FleetClient", (Returning, Completing, flower.FleetHttpClient), {})
 
@@ -332,7 +332,7 @@ def hide_tokens() -> None:
     launcher.subprocess = Hiding
 
 
-def closed(flower: Any, api: Any) -> None:
+def close_executor(flower: Any, api: Any) -> None:
     """Make a SuperNode hand its work to its own executor only; Flower 1.41 hands it to any user of the host.
 
     Args:
@@ -367,14 +367,14 @@ def main(arguments: list[str]) -> None:
     from flwr.supernode import main as api
     from flwr.supernode.cli import flower_supernode
 
-    closed(start_client_internal, api)
+    close_executor(start_client_internal, api)
     in_step(start_client_internal)
     patient(fleet_http_connection)
     calls, watch = logging.getLogger("httpx"), Watch(mark())
     calls.addHandler(watch)
     calls.setLevel(logging.INFO)
     calls.propagate = False  # a line for every poll is of no use to people
-    watched(watch, end)
+    watch_server(watch, end)
     sys.argv = ["flower-supernode", *arguments]
     try:
         flower_supernode()

@@ -46,7 +46,7 @@ def clip_votes(
         part: what they trained of the adapter.
         ranks: how many ranks these clients have; None: all that ``part`` trains. They try nothing beyond them.
     """
-    origin = engine.layout.trainable(start)
+    origin = engine.layout.trainable_values(start)
     norms = rows.double().norm(dim=1)
     votes = torch.full((len(clients),), -1, dtype=torch.int64)
     voters = [i for i, records in enumerate(clients) if len(records) and 0 < float(norms[i]) < float("inf")]
@@ -54,7 +54,7 @@ def clip_votes(
     for first in range(0, len(voters), group):
         members = voters[first : first + group]
         trials = torch.stack([_trials(rows[i], float(norms[i]), query, seeds[i]) for i in members])
-        trials = origin + part.received(engine.layout, trials, ranks)
+        trials = origin + part.engine_rows(engine.layout, trials, ranks)
         losses = engine.candidate_losses(start, trials, [clients[i] for i in members])
         distances = (losses[:, 1:] - losses[:, :1]).abs()
         for i, distance in zip(members, distances, strict=True):

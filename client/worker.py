@@ -122,12 +122,12 @@ class Worker:
         total = Contribution.zero(request.plan)
         for ranks, members in _by_rank(request):
             whole = torch.from_numpy(request.adapter.copy())
-            start = whole if ranks is None else self.engine.layout.truncated(whole, ranks)
+            start = whole if ranks is None else self.engine.layout.truncate_ranks(whole, ranks)
             clients = [self.data.client(int(client)) for client in request.clients[members]]
             seeds = [local_seed(self.job.seed, request.round, int(client)) for client in request.clients[members]]
             for updates in self.engine.train(start, clients, self.job.local, seeds):
                 records = [clients[i] for i in updates.clients]
-                rows = request.part.sent(self.engine.layout, updates.deltas)
+                rows = request.part.sent_rows(self.engine.layout, updates.deltas)
                 units = self._units(start, rows, records, [seeds[i] for i in updates.clients], ranks, request)
                 total = total + contribute(units, request.plan)
         return total

@@ -68,7 +68,7 @@ def calibrate(
     return Calibrated(replace(commitment, not_private=not_private), tuple(z * share for share in profile))
 
 
-def given(
+def given_noise(
     controller: Controller[Any], sampling: Poisson, rounds: int, noise_multiplier: float
 ) -> tuple[tuple[FloorStep, ...], tuple[float, ...]]:
     """The steps of a run whose noise is not calibrated but given, and the multiplier of each of its rounds."""

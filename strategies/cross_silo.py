@@ -28,8 +28,8 @@ from torch import Tensor
 from strategies.adapter.layout import AdapterLayout, drawn_a
 from strategies.adapter.residual import Pair, pairs, residual_size
 from strategies.adapter.trainable import TrainedSubset
-from strategies.aggregations.individual import FedEx, FedGsa, Flora, shared_subspace, stacked
-from strategies.aggregations.individual import averaged as residual_of_mean
+from strategies.aggregations.individual import FedEx, FedGsa, Flora, shared_subspace, stack_factors
+from strategies.aggregations.individual import average_factors as residual_of_mean
 from strategies.plugins import BadAnswer
 from strategies.private_training import ServerState, ServerUpdate, served_share
 
@@ -92,17 +92,17 @@ def combine_of(aggregation: object) -> Combine:
         return exact_mean
     if isinstance(aggregation, Flora):
         return merged_and_restarted
-    return common_subspace if isinstance(aggregation, FedGsa) else averaged
+    return common_subspace if isinstance(aggregation, FedGsa) else add_mean
 
 
-def averaged(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
+def add_mean(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
     """The mean update, added."""
     return replace(model, adapter=model.adapter + torch.stack(list(updates)).mean(dim=0))
 
 
 def exact_mean(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
     """FedEx: the mean update, and what the product of the mean factors lacks of the mean product."""
-    result = _with_residual(averaged(model, updates, place), place)
+    result = _with_residual(add_mean(model, updates, place), place)
     for pair, factors in _factors(model, updates, place):
         _, _, lacking = residual_of_mean(factors, place.scale)
         pair.of(_residual(result)).add_(lacking)
@@ -111,9 +111,9 @@ def exact_mean(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> G
 
 def merged_and_restarted(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
     """FLoRA: the mean product goes into the residual, and the factors start again."""
-    result = _with_residual(averaged(model, updates, place), place)
+    result = _with_residual(add_mean(model, updates, place), place)
     for pair, factors in _factors(model, updates, place):
-        tall, wide = stacked(factors)
+        tall, wide = stack_factors(factors)
         pair.of(_residual(result)).add_(place.scale * (tall @ wide))
         pair.a.of(result.adapter).copy_(drawn_a(pair.a, place.seed, "flora", place.round))
         pair.b.of(result.adapter).zero_()
@@ -144,7 +144,7 @@ def _factors(
 
 def common_subspace(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
     """FedGSA for every adapter; heads are averaged."""
-    result = averaged(model, updates, place)
+    result = add_mean(model, updates, place)
     for pair, factors in _factors(model, updates, place):
         bs = [b for b, _ in factors]
         if all(bool((matrix == 0).all()) for matrix in bs):
@@ -194,7 +194,7 @@ class SpanUpdate:
         update = torch.stack(list(sent)).double().mean(dim=0) @ wide
         std = torch.linalg.vector_norm(wide, dim=0) * noise
         before = ServerState(round - 1, model.adapter, model.served, optimizer, None)
-        after = self.server.moved(before, update.float(), std, self.part, round, self.schedule(round))
+        after = self.server.apply_update(before, update.float(), std, self.part, round, self.schedule(round))
         average = after.served if self.server.served_average else None
         return replace(model, adapter=after.adapter, average=average), after.optimizer
 

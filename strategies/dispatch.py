@@ -3,9 +3,9 @@
 Out: the nodes that are there, and what each is given of the cohort, longest work first, so that no node is the one
 everybody waits for. Back: one sum, of each sound reply once; everything else is refused by name and left out. A reply
 left out contributes zero; noise and divisor stay as they are, so the guarantee does not depend on who answered. A shard
-that is lost is asked again, client by client (:func:`apart`): one client must not take the others out of the sum. What
-one node can do to the sum is bounded, whatever it sends: its encoded sum has at most the norm of as many clipped
-updates as it was given clients, see :func:`privacy.contribution.validate`.
+that is lost is asked again, client by client (:func:`split_shards`): one client must not take the others out of the
+sum. What one node can do to the sum is bounded, whatever it sends: its encoded sum has at most the norm of as many
+clipped updates as it was given clients, see :func:`privacy.contribution.validate`.
 
 Logs name the node and the kind of failure. They repeat nothing that a node sent: the text of a client's exception may
 quote its data, and anything may stand in a hostile reply.
@@ -65,7 +65,7 @@ def split(
     return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
 
-def connected(grid: Grid, nodes: int, patience: float, *, settle: float = 0.0) -> list[int]:
+def await_nodes(grid: Grid, nodes: int, patience: float, *, settle: float = 0.0) -> list[int]:
     """All node ids, sorted, as soon as there are ``nodes`` or more. The ServerApp may start before they are registered.
 
     Args:
@@ -91,7 +91,7 @@ Tell = Callable[[str], None]
 """Takes words for whoever watches the run."""
 
 
-def awaited(grid: Grid, roster: Sequence[int], least: int, patience: float, tell: Tell) -> frozenset[int]:
+def await_roster(grid: Grid, roster: Sequence[int], least: int, patience: float, tell: Tell) -> frozenset[int]:
     """Which nodes of a roster are connected, as soon as ``least`` of them are.
 
     It is called before a cohort is drawn and knows nothing of cohorts: how long it waits tells of connections only.
@@ -127,7 +127,7 @@ def quorum(roster: Sequence[int]) -> int:
     return (len(roster) + 1) // 2
 
 
-def asked(
+def nodes_to_ask(
     grid: Grid, nodes: int | tuple[int, ...], patience: float, least: int = 0, tell: Tell = lambda text: None
 ) -> tuple[list[int], frozenset[int]]:
     """The nodes of a round, and those of them that are known to be away: their shares fail without being sent.
@@ -136,8 +136,8 @@ def asked(
     :func:`quorum` of them, or ``least`` if that is more, and for nobody by name.
     """
     if isinstance(nodes, int):
-        return connected(grid, nodes, patience)[:nodes], frozenset()
-    return list(nodes), frozenset(nodes) - awaited(grid, nodes, max(least, quorum(nodes)), patience, tell)
+        return await_nodes(grid, nodes, patience)[:nodes], frozenset()
+    return list(nodes), frozenset(nodes) - await_roster(grid, nodes, max(least, quorum(nodes)), patience, tell)
 
 
 def shares(
@@ -171,7 +171,7 @@ ERRORS = {
 """Flower's error codes (``flwr.common.constant.ErrorCode``) in words; others are named by nothing but "failed"."""
 
 
-def summed(
+def sum_replies(
     sent: Sequence[tuple[Metadata, int]], replies: Iterable[Message], plan: Plan, round: int
 ) -> tuple[Contribution, frozenset[int]]:
     """The sum of all sound replies, and the positions in ``sent`` of the messages they answer.
@@ -193,7 +193,9 @@ def summed(
     return total, frozenset(answered)
 
 
-def apart(lost: Sequence[Int64[np.ndarray, " k"]], nodes: Sequence[int]) -> Iterator[list[tuple[int, np.ndarray]]]:
+def split_shards(
+    lost: Sequence[Int64[np.ndarray, " k"]], nodes: Sequence[int]
+) -> Iterator[list[tuple[int, np.ndarray]]]:
     """Node and the one client of every further message, for shards that were lost; in waves of bounded size.
 
     Args:

@@ -30,7 +30,7 @@ from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
-from strategies.dispatch import PATIENCE, RoundFailed, Tell, apart, asked, shares, summed
+from strategies.dispatch import PATIENCE, RoundFailed, Tell, nodes_to_ask, shares, split_shards, sum_replies
 from strategies.messages.client_update import TrainRequest
 from strategies.messages.own_clients import Draw
 from strategies.optimizers.optimizer import Optimizer
@@ -114,7 +114,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         self._cohort: Cohort | None = None
         self._away = 0
 
-    def released(self, planned: PlannedRelease) -> Release:
+    def make_release(self, planned: PlannedRelease) -> Release:
         """Send the messages of a round, take the replies, release their sum.
 
         Raises:
@@ -163,7 +163,7 @@ class DpFedAvg(PrivateTraining, Strategy):
     def _messages(self, planned: PlannedRelease, grid: Grid) -> list[Message]:
         """What the nodes of the cohort are sent; with secure sums, once they have agreed and the ledger has paid."""
         least = self.secure.federation.noise_shares.survivors if self.secure is not None else 0
-        nodes, away = asked(grid, self.nodes, self.patience, least, self.tell)  # before anybody is drawn
+        nodes, away = nodes_to_ask(grid, self.nodes, self.patience, least, self.tell)  # before anybody is drawn
         self.away = away
         self._cohort = cohort = self.cohort(planned)
         self._away, there = 0, []
@@ -206,7 +206,7 @@ class DpFedAvg(PrivateTraining, Strategy):
             raise ValueError("aggregate_train needs a cohort that was asked; call configure_train first")
         if self.secure is not None:
             return self.secure.release(replies, self.ledger)
-        total, answered = summed(self._sent, replies, planned.plan, planned.round)
+        total, answered = sum_replies(self._sent, replies, planned.plan, planned.round)
         if isinstance(self.nodes, tuple):
             total, answered = self._asked_again(planned, total, answered)
         rescued, sound = self._rescued(planned, answered)
@@ -240,7 +240,7 @@ class DpFedAvg(PrivateTraining, Strategy):
             messages = [_message(*self._asked[i]) for i in lost]
             replies = self.exchange(messages)
             sent = [(message.metadata, self._sent[i][1]) for message, i in zip(messages, lost, strict=True)]
-            found, positions = summed(sent, replies, planned.plan, planned.round)
+            found, positions = sum_replies(sent, replies, planned.plan, planned.round)
             total, answered = total + found, answered | {lost[position] for position in positions}
         return total, answered
 
@@ -254,11 +254,11 @@ class DpFedAvg(PrivateTraining, Strategy):
         shard = {int(client): i for i in lost for client in self._asked[i][1].clients}
         nodes = [self._asked[i][0] for i in sorted(answered) or range(len(self._asked))]
         back = set[int]()
-        for wave in apart([self._asked[i][1].clients for i in lost], nodes):
+        for wave in split_shards([self._asked[i][1].clients for i in lost], nodes):
             messages = [_message(node, self._request(planned, clients)) for node, clients in wave]
             replies = self.exchange(messages)
             sent = [(message.metadata, len(clients)) for message, (_, clients) in zip(messages, wave, strict=True)]
-            found, positions = summed(sent, replies, planned.plan, planned.round)
+            found, positions = sum_replies(sent, replies, planned.plan, planned.round)
             total = total + found
             back |= {shard[int(wave[position][1][0])] for position in positions}
         return total, sound + len(back)

@@ -50,10 +50,10 @@ def build(key: str, table: Mapping[str, str], name: str, options: Mapping[str, O
         return kind(**arguments)
     except (TypeError, ValueError) as error:
         known = arguments if types is None else [option.replace("-", "_") for option in types]
-        raise ValueError(explained(key, name, known, error)) from error
+        raise ValueError(explain_options(key, name, known, error)) from error
 
 
-def explained(key: str, name: str, known: Collection[str], error: Exception) -> str:
+def explain_options(key: str, name: str, known: Collection[str], error: Exception) -> str:
     """What an object says of its own arguments (``known``), with the key that a person looks for in front."""
     text = str(error)
     argument, _, rest = text.partition(" ")
@@ -142,7 +142,7 @@ def expect(role: str, method: object, call: str, answer: Any, kind: type[Any] | 
         wanted: what it must return, in words.
     """
     if not isinstance(answer, kind) or (isinstance(answer, bool) and kind is not bool):
-        wrong(role, method, call, shown(answer), wanted)
+        raise_bad_answer(role, method, call, show_answer(answer), wanted)
     return answer
 
 
@@ -153,7 +153,7 @@ def expect_tensor(role: str, method: object, call: str, answer: Any, like: "Tens
     wanted = f"a tensor of shape {tuple(like.shape)}"
     found: Tensor = expect(role, method, call, answer, Tensor, wanted)
     if found.shape != like.shape:
-        wrong(role, method, call, shown(answer), wanted)
+        raise_bad_answer(role, method, call, show_answer(answer), wanted)
     return found
 
 
@@ -161,7 +161,7 @@ def expect_finite(role: str, method: object, call: str, answer: "Tensor", when: 
     """BadAnswer if numbers of a tensor are not finite; ``when`` says in which round."""
     if bad := int((~answer.isfinite()).sum()):
         first = float(answer[~answer.isfinite()].flatten()[0])
-        wrong(
+        raise_bad_answer(
             role, method, call, f"{first} ({bad} of {answer.numel()} numbers are not finite) {when}", "finite numbers"
         )
 
@@ -170,21 +170,21 @@ def finite_number(role: str, method: object, call: str, *arguments: Any) -> floa
     """What a method answers to these arguments; BadAnswer unless it is a finite number."""
     answer = getattr(method, call)(*arguments)
     if not math.isfinite(expect(role, method, call, answer, float | int, "a number")):
-        wrong(role, method, call, shown(answer), "a finite number")
+        raise_bad_answer(role, method, call, show_answer(answer), "a finite number")
     return float(answer)
 
 
-def wrong(role: str, method: object, call: str, returned: str, wanted: str) -> NoReturn:
+def raise_bad_answer(role: str, method: object, call: str, returned: str, wanted: str) -> NoReturn:
     """Raise BadAnswer."""
     kind = type(method)
     name = f"{kind.__module__}:{kind.__qualname__}"
     raise BadAnswer(f"strategy.{role} = {name!r}: {kind.__name__}.{call} returned {returned}; it must return {wanted}")
 
 
-def shown(answer: Any) -> str:
+def show_answer(answer: Any) -> str:
     """An answer in a few words."""
     if hasattr(answer, "shape"):
         return f"a {type(answer).__name__} of shape {tuple(answer.shape)}"
     if isinstance(answer, tuple | list):
-        return f"a {type(answer).__name__} of {len(answer)} ({', '.join(map(shown, answer[:3]))})"
+        return f"a {type(answer).__name__} of {len(answer)} ({', '.join(map(show_answer, answer[:3]))})"
     return repr(answer) if answer is None or isinstance(answer, str | int | float) else type(answer).__name__

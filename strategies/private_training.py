@@ -25,11 +25,11 @@ from privacy.mechanism import Release, charged_release, reopened_release
 from privacy.randomness.correlated import CorrelatedNoise
 from privacy.randomness.noise import InsecureZeroNoise, Noise
 from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
-from strategies.adapter.layout import AdapterLayout, turned
+from strategies.adapter.layout import AdapterLayout, turn_factors
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo
-from strategies.optimizers.optimizer import Optimizer, ServerStep, stepped
+from strategies.optimizers.optimizer import Optimizer, ServerStep, take_step
 from strategies.plugins import expect, expect_finite, expect_tensor, finite_number
 
 
@@ -93,7 +93,7 @@ class PlannedRelease:
         validate(total, self.plan, min(cohort.most, MAX_UNITS))
         return charged_release(total, self.plan, cohort, ledger=ledger, noise=noise)
 
-    def reopened(self, update: Tensor, answers: tuple[Tensor, ...], ledger: Ledger) -> Release:
+    def reopen_release(self, update: Tensor, answers: tuple[Tensor, ...], ledger: Ledger) -> Release:
         """The release as it was made before, from a checkpoint. CorruptRun if the ledger knows of no such release."""
         return reopened_release(
             self.plan,
@@ -133,15 +133,15 @@ class Subspace(Protocol):
         """State before the first release."""
         ...
 
-    def refreshed(self, own: Any, adapter: Float[Tensor, " size"], round: int, part: TrainedSubset) -> Any:
+    def refresh_state(self, own: Any, adapter: Float[Tensor, " size"], round: int, part: TrainedSubset) -> Any:
         """State fit for the release of ``round``, which trains ``part`` from ``adapter``; itself if it is already."""
         ...
 
-    def clipped(self, own: Any, plan: Plan) -> Plan:
+    def clip_plan(self, own: Any, plan: Plan) -> Plan:
         """The controller's plan, made in the subspace; ValueError for a clip map that cannot be."""
         ...
 
-    def projecting(self, own: Any, optimizer: Optimizer, scales: Float[Tensor, " d"] | None) -> Optimizer:
+    def project_optimizer(self, own: Any, optimizer: Optimizer, scales: Float[Tensor, " d"] | None) -> Optimizer:
         """The optimizer behind the release; ``scales`` are those of the sent vector."""
         ...
 
@@ -179,15 +179,15 @@ class Planner:
         """What a round trains; the initial release trains what round 1 does."""
         return self.aggregation.part(self.adapters, max(round, 1))
 
-    def based(self, state: ServerState) -> ServerState:
+    def refresh_subspace(self, state: ServerState) -> ServerState:
         """The state with its subspace fit for the next round."""
         if self.subspace is None:
             return state
         round = state.round + 1
-        own = self.subspace.refreshed(state.subspace, state.adapter, round, self.part(round))
+        own = self.subspace.refresh_state(state.subspace, state.adapter, round, self.part(round))
         return state if own is state.subspace else replace(state, subspace=own)
 
-    def planned(self, state: ServerState) -> PlannedRelease:
+    def plan_release(self, state: ServerState) -> PlannedRelease:
         """The release after ``state``, whose subspace is fit. A controller may plan otherwise when asked again."""
         round = state.round + 1
         sampling = self.info.sampling if round else self.initial()
@@ -195,7 +195,7 @@ class Planner:
         plan = self.controller.plan(state.controller, self.info, round)
         expect("controller", self.controller, "plan", plan, Plan, "a Plan (privacy.contribution)")
         if self.subspace is not None and round > 0:
-            plan = self.subspace.clipped(state.subspace, plan)
+            plan = self.subspace.clip_plan(state.subspace, plan)
         return PlannedRelease(round, plan, sampling, self.part(round), self.noise_shares)
 
 
@@ -234,9 +234,9 @@ class ServerUpdate:
     ) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
         std = release.plan.noise_std(release.expected_units) * release.loudness
-        return self.moved(state, release.update, std, part, round, scale)
+        return self.apply_update(state, release.update, std, part, round, scale)
 
-    def moved(
+    def apply_update(
         self,
         state: ServerState,
         update: Float[Tensor, " d"],
@@ -252,9 +252,9 @@ class ServerUpdate:
         if scales is not None:
             update, std = update / scales, std / scales
         per_value = {name for name, tensor in state.optimizer.items() if tensor.shape == state.adapter.shape}
-        own = {n: layout.trainable(t) if n in per_value else t for n, t in state.optimizer.items()}
+        own = {n: layout.trainable_values(t) if n in per_value else t for n, t in state.optimizer.items()}
         step = ServerStep(round, update, std, scale)
-        own, values = stepped(self.optimizer, own, layout.trainable(state.adapter), step)
+        own, values = take_step(self.optimizer, own, layout.trainable_values(state.adapter), step)
         optimizer = {n: layout.with_trainable(state.optimizer[n], t) if n in per_value else t for n, t in own.items()}
         adapter = layout.with_trainable(state.adapter, values)
         served = adapter
@@ -279,12 +279,12 @@ class ServerUpdate:
         adapter, moments = rewritten.adapter, self.optimizer.moments
         served = adapter
         if self.served_average:
-            served = turned(state.served, rewritten.turns, self.layout)
+            served = turn_factors(state.served, rewritten.turns, self.layout)
             for entry in self.layout.entries:
                 if entry.factor == "A":
                     entry.of(served).copy_(entry.of(adapter))
         optimizer = {
-            name: turned(tensor, rewritten.turns, self.layout, moments[name]) if name in moments else tensor
+            name: turn_factors(tensor, rewritten.turns, self.layout, moments[name]) if name in moments else tensor
             for name, tensor in state.optimizer.items()
         }
         return replace(state, adapter=adapter, served=served, optimizer=optimizer)
@@ -296,7 +296,7 @@ def served_share(factor: float, round: int) -> float:
 
 
 class PrivateTraining(ABC):
-    """One private training of an adapter; a subclass says how a planned release comes about (:meth:`released`).
+    """One private training of an adapter; a subclass says how a planned release comes about (:meth:`make_release`).
 
     Args:
         planner: plans every release with the run's controller.
@@ -370,15 +370,15 @@ class PrivateTraining(ABC):
         """
         self.state, self.release = state, None
         if update is not None:
-            before = self.planner.planned(replace(state, round=state.round - 1))
-            self.release = before.as_charged(self.ledger).reopened(update, answers, self.ledger)
+            before = self.planner.plan_release(replace(state, round=state.round - 1))
+            self.release = before.as_charged(self.ledger).reopen_release(update, answers, self.ledger)
 
     def next_release(self) -> PlannedRelease:
         """The next release; planned once, so that one plan clips and sets the noise."""
         state = self.state
         if self._next is None or self._next[0] is not state:
-            self.state = state = self.planner.based(state)
-            self._next = state, self.planner.planned(state)
+            self.state = state = self.planner.refresh_subspace(state)
+            self._next = state, self.planner.plan_release(state)
         return self._next[1].in_turn(self.ledger, self.noise)
 
     def refusal(self) -> str | None:
@@ -397,11 +397,11 @@ class PrivateTraining(ABC):
             BudgetExceeded: the ledger does not pay, or the planned releases are made; nobody was sampled.
         """
         planned = self._paid()
-        self._take(planned, release := self.released(planned))
+        self._take(planned, release := self.make_release(planned))
         return release
 
     @abstractmethod
-    def released(self, planned: PlannedRelease) -> Release:
+    def make_release(self, planned: PlannedRelease) -> Release:
         """Draw the cohort, charge the ledger, release the bounded sum over it."""
 
     def observe(self, public: PublicSignals) -> None:
@@ -447,4 +447,6 @@ class PrivateTraining(ABC):
         if (subspace := self.planner.subspace) is None:
             return self.server
         scales = planned.part.scales(self.server.layout)
-        return replace(self.server, optimizer=subspace.projecting(self.state.subspace, self.server.optimizer, scales))
+        return replace(
+            self.server, optimizer=subspace.project_optimizer(self.state.subspace, self.server.optimizer, scales)
+        )

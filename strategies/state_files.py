@@ -77,7 +77,7 @@ def unpack(data: Json, tensors: Mapping[str, Tensor], classes: Mapping[str, type
             raise ValueError(f"a value with the keys {sorted(data)}")
 
 
-def upgraded(data: Json, template: Any) -> Json:
+def upgrade_form(data: Json, template: Any) -> Json:
     """A form that version 0.1 wrote, as today's :func:`pack` would have; one of today stays as it is.
 
     Then a state held constants of its run too, of which the form only said that they are known; and some classes had

@@ -70,7 +70,7 @@ def from_text(text: str) -> list[Message]:
     return [{"role": row[0], "content": row[1], **(row[2] if len(row) > 2 else {})} for row in json.loads(text)]
 
 
-def mapped(text: str, change: Callable[[str], str]) -> str:
+def map_texts(text: str, change: Callable[[str], str]) -> str:
     """A conversation with ``change`` applied to the text of every turn, and to the texts in calls of tools."""
 
     def changed(value: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from client.data.columns.labels import matched
+from client.data.columns.labels import match_labels
 from client.data.prepared import sha256
 from client.data.records import Records
 from client.data.spec import MaxLength, Reading, Task
@@ -144,7 +144,7 @@ def label_ids(labels: list[Any], names: tuple[str, ...]) -> NDArray[np.int64]:
     Raises:
         ValueError: a missing label, or one that the federation does not have.
     """
-    ids, unknown = matched(labels, names, "data")
+    ids, unknown = match_labels(labels, names, "data")
     if unknown:
         raise ValueError(f"labels {unknown[:5]} are none of the federation's: {list(names[:20])}")
     return ids

@@ -166,7 +166,7 @@ def by_flwr_datasets(
     return found
 
 
-def repeated(records: int, clients: int, size: int, seed: int) -> Partition:
+def repeat_records(records: int, clients: int, size: int, seed: int) -> Partition:
     """Overlapping clients of `size` records each, as many as wanted. For speed tests only."""
     checks.integer_at_least(1, clients=clients, records_per_client=size)
     if size > records:

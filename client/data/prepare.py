@@ -27,7 +27,7 @@ from client.data.records import Records
 from client.data.sensitive import make_detector
 from client.data.sources import Texts
 from client.data.spec import NOTES, DataSpec
-from client.data.splits import hold_out, reading, test_reading
+from client.data.splits import hold_out, source_reading, test_reading
 from client.models.base import load_tokenizer
 from privacy import durable
 from privacy.sensitive_text import detectors, treatments
@@ -123,7 +123,7 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
 def _source(spec: DataSpec) -> str:
     """SHA-256 of the records of the source, before anything is drawn or dealt; of generated ones what decides them."""
     if spec.source != NOTES:
-        return sources.fingerprint(spec.source, reading(spec), chat=spec.chat)
+        return sources.fingerprint(spec.source, source_reading(spec), chat=spec.chat)
     sizes = (spec.seed, spec.clients, spec.records_per_client, spec.task)
     content = [notes.grammar_text(), consultations.words_text(), importlib.metadata.version("faker"), sizes]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -192,7 +192,7 @@ def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partit
     if spec.whole_units and train.units is not None and spec.partition not in ("natural", "repeated"):
         _, first = np.unique(train.units, return_index=True)  # a unit's label is that of its first record
         return partition.of_whole_units(
-            train.units, _partition(spec.but(whole_units=False), train.select(first), texts)
+            train.units, _partition(spec.replace(whole_units=False), train.select(first), texts)
         )
     match spec.partition:
         case "dirichlet":
@@ -201,7 +201,7 @@ def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partit
         case "iid":
             return partition.iid(len(train), spec.clients, spec.seed)
         case "repeated":
-            return partition.repeated(len(train), spec.clients, spec.records_per_client, spec.seed)
+            return partition.repeat_records(len(train), spec.clients, spec.records_per_client, spec.seed)
         case "natural":
             return partition.natural(texts.clients or [])
         case name:

@@ -93,7 +93,7 @@ class Records:
         )
 
     @staticmethod
-    def joined(parts: Sequence["Records"]) -> "Records":
+    def concatenate(parts: Sequence["Records"]) -> "Records":
         """The tokens, and weights if the first has any, of all parts in their order; at least one."""
         lengths = np.concatenate([[0], *(part.lengths for part in parts)])
         weights = [part.token_weights for part in parts if part.token_weights is not None]

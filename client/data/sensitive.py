@@ -230,7 +230,7 @@ def redact(texts: Texts, policy: DataSettings, *, chat: bool = False) -> Texts:
         def masked(turn: str) -> str:
             return redact_text(turn, detector.spans([turn])[0], mask)
 
-        return replace(texts, texts=[conversations.mapped(text, masked) for text in texts.texts])
+        return replace(texts, texts=[conversations.map_texts(text, masked) for text in texts.texts])
     found = detector.spans(texts.texts)
     return replace(
         texts, texts=[redact_text(text, spans, mask) for text, spans in zip(texts.texts, found, strict=True)]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from client.data import conversations
 from client.data.catalog import corpora
-from client.data.columns.labels import missing
+from client.data.columns.labels import count_missing
 from client.data.columns.normal_form import INTEGER, differ_in_case, is_blank, normal_form
 from client.data.columns.tables import KINDS, SUFFIXES, Columns, column_settings, read_path
 from client.data.spec import NOTES, Reading
@@ -241,7 +241,7 @@ def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
         if column := getattr(reading, f"{what}_column"):
             whole = table.names_of(column, where)
             found_names = names[what] = [whole[row] for row in kept]
-            if what != "label" and (absent := missing(found_names)):
+            if what != "label" and (absent := count_missing(found_names)):
                 raise ValueError(
                     f"{where}: {absent} rows have no {what} in column {column!r}; fill them in or remove them"
                 )

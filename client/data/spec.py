@@ -150,7 +150,7 @@ class DataSpec(DataSettings):
         least = 0 if self.source == NOTES else self.least_words
         whose = "" if self.nodes else self.client_column
         common = {"clients": 1, "client_column": whose, "unit_column": "", "partition_options": {}}
-        return self.but(**common, partition="iid", least_words=least)
+        return self.replace(**common, partition="iid", least_words=least)
 
     @property
     def cache_folder(self) -> Path:

@@ -48,14 +48,14 @@ class Held:
     noted: Mapping[str, int] = field(default_factory=dict)
 
 
-def reading(spec: DataSpec) -> Reading:
+def source_reading(spec: DataSpec) -> Reading:
     """How the source is read: of a language model's no labels."""
     return Reading.of(spec) if spec.task == "classification" else Reading.of(spec, label_column="")
 
 
 def test_reading(spec: DataSpec) -> Reading:
     """How the test source is read: it has no clients and no units, and is tested on as it is."""
-    return reading(spec).but(client_column="", unit_column="", least_words=0)
+    return source_reading(spec).replace(client_column="", unit_column="", least_words=0)
 
 
 def hold_out(spec: DataSpec) -> Held:
@@ -70,7 +70,7 @@ def hold_out(spec: DataSpec) -> Held:
         noted: Mapping[str, int] = {}
         read = {"generated": sum(map(len, texts.values()))}
     else:
-        source = sources.read(spec.source, reading(spec), chat=spec.chat)
+        source = sources.read(spec.source, source_reading(spec), chat=spec.chat)
         read = {"source": len(source) + source.left_out.total()}
         noted = source.noted
         whole = _test_source(spec)

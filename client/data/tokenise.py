@@ -108,7 +108,7 @@ def tokenise(
                 for row, added in zip(rows, open_ended, strict=True)
             ]
         parts.append(Records.from_lists(rows, None, weighed))
-    records = Records.joined(parts)
+    records = Records.concatenate(parts)
     if without := int((records.lengths == 0).sum()):
         raise ValueError(f"{without} texts have no tokens under the tokenizer of model.name")
     return Tokenised(replace(records, labels=labels), truncated)

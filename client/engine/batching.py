@@ -91,9 +91,9 @@ class Pool:
             token_weights=weights,
         )
 
-    def padded(self, rows: np.ndarray) -> bool:
-        """Whether padding of these rows is hidden, see :func:`masked`."""
-        return bool(masked(self.lengths[rows], self.longest).any())
+    def hides_padding(self, rows: np.ndarray) -> bool:
+        """Whether padding of these rows is hidden, see :func:`rows_with_padding`."""
+        return bool(rows_with_padding(self.lengths[rows], self.longest).any())
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def padded_lengths(lengths: Int64[np.ndarray, " n"], longest: int) -> Int64[np.n
     return found
 
 
-def masked(lengths: Int64[np.ndarray, " n"], longest: int) -> Bool[np.ndarray, " n"]:
+def rows_with_padding(lengths: Int64[np.ndarray, " n"], longest: int) -> Bool[np.ndarray, " n"]:
     """Whether a row's micro-batch hides padding. Long rows without any are kept apart: attention is faster for them."""
     found: Bool[np.ndarray, " n"] = (lengths < UNMASKED_FROM) | (lengths != padded_lengths(lengths, longest))
     return found
@@ -147,7 +147,7 @@ def micro_batches(
         owner: whose gradients are summed, sorted or not; None keeps rows apart.
         longest: positions that the model has.
     """
-    levels, hidden = padded_lengths(lengths, longest), masked(lengths, longest)
+    levels, hidden = padded_lengths(lengths, longest), rows_with_padding(lengths, longest)
     together = np.zeros(len(lengths), dtype=np.int64)  # rows of the owner, where they share a product; else 0
     if owner is not None and len(owner):
         counts = np.bincount(owner)

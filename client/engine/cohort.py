@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from client.data.records import Records
 from client.engine.batching import MicroBatch, Pool, local_steps
-from client.engine.forward import Forward, automatic_token_budget, confirmed, hidden_size
+from client.engine.forward import Forward, automatic_token_budget, confirm_prefix, hidden_size
 from client.engine.local_training import LocalTraining
 from client.engine.prefix import PrefixCache, prefix_of
 from client.engine.slots import Slots, Updates
@@ -107,7 +107,7 @@ class CohortEngine:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
             prefix = prefix_of(model, self._stacked.trained, cache)
-            self._passes.prefix = prefix and confirmed(prefix, self._passes, kept)
+            self._passes.prefix = prefix and confirm_prefix(prefix, self._passes, kept)
 
     @property
     def token_budget(self) -> int:
@@ -173,7 +173,7 @@ class CohortEngine:
 
     def losses(self, vector: Float[Tensor, " size"], clients: Sequence[Records]) -> Float[Tensor, " clients"]:
         """Mean training loss of each client's records under one full vector (0 for a client without records)."""
-        candidates = self.layout.trainable(vector).expand(len(clients), 1, -1)
+        candidates = self.layout.trainable_values(vector).expand(len(clients), 1, -1)
         return self.candidate_losses(vector, candidates, clients)[:, 0]
 
     @torch.no_grad()

@@ -84,7 +84,7 @@ class Forward:
 
     def totals(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, " sums"]:
         """The task's metric totals of rows that share one adapter."""
-        logits, batch = self.outputs(pool, rows, Rows.shared(len(rows)))
+        logits, batch = self.outputs(pool, rows, Rows.share_adapter(len(rows)))
         return self.task.totals(logits, batch).cpu()
 
     def halve(self, error: torch.OutOfMemoryError, rows: int) -> None:
@@ -98,7 +98,7 @@ class Forward:
     def outputs(self, pool: Pool, rows: np.ndarray, placement: Rows) -> tuple[Tensor | Predictions, Batch]:
         """Logits of rows, or what stands for them, and the batch they were in."""
         batch = pool.batch(rows, self.stacked.pad, self.stacked.device)
-        mask = batch.attention_mask if pool.padded(rows) else None
+        mask = batch.attention_mask if pool.hides_padding(rows) else None
         self.tokens_run += batch.input_ids.numel()
         if self.prefix is None:
             return self.stacked(batch.input_ids, mask, placement), batch
@@ -134,7 +134,7 @@ LENGTHS = (7, 4)
 """Tokens of the two texts; both are padded, as short texts are in training."""
 
 
-def confirmed(prefix: Prefix, passes: Forward, kept: torch.dtype) -> Prefix | None:
+def confirm_prefix(prefix: Prefix, passes: Forward, kept: torch.dtype) -> Prefix | None:
     """`prefix` if it changes nothing on `passes`, whose own prefix is None; else None, and the model as it was."""
     stacked = passes.stacked
     scratch = PrefixCache(hidden_size(stacked.model), kept, 2**24)
@@ -180,6 +180,6 @@ def _adapter(stacked: StackedModel, seed: int) -> Tensor:
 
 def _outputs(passes: Forward, pool: Pool) -> Tensor:
     """Logits, or the last hidden states, of every text; where there is one per token, of its own tokens only."""
-    outputs, batch = passes.outputs(pool, np.arange(len(LENGTHS)), Rows.shared(len(LENGTHS)))
+    outputs, batch = passes.outputs(pool, np.arange(len(LENGTHS)), Rows.share_adapter(len(LENGTHS)))
     values = outputs if isinstance(outputs, Tensor) else outputs.hidden
     return (values[batch.attention_mask.bool()] if values.dim() == 3 else values).double()

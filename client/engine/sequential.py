@@ -118,7 +118,7 @@ class SequentialEngine:
     ) -> Iterator[Updates]:
         """As `CohortEngine.train`, one client per chunk."""
         checks.same_length(clients=clients, seeds=seeds)
-        origin = self.layout.trainable(start.to(self.device, self._dtype))
+        origin = self.layout.trainable_values(start.to(self.device, self._dtype))
         for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
             self.load(start)
             pool, optimizer = Pool([records], self.longest), _optimizer(local, self.trained)
@@ -139,7 +139,7 @@ class SequentialEngine:
 
     def losses(self, vector: Tensor, clients: Sequence[Records]) -> Float[Tensor, " clients"]:
         """As `CohortEngine.losses`."""
-        candidates = self.layout.trainable(vector).expand(len(clients), 1, -1)
+        candidates = self.layout.trainable_values(vector).expand(len(clients), 1, -1)
         return self.candidate_losses(vector, candidates, clients)[:, 0]
 
     @torch.no_grad()

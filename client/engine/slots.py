@@ -54,7 +54,7 @@ class Slots:
         """Train every client that has steps from `base` (full vector, engine's order)."""
         # fewest steps first in the list, so that pop() takes the longest: no straggler alone in the last waves
         queue = sorted((i for i, plan in enumerate(self._plans) if plan), key=lambda i: len(self._plans[i]))
-        origin = self._stacked.layout.trainable(base)
+        origin = self._stacked.layout.trainable_values(base)
         parameters = origin.repeat(slots, 1)
         gradients = torch.zeros_like(parameters)
         optimizer = StackedOptimizer(local, parameters)

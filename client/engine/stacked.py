@@ -41,7 +41,7 @@ class Rows:
     own_gradient: bool = False
 
     @staticmethod
-    def shared(count: int) -> "Rows":
+    def share_adapter(count: int) -> "Rows":
         """All rows use the one shared adapter; no gradients."""
         return Rows(count, 1)
 
@@ -170,7 +170,7 @@ class Context:
 
     def __init__(self, device: torch.device) -> None:
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
-        self.rows, self.tokens = Rows.shared(0), 0
+        self.rows, self.tokens = Rows.share_adapter(0), 0
 
 
 class _AdaptedFunction(torch.autograd.Function):

@@ -24,7 +24,7 @@ from client.engine.attention import use_short_attention
 from client.engine.checkpointing import checkpoint_blocks
 from client.engine.norms import use_fused_norms
 from client.engine.stacked import Adapted, Context, Gradient, Rows, TrainedHead
-from client.models.frozen_linear import FrozenLinear, MovedWeight, frozen, in_own_dtype
+from client.models.frozen_linear import FrozenLinear, MovedWeight, freeze_linear, in_own_dtype
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, adapter_layout, computes_as_linear, head_modules, linear_shape, target_modules
 from client.models.quantised import QuantisedWeight, block_linears, refuse_ternary
@@ -140,11 +140,11 @@ class StackedModel:
                 self._modules[path] = TrainedHead(self.context)
                 replacement: nn.Module = self._modules[path]
             elif path in targets:
-                weight = frozen(path, module, precision, device, adapted=True, stored=stored)
+                weight = freeze_linear(path, module, precision, device, adapted=True, stored=stored)
                 self._modules[path] = Adapted(weight, spec.scale, self.context)
                 replacement = self._modules[path]
             else:
-                replacement = FrozenLinear(frozen(path, module, precision, device, stored=stored))
+                replacement = FrozenLinear(freeze_linear(path, module, precision, device, stored=stored))
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, path.rpartition(".")[2], replacement)
         model.to(device)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from client.models.base import SequenceClassifier, load_base
 from client.models.files import RANDOM_PREFIX, locate, quiet
-from client.models.lora import adapter_layout, load_peft, merged, read_spec
+from client.models.lora import adapter_layout, load_peft, merge_adapter, read_spec
 
 LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
 """Files of a base model's folder that its licence asks to be handed on."""
@@ -36,7 +36,7 @@ def merged_model(name: str, task: str, num_labels: int | None, adapter: Path) ->
     spec = read_spec(adapter)
     if spec.dora or spec.bias != "none":
         raise ValueError("adapters with DoRA or trained biases are merged by PEFT (merge_and_unload), not here")
-    found = merged(model, spec, load_peft(adapter, adapter_layout(model, spec)))
+    found = merge_adapter(model, spec, load_peft(adapter, adapter_layout(model, spec)))
     if num_labels is None:
         _untie(found)
     return found

@@ -246,7 +246,7 @@ Products = Callable[[Tensor], FrozenWeight]
 """The kernel that multiplies by a weight ``[out, in]``."""
 
 
-def frozen(
+def freeze_linear(
     path: str,
     module: nn.Module,
     precision: str,

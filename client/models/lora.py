@@ -170,7 +170,7 @@ def initial_adapter(layout: AdapterLayout, model: nn.Module, seed: int) -> Tenso
     return full
 
 
-def merged(model: nn.Module, spec: LoraSpec, vector: Float[Tensor, " size"]) -> Any:
+def merge_adapter(model: nn.Module, spec: LoraSpec, vector: Float[Tensor, " size"]) -> Any:
     """A copy of `model` with the adapter `vector` (full, of the layout of `spec`) in its weights; `model` is unchanged.
 
     Args:

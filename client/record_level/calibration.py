@@ -47,5 +47,5 @@ def commit(
         not_private=silo.not_private,
     )
     if isinstance(controller, RawRule):
-        return found._replace(commitment=controller.committed(found.commitment))
+        return found._replace(commitment=controller.commit_noise(found.commitment))
     return found

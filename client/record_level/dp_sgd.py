@@ -69,7 +69,7 @@ class PrivateSgd(PrivateTraining):
         super().begin(adapter, public)
         refuse_votes(self.next_release().plan)
 
-    def released(self, planned: PlannedRelease) -> Release:
+    def make_release(self, planned: PlannedRelease) -> Release:
         """Release the bounded sum over one batch.
 
         Raises:

@@ -21,8 +21,8 @@ from strategies.messages.records import (
     config_of,
     exactly,
     model_arrays,
+    read_setting,
     residual_of,
-    typed,
     vector,
 )
 
@@ -75,10 +75,10 @@ class SiloRequest:
         """The inverse; BadMessage for anything else."""
         config = config_of(records)
         try:
-            silo = RecordLevelSettings.from_json(typed(config, "silo", str))
+            silo = RecordLevelSettings.from_json(read_setting(config, "silo", str))
         except ValueError as error:
             raise BadMessage(f"site cannot be read: {error}") from None
-        numbers = {name: typed(config, name, int) for name in ("round", "steps", "client")}
+        numbers = {name: read_setting(config, name, int) for name in ("round", "steps", "client")}
         if min(numbers.values()) < 0 or numbers["steps"] < 1:
             raise BadMessage("round and client must be >= 0 and steps >= 1")
         texts = _texts_of(records)
@@ -89,8 +89,8 @@ class SiloRequest:
             **numbers,
             adapter=adapter,
             silo=silo,
-            job=typed(config, "job", str),
-            state=typed(config, "state", str),
+            job=read_setting(config, "job", str),
+            state=read_setting(config, "state", str),
             residual=residual_of(records),
             texts=texts,
         )
@@ -148,11 +148,11 @@ class SiloReply:
             size: of an update.
         """
         config = config_of(records)
-        if typed(config, "round", int) != round:
+        if read_setting(config, "round", int) != round:
             raise BadMessage(f"reply is for another round, this is round {round}")
-        if typed(config, "code", str) != code_fingerprint():
+        if read_setting(config, "code", str) != code_fingerprint():
             raise BadMessage("site runs other code than the server")
-        taken, refused = typed(config, "steps", int), typed(config, "refused", str)
+        taken, refused = read_setting(config, "steps", int), read_setting(config, "refused", str)
         if not 0 <= taken <= steps or (taken == 0 and not refused) or len(refused) > 1000:
             raise BadMessage("steps must lie between 0 and what was asked, and a site that takes none must say why")
         if len(arrays_of(records)) != 1 or len(config) != 7:
@@ -161,6 +161,6 @@ class SiloReply:
         update = vector(records, "update", "float32", (size if taken else 0,))
         if not bool(np.isfinite(update).all()):
             raise BadMessage("update must be finite")
-        epsilon, population = typed(config, "epsilon", float), typed(config, "population", int)
-        noise = typed(config, "noise-multiplier", float)
+        epsilon, population = read_setting(config, "epsilon", float), read_setting(config, "population", int)
+        noise = read_setting(config, "noise-multiplier", float)
         return SiloReply(round, update, taken, refused, epsilon, population, noise)

@@ -79,7 +79,7 @@ class Projecting:
         return self.inner.step(state, parameters, given)
 
 
-def leading(rows: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
+def leading_directions(rows: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
     """The `rank` leading right singular vectors of the rows, orthonormal also where rows depend on each other."""
     wide = rows.double()
     _, vectors = torch.linalg.eigh(wide @ wide.T)
@@ -148,29 +148,31 @@ class PublicSpan:
         """Of every text, as `part` sends them."""
         self.engine.train_factors(part.factors)
         layout = self.engine.layout
-        start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
+        start = adapter if part.ranks is None else layout.truncate_ranks(adapter, part.ranks)
         rows = torch.zeros(len(texts), part.layout(layout).dim)
         for chunk in self.engine.per_record_gradients(start, texts):
-            rows[torch.from_numpy(chunk.records)] = part.sent(layout, chunk.rows.cpu()).float()
+            rows[torch.from_numpy(chunk.records)] = part.sent_rows(layout, chunk.rows.cpu()).float()
         return rows
 
     def basis(self, adapter: Float[Tensor, " size"], texts: Records, part: TrainedSubset) -> Float[Tensor, "k d"]:
         """What the step's clip map is made of: the gradients themselves, or V."""
         rows = self.gradients(adapter, texts, part).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        return rows if self.method == "coefficients" else leading(rows, self.rank)
+        return rows if self.method == "coefficients" else leading_directions(rows, self.rank)
 
     def start(self) -> SpanState:
         """The first texts."""
         nothing = torch.empty(0)
         return SpanState(nothing, nothing).with_texts(self.texts)
 
-    def refreshed(self, own: SpanState, adapter: Float[Tensor, " size"], round: int, part: TrainedSubset) -> SpanState:
+    def refresh_state(
+        self, own: SpanState, adapter: Float[Tensor, " size"], round: int, part: TrainedSubset
+    ) -> SpanState:
         """With the span of the texts' gradients at this adapter, which is made once a step."""
         if own.round == round:
             return own
         return replace(own, basis=self.basis(adapter, own.texts, part), round=round)
 
-    def clipped(self, own: SpanState, plan: Plan) -> Plan:
+    def clip_plan(self, own: SpanState, plan: Plan) -> Plan:
         """With the clip map of the method; ValueError for a controller that plans no flat clipping."""
         clip, basis = plan.clip, own.basis
         if isinstance(clip, NoUpdate) or self.method == "projection":
@@ -189,7 +191,7 @@ class PublicSpan:
             case _:
                 return replace(plan, clip=SubspaceClip(basis, clip.bound))
 
-    def projecting(self, own: SpanState, optimizer: Optimizer, scales: Float[Tensor, " d"] | None) -> Optimizer:
+    def project_optimizer(self, own: SpanState, optimizer: Optimizer, scales: Float[Tensor, " d"] | None) -> Optimizer:
         """The optimizer, which PDP-SGD gives the projected release."""
         if self.method != "projection":
             return optimizer
@@ -209,7 +211,7 @@ def public_bounds(span: PublicSpan, adapter: Float[Tensor, " size"], part: Train
     The texts' own V fits them better than records that did not make it: S1 is a low guess. 1e-12 at least.
     """
     rows = span.gradients(adapter, span.texts, part).double()
-    basis = leading(rows.float(), min(span.rank, *rows.shape)).double()
+    basis = leading_directions(rows.float(), min(span.rank, *rows.shape)).double()
     inside = rows @ basis.T
     lengths = [rows.norm(dim=1), inside.norm(dim=1), (rows - inside @ basis).norm(dim=1)]
     whole, embedded, rest = (max(1e-12, float(values.median())) for values in lengths)

@@ -32,7 +32,7 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
-from strategies.state_files import classes_of, pack, unpack, upgraded
+from strategies.state_files import classes_of, pack, unpack, upgrade_form
 
 LEDGER, SECRET, STATE, TENSORS = "ledger.jsonl", "sampling.key", "silo.json", "silo.safetensors"
 HEAD = "head"
@@ -66,7 +66,7 @@ class SiloState:
         if (packed := document["controller"]) is None:  # nothing was written down yet
             return
         fresh, found = training.state.controller, load_file(tensors) if tensors.is_file() else {}
-        controller = unpack(upgraded(packed, fresh), found, classes_of(fresh))
+        controller = unpack(upgrade_form(packed, fresh), found, classes_of(fresh))
         training.state = replace(training.state, controller=controller)
 
     def take_from(self, training: PrivateSgd) -> None:

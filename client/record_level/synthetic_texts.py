@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from client.data.records import Records
 from client.generation import Decoding, continuations
-from client.models.lora import LoraSpec, merged
+from client.models.lora import LoraSpec, merge_adapter
 from privacy import checks
 from privacy.randomness.rng import simulation_generator
 
@@ -101,7 +101,7 @@ class Synthesis:
         return self.samples // self.variants
 
 
-def chosen(scores: Float[Tensor, " n"], count: int, rule: str, generator: np.random.Generator) -> np.ndarray:
+def draw_indices(scores: Float[Tensor, " n"], count: int, rule: str, generator: np.random.Generator) -> np.ndarray:
     """Indices of `count` samples drawn one after the other without replacement; scores that are not finite count as 0.
 
     Gumbel's trick: the largest of log weight + Gumbel noise are such a draw.
@@ -138,18 +138,18 @@ class Synthesiser:
         first = self._written(model, openings, synthesis.form == "continuation", 0)
         return self._records(first + self._varied(model, first, 0))
 
-    def evolved(
+    def evolve_texts(
         self, samples: Records, scores: Float[Tensor, " n"], adapter: Float[Tensor, " size"], step: int
     ) -> Records:
         """The next generation: seeds by score, which stay, and their variations by the model with `adapter`."""
         synthesis = self.synthesis
         generator = simulation_generator(self.seed, "synthetic seeds", step)
-        seeds = samples.select(chosen(scores, synthesis.seeds, synthesis.rule, generator))
+        seeds = samples.select(draw_indices(scores, synthesis.seeds, synthesis.rule, generator))
         texts = [tokens[:-1].tolist() for tokens in np.split(seeds.tokens, seeds.offsets[1:-1])]
         return self._records(texts + self._varied(self._with(adapter), texts, step))
 
     def _with(self, adapter: Float[Tensor, " size"]) -> Any:
-        return merged(self.model, self.spec, adapter).to(self.device)
+        return merge_adapter(self.model, self.spec, adapter).to(self.device)
 
     def _varied(self, model: Any, texts: list[list[int]], step: int) -> list[list[int]]:
         """L - 1 variations of every text."""

@@ -64,7 +64,7 @@ def private_training(
     controller, aggregation = controller_of(silo), _aggregation(silo)
     layout, population = engine.layout, len(index)
     info = info_of(silo, population, layout, multipliers, ledger.commitment.order, records=index.kept)
-    rows = index.capped() if silo.sampling_level == "example" else index
+    rows = index.cap_units() if silo.sampling_level == "example" else index
     optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
     noise = noise_of(silo)
     kind = UnsoundSgd if isinstance(controller, RawRule) else PrivateSgd

@@ -12,8 +12,8 @@ sample may depend on the unit's own records, the step and the public seed, and o
 changed which records of this one are used, two rows of the sum would move instead of one. So it is drawn from a stream
 named by the content of the unit's records, in an order that is theirs too.
 
-With example-level sampling the records themselves are the rows (:meth:`UnitIndex.capped`): a unit brings one for each
-of its records that was drawn, and the account is that of :mod:`privacy.accountants.mixture`.
+With example-level sampling the records themselves are the rows (:meth:`UnitIndex.cap_units`): a unit brings one for
+each of its records that was drawn, and the account is that of :mod:`privacy.accountants.mixture`.
 """
 
 import hashlib
@@ -83,18 +83,18 @@ class UnitIndex:
         sizes = np.diff(self.starts)
         return int((np.minimum(sizes, self.most) if self.most else sizes).sum())
 
-    def capped(self) -> "UnitIndex":
+    def cap_units(self) -> "UnitIndex":
         """Every record a row of its own, at most ``most`` of each unit: what example-level sampling draws from.
 
-        Which records of a larger unit are kept is settled once for the run, as :meth:`used` settles it for a step: by
-        the content of that unit's records and the public seed. A neighbouring data set so differs in at most ``most``
-        rows, and those of every other unit stay what they are.
+        Which records of a larger unit are kept is settled once for the run, as :meth:`draw_records` settles it for a
+        step: by the content of that unit's records and the public seed. A neighbouring data set so differs in at most
+        ``most`` rows, and those of every other unit stay what they are.
         """
         checks.integer_at_least(1, records_per_unit=self.most, remedy="without a cap a unit moves a sum without limit")
-        kept = np.concatenate([self.used(unit, _ONCE) for unit in range(len(self))])
+        kept = np.concatenate([self.draw_records(unit, _ONCE) for unit in range(len(self))])
         return UnitIndex(self.records, kept, np.arange(len(kept) + 1), 1, self.seed)
 
-    def used(self, unit: int, step: int) -> Int64[np.ndarray, " used"]:
+    def draw_records(self, unit: int, step: int) -> Int64[np.ndarray, " used"]:
         """The records of one unit that a step uses."""
         members = self.order[self.starts[unit] : self.starts[unit + 1]]
         if not self.most or len(members) <= self.most:
@@ -158,13 +158,13 @@ class UnitGradients:
         """
         self.engine.train_factors(part.factors)
         layout = self.engine.layout
-        start = adapter if part.ranks is None else layout.truncated(adapter, part.ranks)
-        used = [self.index.used(int(unit), step) for unit in units]
+        start = adapter if part.ranks is None else layout.truncate_ranks(adapter, part.ranks)
+        used = [self.index.draw_records(int(unit), step) for unit in units]
         if not used:
             return
         if max(map(len, used)) == 1:
             for chunk in self.engine.per_record_gradients(start, self.index.records.select(np.concatenate(used))):
-                yield Units(part.sent(layout, chunk.rows.neg()), chunk.losses)
+                yield Units(part.sent_rows(layout, chunk.rows.neg()), chunk.losses)
             return
         for low, high in _cuts([len(records) for records in used], max(1, self.memory // (4 * layout.dim))):
             yield self._together(start, used[low:high], part)
@@ -201,7 +201,7 @@ class UnitGradients:
         sums = torch.stack([part_.sum(dim=0) for part_ in torch.split(rows, sizes)])
         weights = torch.tensor(share, dtype=sums.dtype, device=sums.device)
         means = torch.stack([part_.mean() for part_ in torch.split(losses, sizes)])
-        return Units(part.sent(layout, sums * -weights[:, None]), means)
+        return Units(part.sent_rows(layout, sums * -weights[:, None]), means)
 
 
 def _cuts(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from strategies.dispatch import PATIENCE, RoundFailed, Tell, awaited, connected, quorum
+from strategies.dispatch import PATIENCE, RoundFailed, Tell, await_nodes, await_roster, quorum
 
 log = logging.getLogger(__name__)
 
@@ -106,12 +106,12 @@ def roster(
     if file.exists():
         kept = _kept(file, clients)
         try:
-            awaited(grid, kept, len(kept), patience, tell)
+            await_roster(grid, kept, len(kept), patience, tell)
         except RoundFailed as missing:
-            awaited(grid, kept, quorum(kept), 0.0, tell)
+            await_roster(grid, kept, quorum(kept), 0.0, tell)
             log.warning("%s; the run goes on without the others", missing)
         return kept
-    nodes = connected(grid, clients, patience, settle=float(getattr(grid, "settle", 5.0)))
+    nodes = await_nodes(grid, clients, patience, settle=float(getattr(grid, "settle", 5.0)))
     if len(nodes) > clients:
         key = "data.nodes" if of_many else "clients"
         raise ConfigError(

@@ -1,8 +1,8 @@
 """A deployed run and Flower's executor outlive a SuperLink that fails for a moment.
 
 Flower 1.41 gives up at an HTTP 500 or an error of TLS: one of them ended the run, or the executor and with it every run
-that it had started. Here both are repeated (:func:`client.supernode.repeating`), and a message whose first sending was
-cut short is completed (:class:`client.supernode.Completing`).
+that it had started. Here both are repeated (:func:`client.supernode.repeat_calls`), and a message whose first sending
+was cut short is completed (:class:`client.supernode.Completing`).
 
     python -m server.network.patience --runtime-api-address ...
 
@@ -26,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from client.supernode import PATIENCE, Completing, execute, mark, repeating
+from client.supernode import PATIENCE, Completing, execute, mark, repeat_calls
 
 
 class RuntimeClient(Completing, RuntimeHttpClient):
@@ -88,7 +88,7 @@ def make_patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float]
     """
     invoker = getattr(grid, "_retry_invoker", None)  # of Flower's HttpGrid; a grid in this process has none
     if isinstance(invoker, RetryInvoker):
-        repeating(invoker, limit, clock)
+        repeat_calls(invoker, limit, clock)
         invoker.max_time = limit  # else a SuperLink that is gone is called for ever, and the run never ends
         module: Any = importlib.import_module("flwr.superlink.grid.http_grid")
         module.RuntimeHttpClient = RuntimeClient  # by this name a grid makes its client, with its first call
@@ -98,7 +98,7 @@ def make_patient(grid: Grid, limit: float = PATIENCE, clock: Callable[[], float]
 def run_executor() -> None:
     """Run ``flower-superexec``, made patient, with the options of this process."""
     module: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    module.make_simple_http_retry_invoker = lambda: repeating(note_answers(make_simple_http_retry_invoker()))
+    module.make_simple_http_retry_invoker = lambda: repeat_calls(note_answers(make_simple_http_retry_invoker()))
     execute(sys.argv[1:])
 
 

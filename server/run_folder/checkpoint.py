@@ -31,7 +31,7 @@ from privacy.errors import CorruptRun
 from privacy.mechanism import Release
 from server.run_folder.names import CHECKPOINT_FOLDER, SAMPLING_SECRET
 from strategies.private_training import ServerState
-from strategies.state_files import classes_of, pack, unpack, upgraded
+from strategies.state_files import classes_of, pack, unpack, upgrade_form
 
 FORMAT = 3
 _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
@@ -279,7 +279,7 @@ def _from_format_2(state: Mapping[str, Any], fresh: ServerState) -> dict[str, An
     if state["basis"] is not None:
         raise ValueError("version 0.1 wrote it in a public subspace: resume it there")
     kept = {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
-    return kept | {"controller": upgraded(state["controller"], fresh.controller)}
+    return kept | {"controller": upgrade_form(state["controller"], fresh.controller)}
 
 
 def _check(checkpoint: Checkpoint, fresh: ServerState) -> None:

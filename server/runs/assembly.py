@@ -49,9 +49,9 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.calibration import Calibrated, run_info
 from strategies.controllers.controller import RunInfo
-from strategies.dispatch import connected
+from strategies.dispatch import await_nodes
 from strategies.dp_fedavg import DpFedAvg
-from strategies.plugins import explained
+from strategies.plugins import explain_options
 from strategies.secure_aggregation import SecureAggregation
 
 
@@ -202,7 +202,7 @@ def _trained(config: RunConfig, parts: Methods) -> list[TrainedSubset]:
         return [aggregation.part(adapters, number) for number in range(1, config.rounds + 1)]
     except ValueError as error:
         options = vars(aggregation) if hasattr(aggregation, "__dict__") else ()
-        raise ConfigError(explained("strategy.aggregation", chosen, options, error)) from error
+        raise ConfigError(explain_options("strategy.aggregation", chosen, options, error)) from error
 
 
 def _laid_out(config: RunConfig, model: nn.Module, trained: Sequence[TrainedSubset]) -> tuple[LoraSpec, AdapterLayout]:
@@ -251,7 +251,7 @@ def make_strategy(
     job = assembly.job
     if canaries is not None:
         key = str(canary_key(run_folder).resolve())
-        job = job.but(canaries=canaries.count, first_canary=canaries.first, canary_key=key)
+        job = job.replace(canaries=canaries.count, first_canary=canaries.first, canary_key=key)
     config, correlation = assembly.config, ledger.commitment.floor[0].correlation if ledger.commitment.floor else None
     return DpFedAvg(
         controller=assembly.methods.controller,
@@ -285,7 +285,7 @@ def make_sampler(config: RunConfig, run_folder: Path) -> CohortSampler:
 
 def connected_nodes(grid: Grid, expected: int, patience: float = 600.0) -> int:
     """Wait until ``expected`` nodes are connected; 0 waits until their number stays the same for two seconds."""
-    nodes = connected(grid, expected or 1, patience, settle=0.0 if expected else 2.0)
+    nodes = await_nodes(grid, expected or 1, patience, settle=0.0 if expected else 2.0)
     return expected or len(nodes)
 
 

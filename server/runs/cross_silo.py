@@ -43,7 +43,7 @@ from server.runs.lifecycle import Run, connect_trainers
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
 from strategies.cross_silo import GlobalModel, Place, SiloAnswer, SpanUpdate, combine_of, next_model, updates_of
-from strategies.dispatch import PATIENCE, RoundFailed, awaited, quorum, sound_replies
+from strategies.dispatch import PATIENCE, RoundFailed, await_roster, quorum, sound_replies
 from strategies.private_training import ServerUpdate
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         telemetry.status("running", f"round {progress.round + 1} of {config.rounds}")
         there = None
         if config.is_deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
-            there = awaited(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
+            there = await_roster(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
         asked, missing = _round(ready, folder, grid, nodes, progress, span)
         present = Presence(
             asked, None if there is None else len(there), asked - len(missing), _told(folder, config, nodes, missing)

@@ -29,7 +29,7 @@ from privacy.ledger.budget import FloorOdometer
 from privacy.ledger.statement import rounded_up
 from server.config.schema import RunConfig
 from server.runs.commitment import name_target
-from strategies.calibration import given
+from strategies.calibration import given_noise
 from strategies.plugins import Option
 
 TEXTS = {"original": "none", "weighted": "weights", "redacted": "redaction"}
@@ -246,7 +246,7 @@ def plan_noise(config: PhasesConfig, population: int) -> PlannedNoise:
         if phase.noise_multiplier:
             silo = silos[phase.name]
             sampling = silo.sampling(population)
-            noise[phase.name] = given(controller_of(silo), sampling, silo.steps, phase.noise_multiplier)
+            noise[phase.name] = given_noise(controller_of(silo), sampling, silo.steps, phase.noise_multiplier)
     for name in silos.keys() - noise.keys():  # one at most
         others = [step for floor, _ in noise.values() for step in floor]
         with name_target(epsilon, f" in phase {name!r}"):

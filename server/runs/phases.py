@@ -77,7 +77,7 @@ class PhasesRun:
         for phase in config.phases:
             key = self.key(phase)
             if key not in self.data:
-                self.data[key] = prepare(spec.but(sensitive=key[0], detector=key[1]))
+                self.data[key] = prepare(spec.replace(sensitive=key[0], detector=key[1]))
         self.plain = prepare(spec)
         self.test = self.plain.test
         sizes = {len(data.train) for data in self.data.values()} | {len(self.plain.train)}
@@ -107,7 +107,7 @@ class PhasesRun:
     @cached_property
     def engine(self) -> Engine:
         """The engine of all phases, on a base model of its own."""
-        return make_engine(self.assembly.job.but(prefix_cache_mb=0))
+        return make_engine(self.assembly.job.replace(prefix_cache_mb=0))
 
     def train(
         self,

@@ -112,7 +112,9 @@ def public_start(folder: Path) -> Tensor | None:
 
 def _decisive(assembly: Assembly, used: int) -> str:
     job, host = assembly.job, (torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
-    engine = job.but(data=assembly.data.folder.name, local=LocalTraining(), canaries=0, first_canary=0, canary_key="")
+    engine = job.replace(
+        data=assembly.data.folder.name, local=LocalTraining(), canaries=0, first_canary=0, canary_key=""
+    )
     parts = [
         code_version(assembly.config),
         fingerprint(job.model),
@@ -147,7 +149,7 @@ def train_without_noise(
         start: full vector; a new one of its shape is returned.
     """
     change = engine.train_all(start, [records], local, [seed])[0]
-    trainable = engine.layout.trainable(start)
+    trainable = engine.layout.trainable_values(start)
     result: Tensor = engine.layout.with_trainable(start, trainable + change.to(trainable))
     return result
 
@@ -183,7 +185,7 @@ def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"]
         )
         synthesiser = Synthesiser(writer, tokenizer, assembly.spec, synthesis, config.seed, engine.device)
         texts = synthesiser.initial(start)
-        evolve = synthesiser.evolved if span.evolve and span.method == "coefficients" else None
+        evolve = synthesiser.evolve_texts if span.evolve and span.method == "coefficients" else None
         inside = PublicSpan(engine, texts, span.method, span.directions, span.residual_bound, evolve)
     except ValueError as error:
         raise ConfigError(f"silo.span: {error}") from error

@@ -121,13 +121,13 @@ def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
             "which sites with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
         )
     _refuse_what_silos_cannot(config, parts)
-    silo = record_level_settings(config, config.rounds * config.silo.steps).but(
+    silo = record_level_settings(config, config.rounds * config.silo.steps).replace(
         served_average=0.0,
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
     )
     if config.silo.span.method:  # the server takes the steps
-        silo = silo.but(optimizer="fedavg", optimizer_options={})
+        silo = silo.replace(optimizer="fedavg", optimizer_options={})
     return CrossSiloAssembly(**vars(make_assembly(config, parts, prepare(data_spec(config)))), silo=silo, part=part)
 
 

@@ -51,9 +51,9 @@ def _kept_start(run: FinishedRun) -> tuple[Engine, torch.Tensor] | None:
 
 
 def _made_start(run: FinishedRun, data: PreparedData) -> tuple[Engine, torch.Tensor]:
-    config = run.config.but(local=run.config.local.but(balance="none"))
+    config = run.config.replace(local=run.config.local.replace(balance="none"))
     if run.label_names and not config.public.warm_start_epochs:
-        config = config.but(public=config.public.but(warm_start_epochs=EPOCHS))
+        config = config.replace(public=config.public.replace(warm_start_epochs=EPOCHS))
     assembly = make_assembly(config, methods(config), data)
     public = PublicTraining.of(assembly)
     if public.engine is None:

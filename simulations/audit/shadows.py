@@ -221,10 +221,10 @@ def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], 
     cache, folder = place / "cache", place / "run"
     _write(run.config, data, *train, cache / data.folder.name)
     folder.mkdir()
-    config = run.config.but(
-        data=run.config.data.but(cache=str(cache)),
-        engine=run.config.engine.but(kind="inprocess", workers=1),
-        evaluation=run.config.evaluation.but(examples=0, rouge_records=0),
+    config = run.config.replace(
+        data=run.config.data.replace(cache=str(cache)),
+        engine=run.config.engine.replace(kind="inprocess", workers=1),
+        evaluation=run.config.evaluation.replace(examples=0, rouge_records=0),
     )
     run_inprocess(config, folder)
     return read_finished(folder)

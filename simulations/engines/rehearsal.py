@@ -169,7 +169,7 @@ class InventedRounds(PrivateTraining):
         super().__init__(planner=of.planner, server=of.server, ledger=of.ledger, sampler=of.sampler)
         self._contribution = contribution
 
-    def released(self, planned: PlannedRelease) -> Release:
+    def make_release(self, planned: PlannedRelease) -> Release:
         """A release over one client, or over none where none was drawn."""
         cohort = self.cohort(planned)
         with stage("training a client, clipping and encoding what it moved"):
@@ -190,7 +190,7 @@ class InventedGradients(UnitGradients):
 def _over_clients(ready: CommittedAssembly, folder: Path) -> tuple[Final, Any]:
     config, few = ready.config, np.zeros(1, dtype=np.int64)
     with stage("loading the model"):
-        worker = Worker(ready.job.but(prefix_cache_mb=0), OwnData(folder, invented(ready)))
+        worker = Worker(ready.job.replace(prefix_cache_mb=0), OwnData(folder, invented(ready)))
     with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
         strategy = make_strategy(ready, folder, 1, ledger)
 
@@ -214,7 +214,7 @@ def _over_clients(ready: CommittedAssembly, folder: Path) -> tuple[Final, Any]:
 
 def _at_a_site(ready: RecordLevelAssembly, folder: Path) -> tuple[Final, Any]:
     with stage("loading the model"):
-        engine = record_level_engine(ready.job.but(prefix_cache_mb=0), ready.config.silo.gradients)
+        engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), ready.config.silo.gradients)
     with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
         multipliers = ready.setting.noise_multipliers
         training = private_training(ready.silo, engine, ready.index, ledger, multipliers, CohortSampler.create())
@@ -226,7 +226,7 @@ def _at_sites(ready: CrossSiloAssembly, folder: Path) -> tuple[Final, Any]:
     """One site, whose step the server averages with itself."""
     config, silo = ready.config, ready.silo
     with stage("loading the model"):
-        engine = record_level_engine(ready.job.but(prefix_cache_mb=0), config.silo.gradients)
+        engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), config.silo.gradients)
     grouped = config.privacy.unit == "group"
     index = UnitIndex.of(ready.data.client(0), grouped=grouped, most=silo.records_per_unit, seed=config.seed)
     noise = commit_records(config, silo, len(index), None, records=index.kept)

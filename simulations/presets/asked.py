@@ -123,4 +123,4 @@ def count_clients(asked: Asked) -> Asked:
     from server.runs.assembly import data_spec
 
     clients = prepare(data_spec(asked.run)).num_clients
-    return replace(asked, run=asked.run.but(clients=clients))
+    return replace(asked, run=asked.run.replace(clients=clients))

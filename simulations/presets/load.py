@@ -138,6 +138,6 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
 
     data, model = config.data, config.model
     if (folder / Path(model.name).expanduser()).is_dir():
-        model = model.but(name=absolute(model.name))
-    data = data.but(source=source(data.source), test_source=source(data.test_source), cache=absolute(data.cache))
-    return config.but(output=absolute(config.output, here or folder), data=data, model=model)
+        model = model.replace(name=absolute(model.name))
+    data = data.replace(source=source(data.source), test_source=source(data.test_source), cache=absolute(data.cache))
+    return config.replace(output=absolute(config.output, here or folder), data=data, model=model)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from client.data.columns.labels import NUMBER, missing
+from client.data.columns.labels import NUMBER, count_missing
 from client.data.columns.normal_form import differ_in_case, normal_form
 from client.data.columns.tables import SUFFIXES, Columns
 from client.data.sources import read_file
@@ -153,7 +153,7 @@ def look(path: Path, told: Mapping[str, str] | None = None) -> Looked:
     clients = 0
     if owner is not None:
         people = table.names_of(owner, str(path))
-        if absent := missing(people):
+        if absent := count_missing(people):
             raise ValueError(
                 f"{path}: {absent} of {table.rows} rows have no name in column {owner!r}, the first of them row "
                 f"{_first_missing(people)}; fill them in, remove them, or take --client {NONE}"
@@ -175,7 +175,7 @@ def look(path: Path, told: Mapping[str, str] | None = None) -> Looked:
     if rest := [name for name in table.names if name not in {*chosen.values(), *used}]:
         notes.append(f"not read: {', '.join(dict.fromkeys(rest))}")
     keys = {key.replace("-", "_"): name for key, name in chosen.items()}
-    return Looked(path, kind, table.rows, table.names, reading.but(**keys), chosen, notes, warnings, clients, task)
+    return Looked(path, kind, table.rows, table.names, reading.replace(**keys), chosen, notes, warnings, clients, task)
 
 
 def _check_names(path: Path, table: Columns, reading: Reading, told: Mapping[str, str]) -> None:
@@ -221,8 +221,8 @@ def _classes(path: Path, label: str, cells: Sequence[Any], *, asked: bool) -> st
     written = [normal_form(cell) for cell in cells]
     few = 2 * written.count("") <= len(written)  # rows without a label are then left out and counted
     names = [name for name in written if name or not few]
-    if absent := missing(names):
-        first = next(row for row, name in enumerate(written, 1) if (name or not few) and missing([name]))
+    if absent := count_missing(names):
+        first = next(row for row, name in enumerate(written, 1) if (name or not few) and count_missing([name]))
         raise ValueError(
             f"{path}: {absent} of {len(written)} rows have no label in column {label!r}, the first of them row "
             f"{first}; remove them, fill them in, or train without labels (--label {NONE})"
@@ -253,7 +253,9 @@ def _are_turns(cells: Sequence[Any]) -> bool:
 
 def _first_missing(names: Sequence[str]) -> int:
     """The row of the first missing name, from 1; there is one."""
-    return names.index("") + 1 if "" in names else next(row for row, name in enumerate(names, 1) if missing([name]))
+    return (
+        names.index("") + 1 if "" in names else next(row for row, name in enumerate(names, 1) if count_missing([name]))
+    )
 
 
 def _nobody(first: Mapping[str, list[str]], taken: set[str]) -> str:
@@ -335,7 +337,7 @@ def _csv_reading(path: Path, reading: Reading) -> Reading:
         header = next(csv.reader(islice(lines, 1)), [""])
         if len(header) == 1:
             separator = next((each for each in ";\t|" if each in lines[0]), "") if lines else ""
-    return reading.but(separator=separator, encoding=encoding)
+    return reading.replace(separator=separator, encoding=encoding)
 
 
 def _words(cells: Sequence[str]) -> float:

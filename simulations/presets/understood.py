@@ -30,7 +30,7 @@ def describe_records(found: Looked, content: str) -> Iterator[str]:
     """
     config = parse(tomllib.loads(content))
     chat = found.task == "instruction"
-    reading = found.reading if found.task == "classification" else found.reading.but(label_column="")
+    reading = found.reading if found.task == "classification" else found.reading.replace(label_column="")
     whole = sources.read(f"{found.kind}:{found.path}", reading, "DATA", chat=chat)
     return _lines(found, config.model.name, config.model.max_length, whole)
 

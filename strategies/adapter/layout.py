@@ -100,7 +100,7 @@ class AdapterLayout:
                 sizes[entry.pair] = sizes.get(entry.pair, 0) + entry.trained_size
         return tuple(sizes.values())
 
-    def trainable(self, full: Tensor) -> Tensor:
+    def trainable_values(self, full: Tensor) -> Tensor:
         """The trainable values `[..., D]` of full vectors `[..., size]` (a copy)."""
         self._check(full, self.size, "full adapter vector")
         parts = [e.trained_of(full).flatten(-len(e.shape)) for e in self.entries if e.trainable]
@@ -134,7 +134,7 @@ class AdapterLayout:
         """Rank of the adapters; 0 if there are none."""
         return next((e.shape[0] for e in self.entries if e.factor == "A"), 0)
 
-    def truncated(self, full: Tensor, ranks: int) -> Tensor:
+    def truncate_ranks(self, full: Tensor, ranks: int) -> Tensor:
         """A copy of `full` in which all ranks but the first `ranks` are zero: the model of a client of that rank.
 
         Where A and B are zero so are their gradients: training in full then is training at that rank.
@@ -203,7 +203,7 @@ def drawn_a(entry: Entry, seed: int, *keys: str | int) -> Tensor:
     return torch.from_numpy(draws.astype(np.float32))
 
 
-def turned(
+def turn_factors(
     vector: Float[Tensor, "... size"],
     turns: Mapping[str, Float[Tensor, "r r"]],
     layout: AdapterLayout,

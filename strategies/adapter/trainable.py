@@ -50,16 +50,16 @@ class TrainedSubset:
         layout, of = self.layout(whole), {"A": self.scale_a, "B": self.scale_b, "head": 1.0}
         return torch.cat([torch.full((e.trained_size,), of[e.factor]) for e, _ in layout.trainable_entries()])
 
-    def sent(self, engine: AdapterLayout, updates: Float[Tensor, "clients dim"]) -> Float[Tensor, "clients d"]:
+    def sent_rows(self, engine: AdapterLayout, updates: Float[Tensor, "clients dim"]) -> Float[Tensor, "clients d"]:
         """Updates in the engine's trainable vector, as sent. `engine` is its layout after `switch(factors)`."""
         rows = updates
         if self.ranks is not None:
             full = engine.with_trainable(updates.new_zeros(*updates.shape[:-1], engine.size), updates)
-            rows = self.layout(engine).trainable(full)
+            rows = self.layout(engine).trainable_values(full)
         scales = self.scales(engine)
         return rows if scales is None else rows * scales
 
-    def received(
+    def engine_rows(
         self, engine: AdapterLayout, rows: Float[Tensor, "... d"], ranks: int | None = None
     ) -> Float[Tensor, "... dim"]:
         """The inverse of `sent`; 0 for ranks that are not trained, or that lie beyond the first `ranks` of a client."""
@@ -69,7 +69,7 @@ class TrainedSubset:
         if most is None:
             return updates
         full = self.layout(engine).with_trainable(rows.new_zeros(*rows.shape[:-1], engine.size), updates)
-        return engine.trainable(engine.truncated(full, most))
+        return engine.trainable_values(engine.truncate_ranks(full, most))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

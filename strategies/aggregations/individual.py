@@ -30,19 +30,19 @@ Pair = tuple[Float[Tensor, "out _"], Float[Tensor, "_ in"]]
 """B and A of one client and one adapted layer, already private; clients may differ in rank."""
 
 
-def stacked(factors: Sequence[Pair]) -> tuple[Float[Tensor, "out R"], Float[Tensor, "R in"]]:
+def stack_factors(factors: Sequence[Pair]) -> tuple[Float[Tensor, "out R"], Float[Tensor, "R in"]]:
     """FLoRA: factors of rank R = sum of ranks whose product is the mean of the products; ranks may differ."""
     _not_empty(factors)
     return torch.cat([b for b, _ in factors], dim=1), torch.cat([a for _, a in factors]) / len(factors)
 
 
-def averaged(
+def average_factors(
     factors: Sequence[Pair], scale: float
 ) -> tuple[Float[Tensor, "out r"], Float[Tensor, "r in"], Float[Tensor, "out in"]]:
     """FedEx: mean factors, and the residual that W0 must take so that the mean of the products is met exactly."""
     _not_empty(factors)
     b, a = (torch.stack([pair[i] for pair in factors]).mean(0) for i in (0, 1))
-    exact_b, exact_a = stacked(factors)
+    exact_b, exact_a = stack_factors(factors)
     return b, a, scale * (exact_b @ exact_a - b @ a)
 
 
@@ -81,12 +81,12 @@ class _OfEachClient(Aggregation):
 
 @dataclass(frozen=True)
 class Flora(_OfEachClient):
-    """FLoRA, see :func:`stacked`."""
+    """FLoRA, see :func:`stack_factors`."""
 
 
 @dataclass(frozen=True)
 class FedEx(_OfEachClient):
-    """FedEx-LoRA, see :func:`averaged`."""
+    """FedEx-LoRA, see :func:`average_factors`."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from privacy.randomness.rng import simulation_generator
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters, Aggregation, Rewritten
-from strategies.conformance.purity import Subject, broken, rule
+from strategies.conformance.purity import Subject, raise_broken, rule
 
 RANK, CLIENTS, ROUNDS, BOUND = 4, 40, 12, 0.7
 _LAYOUT = AdapterLayout(
@@ -40,9 +40,9 @@ def check_aggregation(aggregation: Aggregation, *, seed: int = 0) -> None:
     """
     for member in vars(Aggregation):
         if not member.startswith("_") and not hasattr(aggregation, member):
-            broken("protocol", f"{type(aggregation).__name__} has no {member}", "see strategies/aggregation")
+            raise_broken("protocol", f"{type(aggregation).__name__} has no {member}", "see strategies/aggregation")
     if aggregation.individual:
-        broken(
+        raise_broken(
             "sum",
             f"{type(aggregation).__name__} needs every client's own factors",
             "client-level privacy releases the noisy sum alone; take what you need from that, with individual = False",
@@ -53,7 +53,9 @@ def check_aggregation(aggregation: Aggregation, *, seed: int = 0) -> None:
         for round in range(1, ROUNDS + 1):
             part = subject.call("part", adapters, round, form=lambda part: part.to_json())
             if not isinstance(part, TrainedSubset):
-                broken("part", f"round {round} trains {part!r}", "return a strategies.adapter.trainable.TrainedSubset")
+                raise_broken(
+                    "part", f"round {round} trains {part!r}", "return a strategies.adapter.trainable.TrainedSubset"
+                )
             with rule("part", f"what round {round} trains does not fit adapters of rank {RANK}", "mend part()"):
                 part.layout(_LAYOUT)
             _check_sensitivity(part, ranks, round, seed)
@@ -77,11 +79,13 @@ def _check_ranks(subject: Subject, adapters: Adapters) -> np.ndarray | None:
     if ranks is None:
         return None
     if ranks.shape != (adapters.clients,) or not bool(((ranks >= 1) & (ranks <= adapters.rank)).all()):
-        broken("ranks", f"client_ranks gives {ranks!r}", f"one number from 1 to {adapters.rank} per client")
+        raise_broken("ranks", f"client_ranks gives {ranks!r}", f"one number from 1 to {adapters.rank} per client")
     some = everybody[[1, 2, 7, 19, 30]]
     alone = asked(some)
     if alone is None or not np.array_equal(alone, ranks[some]):
-        broken("ranks", "a client's rank depends on who else is asked", "decide it by the client's id and the seed")
+        raise_broken(
+            "ranks", "a client's rank depends on who else is asked", "decide it by the client's id and the seed"
+        )
     return ranks
 
 
@@ -92,16 +96,18 @@ def _check_sensitivity(part: TrainedSubset, ranks: np.ndarray | None, round: int
     dim = part.layout(_LAYOUT).dim
     updates = torch.stack([_made_up(seed, 100 * round + i, engine.dim) * 10.0 ** (i - 2) for i in range(6)])
     with rule("sensitivity", f"vectors of round {round} cannot be sent and received", remedy):
-        sent = part.sent(engine, updates)
-        back = part.received(engine, sent)
-        again = part.sent(engine, back)
+        sent = part.sent_rows(engine, updates)
+        back = part.engine_rows(engine, sent)
+        again = part.sent_rows(engine, back)
     if sent.shape != (6, dim) or not torch.allclose(again, sent, rtol=1e-5):
-        broken("sensitivity", f"what is sent in round {round} does not come back as it was", remedy)
+        raise_broken("sensitivity", f"what is sent in round {round} does not come back as it was", remedy)
     clients = sent
     if ranks is not None:
         full = engine.with_trainable(updates.new_zeros(6, engine.size), updates)
-        cut = torch.stack([engine.trainable(engine.truncated(row, int(ranks[i]))) for i, row in enumerate(full)])
-        clients = part.sent(engine, cut)
+        cut = torch.stack(
+            [engine.trainable_values(engine.truncate_ranks(row, int(ranks[i]))) for i, row in enumerate(full)]
+        )
+        clients = part.sent_rows(engine, cut)
     plan = Plan(FlatClip(BOUND, dim), 1.0)
     with rule("sensitivity", f"the sum of round {round} is no sum of clipped vectors", remedy):
         everybody = contribute(Units(clients), plan)
@@ -110,7 +116,7 @@ def _check_sensitivity(part: TrainedSubset, ranks: np.ndarray | None, round: int
             others = contribute(Units(torch.cat([clients[:absent], clients[absent + 1 :]])), plan)
             moved = plan.clip.decode((everybody.encoded - others.encoded).double() * 2.0**-40, 1.0)
             if float(moved.norm()) > BOUND * (1 + 1e-9):
-                broken(
+                raise_broken(
                     "sensitivity", f"one client moves the sum by {float(moved.norm())}, more than C = {BOUND}", remedy
                 )
 
@@ -125,16 +131,16 @@ def _check_rewriting(subject: Subject, adapter: Tensor) -> None:
     entries = {(entry.pair, entry.factor): entry for entry in _LAYOUT.entries}
     remedy = "return the same function in other coordinates: post-processing that keeps B A"
     if rewritten.adapter.shape != adapter.shape or not bool(rewritten.adapter.isfinite().all()):
-        broken("rewriting", "the rewritten adapter has another shape, or numbers that are not finite", remedy)
+        raise_broken("rewriting", "the rewritten adapter has another shape, or numbers that are not finite", remedy)
     for entry in _LAYOUT.entries:
         new, old = entry.of(rewritten.adapter), entry.of(adapter)
         if entry.factor == "head" and not torch.equal(new, old):
-            broken("rewriting", f"{entry.name} was changed", remedy)
+            raise_broken("rewriting", f"{entry.name} was changed", remedy)
         if entry.factor == "B":
             a = entries[entry.pair, "A"]
             same = torch.allclose(new @ a.of(rewritten.adapter), old @ a.of(adapter), atol=1e-4)
             if not same or not torch.allclose(old @ rewritten.turns[entry.pair], new, atol=1e-4):
-                broken("rewriting", f"B A of {entry.pair} is another matrix, or turns does not turn B", remedy)
+                raise_broken("rewriting", f"B A of {entry.pair} is another matrix, or turns does not turn B", remedy)
 
 
 def _made_up(seed: int, number: int, size: int) -> Tensor:

@@ -25,7 +25,7 @@ from privacy.queries import OneHotVote, query_from_json
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.rng import simulation_generator
 from privacy.randomness.sampling import CohortSampler
-from strategies.conformance.purity import Subject, broken, rule, survived
+from strategies.conformance.purity import Subject, raise_broken, reload_state, rule
 from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, RunInfo
 from strategies.state_files import same_bits
 
@@ -75,7 +75,7 @@ class Account:
         try:
             price = self._filter.price(event)
         except BudgetExceeded as refusal:
-            broken(
+            raise_broken(
                 "budget",
                 f"round {event.round} of {self.info.rounds} is not paid for: {refusal}",
                 "in filter mode (info.order) spend at most what the info's multipliers cost together",
@@ -142,14 +142,14 @@ def check_controller(controller: Controller[Any], *, info: RunInfo | None = None
     """
     for member in vars(Controller):
         if not member.startswith("_") and not hasattr(controller, member):
-            broken(
+            raise_broken(
                 "protocol", f"{type(controller).__name__} has no {member}", "see strategies/controllers/controller.py"
             )
     subject = Subject(controller)
     rounds = ROUNDS if info is None else info.rounds
     profile = subject.call("profile", rounds)
     if len(profile) != rounds or not all(_positive(share) for share in profile):
-        broken("protocol", f"profile({rounds}) is {profile!r}", "return one finite number > 0 per round")
+        raise_broken("protocol", f"profile({rounds}) is {profile!r}", "return one finite number > 0 per round")
     runs = runs_of(profile, rounds) if info is None else {"the run": info}
     for run in runs.values():
         _rehearse(subject, run, controller.reads_validation, seed)
@@ -164,9 +164,9 @@ def _rehearse(subject: Subject, info: RunInfo, reads_validation: bool, seed: int
         _check_plan(plan, round, info, initial)
         if round <= 2 or round == info.rounds:
             _check_sensitivity(plan, round, seed)
-        back = survived(state, start)
+        back = reload_state(state, start)
         if not same_bits(_sent(subject.call("plan", back, info, round, form=_sent)), _sent(plan)):
-            broken(
+            raise_broken(
                 "checkpoint", f"the restored state plans round {round} differently", "keep all it needs in the state"
             )
         _check_numbers(subject, state, info)
@@ -174,7 +174,7 @@ def _rehearse(subject: Subject, info: RunInfo, reads_validation: bool, seed: int
         released = release(plan, round, sampling, account, seed)
         public = PublicSignals(round, _public_loss(round) if reads_validation else None, account.rho_spent)
         state = subject.call("update", state, info, released, public)
-    survived(state, start)
+    reload_state(state, start)
 
 
 def _sent(plan: Plan) -> tuple[Any, ...]:
@@ -186,21 +186,21 @@ def _check_plan(plan: Plan, round: int, info: RunInfo, initial: InitialRelease |
     if round == 0:
         assert initial is not None
         if plan.components() != initial.components:
-            broken(
+            raise_broken(
                 "initial release",
                 f"plan of round 0 releases {plan.components()}, initial() announced {initial.components}",
                 "calibration counts what initial() says: plan exactly that",
             )
         return
     if isinstance(plan.clip, NoUpdate) or plan.clip.params != info.dimension(round):
-        broken(
+        raise_broken(
             "dimension",
             f"plan of round {round} clips {plan.clip.params} values, the round trains {info.dimension(round)}",
             "size the clip map by info.dimension(round) or info.blocks(round), for each round anew",
         )
     least, planned = info.noise_multiplier(round), plan.effective_noise_multiplier
     if info.order is None and planned < least * (1 - ROUNDING):
-        broken(
+        raise_broken(
             "noise",
             f"round {round} has effective noise multiplier {planned:.6g}, the floor is {least:.6g}",
             "give the update what queries leave: strategies.controllers.controller.update_multiplier(floor, queries)",
@@ -224,16 +224,18 @@ def _check_sensitivity(plan: Plan, round: int, seed: int) -> None:
 def _check_numbers(subject: Subject, state: Any, info: RunInfo) -> None:
     scale = subject.call("step_scale", state)
     if not isinstance(scale, float | int) or not math.isfinite(scale) or scale < 0:
-        broken("numbers", f"step_scale is {scale!r}", "return a finite number >= 0; 1.0 leaves the optimizer alone")
+        raise_broken(
+            "numbers", f"step_scale is {scale!r}", "return a finite number >= 0; 1.0 leaves the optimizer alone"
+        )
     values = subject.call("released_values", state, info)
     if not isinstance(values, dict) or not all(
         isinstance(name, str) and isinstance(value, float | int) for name, value in values.items()
     ):
-        broken("numbers", f"released_values is {values!r}", "return a dict of names and numbers")
+        raise_broken("numbers", f"released_values is {values!r}", "return a dict of names and numbers")
     bound = values.get("clip-bound")
     if not (isinstance(bound, float | int) and math.isfinite(bound) and bound >= 0):
         remedy = 'give the threshold of the next round as "clip-bound", a number >= 0; progress and report show it'
-        broken("numbers", f"released_values is {values!r}", remedy)
+        raise_broken("numbers", f"released_values is {values!r}", remedy)
 
 
 def _public_loss(round: int) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from privacy.randomness.rng import simulation_generator
-from strategies.conformance.purity import Subject, broken, rule, survived
+from strategies.conformance.purity import Subject, raise_broken, reload_state, rule
 from strategies.optimizers.optimizer import Optimizer, ServerStep, pair_of
 
 _SIZE, _TRAINED = 12, slice(3, 9)
@@ -26,16 +26,20 @@ def check_optimizer(optimizer: Optimizer, *, seed: int = 0) -> None:
     """
     for member in vars(Optimizer):
         if not member.startswith("_") and not hasattr(optimizer, member):
-            broken("protocol", f"{type(optimizer).__name__} has no {member}", "see strategies/optimizers/optimizer.py")
+            raise_broken(
+                "protocol", f"{type(optimizer).__name__} has no {member}", "see strategies/optimizers/optimizer.py"
+            )
     if wrong := [name for name, power in dict(optimizer.moments).items() if power not in (1, 2)]:
-        broken("protocol", f"moments names {wrong} neither 1 nor 2", "first moments are 1, second moments 2")
+        raise_broken("protocol", f"moments names {wrong} neither 1 nor 2", "first moments are 1, second moments 2")
     subject = Subject(optimizer)
     parameters = _made_up(seed, "parameters")
     start = subject.call("init", parameters)
     _check_state(start, start, _SIZE)
-    _check_state(survived(start, start), start, _SIZE)
+    _check_state(reload_state(start, start), start, _SIZE)
     if unknown := set(optimizer.moments) - set(start):
-        broken("protocol", f"moments names {sorted(unknown)}, which are no state", f"the state has {sorted(start)}")
+        raise_broken(
+            "protocol", f"moments names {sorted(unknown)}, which are no state", f"the state has {sorted(start)}"
+        )
     _check_steps(optimizer, subject, start, parameters, seed)
     _check_direction(subject)
 
@@ -57,17 +61,17 @@ def _check_steps(
             new, values = pair_of(optimizer, answer)
         _check_state(new, start, size)
         if values.shape != (size,) or values.dtype != torch.float32:
-            broken(
+            raise_broken(
                 "shapes",
                 f"step returned parameters {values.dtype} {tuple(values.shape)}, it was given float32 ({size},)",
                 "return one float32 number per parameter",
             )
         if not bool(values.isfinite().all()):
-            broken("finite", f"round {round} left parameters that are not finite", "guard divisions and roots")
+            raise_broken("finite", f"round {round} left parameters that are not finite", "guard divisions and roots")
         parameters = parameters.clone()
         parameters[part] = values
         state = {name: _put(state[name], part, new[name]) for name in state}
-    survived(state, start)
+    reload_state(state, start)
 
 
 def _put(whole: Tensor, part: slice, values: Tensor) -> Tensor:
@@ -80,20 +84,20 @@ def _put(whole: Tensor, part: slice, values: Tensor) -> Tensor:
 
 def _check_state(state: Any, start: Any, size: int) -> None:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        broken("shapes", f"the state is {type(state).__name__}, not a dict of tensors", "name every tensor")
+        raise_broken("shapes", f"the state is {type(state).__name__}, not a dict of tensors", "name every tensor")
     if state.keys() != start.keys():
-        broken("shapes", f"the state holds {sorted(state)}, at first {sorted(start)}", "make all of it in init")
+        raise_broken("shapes", f"the state holds {sorted(state)}, at first {sorted(start)}", "make all of it in init")
     for name, value in state.items():
         if value.dim() and value.shape != (size,):
-            broken(
+            raise_broken(
                 "shapes",
                 f"state {name!r} has shape {tuple(value.shape)} in a round of {size} parameters",
                 "one number per parameter, or a 0-d tensor",
             )
         if value.dtype != start[name].dtype or value.dim() != start[name].dim():
-            broken("shapes", f"state {name!r} changed its type or shape", f"it began as {start[name].dtype}")
+            raise_broken("shapes", f"state {name!r} changed its type or shape", f"it began as {start[name].dtype}")
         if not bool(value.isfinite().all()):
-            broken("finite", f"state {name!r} is not finite", "guard divisions and roots")
+            raise_broken("finite", f"state {name!r} is not finite", "guard divisions and roots")
 
 
 def _check_direction(subject: Subject) -> None:
@@ -104,7 +108,7 @@ def _check_direction(subject: Subject) -> None:
         step = ServerStep(round, update, torch.tensor(0.0).double(), 1.0)
         state, parameters = subject.call("step", state, parameters, step)
     if not float(parameters @ update) > 0:
-        broken("direction", "eight equal updates moved parameters against them", "the update is added: x + eta u")
+        raise_broken("direction", "eight equal updates moved parameters against them", "the update is added: x + eta u")
 
 
 def _made_up(seed: int, name: int | str) -> Tensor:

@@ -30,7 +30,7 @@ class ConformanceError(AssertionError):
         self.rule = rule
 
 
-def broken(rule: str, what: str, remedy: str) -> NoReturn:
+def raise_broken(rule: str, what: str, remedy: str) -> NoReturn:
     """Raise it."""
     raise ConformanceError(rule, what, remedy)
 
@@ -75,17 +75,19 @@ class Subject:
             with rule("runs", f"{where} raised", "it must work for every run it accepted"):
                 results.append(getattr(method, name)(*arguments))
             if _global_randomness() != randomness:
-                broken(
+                raise_broken(
                     "global randomness",
                     f"{where} drew from, or seeded, Python's, numpy's or torch's global random state",
                     "draw from privacy.randomness.rng.torch_generator(seed, ...) with a counter in the state",
                 )
         if not all(_same(_kept(argument), kept) for argument, kept in zip(arguments, before, strict=True)):
-            broken("inputs", f"{where} changed its arguments", "build new values: dataclasses.replace, tensor.clone()")
+            raise_broken(
+                "inputs", f"{where} changed its arguments", "build new values: dataclasses.replace, tensor.clone()"
+            )
         with rule("state", f"what {where} returned cannot be compared", "use numbers, texts, tensors, dataclasses"):
             same = same_bits(form(results[0]), form(results[1]))
         if not same:
-            broken(
+            raise_broken(
                 "deterministic",
                 f"{where} gave two answers to the same question, the second on a fresh copy of the object",
                 "keep what changes in the state, seed what is random, and read no clock",
@@ -93,7 +95,7 @@ class Subject:
         return results[0]
 
 
-def survived(state: T, template: Any) -> T:
+def reload_state(state: T, template: Any) -> T:
     """The state as it comes back from a checkpoint: JSON and safetensors, nothing pickled.
 
     Args:
@@ -111,7 +113,7 @@ def survived(state: T, template: Any) -> T:
         back: T = unpack(document, stored, classes_of(template))
         same = same_bits(state, back)
     if not same:
-        broken("checkpoint", "the state comes back from a checkpoint as another one", remedy)
+        raise_broken("checkpoint", "the state comes back from a checkpoint as another one", remedy)
     return back
 
 

@@ -63,7 +63,7 @@ class _FromHistogram(Controller[DcSgdState]):
 
     def update(self, state: DcSgdState, info: RunInfo, released: Release, public: PublicSignals) -> DcSgdState:
         query = self._query(info)
-        history = released_norms.blended(state.history, released.answer(query.name), self.history)
+        history = released_norms.blend_histogram(state.history, released.answer(query.name), self.history)
         state = replace(state, history=history, histograms=state.histograms + 1)
         parts = released_norms.shares(history, self.history, state.histograms, query.noise_std)
         if parts is None:

@@ -29,7 +29,7 @@ from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.queries import BoundedMean, LossHistogram
 from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, RunInfo
-from strategies.controllers.loss_following import elected, followed, vote_plan, vote_release
+from strategies.controllers.loss_following import elect_bound, follow_loss, vote_plan, vote_release
 
 LOSS_EDGES = tuple(2.0 ** (j / 2) for j in range(-8, 9))
 MOST_LOSS = 16.0
@@ -102,7 +102,7 @@ class DpClac(Controller[ClacState]):
 
     def update(self, state: ClacState, info: RunInfo, released: Release, public: PublicSignals) -> ClacState:
         if public.round == 0:
-            return elected(state, released)
+            return elect_bound(state, released)
         if state.loss_bound == 0:
             fullest = int(released.answer("loss-histogram").argmax())
             return replace(state, loss_bound=self._loss_bound((*LOSS_EDGES, MOST_LOSS)[fullest]))
@@ -110,7 +110,7 @@ class DpClac(Controller[ClacState]):
         assert isinstance(query, BoundedMean)
         loss = query.mean(released.answer(query.name), released.expected_units)
         state = replace(state, loss_bound=self._loss_bound(loss), mean_loss=max(0.0, loss))
-        return followed(state, loss, smooth=self.smooth, floor=self.floor)
+        return follow_loss(state, loss, smooth=self.smooth, floor=self.floor)
 
     def released_values(self, state: ClacState, info: RunInfo) -> dict[str, float]:
         values = {"clip-bound": state.bound}

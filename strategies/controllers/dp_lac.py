@@ -29,7 +29,7 @@ from privacy.contribution import Plan
 from privacy.events import Poisson
 from privacy.mechanism import Release
 from strategies.controllers.controller import Controller, InitialRelease, PublicSignals, RunInfo
-from strategies.controllers.loss_following import elected, followed, usable, vote_plan, vote_release
+from strategies.controllers.loss_following import elect_bound, follow_loss, is_usable, vote_plan, vote_release
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class DpLac(Controller[LacState]):
         return vote_release(sampling, self.histogram_rate, self.histogram_noise)
 
     def init(self, info: RunInfo, public: PublicSignals) -> LacState:
-        loss = public.validation_loss if usable(public.validation_loss) else math.nan
+        loss = public.validation_loss if is_usable(public.validation_loss) else math.nan
         return LacState(self.clip_norm, self.clip_norm, loss, loss)
 
     def plan(self, state: LacState, info: RunInfo, round: int) -> Plan:
@@ -84,10 +84,10 @@ class DpLac(Controller[LacState]):
 
     def update(self, state: LacState, info: RunInfo, released: Release, public: PublicSignals) -> LacState:
         if public.round == 0:
-            return elected(state, released)
+            return elect_bound(state, released)
         if public.validation_loss is None:
             raise ValueError("dp-lac needs the validation loss of every round; set evaluation.every = 1")
-        return followed(state, public.validation_loss, smooth=self.smooth, floor=self.floor)
+        return follow_loss(state, public.validation_loss, smooth=self.smooth, floor=self.floor)
 
     def released_values(self, state: LacState, info: RunInfo) -> dict[str, float]:
         return {"clip-bound": state.bound}

@@ -42,9 +42,9 @@ class FollowingState(Protocol):
 S = TypeVar("S", bound=FollowingState)
 
 
-def followed(state: S, loss: float | None, *, smooth: bool, floor: float) -> S:
+def follow_loss(state: S, loss: float | None, *, smooth: bool, floor: float) -> S:
     """The state after a round whose model had the given loss. The first usable loss is only remembered."""
-    if not usable(loss):
+    if not is_usable(loss):
         return state
     if math.isnan(state.loss):
         return _replaced(state, loss=loss, first_loss=loss)
@@ -56,7 +56,7 @@ def followed(state: S, loss: float | None, *, smooth: bool, floor: float) -> S:
     return _replaced(state, bound=min(state.bound, state.first_bound * share), loss=average)
 
 
-def usable(loss: float | None) -> TypeGuard[float]:
+def is_usable(loss: float | None) -> TypeGuard[float]:
     """Whether a ratio of losses may be taken with it."""
     return loss is not None and math.isfinite(loss) and loss > 0
 
@@ -74,7 +74,7 @@ def vote_plan(info: RunInfo, noise_std: float, update_multiplier: float) -> Plan
     return Plan(NoUpdate(), update_multiplier, (vote,))
 
 
-def elected(state: S, released: Release) -> S:
+def elect_bound(state: S, released: Release) -> S:
     """The state after the vote: C_0 is the mode of the noisy histogram."""
     bound = GRID[int(released.answer("vote").argmax())]
     return _replaced(state, bound=bound, first_bound=bound)

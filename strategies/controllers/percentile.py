@@ -27,7 +27,7 @@ from privacy.mechanism import Release
 from privacy.queries import NormBit, NormHistogram
 from strategies.controllers import released_norms
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo, check_queries, update_multiplier
-from strategies.controllers.released_norms import followed, norm_bit, unclipped_share
+from strategies.controllers.released_norms import follow_share, norm_bit, unclipped_share
 
 SOURCES = ("bit", "histogram")
 
@@ -111,11 +111,14 @@ class Percentile(Controller[PercentileState]):
             state, rate, bound = self._from_histogram(state, info, released)
         else:
             share = unclipped_share(released)
-            rate, bound = 1.0 - share, followed(state.bound, share, 1 - self.clip_rate, self.learning_rate, state.bound)
+            rate, bound = (
+                1.0 - share,
+                follow_share(state.bound, share, 1 - self.clip_rate, self.learning_rate, state.bound),
+            )
         if rate < 0:
             return state
         bound = min(self.highest, max(self.lowest, bound))
-        return replace(state, bound=bound, clip_rate=rate, scale=self.nudged(state.scale, rate))
+        return replace(state, bound=bound, clip_rate=rate, scale=self.nudge_scale(state.scale, rate))
 
     def step_scale(self, state: PercentileState) -> float:
         return state.scale
@@ -137,7 +140,7 @@ class Percentile(Controller[PercentileState]):
         """The state with one more histogram, the clip rate at C_t and the next C; -1 and C_t while it says nothing."""
         query = self._query(state, info)
         assert isinstance(query, NormHistogram)
-        history = released_norms.blended(state.history, released.answer(query.name), self.history)
+        history = released_norms.blend_histogram(state.history, released.answer(query.name), self.history)
         state = replace(state, history=history, histograms=state.histograms + 1)
         parts = released_norms.shares(history, self.history, state.histograms, query.noise_std)
         if parts is None:
@@ -145,7 +148,7 @@ class Percentile(Controller[PercentileState]):
         rate = released_norms.share_above(query.edges, parts, state.bound)
         return state, rate, released_norms.quantile(query.edges, parts, 1.0 - self.clip_rate)
 
-    def nudged(self, scale: float, rate: float) -> float:
+    def nudge_scale(self, scale: float, rate: float) -> float:
         """The step's scale after a release with such a clip rate."""
         if rate < self.low_rate:
             return min(self.most_scale, self.up * scale)

@@ -21,7 +21,7 @@ from privacy.contribution import Plan
 from privacy.mechanism import Release
 from privacy.queries import NormBit
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo, check_queries, update_multiplier
-from strategies.controllers.released_norms import followed, norm_bit, unclipped_share
+from strategies.controllers.released_norms import follow_share, norm_bit, unclipped_share
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Quantile(Controller[QuantileState]):
 
     def update(self, state: QuantileState, info: RunInfo, released: Release, public: PublicSignals) -> QuantileState:
         share = unclipped_share(released)
-        bound = followed(state.bound, share, self.quantile, self.learning_rate, self.clip_norm)
+        bound = follow_share(state.bound, share, self.quantile, self.learning_rate, self.clip_norm)
         return replace(state, bound=bound, unclipped=share)
 
     def released_values(self, state: QuantileState, info: RunInfo) -> dict[str, float]:

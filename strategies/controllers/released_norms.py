@@ -47,7 +47,7 @@ def norm_edges(lowest: float, highest: float) -> tuple[float, ...]:
     return tuple(lowest * 2.0 ** (j / 2) for j in range(max(1, steps) + 1))
 
 
-def blended(history: tuple[float, ...], counts: Tensor, factor: float) -> tuple[float, ...]:
+def blend_histogram(history: tuple[float, ...], counts: Tensor, factor: float) -> tuple[float, ...]:
     """b H' + (1 - b) h per bin: the running sum that :func:`shares` divides by 1 - b^n."""
     before = history or (0.0,) * len(counts)
     return tuple(factor * old + (1.0 - factor) * new for old, new in zip(before, counts.tolist(), strict=True))
@@ -124,7 +124,7 @@ def unclipped_share(released: Release) -> float:
     return min(1.0, max(0.0, 0.5 + total / released.expected_units))
 
 
-def followed(bound: float, share: float, target: float, rate: float, first_bound: float) -> float:
+def follow_share(bound: float, share: float, target: float, rate: float, first_bound: float) -> float:
     """The next threshold after a round at ``bound`` in which ``share`` of the clients were not clipped."""
     moved = bound * math.exp(-rate * (share - target))
     return min(FARTHEST * first_bound, max(first_bound / FARTHEST, moved))

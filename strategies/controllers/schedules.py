@@ -38,7 +38,7 @@ class Done:
 
     rounds_done: int = 0
 
-    def coming(self, info: RunInfo) -> int:
+    def next_round(self, info: RunInfo) -> int:
         """The next round; the last one when all are done."""
         return min(self.rounds_done + 1, info.rounds)
 
@@ -74,7 +74,7 @@ class Dynamic(Controller[Done]):
         return Done(public.round)
 
     def released_values(self, state: Done, info: RunInfo) -> dict[str, float]:
-        coming = state.coming(info)
+        coming = state.next_round(info)
         return {"clip-bound": self._bound(info, coming), "noise-multiplier": info.noise_multiplier(coming)}
 
     def _bound(self, info: RunInfo, round: int) -> float:
@@ -132,5 +132,5 @@ class RiseReset(Controller[Done]):
         return Done(public.round)
 
     def released_values(self, state: Done, info: RunInfo) -> dict[str, float]:
-        noise = info.noise_multiplier(state.coming(info))
+        noise = info.noise_multiplier(state.next_round(info))
         return {"clip-bound": float(self.clip_norm), "noise-multiplier": noise}

@@ -28,8 +28,8 @@ from strategies.messages.records import (
     config_of,
     exactly,
     model_arrays,
+    read_setting,
     residual_of,
-    typed,
     vector,
 )
 
@@ -94,16 +94,16 @@ class TrainRequest:
         ranks = vector(records, "ranks", "int64", (len(clients),)) if "ranks" in arrays_of(records) else None
         if ranks is not None and not bool(np.all(ranks >= 1)):
             raise BadMessage("ranks must be >= 1")
-        draw = Draw.from_json(typed(config, "draw", str)) if "draw" in config else None
+        draw = Draw.from_json(read_setting(config, "draw", str)) if "draw" in config else None
         if draw is not None and (len(clients) or ranks is not None):
             raise BadMessage("a request that says how clients are drawn must not name any")
         return TrainRequest(
-            round=typed(config, "round", int),
+            round=read_setting(config, "round", int),
             adapter=vector(records, "adapter", "float32"),
             plan=_parsed(config, "plan", lambda values: Plan.from_json(values, _clip_arrays(records))),
             part=_parsed(config, "part", TrainedSubset.from_json),
             clients=clients,
-            job=typed(config, "job", str),
+            job=read_setting(config, "job", str),
             ranks=ranks,
             own_draw=draw,
         )
@@ -136,10 +136,10 @@ class EvaluateRequest:
         config = config_of(records)
         return EvaluateRequest(
             adapter=vector(records, "adapter", "float32"),
-            split=typed(config, "split", str),
-            start=typed(config, "start", int),
-            stop=typed(config, "stop", int),
-            job=typed(config, "job", str),
+            split=read_setting(config, "split", str),
+            start=read_setting(config, "start", int),
+            stop=read_setting(config, "stop", int),
+            job=read_setting(config, "job", str),
             residual=residual_of(records),
         )
 
@@ -162,9 +162,9 @@ def read_contribution(records: RecordDict, plan: Plan, round: int, clients: int)
         BadMessage: naming what is wrong, in words that hold nothing of the sender's and no number of clients.
     """
     config = config_of(records)
-    if typed(config, "round", int) != round:
+    if read_setting(config, "round", int) != round:
         raise BadMessage(f"reply is for another round, this is round {round}")
-    if typed(config, "code", str) != code_fingerprint():
+    if read_setting(config, "code", str) != code_fingerprint():
         raise BadMessage(f"client runs other code than the server ({code_fingerprint()[:12]})")
     shapes = [plan.clip.dim, *(query.dim for query in plan.queries)]
     names = ["encoded", *(f"answer-{i}" for i in range(len(plan.queries)))]
@@ -245,7 +245,7 @@ def code_fingerprint() -> str:
 
 
 def _parsed(config: ConfigRecord, name: str, build: Callable[[Any], T]) -> T:
-    text = typed(config, name, str)
+    text = read_setting(config, name, str)
     try:
         return build(json.loads(text))
     except (AttributeError, KeyError, TypeError, ValueError) as error:

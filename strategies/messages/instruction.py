@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from strategies.messages.records import BadMessage, typed
+from strategies.messages.records import BadMessage, read_setting
 
 RECORD: Final = "instruction"
 """Of a message: the record with the signature. It goes before anything else reads the message."""
@@ -68,7 +68,8 @@ def take(message: Message, run: int, node: int, authority: x509.Certificate) -> 
     del message.content[RECORD]
     try:
         sequence, der, signature = (
-            typed(held, name, kind) for name, kind in (("sequence", int), ("certificate", bytes), ("signature", bytes))
+            read_setting(held, name, kind)
+            for name, kind in (("sequence", int), ("certificate", bytes), ("signature", bytes))
         )
     except BadMessage as error:
         raise NotInstructed(f"this message's signature has another form: {error}") from None

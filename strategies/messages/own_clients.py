@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ConfigRecord, RecordDict
 
 from privacy.events import CyclicPoisson, Json, Poisson
-from strategies.messages.records import BadMessage, config_of, exactly, typed
+from strategies.messages.records import BadMessage, config_of, exactly, read_setting
 
 JOIN = "clients"
 """Of Flower's query messages: the one by which a node joins a run."""
@@ -100,8 +100,8 @@ class JoinRequest:
     @staticmethod
     def from_records(records: RecordDict) -> "JoinRequest":
         config = config_of(records)
-        draws = draws_from_json(typed(config, "draws", str))
-        return JoinRequest(typed(config, "run", str), typed(config, "job", str), draws)
+        draws = draws_from_json(read_setting(config, "draws", str))
+        return JoinRequest(read_setting(config, "run", str), read_setting(config, "job", str), draws)
 
 
 def draws_from_json(text: str) -> dict[str, PlannedDraws]:
@@ -124,9 +124,9 @@ def read_join_reply(records: RecordDict, code: str) -> int:
     """The number of clients that a node says it has; BadMessage for anything but one, or from other code."""
     config = config_of(records)
     exactly(records, "config")
-    if typed(config, "code", str) != code:
+    if read_setting(config, "code", str) != code:
         raise BadMessage(f"client runs other code than the server ({code[:12]})")
-    clients = int(typed(config, "clients", int))
+    clients = int(read_setting(config, "clients", int))
     if clients < 1 or len(config) != 2:
         raise BadMessage("a node with clients of its own must have at least one")
     return clients

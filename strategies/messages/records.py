@@ -33,7 +33,7 @@ def arrays_of(records: RecordDict) -> ArrayRecord:
     return arrays
 
 
-def typed(config: ConfigRecord, name: str, kind: type) -> Any:
+def read_setting(config: ConfigRecord, name: str, kind: type) -> Any:
     """A setting of exactly this type."""
     value = config.get(name)
     if type(value) is not kind:

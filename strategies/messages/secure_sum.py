@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from jaxtyping import UInt8
 
 from strategies.messages.client_update import code_fingerprint
-from strategies.messages.records import BadMessage, arrays_of, config_of, exactly, typed, vector
+from strategies.messages.records import BadMessage, arrays_of, config_of, exactly, read_setting, vector
 
 STEPS: Final = ("secagg_keys", "secagg_shares", "secagg_masked", "secagg_confirm", "secagg_reveal")
 """Names of the steps; the message type is ``train.NAME``."""
@@ -59,8 +59,8 @@ class KeysRequest:
     @staticmethod
     def from_records(records: RecordDict) -> "KeysRequest":
         header = _header(records)
-        texts = {name: typed(header, name, str) for name in ("run", "label", "source")}
-        numbers = {name: typed(header, name, int) for name in ("round", "attempt", "party")}
+        texts = {name: read_setting(header, name, str) for name in ("run", "label", "source")}
+        numbers = {name: read_setting(header, name, int) for name in ("round", "attempt", "party")}
         return KeysRequest(content=_digest(header, "content"), **texts, **numbers)
 
 
@@ -93,7 +93,9 @@ class StepRequest:
         if step is None:
             raise BadMessage("message has no record 'step'")
         table = _table(RecordDict({"arrays": step}), width)
-        return StepRequest(_digest(header, "session"), typed(header, "party", int), table, typed(header, "source", str))
+        return StepRequest(
+            _digest(header, "session"), read_setting(header, "party", int), table, read_setting(header, "source", str)
+        )
 
 
 def content_digest(train: RecordDict, noise: str) -> bytes:
@@ -141,7 +143,7 @@ def _reply(arrays: dict[str, Array]) -> RecordDict:
 
 def _check_reply(records: RecordDict, *names: str) -> None:
     config = config_of(records)
-    if typed(config, "code", str) != code_fingerprint():
+    if read_setting(config, "code", str) != code_fingerprint():
         raise BadMessage(f"client runs other code than the server ({code_fingerprint()[:12]})")
     if len(config) != 1:
         raise BadMessage("config must hold code and no others")
@@ -175,7 +177,7 @@ def _header(records: RecordDict) -> ConfigRecord:
 
 
 def _digest(header: ConfigRecord, name: str) -> bytes:
-    text = typed(header, name, str)
+    text = read_setting(header, name, str)
     try:
         digest = bytes.fromhex(text)
     except ValueError:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from jaxtyping import Float
 from torch import Tensor
 
-from strategies.plugins import expect, expect_finite, expect_tensor, shown, wrong
+from strategies.plugins import expect, expect_finite, expect_tensor, raise_bad_answer, show_answer
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Optimizer(Protocol):
         ...
 
 
-def stepped(
+def take_step(
     optimizer: Optimizer, own: dict[str, Tensor], before: Float[Tensor, " d"], step: ServerStep
 ) -> tuple[dict[str, Tensor], Float[Tensor, " d"]]:
     """A step, whole and finite; else BadAnswer.
@@ -68,7 +68,9 @@ def stepped(
     when = f"in round {step.round}"
     new, values = pair_of(optimizer, optimizer.step(own, before, step))
     if new.keys() != own.keys():
-        wrong("optimizer", optimizer, "step", f"a state of {sorted(new)}", f"one of {sorted(own)}, as init did")
+        raise_bad_answer(
+            "optimizer", optimizer, "step", f"a state of {sorted(new)}", f"one of {sorted(own)}, as init did"
+        )
     expect_tensor("optimizer", optimizer, "step", values, before)
     expect_finite("optimizer", optimizer, "step", values, when)
     for name, tensor in new.items():
@@ -82,5 +84,5 @@ def pair_of(optimizer: Optimizer, answer: Any) -> tuple[dict[str, Tensor], Any]:
     pair = "a tuple of two, the new state (a dict of tensors) and the new parameters"
     expect("optimizer", optimizer, "step", answer, tuple, pair)
     if len(answer) != 2 or not isinstance(answer[0], dict):
-        wrong("optimizer", optimizer, "step", shown(answer), pair)
+        raise_bad_answer("optimizer", optimizer, "step", show_answer(answer), pair)
     return answer[0], answer[1]

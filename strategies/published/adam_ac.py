@@ -76,7 +76,7 @@ class PublishedAdamAc(RawRule, Controller[AdamAcState]):
         clip = FlatClip(state.bound * self.micro_batch, info.dimension(round))
         return Plan(clip, info.noise_multiplier(round) * self.noise_share)
 
-    def regrouped(self, chunks: list[Units]) -> list[Units]:
+    def regroup_rows(self, chunks: list[Units]) -> list[Units]:
         """Sums over micro-batches of the rows of a batch, in the order in which they came."""
         if not chunks:
             return []

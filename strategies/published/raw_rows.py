@@ -26,7 +26,7 @@ class RawRule:
         """Of the calibrated noise multiplier, what a release of the rule really gets."""
         return 1.0
 
-    def regrouped(self, chunks: list[Units]) -> list[Units]:
+    def regroup_rows(self, chunks: list[Units]) -> list[Units]:
         """The rows that are clipped one by one; those of the records unless the rule makes others of them."""
         return chunks
 
@@ -38,7 +38,7 @@ class RawRule:
         """What an unmarked run is told."""
         return f"{self.unsound}; set privacy.non-private = true"
 
-    def committed(self, commitment: Commitment) -> Commitment:
+    def commit_noise(self, commitment: Commitment) -> Commitment:
         """The commitment with the noise that the rule really plans."""
         floor = tuple(
             replace(step, noise_multiplier=step.noise_multiplier * self.noise_share) for step in commitment.floor
@@ -62,7 +62,7 @@ class ShownRaw(PrivateTraining):
             raise ValueError(rule.refusal())
         self.ledger.stamp_not_private(rule.unsound)
         over: Any = super()
-        self._seen = rule.regrouped(list(over.rows(batch, planned)))
+        self._seen = rule.regroup_rows(list(over.rows(batch, planned)))
         return self._seen
 
     def observe(self, public: PublicSignals) -> None:

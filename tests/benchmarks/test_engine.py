@@ -43,7 +43,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.fixture
 def job() -> jobs.Job:
     clients = jobs.uniform_clients(3, 4, 8)
-    return jobs.Job("tiny", jobs.tiny, jobs.SPEC, clients, jobs.ADAMW.but(batch_size=2))
+    return jobs.Job("tiny", jobs.tiny, jobs.SPEC, clients, jobs.ADAMW.replace(batch_size=2))
 
 
 def test_engine_and_benchmarks_run_without_flower_and_ray() -> None:

@@ -11,7 +11,7 @@ from peft import PeftModel
 
 from client.data.prepare import prepare
 from client.models.base import load_base
-from client.models.lora import adapter_layout, load_peft, merged, read_spec
+from client.models.lora import adapter_layout, load_peft, merge_adapter, read_spec
 from server.runs.assembly import data_spec
 from simulations import run
 from tests.cases.model_folders import model_folder
@@ -41,7 +41,7 @@ def test_a_run_on_flower_exports_what_plain_peft_loads(
     labels = len(result.results["label_names"]) if task == "classification" else None
     base, _ = load_base(model["name"], task, labels)
     spec = read_spec(result.adapter)
-    ours = merged(base, spec, load_peft(result.adapter, adapter_layout(base, spec)))
+    ours = merge_adapter(base, spec, load_peft(result.adapter, adapter_layout(base, spec)))
     loaded = PeftModel.from_pretrained(base, result.adapter).eval()
     losses = []
     for row in _test_records(result.config):

@@ -39,7 +39,7 @@ def test_the_reported_perplexity_is_that_of_the_saved_adapter(lacquer, tmp_path)
     assert "Test perplexity" in run.stdout()
     assert results["majority_accuracy"] is None
     config = load(run.run_folder / "config.toml")
-    data = prepare(data_spec(config).but(cache=str(tmp_path / "cache")))
+    data = prepare(data_spec(config).replace(cache=str(tmp_path / "cache")))
     assert data.meta["records"]["train"] == 60 * 4 + 30
     base, _ = load_base(config.model.name, "causal-lm")
     before, count = _loss(base, data.test)

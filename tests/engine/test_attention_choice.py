@@ -23,7 +23,7 @@ JOB = Job(
 
 def test_a_worker_has_what_its_job_says():
     asked = FrozenBase(device="cpu", precision="bf16-model", quantisation="nf4", checkpoint_blocks=True)
-    engine = make_engine(JOB.but(base=asked))
+    engine = make_engine(JOB.replace(base=asked))
     assert (str(engine.device), engine.precision) == ("cpu", "bf16-model")
     layer = engine._stacked.model.model.layers[0]
     assert layer.mlp.down_proj.weight_.stored.four
@@ -38,7 +38,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_the_worker(monkeypatch):
 
     monkeypatch.setattr(devices, "find_cuda", lambda: devices.Cuda(0, "nothing here"))
     with pytest.raises(ValueError, match="nothing here"):
-        make_engine(JOB.but(base=FrozenBase(device="cuda")))
+        make_engine(JOB.replace(base=FrozenBase(device="cuda")))
 
 
 def test_flash_attention_is_switched_on_after_loading(monkeypatch):

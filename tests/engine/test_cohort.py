@@ -157,7 +157,7 @@ def test_losses_and_metrics_equal_the_oracle(name):
 def vector_candidates(engine, vector, *, each):
     generator = torch.Generator().manual_seed(8)
     noise = torch.randn(len(SIZES), each, engine.layout.dim, generator=generator)
-    return engine.layout.trainable(vector) + 0.1 * noise
+    return engine.layout.trainable_values(vector) + 0.1 * noise
 
 
 def test_evaluating_between_two_chunks_of_updates_disturbs_nothing():
@@ -247,8 +247,8 @@ def test_adapters_that_cannot_be_stacked_train_sequentially_with_one_notice(chan
     vector = torch.cat([t.detach().reshape(-1) for t in engine._tensors.values()])
     cohort, local = clients((4, 6)), OPTIMIZERS["sgd"]
     before = engine.losses(vector, cohort)
-    updates = engine.train_all(vector, cohort, local.but(epochs=8), (1, 2))
+    updates = engine.train_all(vector, cohort, local.replace(epochs=8), (1, 2))
     assert updates.shape == (2, engine.layout.dim)
     for client in range(2):
-        trained = engine.layout.with_trainable(vector, engine.layout.trainable(vector) + updates[client])
+        trained = engine.layout.with_trainable(vector, engine.layout.trainable_values(vector) + updates[client])
         assert engine.losses(trained, cohort)[client] < before[client]

@@ -10,7 +10,7 @@ from torch import Tensor
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.adapter.residual import pairs, residual_size
 from strategies.aggregations.individual import FedEx, FedGsa, Flora
-from strategies.cross_silo import GlobalModel, Place, SiloAnswer, averaged, combine_of, next_model
+from strategies.cross_silo import GlobalModel, Place, SiloAnswer, add_mean, combine_of, next_model
 from tests.cases.record_level import engine, vector
 
 LAYOUT = engine().layout
@@ -37,11 +37,11 @@ def test_refusals_are_logged_and_the_round_goes_on(caplog):
     start = GlobalModel(torch.zeros(LAYOUT.size))
     answers = [SiloAnswer(1, None, 0, "budget is spent"), SiloAnswer(0, torch.ones(LAYOUT.size), 2, "")]
     with caplog.at_level(logging.WARNING):
-        found = next_model(start, answers, averaged, place())
+        found = next_model(start, answers, add_mean, place())
     assert torch.equal(found.adapter, torch.ones(LAYOUT.size))
     assert found.residual is None
     assert "site 1 took 0 steps: budget is spent" in caplog.text
-    assert next_model(start, answers[:1], averaged, place(8)) is start
+    assert next_model(start, answers[:1], add_mean, place(8)) is start
 
 
 @pytest.mark.parametrize("aggregation", [FedEx(), Flora()])
@@ -56,7 +56,7 @@ def test_fedex_and_flora_take_the_mean_of_the_silos_models(aggregation):
         assert before is None or torch.equal(before, model.residual)  # the old model is not written into
         for found, mean in zip(weights(after), expected, strict=True):
             torch.testing.assert_close(found, mean, atol=1e-5, rtol=1e-4)
-        plain = weights(averaged(model, updates(), place(round)))
+        plain = weights(add_mean(model, updates(), place(round)))
         assert max(float((a - b).norm()) for a, b in zip(plain, expected, strict=True)) > 1e-2
         model = after
 

@@ -23,7 +23,7 @@ def test_without_noise_and_clipping_it_is_plain_sgd(tmp_path, name):
     layout, expected = engine(name).layout, vector(name).double()
     for _ in range(3):
         mean = gradient(expected.float(), data, name).mean(dim=0)
-        expected = layout.with_trainable(expected, layout.trainable(expected) - 0.5 * mean).float().double()
+        expected = layout.with_trainable(expected, layout.trainable_values(expected) - 0.5 * mean).float().double()
     moved = expected - vector(name)
     assert distance(found - vector(name), moved) < 1e-5
     assert moved.norm() > 1e-2
@@ -39,7 +39,7 @@ def test_a_group_brings_the_mean_of_its_records(tmp_path, most, memory):
     single = gradient(vector(), data)
     part = silo_training(tmp_path, data, **EXACT | {"unit": "group:patient", "batch_size": 5}).next_release().part
     rows = torch.cat([chunk.rows for chunk in made.of(vector(), np.arange(5), part, step=1)])
-    expected = torch.stack([-single[made.index.used(unit, 1)].mean(dim=0) for unit in range(5)])
+    expected = torch.stack([-single[made.index.draw_records(unit, 1)].mean(dim=0) for unit in range(5)])
     assert distance(rows, expected) < 1e-10
     assert plan.clip.params == rows.shape[1]
 
@@ -55,20 +55,22 @@ def test_adam_takes_off_no_noise_where_there_is_none(tmp_path):
 
 def test_records_that_are_not_side_by_side_are_one_unit():
     index = UnitIndex.of(records(count=6, units=[1, 0, 1, 2, 0, 1]), grouped=True)
-    assert [index.used(unit, step=1).tolist() for unit in range(len(index))] == [[1, 4], [0, 2, 5], [3]]
+    assert [index.draw_records(unit, step=1).tolist() for unit in range(len(index))] == [[1, 4], [0, 2, 5], [3]]
 
 
 def test_the_sample_of_a_large_unit_is_its_own_affair():
     data = records(units=[0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2])
     index = UnitIndex.of(data, grouped=True, most=2, seed=3)
-    samples = [tuple(index.used(1, step)) for step in range(20)]
+    samples = [tuple(index.draw_records(1, step)) for step in range(20)]
     assert len(set(samples)) > 3
     assert all(len(sample) == 2 and set(sample) <= {4, 5, 6, 7, 8} for sample in samples)
     # The same unit in other company, in another order and under another number: the same records by content.
     mixed = np.array([8, 6, 4, 5, 7, 11, 9])
     alone = UnitIndex.of(data.select(mixed), grouped=True, most=2, seed=3)
     for step in range(20):
-        assert {int(mixed[record]) for record in alone.used(0, step)} == set(index.used(1, step).tolist())
+        assert {int(mixed[record]) for record in alone.draw_records(0, step)} == set(
+            index.draw_records(1, step).tolist()
+        )
 
 
 EXAMPLES = PRIVATE | {"unit": "group:patient", "sampling_level": "example", "records_per_unit": 3, "combine": "sum"}
@@ -79,14 +81,14 @@ VISITS = [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3]
 def test_where_records_are_sampled_a_unit_has_at_most_so_many():
     data = records(units=VISITS)
     index = UnitIndex.of(data, grouped=True, most=3, seed=3)
-    rows = index.capped()
+    rows = index.cap_units()
     assert (len(index), len(rows), index.kept) == (4, 9, 9)
-    used = [[rows.used(row, step).tolist() for row in range(9)] for step in (1, 2)]
+    used = [[rows.draw_records(row, step).tolist() for row in range(9)] for step in (1, 2)]
     assert used[0] == used[1]  # once for the run
     assert len({record for (record,) in used[0]}) == 9
     assert np.bincount([VISITS[record] for (record,) in used[0]]).tolist() == [3, 3, 2, 1]
     with pytest.raises(ValueError, match="records_per_unit must be an integer >= 1, got 0"):
-        UnitIndex.of(data, grouped=True).capped()
+        UnitIndex.of(data, grouped=True).cap_units()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -96,8 +98,8 @@ def test_which_records_of_a_unit_are_kept_is_its_own_affair(seed):
     data = records(units=units, seed=seed)
 
     def kept(data, seed=3):
-        rows = UnitIndex.of(data, grouped=True, most=2, seed=seed).capped()
-        return [data.select(rows.used(row, 1)).tokens.tolist() for row in range(len(rows))]
+        rows = UnitIndex.of(data, grouped=True, most=2, seed=seed).cap_units()
+        return [data.select(rows.draw_records(row, 1)).tokens.tolist() for row in range(len(rows))]
 
     whole = kept(data)
     mixed = np.random.default_rng(seed).permutation(12)
@@ -114,7 +116,7 @@ def test_the_rows_of_sampled_records_are_their_gradients(tmp_path):
     part = training.next_release().part
     rows = torch.cat([chunk.rows for chunk in training.gradients.of(vector(), np.arange(9), part, step=1)])
     single, index = gradient(vector(), data), training.gradients.index
-    expected = torch.stack([-single[int(index.used(row, 1)[0])] for row in range(9)])
+    expected = torch.stack([-single[int(index.draw_records(row, 1)[0])] for row in range(9)])
     assert distance(rows[rows.norm(dim=1).argsort()], expected[expected.norm(dim=1).argsort()]) < 1e-10
 
 
@@ -122,7 +124,7 @@ def test_a_unit_of_sampled_records_moves_the_sum_by_the_rows_that_were_drawn(tmp
     """At most one clipped row for each of its records that joined, and by more than one where three did."""
     training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES)
     planned, index = training.next_release(), training.gradients.index
-    owners = np.array([VISITS[int(index.used(row, 1)[0])] for row in range(9)])
+    owners = np.array([VISITS[int(index.draw_records(row, 1)[0])] for row in range(9)])
 
     def total(rows):
         chunks = training.gradients.of(vector() * 50, rows, planned.part, 1)

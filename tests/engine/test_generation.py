@@ -8,7 +8,7 @@ from client.data.records import Records
 from client.engine.cohort import CohortEngine
 from client.generation import Decoding, continuations, rouge, summaries, turns_text
 from client.models.base import load_base
-from client.models.lora import LoraSpec, merged
+from client.models.lora import LoraSpec, merge_adapter
 from client.models.tasks import make_task
 from tests.cases.cohorts import start
 
@@ -23,7 +23,7 @@ def test_merged_weights_compute_what_the_adapter_computes(name, targets):
     vector = start(model, spec)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     ids = np.array([5, 9, 40, 7])
-    whole = merged(model, spec, vector)
+    whole = merge_adapter(model, spec, vector)
     with torch.no_grad():
         logits = whole(input_ids=torch.from_numpy(ids)[None]).logits[0, :-1]
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -36,7 +36,7 @@ def test_ternary_weights_take_no_adapter_in():
     model, _ = load_base("random:bitnet-ternary", "causal-lm")
     spec = LoraSpec(2, 4.0, ("q_proj",))
     with pytest.raises(ValueError, match="ternary"):
-        merged(model, spec, start(model, spec))
+        merge_adapter(model, spec, start(model, spec))
 
 
 def test_greedy_continuations_are_the_most_probable_tokens_whatever_the_batch():

@@ -19,7 +19,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 
 import server.network.certificates as certificates
 from client.app import app
-from client.instructed import instructed
+from client.instructed import check_instruction
 from client.node import NodeFailed
 from privacy import durable
 from server.config.load import ConfigError
@@ -65,7 +65,7 @@ def given(message: Message, context: Context) -> Message:
         assert RECORD not in message.content  # what follows sees the message as it was before it was signed
         raise Followed
 
-    return instructed(sent(message), context, follow)
+    return check_instruction(sent(message), context, follow)
 
 
 def refusal(message: Message, context: Context, caplog: pytest.LogCaptureFixture) -> str:

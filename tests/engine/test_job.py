@@ -56,7 +56,7 @@ JOB = Job(
 )
 
 
-@pytest.mark.parametrize("job", [JOB, JOB.but(spec=LoraSpec(1, 1.0, ("query",)), local=LocalTraining())])
+@pytest.mark.parametrize("job", [JOB, JOB.replace(spec=LoraSpec(1, 1.0, ("query",)), local=LocalTraining())])
 def test_a_job_comes_back_as_it_went(job: Job) -> None:
     assert Job.from_json(job.to_json()) == job
 
@@ -71,7 +71,7 @@ def test_no_field_has_its_default_in_the_job_above() -> None:
 def test_equal_jobs_have_equal_text_and_others_do_not() -> None:
     shuffled = dict(reversed(json.loads(JOB.to_json()).items()))
     assert Job.from_json(json.dumps(shuffled)).to_json() == JOB.to_json()
-    assert JOB.but(seed=1).to_json() != JOB.to_json()
+    assert JOB.replace(seed=1).to_json() != JOB.to_json()
 
 
 @pytest.mark.parametrize(

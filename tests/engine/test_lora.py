@@ -39,7 +39,7 @@ def test_one_factor_shortens_the_trainable_vector_only():
     assert half.size == layout.size
     assert half.blocks() == (*[128] * 6, 99)
     full = torch.arange(float(half.size))
-    part = half.trainable(full)
+    part = half.trainable_values(full)
     assert part.shape == (half.dim,)
     changed = half.with_trainable(full, -part)
     for entry in half.entries:

@@ -102,7 +102,7 @@ def test_a_node_sends_the_workers_sum_over_the_clients_it_draws(assembly: Assemb
     joined, sizes = kept(own), set[int]()
     assert assembly.job.reading is not None
     data = open_own(own["data"], assembly.job.reading, assembly.job.model, tmp_path / "cache")
-    worker = Worker(assembly.job.but(seed=joined.seed), data)
+    worker = Worker(assembly.job.replace(seed=joined.seed), data)
     for round in range(1, 4):
         places = joined.sampler.draw(Poisson(RATE, NUMBER), round).ids
         there = places[places < CLIENTS]

@@ -14,7 +14,7 @@ from client.engine.engine import build_engine
 from client.engine.local_training import LocalTraining
 from client.engine.sequential import SequentialEngine
 from client.models.base import load_base
-from client.models.lora import LoraSpec, adapter_layout, load_peft, merged, save_peft
+from client.models.lora import LoraSpec, adapter_layout, load_peft, merge_adapter, save_peft
 from client.models.targets import targets_of
 from client.models.tasks import make_task
 from tests.cases.cohorts import distance, start
@@ -45,9 +45,9 @@ def test_gradients_updates_and_logits_are_those_of_plain_peft(kind: str, tmp_pat
     found, expected = (one.train_all(vector, clients, LOCAL, [1, 2, 3]) for one in (engine, oracle))
     assert distance(found, expected) < 1e-5
 
-    trained = engine.layout.with_trainable(vector, engine.layout.trainable(vector) + found[2])
+    trained = engine.layout.with_trainable(vector, engine.layout.trainable_values(vector) + found[2])
     save_peft(tmp_path / "adapter", trained, engine.layout, spec, base=str(tmp_path))
-    ours = merged(model, spec, load_peft(tmp_path / "adapter", adapter_layout(model, spec)))
+    ours = merge_adapter(model, spec, load_peft(tmp_path / "adapter", adapter_layout(model, spec)))
     loaded = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     losses = []
     with torch.no_grad():

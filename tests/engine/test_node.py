@@ -146,7 +146,7 @@ def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
     deployed: tuple[Assembly, Path], tmp_path: Path
 ) -> None:
     mine = write(tmp_path / "mine.jsonl", rows(1, 4))
-    text = deployed[0].job.but(model="/etc/of-the-server", fingerprint=fingerprint("random:bert")).to_json()
+    text = deployed[0].job.replace(model="/etc/of-the-server", fingerprint=fingerprint("random:bert")).to_json()
     assert Node.of({"data": mine, "model": "random:bert"}) == Node(mine, "", "random:bert")
     worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"), company=False)
     assert worker.job.model == "random:bert"
@@ -160,9 +160,9 @@ def test_a_job_that_some_records_would_make_raise_is_refused_whole(
     node, job = Node(write(tmp_path / "mine.jsonl", rows(1, 4)), str(tmp_path / "own")), deployed[0].job
     assert job.reading is not None
     for wrong, says in (
-        (job.but(num_labels=job.num_labels - 1), "would be read for classification with"),
-        (job.but(task="causal-lm", num_labels=0), "trains for causal-lm with 0 labels"),
-        (job.but(reading=job.reading.but(max_length=1000)), "max-length must be at most"),
+        (job.replace(num_labels=job.num_labels - 1), "would be read for classification with"),
+        (job.replace(task="causal-lm", num_labels=0), "trains for causal-lm with 0 labels"),
+        (job.replace(reading=job.reading.replace(max_length=1000)), "max-length must be at most"),
     ):
         with pytest.raises(ValueError, match=says):
             own_worker(wrong.to_json(), node, company=False)
@@ -196,7 +196,7 @@ def test_a_node_with_another_base_model_is_told(deployed: tuple[Assembly, Path],
     layer = slice(30 << 20, 31 << 20)  # a megabyte of one matrix, as a short training would change it
     weights[layer] = bytes(byte ^ 1 for byte in weights[layer])
     (copy / "model.safetensors").write_bytes(weights)
-    text = deployed[0].job.but(model="minilm", fingerprint=fingerprint("minilm")).to_json()
+    text = deployed[0].job.replace(model="minilm", fingerprint=fingerprint("minilm")).to_json()
     with pytest.raises(OtherModel, match="is not the server's"):
         own_worker(text, Node(mine, str(tmp_path / "own"), str(copy)), company=False)
 

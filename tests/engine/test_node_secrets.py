@@ -114,7 +114,7 @@ def test_a_node_hands_its_work_to_its_own_executor_only(
 ) -> None:
     """Flower's own hands it to anybody: once it does not, :func:`client.supernode.closed` can go."""
     flowers = [str(Path(sys.executable).with_name("flower-supernode"))]
-    assert asks_for_work(node(fork_server.watched(flowers) if own else flowers)) == status
+    assert asks_for_work(node(fork_server.watched_command(flowers) if own else flowers)) == status
     executors = [line for line in children(os.getpid()) if "--runtime-api-address" in line]
     assert len(executors) == 1
     assert ("--superexec-auth-secret-file /dev/fd/" in executors[0]) is own

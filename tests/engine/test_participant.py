@@ -101,13 +101,13 @@ def test_a_state_that_version_0_1_wrote_is_read(tmp_path, made):
 
 
 def test_a_site_draws_whole_units_only(tmp_path, made):
-    asked = SILO.but(unit="group:patient", sampling_level="example", records_per_unit=2)
+    asked = SILO.replace(unit="group:patient", sampling_level="example", records_per_unit=2)
     reply = take_part(request(2, silo=asked), records(units=[0] * 6 + [1] * 6), made, tmp_path / "silo")
     assert "draws whole units" in reply.refused
     assert not (tmp_path / "silo").exists()
 
 
-RISING = SILO.but(controller="rise-reset", controller_options={"clip-norm": 0.1})
+RISING = SILO.replace(controller="rise-reset", controller_options={"clip-norm": 0.1})
 
 
 def test_steps_of_rising_noise_that_a_killed_round_took_stay_spent(tmp_path, made):
@@ -223,21 +223,21 @@ def change_state(folder, change) -> None:
 )
 def test_another_promise_than_the_ledgers_is_refused(tmp_path, made, change, reason):
     take_part(request(1), records(), made, tmp_path / "silo")
-    reply = take_part(request(1, silo=SILO.but(**change)), records(), made, tmp_path / "silo")
+    reply = take_part(request(1, silo=SILO.replace(**change)), records(), made, tmp_path / "silo")
     assert reply.steps == 0
     assert f"other settings ({reason})" in reply.refused
 
 
 def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp_path, made):
-    void = SILO.but(noise="insecure-zero", not_private="test")
+    void = SILO.replace(noise="insecure-zero", not_private="test")
     for silo, terms, reason in (
         (SILO, OperatorLimits(epsilon=3.0), "an epsilon of at most 3"),
         (SILO, OperatorLimits(delta=1e-9), "a delta of at most 1e-09"),
         (SILO, OperatorLimits(unit="group:patient_nbr"), "protects group:patient_nbr, not record"),
-        (SILO.but(unit="group:visit"), OperatorLimits(unit="group:patient_nbr"), "not group:visit"),
-        (SILO.but(unit="group:visit"), OperatorLimits(), "for group:visit is asked for, but .* grouped by ''"),
+        (SILO.replace(unit="group:visit"), OperatorLimits(unit="group:patient_nbr"), "not group:visit"),
+        (SILO.replace(unit="group:visit"), OperatorLimits(), "for group:visit is asked for, but .* grouped by ''"),
         (
-            SILO.but(controller="subprocess:Popen"),
+            SILO.replace(controller="subprocess:Popen"),
             OperatorLimits(methods=("my:Own",)),
             "if its operator names them",
         ),
@@ -256,8 +256,8 @@ def test_more_than_the_operator_allows_is_refused_before_anything_is_written(tmp
 
 def test_the_server_cannot_change_how_records_are_read(tmp_path):
     def asked(**changes):
-        reading = ReadSettings(task="classification", max_length=8, labels=("a", "b")).but(**changes)
-        return replace(request(1), job=JOB.but(reading=reading).to_json())
+        reading = ReadSettings(task="classification", max_length=8, labels=("a", "b")).replace(**changes)
+        return replace(request(1), job=JOB.replace(reading=reading).to_json())
 
     assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
     assert refused_unread(asked(), OperatorLimits(), tmp_path / "silo") == ""
@@ -266,7 +266,8 @@ def test_the_server_cannot_change_how_records_are_read(tmp_path):
     grouped = asked(unit_column="patient")
     (tmp_path / "silo" / READING).unlink()
     assert (
-        refused_unread(replace(grouped, silo=SILO.but(unit="group:patient")), OperatorLimits(), tmp_path / "silo") == ""
+        refused_unread(replace(grouped, silo=SILO.replace(unit="group:patient")), OperatorLimits(), tmp_path / "silo")
+        == ""
     )
     assert "first request; unit changed" in refused_unread(
         grouped, OperatorLimits(), tmp_path / "silo"
@@ -298,7 +299,7 @@ def test_terms_come_from_the_nodes_settings():
     assert OperatorLimits.of({"data": "jsonl:x"}) == OperatorLimits(math.inf, 1.0, "")
     said = {"epsilon-limit": 2, "delta-limit": 1e-6, "privacy-unit": "group:patient_nbr"}
     assert OperatorLimits.of(said) == OperatorLimits(2.0, 1e-6, "group:patient_nbr")
-    assert OperatorLimits.of(said).refusal(SILO.but(epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
+    assert OperatorLimits.of(said).refusal(SILO.replace(epsilon=2.0, delta=1e-6, unit="group:patient_nbr")) == ""
     limits = ({"epsilon-limit": "two"}, {"epsilon-limit": 0.0}, {"delta-limit": math.nan})
     for wrong in (*limits, {"privacy-unit": "group:"}, {"privacy-unit": "patient_nbr"}):
         with pytest.raises(BadMessage, match=next(iter(wrong))):

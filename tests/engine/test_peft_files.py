@@ -18,7 +18,7 @@ def test_saved_adapter_gives_peft_the_same_logits(name, tmp_path):
     vector, records = start(model, spec), clients((6,))[0]
     engine = CohortEngine(fresh(model), spec, task, precision="fp32")
     delta = engine.train_all(vector, [records], LocalTraining(learning_rate=0.1, batch_size=4), [3])[0]
-    vector = engine.layout.with_trainable(vector, engine.layout.trainable(vector) + delta)
+    vector = engine.layout.with_trainable(vector, engine.layout.trainable_values(vector) + delta)
     save_peft(tmp_path, vector, engine.layout, spec)
     assert torch.equal(load_peft(tmp_path, engine.layout), vector)
     loaded = PeftModel.from_pretrained(fresh(model), str(tmp_path)).eval()

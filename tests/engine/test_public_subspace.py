@@ -14,7 +14,7 @@ from client.record_level.public_subspace import (
     PublicSpan,
     SpanState,
     in_public_span,
-    leading,
+    leading_directions,
     public_bounds,
 )
 from privacy.clipping.norms import FlatClip
@@ -104,10 +104,10 @@ def test_an_empty_batch_is_released_and_charged(tmp_path: Path) -> None:
 
 def test_projection_moves_the_adapter_inside_the_span_only(tmp_path: Path) -> None:
     training = trained(tmp_path, "projection", **{**EXACT, "steps": 2})
-    v = leading(gradient(vector(), TEXTS).float(), 3).double()
+    v = leading_directions(gradient(vector(), TEXTS).float(), 3).double()
     training.step()
     layout = training.gradients.engine.layout
-    moved = layout.trainable(training.state.adapter).double() - layout.trainable(vector()).double()
+    moved = layout.trainable_values(training.state.adapter).double() - layout.trainable_values(vector()).double()
     inside = v.T @ (v @ moved)
     assert float((moved - inside).norm()) < 1e-3 * float(moved.norm())
     expected = v.T @ (v @ (0.5 * training.release.update.double()))

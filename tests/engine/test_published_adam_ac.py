@@ -49,5 +49,5 @@ def test_the_threshold_is_the_percentile_of_what_was_seen_and_the_step_follows_t
 def test_micro_batches_are_sums_of_rows():
     rule = PublishedAdamAc(micro_batch=2)
     chunks = [Units(torch.tensor([[1.0], [2.0], [4.0]])), Units(torch.tensor([[8.0], [16.0]]))]
-    (units,) = rule.regrouped(chunks)
+    (units,) = rule.regroup_rows(chunks)
     assert units.rows.flatten().tolist() == [3.0, 12.0, 16.0]

@@ -20,7 +20,7 @@ from client.generation import Decoding, continuations
 from client.models import smollm2
 from client.models.base import load_base
 from client.models.files import fingerprint, hub_id, smollm2_folder
-from client.models.lora import LoraSpec, merged, save_peft
+from client.models.lora import LoraSpec, merge_adapter, save_peft
 from client.models.tasks import make_task
 from tests.cases.cohorts import distance, start
 
@@ -114,7 +114,7 @@ def test_merged_weights_write_what_peft_writes(loaded, records, tmp_path):
     engine = CohortEngine(copy.deepcopy(model), SPEC, make_task("instruction"), precision="fp32")
     vector = engine.layout.with_trainable(
         vector,
-        engine.layout.trainable(vector)
+        engine.layout.trainable_values(vector)
         + engine.train_all(vector, [records], LocalTraining(learning_rate=1.0, epochs=3), [1])[0],
     )
     save_peft(tmp_path, vector, engine.layout, SPEC, base=hub_id("smollm2"))
@@ -123,7 +123,7 @@ def test_merged_weights_write_what_peft_writes(loaded, records, tmp_path):
     prompts = [tokenizer("The doctor said")["input_ids"], tokenizer("I have a cough and")["input_ids"]]
     said = [
         continuations(one, tokenizer, prompts, Decoding(longest=8))
-        for one in (merged(model, SPEC, vector), beside, model)
+        for one in (merge_adapter(model, SPEC, vector), beside, model)
     ]
     assert said[0] == said[1]
     assert said[0] != said[2], "the adapter says something of its own"

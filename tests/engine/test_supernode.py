@@ -22,7 +22,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import FleetHttpClient
 
 from client import fork_server, supernode
-from client.supernode import BEAT, GONE, POLL, Completing, Watch, in_step, watched
+from client.supernode import BEAT, GONE, POLL, Completing, Watch, in_step, watch_server
 
 
 class SuperLink(ThreadingHTTPServer):
@@ -99,7 +99,7 @@ def test_it_outlives_a_locked_database_and_ends_when_flower_gives_up_its_connect
     alive = tmp_path / "alive"
     process = subprocess.Popen(
         [
-            *fork_server.watched(["/usr/bin/flower-supernode"]),
+            *fork_server.watched_command(["/usr/bin/flower-supernode"]),
             *("--insecure", "--superlink", superlink.address, "--port", str(free_port())),
         ],
         cwd=Path(__file__).parents[2],
@@ -187,8 +187,8 @@ def test_a_node_that_is_restarted_waits_until_it_is_taken_in_again(
 
 
 def test_only_a_supernode_is_watched() -> None:
-    assert fork_server.watched(["/opt/bin/flower-supernode", "--x"])[1:] == ["-m", "client.supernode", "--x"]
-    assert fork_server.watched(["sleep", "5"]) == ["sleep", "5"]
+    assert fork_server.watched_command(["/opt/bin/flower-supernode", "--x"])[1:] == ["-m", "client.supernode", "--x"]
+    assert fork_server.watched_command(["sleep", "5"]) == ["sleep", "5"]
 
 
 class Clock:
@@ -208,26 +208,26 @@ def test_a_node_without_work_shows_polls_and_heartbeats(watch: tuple[Watch, Cloc
     seen, clock, alive = watch
     for second in range(0, 300, 30):
         clock.now = second
-        seen.answered(BEAT, 200)
-        seen.answered(POLL, 200 if second < 100 else 503)
+        seen.note_answer(BEAT, 200)
+        seen.note_answer(POLL, 200 if second < 100 else 503)
         assert seen.overdue() == ("" if second <= 190 else "no request for messages was answered for 100 s")
     assert alive.exists()
     clock.now = 400
-    seen.answered(POLL, 200)
+    seen.note_answer(POLL, 200)
     assert seen.overdue() == "no heartbeat was answered for 100 s"
-    seen.answered(BEAT, 200)
+    seen.note_answer(BEAT, 200)
     assert seen.overdue() == ""
 
 
 def test_a_node_that_works_shows_heartbeats(watch: tuple[Watch, Clock, Path]) -> None:
     seen, clock, alive = watch
     for path in (POLL, "/v1/fleet/pull-object", "/v1/fleet/confirm-message-received"):
-        seen.answered(path, 200)
+        seen.note_answer(path, 200)
     alive.unlink()
     for second in range(0, 900, 30):
         clock.now = second
-        seen.answered(BEAT, 200)
-        seen.answered("/v1/runtime/anything", 200)
+        seen.note_answer(BEAT, 200)
+        seen.note_answer("/v1/runtime/anything", 200)
         assert seen.overdue() == ""
     assert alive.exists()
     clock.now = 1001
@@ -239,7 +239,7 @@ def test_a_key_that_is_not_taken_is_said_once(
 ) -> None:
     seen, _, alive = watch
     for _ in range(3):
-        seen.answered("/v1/fleet/activate-node", 401)
+        seen.note_answer("/v1/fleet/activate-node", 401)
     assert [record.message for record in caplog.records] == [supernode.REFUSED]
     assert not alive.exists()
 
@@ -266,7 +266,7 @@ def test_what_httpx_logs_is_what_is_read(superlink: SuperLink, watch: tuple[Watc
 def test_the_end_comes_when_something_is_overdue(watch: tuple[Watch, Clock, Path]) -> None:
     seen, clock, _ = watch
     reasons: list[str] = []
-    thread = watched(seen, reasons.append, every=0.01)
+    thread = watch_server(seen, reasons.append, every=0.01)
     assert reasons == []
     clock.now = 500
     thread.join(timeout=60)

@@ -9,7 +9,7 @@ import torch
 
 from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout
-from client.record_level.synthetic_texts import Synthesis, Synthesiser, chosen
+from client.record_level.synthetic_texts import Synthesis, Synthesiser, draw_indices
 from privacy.randomness.rng import simulation_generator
 from tests.cases.cohorts import start
 
@@ -61,12 +61,14 @@ def test_the_next_generation_keeps_what_scored_and_varies_it_with_the_adapter_gi
     maker, adapter = synthesiser()
     first = maker.initial(adapter)
     scores = torch.tensor([0.0, 40.0, 0.0, -40.0, 40.0, float("nan")])
-    second = texts_of(maker.evolved(first, scores, adapter, 1))
+    second = texts_of(maker.evolve_texts(first, scores, adapter, 1))
     assert second[:3] == [texts_of(first)[i] for i in (1, 3, 4)]  # the size counts, not the sign
-    assert second == texts_of(maker.evolved(first, scores, adapter, 1))
-    assert second != texts_of(maker.evolved(first, scores, adapter, 2))
+    assert second == texts_of(maker.evolve_texts(first, scores, adapter, 1))
+    assert second != texts_of(maker.evolve_texts(first, scores, adapter, 2))
     layout = adapter_layout(maker.model, maker.spec)
-    other = texts_of(maker.evolved(first, scores, layout.with_trainable(adapter, 5 + 0 * layout.trainable(adapter)), 1))
+    other = texts_of(
+        maker.evolve_texts(first, scores, layout.with_trainable(adapter, 5 + 0 * layout.trainable_values(adapter)), 1)
+    )
     assert other[:3] == second[:3]
     assert other[3:] != second[3:]
 
@@ -75,10 +77,10 @@ def test_seeds_are_drawn_without_replacement_with_the_stated_probabilities() -> 
     scores = torch.tensor([-2.0, 1.0, 0.0, 0.5])
     for rule, weights in (("softmax", np.exp([2.0, 1.0, 0.0, 0.5])), ("proportional", np.array([2.0, 1.0, 0.0, 0.5]))):
         generator = simulation_generator(0, rule)
-        draws = np.array([chosen(scores, 1, rule, generator)[0] for _ in range(4000)])
+        draws = np.array([draw_indices(scores, 1, rule, generator)[0] for _ in range(4000)])
         shares = np.bincount(draws, minlength=4) / len(draws)
         assert shares == pytest.approx(weights / weights.sum(), abs=0.03)
-        assert len(set(chosen(scores, 3, rule, generator))) == 3
+        assert len(set(draw_indices(scores, 3, rule, generator))) == 3
 
 
 @pytest.mark.parametrize(

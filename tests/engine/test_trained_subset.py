@@ -39,7 +39,9 @@ def test_first_ranks_are_rows_of_a_and_columns_of_b() -> None:
     assert few.dim == (layout.dim - 99) // 2 + 99
     assert few.blocks() == (*[2 * 64] * 6, 99)
     full = torch.arange(float(layout.size))
-    parts = [values for values in torch.split(few.trainable(full), [s for e in few.entries for s in [e.trained_size]])]
+    parts = [
+        values for values in torch.split(few.trainable_values(full), [s for e in few.entries for s in [e.trained_size]])
+    ]
     for entry, part in zip(few.entries, parts, strict=True):
         whole = layout.tensors(full)[entry.name]
         expected = {"A": whole[:2], "B": whole[..., :2], "head": whole}[entry.factor]
@@ -57,14 +59,14 @@ def test_values_go_out_and_come_back(part: TrainedSubset) -> None:
     layout = layout_of()
     few = part.layout(layout)
     full = 1 + torch.rand(3, layout.size)  # none of them 0
-    assert torch.equal(few.with_trainable(full, few.trainable(full)), full)
+    assert torch.equal(few.with_trainable(full, few.trainable_values(full)), full)
     changed = few.with_trainable(full, torch.zeros(3, few.dim))
     assert int((changed == full).sum()) == 3 * (layout.size - few.dim)
     engine = layout.training(part.factors)
     sent = torch.randn(3, few.dim)
-    received = part.received(engine, sent)
+    received = part.engine_rows(engine, sent)
     assert received.shape == (3, engine.dim)
-    torch.testing.assert_close(part.sent(engine, received), sent)
+    torch.testing.assert_close(part.sent_rows(engine, received), sent)
     assert int((received != 0).sum()) == 3 * few.dim
     assert TrainedSubset.from_json(json.loads(json.dumps(part.to_json()))) == part
 
@@ -115,15 +117,15 @@ def test_training_a_truncated_adapter_is_plain_peft_of_that_rank(name, factors, 
     small = replace(spec, rank=ranks, alpha=spec.alpha * ranks / spec.rank)
     oracle = SequentialEngine(fresh(model), small, task, precision="fp64")
     part, layout = TrainedSubset(factors, ranks), adapter_layout(model, spec)
-    first = layout.training("both", ranks).trainable(whole)
+    first = layout.training("both", ranks).trainable_values(whole)
     expected = oracle.train_all(first, cohort, LOCALS[optimizer], seeds)
 
     engine = kind(fresh(model), spec, task, precision="fp64")
-    updates = engine.train_all(engine.layout.truncated(whole, ranks), cohort, LOCALS[optimizer], seeds)
-    found = part.sent(engine.layout, updates)
+    updates = engine.train_all(engine.layout.truncate_ranks(whole, ranks), cohort, LOCALS[optimizer], seeds)
+    found = part.sent_rows(engine.layout, updates)
     assert found.shape == expected.shape
     assert distance(found, expected) < 1e-10
-    beyond = updates - part.received(engine.layout, found)
+    beyond = updates - part.engine_rows(engine.layout, found)
     assert not beyond.any(), "a rank that is not trained must not move at all"
 
 

@@ -39,7 +39,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_the_mean_is_that_of_the_broadcast_models_losses(assembly: Assembly, sequential: bool) -> None:
-    worker = Worker(assembly.job.but(sequential=sequential))
+    worker = Worker(assembly.job.replace(sequential=sequential))
     clients = [worker.data.client(int(client)) for client in CLIENTS]
     start = assembly.start + 0.2 * torch.randn(len(assembly.start), generator=torch_generator(0, "start"))
     losses = worker.engine.losses(start, clients)
@@ -52,5 +52,5 @@ def test_the_mean_is_that_of_the_broadcast_models_losses(assembly: Assembly, seq
     assert float(mean) * bound / GRID == pytest.approx(float(losses.clamp(0, bound).sum()), rel=1e-6)
     assert int(histogram.sum()) == len(CLIENTS) * GRID
     trained = worker.engine.train_all(start, clients, worker.job.local, [0] * len(clients))
-    after = worker.engine.candidate_losses(start, (assembly.layout.trainable(start) + trained)[:, None], clients)
+    after = worker.engine.candidate_losses(start, (assembly.layout.trainable_values(start) + trained)[:, None], clients)
     assert not torch.allclose(after[:, 0], losses, rtol=0.05)  # so that losses after training would not have passed

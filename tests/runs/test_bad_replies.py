@@ -46,7 +46,7 @@ def test_a_hole_is_found(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 lambda records, plan, round, clients: real(_of(records, round), plan, round, clients),
             )
         case "twice":
-            monkeypatch.setattr("strategies.dp_fedavg.summed", _credulous)
+            monkeypatch.setattr("strategies.dp_fedavg.sum_replies", _credulous)
         case "text of errors":
             monkeypatch.setattr(dispatch, "error_text", lambda reply: str(reply.error.reason))
     with pytest.raises((AssertionError, ValueError)):  # ValueError: the mechanism's own bounds are the second wall

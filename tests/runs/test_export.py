@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from client.models.base import load_base
 from client.models.export import merged_model
-from client.models.lora import adapter_layout, load_peft, merged, read_spec
+from client.models.lora import adapter_layout, load_peft, merge_adapter, read_spec
 from server.evaluation.finished import FinishedRun, read_finished
 from server.runs.start import run_in_folder
 from simulations.cli.app import app
@@ -77,7 +77,7 @@ def logits_of(run: FinishedRun, texts: list[Any]) -> torch.Tensor:
     """Of the run's own classifier, one text at a time, as its evaluation computes them."""
     base, tokenizer = load_base(run.config.model.name, run.task, len(run.label_names))
     spec = read_spec(run.adapter)
-    model = merged(base, spec, load_peft(run.adapter, adapter_layout(base, spec)))
+    model = merge_adapter(base, spec, load_peft(run.adapter, adapter_layout(base, spec)))
     rows = []
     for text in texts:
         words = (text, None) if isinstance(text, str) else text

@@ -187,7 +187,7 @@ def test_phases(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_count_that_is_not_the_columns_is_refused_with_the_right_one(place: Path, tmp_path: Path) -> None:
-    config = asked(place, tmp_path).but(clients=9)
+    config = asked(place, tmp_path).replace(clients=9)
     with pytest.raises(ValueError, match=f"set clients = {USERS - 4}"):
         prepare(data_spec(config))
     with pytest.raises(ConfigError, match="clients = 0"):

@@ -231,7 +231,7 @@ def test_the_presets_of_the_comparison_hold_the_phases_of_its_rows(preset: str) 
         assert (guarantee_of(chained, plan_noise(chained, population)).kind == "record") == (chain[0] == "private")
     private = replace(config, phases=(phases["private"], phases["atdp"]))
     if preset == "atdp-small":  # also among few records
-        few = replace(private, run=config.run.but(privacy=config.run.privacy.but(delta=1e-4)))
+        few = replace(private, run=config.run.replace(privacy=config.run.privacy.replace(delta=1e-4)))
         assert guarantee_of(few, plan_noise(few, 400)).kind == "record"
     else:  # and not in the part of the small one
         with pytest.raises(ValueError, match=r"more than 3\.5"):

@@ -30,7 +30,7 @@ from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.rl import spending
 from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observation, reward
-from strategies.controllers.rl.features import add, empty
+from strategies.controllers.rl.features import add, empty_interval
 from strategies.controllers.rl.sac import FILE, fresh_weights, pretrained_weights
 from strategies.private_training import ServerState
 from tests.cases.drawn import cohort
@@ -189,7 +189,7 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
     controller = Rl(clip_norm=1.5, bit_share=0.3)
     plan = controller.plan(controller.init(FLOOR, PublicSignals(0, 0.7)), FLOOR, 1)
     units = Units(rows(1))
-    heard = add(empty(3), released(plan, contribute(units, plan), SAMPLING))
+    heard = add(empty_interval(3), released(plan, contribute(units, plan), SAMPLING))
     m, (bits,) = SAMPLING.expected_units, plan.queries
     assert isinstance(bits, AdapterBits)
     assert isinstance(plan.clip, PerAdapterClip)
@@ -206,7 +206,7 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
         assert heard.excess[k] == pytest.approx((float(clipped.square().sum()) - noise) / bound**2, rel=1e-4)
         start += size
     noisy = [
-        add(empty(3), released(plan, contribute(units, plan), SAMPLING, InsecureSeededNoise(s))).excess
+        add(empty_interval(3), released(plan, contribute(units, plan), SAMPLING, InsecureSeededNoise(s))).excess
         for s in range(60)
     ]
     spread = np.std(noisy, axis=0) / math.sqrt(len(noisy))
@@ -216,7 +216,9 @@ def test_bits_and_energies_are_estimated_without_bias(released: Callable[..., Re
 
 def test_the_reward_is_the_gain_or_the_gain_per_budget_spent() -> None:
     state = SCRATCH.init(FLOOR, PublicSignals(0, 0.8))
-    state = replace(state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(empty(3), rounds=2))
+    state = replace(
+        state, spent=6.0, spent_before=3.0, loss_before=0.8, loss=0.72, heard=replace(empty_interval(3), rounds=2)
+    )
     for per_spent, factor in ((False, 4.0), (True, 4.0 * 2 / 3)):  # three rounds' worth was spent on two
         assert reward(state, FLOOR, per_spent) == pytest.approx(factor * math.log(0.8 / 0.72))
         assert reward(replace(state, loss=0.88), FLOOR, per_spent) == pytest.approx(factor * math.log(0.8 / 0.88))
@@ -245,7 +247,9 @@ def test_it_acts_every_k_rounds_and_hears_all_of_them(filtered: Ledger) -> None:
 def test_features_are_finite_whatever_happens() -> None:
     state = SCRATCH.init(FILTER, PublicSignals(0, 0.7))
     wild = replace(
-        state, heard=replace(empty(3), rounds=1, excess=(1e12, -1e12, 0.0), energy=(0.0, 1e-12, 1e12)), loss=math.inf
+        state,
+        heard=replace(empty_interval(3), rounds=1, excess=(1e12, -1e12, 0.0), energy=(0.0, 1e-12, 1e12)),
+        loss=math.inf,
     )
     local, whole = observation(wild, FILTER, SCRATCH.acting, 5)
     assert bool(local.isfinite().all())

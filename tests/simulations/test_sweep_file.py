@@ -84,7 +84,9 @@ def test_a_digest_is_of_what_decides_the_outcome_and_not_of_where_it_runs(read, 
     assert moved.digest == cell.digest
     assert len({one.digest for one in read()}) == 9
     assert digest(cell.config, "public-only") != cell.digest
-    here, there, other = (cell.config.but(model=cell.config.model.but(name=name)) for name in ("/a/m", "/b/m", "/a/n"))
+    here, there, other = (
+        cell.config.replace(model=cell.config.model.replace(name=name)) for name in ("/a/m", "/b/m", "/a/n")
+    )
     assert digest(here, "run") == digest(there, "run") != digest(other, "run")
     longer = cell.config.model_copy(update={"rounds": 8})
     assert digest(longer, "run") != cell.digest

@@ -396,8 +396,8 @@ class TooManyRanks(Plain):
 class ScalesAfterwards(TrainedSubset):
     """Sends what it says, but multiplies what one client adds."""
 
-    def sent(self, engine: Any, updates: Tensor) -> Tensor:
-        return super().sent(engine, updates) * float(updates.norm())
+    def sent_rows(self, engine: Any, updates: Tensor) -> Tensor:
+        return super().sent_rows(engine, updates) * float(updates.norm())
 
 
 class DataDependentScale(Plain):

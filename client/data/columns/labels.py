@@ -15,7 +15,7 @@ NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s
 _ABSENT = frozenset(("na", "n/a", "nan", "-nan", "null", "none", "#n/a", "<na>"))  # beside numbers; else it is a name
 
 
-def missing(names: Sequence[str]) -> int:
+def count_missing(names: Sequence[str]) -> int:
     """How many names in normal form are missing: empty, or ``NA`` and the like where all others are numbers."""
     different = set(names) - {""}
     absent = {name for name in different if name.lower() in _ABSENT}
@@ -33,7 +33,7 @@ def class_names(labels: Sequence[object], where: str) -> list[str]:
         ValueError: missing, negative or fractional labels, or a single class.
     """
     names = [normal_form(label) for label in labels]
-    if absent := missing(names):
+    if absent := count_missing(names):
         raise _none(absent, len(names), where)
     classes = sorted(set(names))
     if len(classes) < 2:
@@ -59,7 +59,7 @@ def class_ids(labels: Sequence[object], names: Sequence[str], where: str) -> NDA
     Raises:
         ValueError: as :func:`class_names`, or a label that is none of `names`.
     """
-    ids, unknown = matched(labels, names, where)
+    ids, unknown = match_labels(labels, names, where)
     if unknown:
         raise ValueError(
             f"{where}: labels {unknown[:5]} never occur in the training data, whose labels are {list(names[:20])}; are "
@@ -68,7 +68,7 @@ def class_ids(labels: Sequence[object], names: Sequence[str], where: str) -> NDA
     return ids
 
 
-def matched(labels: Sequence[object], names: Sequence[str], where: str) -> tuple[NDArray[np.int64], list[str]]:
+def match_labels(labels: Sequence[object], names: Sequence[str], where: str) -> tuple[NDArray[np.int64], list[str]]:
     """Ids of `labels` among `names`, -1 for none, and the labels that are none of them."""
     known = {normal_form(name): number for number, name in enumerate(names)}
     found = [normal_form(label) for label in labels]

@@ -34,7 +34,7 @@ def measured(rounds: int = ROUNDS, clients: int = 128) -> Iterator[dict[str, Any
         ("record gradients, MiniLM, 16 x 64", jobs.minilm, jobs.uniform_clients(max(1, clients // 64), 16, 64), 16),
     )
     tiny, ragged, records = (
-        jobs.Job(name, model, jobs.SPEC, cohort, jobs.ADAMW.but(batch_size=batch))
+        jobs.Job(name, model, jobs.SPEC, cohort, jobs.ADAMW.replace(batch_size=batch))
         for name, model, cohort, batch in cohorts
     )
     private = jobs.one_step(records)

@@ -155,7 +155,7 @@ def engine_training(job: Job, engine: CohortEngine) -> Callable[[], Tensor]:
 def one_step(job: Job) -> Job:
     """All records of a client in one step of SGD."""
     largest = max(len(records) for records in job.clients)
-    return replace(job, local=job.local.but(optimizer="sgd", learning_rate=RATE, batch_size=largest))
+    return replace(job, local=job.local.replace(optimizer="sgd", learning_rate=RATE, batch_size=largest))
 
 
 def private_step(job: Job, engine: CohortEngine, noise_multiplier: float = NOISE_MULTIPLIER) -> Callable[[], Tensor]:

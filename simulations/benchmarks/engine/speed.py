@@ -66,7 +66,7 @@ def tiny_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
     """Two layers, width 64; 4 x 16 and 10 x 64 records x tokens a step, two steps."""
     rows = []
     for records, tokens in ((4, 16), (10, 64)):
-        local = jobs.ADAMW.but(batch_size=records)
+        local = jobs.ADAMW.replace(batch_size=records)
         cohort = jobs.uniform_clients(clients, 2 * records, tokens)
         job = jobs.Job(f"tiny, {records} x {tokens}", jobs.tiny, jobs.SPEC, cohort, local)
         rows += compare(job, {"engine": engine(job, "fp32")}, rounds)
@@ -94,7 +94,7 @@ def smollm2_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
         Records.from_lists([rng.integers(5, 40000, length) for length in rng.integers(32, 97, 4)], None)
         for _ in range(clients)
     ]
-    local = jobs.ADAMW.but(batch_size=2)
+    local = jobs.ADAMW.replace(batch_size=2)
     job = jobs.Job("all 30 layers", jobs.smollm2, jobs.LLAMA_SPEC, cohort, local, make_task("causal-lm"))
     top = replace(job, name="top 6 layers", spec=replace(job.spec, layers=SMOLLM2_TOP))
     works = {(job.name, IN_PLACE): jobs.plain_peft(job), (job.name, "engine"): engine(job, "fp32")}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from strategies.controllers.controller import RunInfo
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.features import IntervalStats, empty, global_features, local_features
+from strategies.controllers.rl.features import IntervalStats, empty_interval, global_features, local_features
 from strategies.controllers.rl.sac import Agent, Learning, features
 
 FREEZE = 0.9
@@ -72,7 +72,7 @@ def begin(info: RunInfo, agent: Agent, loss: float) -> RlState:
     local, whole = features(agent.weights)
     last = {"local": torch.zeros(adapters, local), "whole": torch.zeros(whole), "action": torch.zeros(adapters + 1)}
     scales = (0.0,) * adapters
-    return RlState(scales, 0.0, empty(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
+    return RlState(scales, 0.0, empty_interval(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
 
 
 def decide(
@@ -99,7 +99,9 @@ def decide(
         if agent.stored >= acting.warm_up:
             for _ in range(acting.updates):
                 agent = sac.learn(agent, acting.learning)
-    state = replace(state, agent=agent, heard=empty(len(local)), spent_before=state.spent, loss_before=state.loss)
+    state = replace(
+        state, agent=agent, heard=empty_interval(len(local)), spent_before=state.spent, loss_before=state.loss
+    )
     return state if ends else _acted(state, info, acting, local, whole)
 
 

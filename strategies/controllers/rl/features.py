@@ -38,7 +38,7 @@ class IntervalStats:
     energy: tuple[float, ...]
 
 
-def empty(adapters: int) -> IntervalStats:
+def empty_interval(adapters: int) -> IntervalStats:
     """Before the first round of an interval."""
     return IntervalStats(0, *((0.0,) * adapters,) * 3)
 

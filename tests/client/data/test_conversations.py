@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from client.data.conversations import from_text, mapped, to_text
+from client.data.conversations import from_text, map_texts, to_text
 from client.data.sources import Texts, read
 from client.data.spec import Reading
 
@@ -20,7 +20,7 @@ READING = Reading(label_column="")
 def records(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Texts:
     path = folder / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read(f"jsonl:{path}", READING.but(**changes), chat=True)
+    return read(f"jsonl:{path}", READING.replace(**changes), chat=True)
 
 
 FORMS = {
@@ -164,7 +164,7 @@ def test_contents_are_texts_or_parts_in_one_file(tmp_path: Path) -> None:
 def test_sensitive_words_are_changed_in_calls_too() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": {"who": ["Ann"]}}}
     text = to_text([{"role": "user", "content": "Ann"}, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    assert "Ann" not in mapped(text, lambda turn: turn.replace("Ann", "X"))
+    assert "Ann" not in map_texts(text, lambda turn: turn.replace("Ann", "X"))
 
 
 OTHER_SHAPES = {

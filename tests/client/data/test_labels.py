@@ -5,7 +5,7 @@ import json
 import pandas
 import pytest
 
-from client.data.columns.labels import class_ids, class_names, missing
+from client.data.columns.labels import class_ids, class_names, count_missing
 from client.data.local import label_ids
 from client.data.sources import read
 from client.data.spec import Reading
@@ -45,10 +45,10 @@ def test_labels_of_no_class_are_refused():
 
 
 def test_names_of_nothing_are_missing_only_beside_numbers():
-    assert missing(["7", "NA", "nan", ""]) == 3
-    assert missing(["NA", "DE", ""]) == 1  # Namibia
-    assert missing(["NA", "NA"]) == 2
-    assert missing(["3", "4.5", "nan"]) == 1
+    assert count_missing(["7", "NA", "nan", ""]) == 3
+    assert count_missing(["NA", "DE", ""]) == 1  # Namibia
+    assert count_missing(["NA", "NA"]) == 2
+    assert count_missing(["3", "4.5", "nan"]) == 1
 
 
 def test_a_node_may_have_records_of_one_class_only():

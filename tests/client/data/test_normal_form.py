@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client.data.columns.labels import missing
+from client.data.columns.labels import count_missing
 from client.data.columns.normal_form import differ_in_case, is_blank, normal_form
 from client.data.sources import Texts, read
 from client.data.spec import Reading
@@ -118,7 +118,7 @@ def save(folder: Path, rows: list[dict[str, Any]], kinds: dict[str, str]) -> Non
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_one_table_is_the_same_in_every_format(kind: str, data: st.DataObject, tmp_path: Path) -> None:
-    cells = COLUMNS[kind][1].filter(lambda value: not missing([normal_form(value)]) and value != "#N/A")
+    cells = COLUMNS[kind][1].filter(lambda value: not count_missing([normal_form(value)]) and value != "#N/A")
     names = ("text", "label", "who", "unit")
     rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(names, cells)), min_size=1, max_size=6))
     save(tmp_path, rows, dict.fromkeys(names, kind))

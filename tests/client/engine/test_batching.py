@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from client.data.records import Records
-from client.engine.batching import LEVELS, UNMASKED_FROM, Pool, masked, micro_batches, padded_lengths
+from client.engine.batching import LEVELS, UNMASKED_FROM, Pool, micro_batches, padded_lengths, rows_with_padding
 from privacy.randomness.rng import simulation_generator
 
 
@@ -47,7 +47,7 @@ def test_a_rows_padding_is_a_function_of_its_own_length():
     assert (np.diff(padded) >= 0).all()
     assert ((padded - lengths)[32:] <= 0.5 * lengths[32:]).all()
     assert padded_lengths(LEVELS, 10_000).tolist() == LEVELS.tolist()
-    assert masked(np.array([8, 47, 48, 63, 64]), 512).tolist() == [True, True, False, True, False]
+    assert rows_with_padding(np.array([8, 47, 48, 63, 64]), 512).tolist() == [True, True, False, True, False]
     assert UNMASKED_FROM in LEVELS
 
 
@@ -92,7 +92,7 @@ def test_how_a_row_is_cut_does_not_depend_on_the_others():
             part = rows[piece.rows]
             for row in part:
                 levels = padded_lengths(lengths[part], 2**31)
-                found[int(row)] = (int(levels[0]), bool(masked(lengths[part], 2**31)[0]), piece.whole)
+                found[int(row)] = (int(levels[0]), bool(rows_with_padding(lengths[part], 2**31)[0]), piece.whole)
         return found
 
     everybody = kinds(np.arange(200))

@@ -5,7 +5,15 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
 
-from client.data.partition import by_flwr_datasets, check_options, dirichlet, iid, natural, of_whole_units, repeated
+from client.data.partition import (
+    by_flwr_datasets,
+    check_options,
+    dirichlet,
+    iid,
+    natural,
+    of_whole_units,
+    repeat_records,
+)
 from privacy.randomness.rng import simulation_generator
 
 
@@ -88,7 +96,7 @@ def test_whole_units_stay_together():
 
 
 def test_repeated_windows_for_a_million_clients():
-    parts = repeated(1003, 1_000_000, size=20, seed=0)
+    parts = repeat_records(1003, 1_000_000, size=20, seed=0)
     assert len(parts) == 1_000_000
     assert set(parts.sizes.tolist()) == {20}
     np.testing.assert_array_equal(parts.client(0), parts.client(50))
@@ -104,7 +112,7 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="dirichlet_alpha must be > 0"):
         dirichlet(_labels(10), 2, 0.0, 0)
     with pytest.raises(ValueError, match="records_per_client must be <= 10"):
-        repeated(10, 5, 11, 0)
+        repeat_records(10, 5, 11, 0)
 
 
 def test_pathological_clients_have_so_many_labels_and_no_record_two_clients():

@@ -70,7 +70,7 @@ def test_second_call_opens_and_other_settings_build_anew(spec):
     assert prepare(spec).folder == first.folder
     assert (first.folder / "meta.json").stat().st_mtime_ns == stamp
     for change in ({"seed": 6}, {"max_length": 64}, {"clients": 11}, {"dirichlet_alpha": 2.0}):
-        assert prepare(spec.but(**change)).folder != first.folder
+        assert prepare(spec.replace(**change)).folder != first.folder
     assert [entry.name for entry in first.folder.parent.iterdir() if entry.name.startswith(".")] == []
 
 
@@ -86,7 +86,7 @@ def test_changed_generator_does_not_find_the_old_data(spec, monkeypatch):
 
 
 def test_two_processes_may_build_at_once(spec):
-    spec = spec.but(partition="iid", records_per_client=40)
+    spec = spec.replace(partition="iid", records_per_client=40)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
 
@@ -146,7 +146,7 @@ def table(tmp_path):
 
 def _file_spec(spec, table, **change):
     settings = {"source": f"parquet:{table / 'train.parquet'}", "text_column": "words", "label_column": "y", **change}
-    return spec.but(**settings)
+    return spec.replace(**settings)
 
 
 def test_carved_parts_never_meet(spec, table):
@@ -233,14 +233,14 @@ def test_language_model_data_has_no_labels_and_ends_every_record_that_is_not_cut
     assert end not in np.asarray(data.train.tokens)
     assert data.train.lengths.max() == 12
     assert data.meta["truncated"]["train"] == len(data.train)
-    whole = prepare(lm.but(max_length=128))
+    whole = prepare(lm.replace(max_length=128))
     assert whole.meta["truncated"]["train"] == 0
     assert set(np.asarray(whole.train.tokens)[np.asarray(whole.train.offsets)[1:] - 1]) == {end}
 
 
 def test_the_name_does_not_depend_on_what_the_process_prepared_before(spec):
     first = prepare(spec).folder
-    prepare(spec.but(max_length=9))  # leaves its truncation in the tokenizer, which is kept
+    prepare(spec.replace(max_length=9))  # leaves its truncation in the tokenizer, which is kept
     assert prepare(spec).folder == first
 
 
@@ -270,19 +270,19 @@ def test_a_pair_is_known_by_both_its_texts(spec, table):
 
 
 def test_clients_of_few_labels(spec):
-    few = spec.but(partition="pathological", partition_options={"num-classes-per-partition": 1})
+    few = spec.replace(partition="pathological", partition_options={"num-classes-per-partition": 1})
     data = prepare(few)
     assert data.num_clients == spec.clients
     assert {len(np.unique(data.client(i).labels)) for i in range(data.num_clients)} == {1}
-    assert prepare(few.but(partition="shard", partition_options={"shard-size": 4})).folder != data.folder
+    assert prepare(few.replace(partition="shard", partition_options={"shard-size": 4})).folder != data.folder
     with pytest.raises(
         ValueError, match=r"partition-options\.shard-size is no option of data\.partition = 'dirichlet'"
     ):
-        prepare(spec.but(partition_options={"shard-size": 4}))
+        prepare(spec.replace(partition_options={"shard-size": 4}))
 
 
 def test_a_million_overlapping_clients_for_speed_tests(spec):
-    data = prepare(spec.but(partition="repeated", clients=1_000_000, records_per_client=2))
+    data = prepare(spec.replace(partition="repeated", clients=1_000_000, records_per_client=2))
     assert data.num_clients == 1_000_000
     assert len(data.train) == 2000
     assert len(data.client(999_999)) == 2
@@ -306,7 +306,7 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
 )
 def test_bad_settings_are_refused(spec, change, message):
     with pytest.raises(ValueError, match=message):
-        prepare(spec.but(**change))
+        prepare(spec.replace(**change))
 
 
 def test_a_label_that_only_the_test_file_has_is_a_fault_of_the_test_file(spec, table):

@@ -153,7 +153,7 @@ def test_a_node_whose_clock_is_a_day_off_is_refused_until_it_is_right(
         patch.setattr(signing, "now", lambda: real() + days * DAY)
         with pytest.raises(httpx.HTTPStatusError) as refused:
             federation.pull(federation.honest, federation.honest)
-        watch.answered(POLL, refused.value.response.status_code)
+        watch.note_answer(POLL, refused.value.response.status_code)
     assert [record.message for record in caplog.records] == [supernode.REFUSED]
     assert "clocks" in supernode.REFUSED
     assert federation.pull(federation.honest, federation.honest) == []

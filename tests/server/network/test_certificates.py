@@ -16,7 +16,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from typer.testing import CliRunner
 
-from client.supernode import passing
+from client.supernode import is_passing
 from server.network.certificates import make_authority
 from simulations.cli.app import app
 from simulations.cli.federation.certificates import make_keys
@@ -102,7 +102,7 @@ def test_a_node_follows_no_server_whose_certificate_is_of_another_name_or_has_ex
         ):
             node.PullMessages(PullMessagesRequest())
         thread.join()
-    assert not passing(refused.value)
+    assert not is_passing(refused.value)
     wrong.put(keys / "gateway", keys / "authority", "right")
     assert greet(keys / "gateway", keys / "north" / "ca.crt", "gateway") == "TLSv1.3"
 

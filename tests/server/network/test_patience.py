@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import GetNodesResponse
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from client.supernode import VARIABLE, passing
+from client.supernode import VARIABLE, is_passing
 from server.network.patience import RuntimeClient, make_patient
 
 NODES = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString()
@@ -112,9 +112,9 @@ def test_what_will_not_pass_is_left_to_flower(grid: HttpGrid, superlink: SuperLi
     superlink.codes = [404]
     with pytest.raises(httpx.HTTPStatusError, match="404"):
         make_patient(grid).get_node_ids()
-    assert passing(httpx.ConnectError("_ssl.c:989: The handshake operation timed out"))
-    assert not passing(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
-    assert not passing(httpx.ConnectError("refused"))
+    assert is_passing(httpx.ConnectError("_ssl.c:989: The handshake operation timed out"))
+    assert not is_passing(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
+    assert not is_passing(httpx.ConnectError("refused"))
 
 
 def test_a_grid_in_this_process_is_as_it_was() -> None:

@@ -138,6 +138,6 @@ def test_the_noise_of_phases_comes_back_and_is_held_against_their_target() -> No
     assert planned.is_of(phases, 400)
     assert not planned.is_of(phases, 401)
     for other in ({"epsilon": planned.epsilon / 2}, {"unit": "group"}):
-        changed = replace(phases, run=run.but(privacy=run.privacy.but(**other)))
+        changed = replace(phases, run=run.replace(privacy=run.privacy.replace(**other)))
         assert not planned.is_of(changed, 400)
     assert not planned.is_of(replace(phases, phases=(plain, replace(given, steps=4))), 400)

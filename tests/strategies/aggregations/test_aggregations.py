@@ -15,7 +15,7 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.aggregations.factors import Ffa, Plain, RoLora
 from strategies.aggregations.fedsvd import FedSvd
-from strategies.aggregations.individual import averaged, shared_subspace, stacked
+from strategies.aggregations.individual import average_factors, shared_subspace, stack_factors
 from strategies.aggregations.ranks import DyLora, ZeroPad
 
 ADAPTERS = Adapters(rank=8, clients=3000, seed=5)
@@ -114,17 +114,17 @@ def mean_product(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 @pytest.mark.parametrize("ranks", [(3,), (3, 3, 3), (1, 4, 2)])
 def test_flora_stacks_to_the_exact_mean_whatever_the_ranks(ranks: tuple[int, ...]) -> None:
-    b, a = stacked(factors(*ranks))
+    b, a = stack_factors(factors(*ranks))
     assert b.shape == (OUT, sum(ranks))
     torch.testing.assert_close(b @ a, mean_product(factors(*ranks)))
 
 
 def test_fedex_meets_the_mean_of_the_products_with_its_residual() -> None:
     pairs, scale = factors(3, 3, 3, 3), 2.0
-    b, a, residual = averaged(pairs, scale)
+    b, a, residual = average_factors(pairs, scale)
     torch.testing.assert_close(scale * (b @ a) + residual, scale * mean_product(pairs))
     assert float(residual.norm()) > 1.0, "averaging the factors alone is not the mean of the products"
-    alone = averaged(pairs[:1], scale)
+    alone = average_factors(pairs[:1], scale)
     torch.testing.assert_close(alone[2], torch.zeros(OUT, IN).double())
 
 
@@ -153,4 +153,4 @@ def test_fedgsa_projects_the_mean_on_the_leading_eigenvectors_of_the_mean_projec
 
 def test_nobody_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one client"):
-        stacked([])
+        stack_factors([])

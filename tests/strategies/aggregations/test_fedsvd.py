@@ -13,7 +13,7 @@ from privacy.events import Poisson
 from privacy.mechanism import Release
 from privacy.randomness.noise import InsecureZeroNoise
 from privacy.randomness.rng import torch_generator
-from strategies.adapter.layout import AdapterLayout, Entry, turned
+from strategies.adapter.layout import AdapterLayout, Entry, turn_factors
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.factors import Ffa
 from strategies.aggregations.fedsvd import FedSvd, by_singular_values
@@ -111,7 +111,7 @@ def descend(aggregation, optimizer, released, rounds: int = ROUNDS) -> ServerSta
         for (a, b), target in zip((LAYOUT.entries[0:2], LAYOUT.entries[2:4]), targets, strict=True):
             b.of(gradient).copy_((b.of(full) @ a.of(full) - target) @ a.of(full).T)
         gradient[-2:] = 0.1 * round
-        update = -0.1 * LAYOUT.training("b").trainable(gradient).float()
+        update = -0.1 * LAYOUT.training("b").trainable_values(gradient).float()
         state = server.after(state, release_of(update, released), TrainedSubset("b"), round, 1.0)
     return state
 
@@ -139,10 +139,10 @@ def test_moments_that_stay_behind_would_show(released) -> None:
 def test_isotropic_second_moments_and_counts_survive_the_turn(released) -> None:
     state = descend(FedSvd(), FedAdam(learning_rate=0.05), released)
     trained = LAYOUT.training("b")
-    assert (trained.trainable(state.optimizer["steps"]) == ROUNDS).all()
+    assert (trained.trainable_values(state.optimizer["steps"]) == ROUNDS).all()
     assert (state.optimizer["second"] >= 0).all()
-    assert not LAYOUT.training("a").trainable(state.optimizer["second"])[: RANK * IN].any()
+    assert not LAYOUT.training("a").trainable_values(state.optimizer["second"])[: RANK * IN].any()
     again = FedSvd().rewritten(state.adapter, LAYOUT)
     assert again is not None
-    ones = turned(torch.ones(LAYOUT.size), again.turns, LAYOUT, 2)
+    ones = turn_factors(torch.ones(LAYOUT.size), again.turns, LAYOUT, 2)
     torch.testing.assert_close(ones, torch.ones(LAYOUT.size), rtol=0, atol=1e-5)

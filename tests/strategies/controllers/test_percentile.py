@@ -57,13 +57,13 @@ def test_the_step_grows_while_too_few_are_clipped_and_shrinks_while_too_many_are
 
 def test_the_papers_factors_and_a_rate_between_the_limits() -> None:
     controller = Percentile()
-    assert controller.nudged(1.0, 0.05) == 1.01
-    assert controller.nudged(1.0, 0.35) == 0.995
-    assert controller.nudged(1.3, 0.2) == 1.3
-    assert controller.nudged(1.999, 0.0) == 2.0
-    assert controller.nudged(0.501, 1.0) == 0.5
+    assert controller.nudge_scale(1.0, 0.05) == 1.01
+    assert controller.nudge_scale(1.0, 0.35) == 0.995
+    assert controller.nudge_scale(1.3, 0.2) == 1.3
+    assert controller.nudge_scale(1.999, 0.0) == 2.0
+    assert controller.nudge_scale(0.501, 1.0) == 0.5
     still = Percentile(up=1.0, down=1.0)
-    assert [still.nudged(1.0, rate) for rate in (0.0, 1.0)] == [1.0, 1.0]
+    assert [still.nudge_scale(1.0, rate) for rate in (0.0, 1.0)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("source", "query", "alone"), [("bit", NormBit, 10.0), ("histogram", NormHistogram, 10.0)])

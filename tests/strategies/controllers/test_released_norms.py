@@ -23,7 +23,7 @@ def test_the_average_over_rounds_is_unbiased_and_its_noise_is_what_is_said() -> 
     noise = simulation_generator(0, "counts")
     history: tuple[float, ...] = ()
     for rounds in range(1, 7):
-        history = released_norms.blended(history, torch.from_numpy(20 + 5 * noise.standard_normal(5000)), 0.8)
+        history = released_norms.blend_histogram(history, torch.from_numpy(20 + 5 * noise.standard_normal(5000)), 0.8)
         counts = np.array(history) / (1 - 0.8**rounds)
         assert counts.mean() == pytest.approx(20.0, abs=0.3)
         assert counts.std() == pytest.approx(released_norms.noise_left(5.0, 0.8, rounds), rel=0.04)
@@ -35,9 +35,9 @@ def test_noise_alone_is_hardly_ever_believed_and_a_full_bin_is() -> None:
     believed = 0
     for _ in range(300):
         counts = torch.from_numpy(10 * noise.standard_normal(30))
-        believed += released_norms.shares(released_norms.blended((), counts, 0.0), 0.0, 1, 10.0) is not None
+        believed += released_norms.shares(released_norms.blend_histogram((), counts, 0.0), 0.0, 1, 10.0) is not None
         counts[12] += 100
-        parts = released_norms.shares(released_norms.blended((), counts, 0.0), 0.0, 1, 10.0)
+        parts = released_norms.shares(released_norms.blend_histogram((), counts, 0.0), 0.0, 1, 10.0)
         assert parts is not None
         assert sum(parts) == pytest.approx(1.0)
         assert sum(parts[11:14]) > 0.5

@@ -31,7 +31,7 @@ from torch import Tensor
 from client.data.canaries import secrets
 from client.data.records import Records
 from client.models.base import load_base
-from client.models.lora import merged
+from client.models.lora import merge_adapter
 from privacy.randomness.rng import simulation_generator
 from server.run_folder.phase_progress import PhaseResult
 from server.runs.guarantee import guarantee_of
@@ -180,7 +180,7 @@ def _quality(run: PhasesRun, adapter: Tensor, candidates: int) -> dict[str, Any]
     metrics = run.engine.evaluate(adapter, run.test)
     data = run.config.run.data
     model, tokenizer = load_base(run.config.run.model.name, run.config.run.model.task)
-    plain = merged(model, run.assembly.spec, adapter)
+    plain = merge_adapter(model, run.assembly.spec, adapter)
     planted = secrets(data.canary_kind, data.canaries, run.config.run.seed)
     others = secrets(data.canary_kind, candidates, run.config.run.seed, "not planted")
     others = [secret for secret in others if secret not in set(planted)]

@@ -45,7 +45,7 @@ from client.data.prepare import prepare
 from client.data.records import Records
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
-from client.models.lora import merged
+from client.models.lora import merge_adapter
 from client.record_level.training import private_training
 from privacy.randomness.sampling import CohortSampler
 from server.runs.assembly import data_spec
@@ -121,7 +121,7 @@ class Start:
     def _others(self) -> Records:
         """Paragraphs of WikiText-2's test file, which nothing here is tested on."""
         source, _, _ = self.config.run.data.test_source.rpartition("@")
-        return prepare(data_spec(self.config.run).but(test_source=f"{source}@test")).test
+        return prepare(data_spec(self.config.run).replace(test_source=f"{source}@test")).test
 
     def _noisy(self, arm: str, rate: float) -> Tensor:
         """Behind the file's private phase, or its variant, at this learning rate."""
@@ -164,7 +164,7 @@ def exact_quality(run: PhasesRun, model: nn.Module, tokenizer: Any, adapter: Ten
         tokenizer: of that model.
     """
     metrics, data = run.engine.evaluate(adapter, run.test), run.config.run.data
-    plain = merged(model, run.assembly.spec, adapter)
+    plain = merge_adapter(model, run.assembly.spec, adapter)
     prefix, rows = exposure.split_tokens(tokenizer, data.canary_kind, list(DIGITS))
     scores = exposure.all_numbers(plain, prefix, [row[0] for row in rows], LENGTH)
     planted = [int(secret) for secret in secrets(data.canary_kind, data.canaries, run.config.run.seed)]

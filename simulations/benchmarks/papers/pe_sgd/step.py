@@ -62,13 +62,13 @@ def step_of(seed: Seed, method: str) -> Tensor:
     layout = seed.bench.engine.layout
     with seed.training(method, seed.silo(method, "fedavg", {"learning-rate": 1.0})) as training:
         training.step()
-        return (layout.trainable(training.state.adapter) - layout.trainable(seed.start)).double()
+        return (layout.trainable_values(training.state.adapter) - layout.trainable_values(seed.start)).double()
 
 
 def measured(seed: Seed, towards: Tensor, method: str, draws: int, lengths: Sequence[float]) -> dict[str, Any]:
     """Means over so many draws of batch and noise; `towards` is of :func:`falling`."""
     engine = seed.bench.engine
-    start = engine.layout.trainable(seed.start)
+    start = engine.layout.trainable_values(seed.start)
     cosines, falls, gains = [], [], []
     for _ in range(draws):
         step = step_of(seed, method)

@@ -204,7 +204,7 @@ class Seed:
         )
         layout = bench.engine.layout
         moved = bench.engine.train_all(bench.adapter, [self.texts], local, [self.seed])[0]
-        self.start = layout.with_trainable(bench.adapter, layout.trainable(bench.adapter) + moved.float())
+        self.start = layout.with_trainable(bench.adapter, layout.trainable_values(bench.adapter) + moved.float())
         at_start = bench.engine.evaluate(self.start, self.test)
         self.start_loss, self.start_accuracy = at_start.loss, at_start.accuracy
         span = PublicSpan(bench.engine, self.texts, "projection", rank=chosen.directions)
@@ -237,7 +237,7 @@ class Seed:
         ):
             training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.create())
             if kind is not None:
-                evolve = self.synthesiser.evolved if method == "PE-SGD" else None
+                evolve = self.synthesiser.evolve_texts if method == "PE-SGD" else None
                 span = PublicSpan(bench.engine, self.texts, kind, bench.settings.directions, self.bounds[2], evolve)
                 training = in_public_span(training, span)
             training.begin(self.start, PublicSignals(0, None))
