@@ -1,4 +1,6 @@
-"""One-line validators. Every message names the argument, the limit, the value given and, when known, the remedy.
+"""One-line validators of arguments and settings.
+
+Every message names the argument, the limit, the value given and, when known, the remedy.
 
 Values are passed by keyword so that the message can name them: ``positive(noise_multiplier=z)``. All raise ValueError.
 Never pass a private value (a norm, a loss, a count of units): messages end up in logs.

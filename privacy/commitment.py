@@ -1,4 +1,4 @@
-"""What a run commits to before it touches any data: the first line of its ledger.
+"""The commitment of a run before it touches any data: the first line of its ledger.
 
 Choosing noise or thresholds from released values while reporting the privacy loss of the path actually taken is no
 valid guarantee (privacy filters for f-DP do not exist in general: arXiv 2602.06756, 2602.15815). Two ways are sound,
@@ -113,7 +113,7 @@ class FloorStep:
 
     @property
     def seen_by_one_unit(self) -> Step:
-        """What the releases are to one unit, see :func:`privacy.events.seen_by_one_unit`."""
+        """The releases of this step as one unit sees them, see :func:`privacy.events.seen_by_one_unit`."""
         return seen_by_one_unit(self.sampling, self.noise_multiplier, self.count, self.correlation)
 
     def to_json(self) -> Json:

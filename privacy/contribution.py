@@ -1,4 +1,4 @@
-r"""From private rows to a bounded sum of integers: the half of the mechanism that runs where the data lives.
+r"""The half of the mechanism that runs where the data lives: private rows become a bounded sum of integers.
 
 Every encoded row, and every answer divided by its sensitivity, lies in the unit ball. It is rounded TOWARD ZERO to
 multiples of 2^-40 and stored as int64. Why integers:
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """That of all components together, see :func:`privacy.events.effective_noise_multiplier`."""
+        """The noise multiplier of all components together, see :func:`privacy.events.effective_noise_multiplier`."""
         return effective_noise_multiplier(*((part.sensitivity, part.noise_std) for part in self.components()))
 
     def noise_std(self, expected_units: float) -> Float64[Tensor, "*params"]:
@@ -124,7 +124,7 @@ class Contribution:
 
     @classmethod
     def zero(cls, plan: Plan) -> "Contribution":
-        """What an empty cohort contributes."""
+        """The contribution of an empty cohort."""
         return cls(
             torch.zeros(plan.clip.dim, dtype=torch.int64),
             tuple(torch.zeros(query.dim, dtype=torch.int64) for query in plan.queries),

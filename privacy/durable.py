@@ -64,7 +64,7 @@ def open_replacement(path: Path, *, mode: int | None = None, new: bool = False) 
 
 
 def full_disk(error: BaseException, folder: Path) -> str:
-    """What a person is told of an error that a full disk, or a used-up quota, caused; empty for any other error.
+    """Explain to a person an error that a full disk, or a used-up quota, caused. Empty for any other error.
 
     Args:
         folder: named where the error does not name its file.

@@ -10,4 +10,4 @@ class UnsupportedEvent(ValueError):
 
 
 class CorruptRun(RuntimeError):
-    """What a run left on disk (ledger, cohort secret) was altered, truncated, or belongs to another run."""
+    """Files that a run left on disk (ledger, cohort secret) were altered, truncated, or belong to another run."""

@@ -43,7 +43,7 @@ SEAL = object()
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """What came out of the mechanism: noise included, free to use, log and publish.
+    """The mechanism's result: noise included, free to use, log and publish.
 
     ``charged_release`` makes it, ``reopened_release`` takes it from disk again; nothing else can.
 
@@ -84,17 +84,17 @@ _Receipt = TypeVar("_Receipt")
 
 @runtime_checkable
 class Ledger(Protocol[_Receipt]):
-    """What the mechanism needs of ``privacy.ledger.ledger.Ledger``."""
+    """The part of ``privacy.ledger.ledger.Ledger`` that the mechanism needs."""
 
     @property
     def not_private(self) -> str | None:
-        """Why this run carries no guarantee, if it carries none."""
+        """The reason for which this run carries no guarantee, if it carries none."""
 
     def stamp_not_private(self, reason: str) -> None:
         """Record durably that this run carries no guarantee."""
 
     def attempts(self, label: str, round: int) -> int:
-        """How often the release of this name was charged."""
+        """Count the charges for the release of this name."""
 
     def charge(self, event: ReleaseEvent) -> _Receipt:
         """Debit the event durably before returning; raise BudgetExceeded and write nothing if it cannot be paid."""

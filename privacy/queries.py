@@ -57,7 +57,7 @@ class Query(Protocol):
 
     @property
     def dim(self) -> int:
-        """m, the number of coordinates of an answer."""
+        """The number m of coordinates of an answer."""
 
     def answer(self, units: Units) -> Float64[Tensor, "units m"]:
         """One row per unit, each of L2 norm <= ``sensitivity`` and computed from that unit alone."""
@@ -71,7 +71,9 @@ class Query(Protocol):
 
 @dataclass(frozen=True)
 class NormBit:
-    """+1/2 where the unit's norm is at most the threshold, else -1/2 (Andrew et al. 2021, arXiv 1905.03871v5).
+    """One bit per unit: +1/2 where its norm is at most the threshold, else -1/2.
+
+    Source: Andrew et al. 2021, arXiv 1905.03871v5.
 
     Centred, so that the sensitivity is 1/2 under adding or removing a unit (bits in {0, 1} have 1). With S the noisy
     sum and m the expected number of units, the share of unclipped units is estimated by S/m + 1/2.
@@ -109,7 +111,7 @@ class NormBit:
 
 @dataclass(frozen=True)
 class AdapterBits:
-    """For every block +1/2 where the unit's norm of that block is at most its threshold, else -1/2.
+    """One bit per block: +1/2 where the unit's norm of that block is at most its threshold, else -1/2.
 
     With S the noisy sum and m the expected number of units, the share of units unclipped in block k is estimated by
     S_k/m + 1/2. n bits with noise s each raise the cost of a round by n/(4 s^2) in 1/z^2. A unit whose row is not
@@ -203,7 +205,7 @@ class BoundedMean:
 
     @property
     def centre(self) -> float:
-        """What is taken off every loss."""
+        """The value that is taken off every loss."""
         return self.bound / 2 if self.centred else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""What releases cost, and the least noise that keeps a target.
+"""Prices of releases in epsilon, and the least noise that keeps a target.
 
     epsilon([(Poisson(0.05, 1000), 1.0944, 200)], delta=1e-5)       # 4.00: 200 rounds of a twentieth of 1000 clients
     calibrate(4.0, 1e-5, Poisson(0.05, 1000), rounds=200)           # 1.0944

@@ -41,7 +41,7 @@ _FURTHEST = 14.0  # of a log-odds: decays are at most 1 - 1e-6
 
 
 def mean_error(strategy: BufferedToeplitz, rounds: int, momentum: float = 0.0) -> float:
-    """||A C^{-1}||_F^2 / T."""
+    """The mean squared error ||A C^{-1}||_F^2 / T that a strategy leaves over ``rounds`` rounds."""
     checks.integer_at_least(1, rounds=rounds)
     series = _Inverse(np.array(strategy.scales), np.array(strategy.decays)).of(workload(rounds, momentum))
     return float((1.0 - np.arange(rounds) / rounds) * series @ series)

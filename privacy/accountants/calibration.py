@@ -222,7 +222,7 @@ class NoiseSearch:
         return [*self.extra, *((one, _effective(z * share, self.queries), 1) for one, share in rounds)]
 
     def epsilon(self, z: float, accountant: str, interval: float | None = None) -> float:
-        """What that costs."""
+        """Compute the epsilon of everything the run releases if its update has multiplier ``z``."""
         return composition.epsilon(self.steps(z), self.delta, accountant, adjacency=self.adjacency, interval=interval)
 
     def beyond_pld(self) -> bool:
@@ -231,7 +231,7 @@ class NoiseSearch:
         return self.delta < pld.SMALLEST_DELTA or allowance > 0.5 * self.delta
 
     def refuse_impossible(self, accountant: str) -> None:
-        """ValueError if what is released beside the update exceeds the target alone."""
+        """Raise ValueError if what is released beside the update exceeds the target alone."""
         limit = self.epsilon(LARGEST, accountant) if self.extra or self.queries else 0.0
         if limit >= self.target:
             raise ValueError(
@@ -240,7 +240,7 @@ class NoiseSearch:
             )
 
     def refuse_weak(self, accountant: str) -> None:
-        """ValueError if the target needs less noise than protects anyone."""
+        """Raise ValueError if the target needs less noise than protects anyone."""
         if self.guess() * min(self.profile) > 1.5 * WEAKEST_NOISE_MULTIPLIER:
             return
         reached = self.epsilon(WEAKEST_NOISE_MULTIPLIER / min(self.profile), accountant)
@@ -297,7 +297,7 @@ class NoiseSearch:
         return pld.refine(steps, self.delta, self.adjacency)[1]
 
     def guess(self) -> float:
-        """Slightly too much noise, by integer-order Rényi divergences of the rounds under Poisson sampling."""
+        """Guess slightly too much noise, by integer-order Rényi divergences of the rounds under Poisson sampling."""
         squeezed = math.sqrt(len(self.profile) / sum(share**-2 for share in self.profile))
         rate, rows = max((_as_one_row(one) for one in self.samplings), key=math.prod)
         squeezed /= rows

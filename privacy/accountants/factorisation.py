@@ -59,7 +59,7 @@ class Strategy(Generic[_C]):
 
 
 def mean_error(coefficients: Sequence[float], rounds: int, momentum: float = 0.0) -> float:
-    """||A C^{-1}||_F^2 / T for these coefficients of C, whatever their norm."""
+    """The mean squared error ||A C^{-1}||_F^2 / T for these coefficients of C, whatever their norm."""
     checks.integer_at_least(1, rounds=rounds)
     return _error(np.asarray(coefficients, dtype=np.float64), workload(rounds, momentum))[0]
 

@@ -57,12 +57,12 @@ def one_release(sampling: ExampleLevelPoisson, multiplier: float, interval: floa
 
 
 def usual_rows(sampling: ExampleLevelPoisson) -> float:
-    """How many rows of one unit join at most, but for a probability of 1e-10: it sets how finely to discretise."""
+    """The most rows of one unit that join, but for a probability of 1e-10: it sets how finely to discretise."""
     return float(max(1.0, binom.isf(1e-10, sampling.records_per_unit, sampling.rate)))
 
 
 class Mixture:
-    """P against Q of the module's formula."""
+    """The pair of distributions P and Q of the module's formula, whose loss is log P/Q."""
 
     def __init__(self, most: int, rate: float, multiplier: float) -> None:
         rows = np.arange(most + 1, dtype=np.float64)
@@ -75,7 +75,7 @@ class Mixture:
         self.furthest = float(brentq(lambda x: self._above(np.array([x]))[0] - _TAIL, 0.0, self._end(_REACH)))
 
     def pmf(self, interval: float, *, remove: bool) -> pld_pmf.PLDPmf:
-        """Of log P/Q under P (remove), or of log Q/P under Q (add)."""
+        """The probabilities of log P/Q under P (remove), or of log Q/P under Q (add)."""
         low, high = -_REACH * self.z, self.furthest if remove else _REACH * self.z
         ends = self.loss(np.array([low, high]))
         first, last = (ends[0], ends[1]) if remove else (-ends[1], -ends[0])
@@ -97,11 +97,11 @@ class Mixture:
         return falling
 
     def loss(self, x: Vector) -> Vector:
-        """log P(x)/Q(x): convex, and increasing."""
+        """The privacy loss log P(x)/Q(x): convex, and increasing."""
         return self._summed(x, lambda part: logsumexp(self._exponents(part), axis=1))
 
     def threshold(self, losses: Vector) -> Vector:
-        """Where the loss has these values; the end of the range where it has no such value."""
+        """Points at which the loss has these values; the end of the range where it has no such value."""
         table = np.linspace(-_FURTHEST * self.z, self._end(_FURTHEST), _TABLE)
         values = self.loss(table)
         cell = np.clip(np.searchsorted(values, losses), 1, _TABLE - 1)

@@ -63,7 +63,7 @@ def subsampled_gaussian_rdp(rate: float, noise_multiplier: float, order: int) ->
 
 
 def conversion_cost(order: int, delta: float) -> float:
-    """What the conversion adds to rho to give epsilon; negative for small orders at large delta."""
+    """The amount that conversion adds to rho to give epsilon; negative for small orders at large delta."""
     checks.integer_at_least(2, order=order)
     checks.probability(delta=delta)
     return math.log1p(-1.0 / order) - (math.log(delta) + math.log(order)) / (order - 1)

@@ -1,4 +1,4 @@
-"""What a privacy budget costs in noise, and what more clients, rounds or sampling would buy.
+"""The noise that a privacy budget costs, and what more clients, rounds or sampling would buy.
 
 The released mean is ``sum / m + N(0, (z C / m)^2 I_d)`` with clip bound C, expected cohort m and dimension d, so the
 noise has norm ``z C sqrt(d) / m`` and the signal at most C (all updates parallel and clipped). Over T rounds the
@@ -54,7 +54,7 @@ class Scenario:
 
     @property
     def cohort(self) -> Poisson:
-        """How each round samples."""
+        """The sampling that draws each round's cohort."""
         return Poisson(self.rate, self.clients)
 
     @property
@@ -123,7 +123,7 @@ class Refusal:
 
 
 def price(name: str, setting: Scenario) -> Option:
-    """Calibrate a setting; errors as for :func:`calibration.calibrate`."""
+    """Calibrate a setting and price it; errors as for :func:`calibration.calibrate`."""
     return Option(name, setting, setting.noise_multiplier())
 
 

@@ -1,4 +1,4 @@
-"""What releasing the best of a random number of private candidate runs costs: tuning and training as one event.
+"""The cost of releasing the best of a random number of private candidate runs: tuning and training as one event.
 
 Every candidate is a run of a mechanism Q (draw settings uniformly, train with them) whose Rényi divergence at order a
 is at most rho(a) for every neighbouring pair of data sets. K of them are run, K drawn from a law that knows nothing of

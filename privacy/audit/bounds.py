@@ -216,7 +216,7 @@ def finite_scores(name: str, scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def open_unit_interval(**values: Any) -> None:
-    """ValueError unless every value lies strictly between 0 and 1."""
+    """Raise ValueError unless every value lies strictly between 0 and 1."""
     for name, value in values.items():
         if not 0 < value < 1:
             raise ValueError(f"{name} must be strictly between 0 and 1, got {value!r}")

@@ -1,4 +1,5 @@
-"""What every clip map and every query must satisfy, as checks that raise AssertionError; nothing here is released.
+"""Contracts that every clip map and every query must satisfy, as checks that raise AssertionError; nothing here is
+released.
 
 For the project's own maps and for yours: call ``check_clip_map(MyMap(...), rows)`` and ``check_query(MyQuery(...),
 units)`` in a test, with :func:`adversarial_rows` among the rows. A map that passes on all inputs makes every plan that

@@ -84,7 +84,7 @@ class CanaryUnits:
         return np.unpackbits(np.frombuffer(bits, dtype=np.uint8))[: self.count].astype(np.bool_)
 
     def split(self, units: Int64[np.ndarray, " n"]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which of these units are no canaries, and the numbers of those canaries among them that are in."""
+        """Separate these units into those that are no canaries and the numbers of those canaries that are in."""
         honest = (units < self.first) | (units >= self.first + self.count)
         canaries = units[~honest] - self.first
         return honest, canaries[self.included[canaries]]
@@ -97,7 +97,7 @@ class CanaryUnits:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one release shows of every canary; post-processing of the release and of public directions.
+    """Everything that one release shows of every canary; post-processing of the release and of public directions.
 
     Attributes:
         rate: q, with which the release's cohort was drawn.
@@ -116,7 +116,7 @@ class Observation:
 
 
 def observe(canaries: CanaryUnits, release: Release, round: int, population: int) -> Observation | None:
-    """What a fresh release shows; None where it holds no update."""
+    """Observe every canary in a fresh release; None where it holds no update."""
     clip, z = release.plan.clip, release.plan.noise_multiplier
     if not clip.dim or release.encoded is None:
         return None
@@ -169,7 +169,7 @@ class CanaryAudit:
 
     @property
     def wrong(self) -> list[str]:
-        """What the releases cannot be if the ledger was charged for them, in words."""
+        """Sentences on what the releases cannot be if the ledger was charged for them."""
         found = []
         if self.noise.upper < 1:
             found.append(f"the noise in the releases is at most {self.noise.upper:.3f} times what was charged")

@@ -48,7 +48,7 @@ _POINTS = 200
 
 @dataclass(frozen=True)
 class Attack:
-    """How well one score tells members from others.
+    """The success of one score in telling members from others.
 
     Attributes:
         tpr: by false positive rate.

@@ -40,7 +40,7 @@ def inclusion(canaries: int, seed: int) -> NDArray[np.bool_]:
 
 
 def guess(scores: ArrayLike, guesses_in: int, guesses_out: int) -> NDArray[np.int8]:
-    """+1 ("in") for the largest scores, -1 ("out") for the smallest, 0 (abstain) for the rest; ties by position."""
+    """Guess +1 ("in") for the largest scores, -1 ("out") for the smallest, 0 for the rest; ties by position."""
     values = finite_scores("scores", scores)
     checks.integer_at_least(0, guesses_in=guesses_in, guesses_out=guesses_out)
     if not 1 <= guesses_in + guesses_out <= values.size:

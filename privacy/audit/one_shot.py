@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 
 def canary_updates(canaries: int, dim: int, bound: float, seed: int, *, start: int = 0) -> Vectors:
-    """Rows start .. start + canaries - 1 of the canaries' updates: float32 [canaries, dim], each of L2 norm ``bound``.
+    """Updates of the canaries from number ``start`` on: float32 [canaries, dim], each row of L2 norm ``bound``.
 
     Row i depends on (seed, i) and dim only, so whoever holds a canary can make its row. Memory 4 * canaries * dim
     bytes: ask for slices when that is too much.
@@ -65,7 +65,10 @@ class OneShotEstimate:
 
 
 def one_shot_estimate(inside: ArrayLike, outside: ArrayLike, delta: float) -> OneShotEstimate:
-    """From one number of every canary, by whether it took part; ValueError for fewer than two of either."""
+    """Estimate epsilon from one number of every canary, by whether it took part.
+
+    ValueError for fewer than two of either.
+    """
     seen, null = _several("inside", inside), _several("outside", outside)
     (mean, std), (mean_out, std_out) = ((float(one.mean()), float(one.std(ddof=1))) for one in (seen, null))
     return OneShotEstimate(

@@ -1,4 +1,5 @@
-"""How well a score tells members from non-members: area under the ROC curve, and TPR at a small FPR, with intervals.
+"""Measures of how well a score tells members from non-members: area under the ROC curve, and TPR at a small FPR, with
+intervals.
 
 Statistics of an attack, not of a guarantee: no bound on epsilon follows from an AUC. Report them with their intervals
 and with the number of canaries, and check that the same score on the untrained model has an AUC interval around 1/2;
@@ -25,7 +26,7 @@ class Interval:
 
 
 def auc(scores_in: ArrayLike, scores_out: ArrayLike, *, alpha: float = 0.05) -> Interval:
-    """P[score of a member > score of a non-member] + half of the ties, with a 1 - alpha interval.
+    """The chance that a member scores higher than a non-member, ties counted half, with a 1 - alpha interval.
 
     Interval: normal with the variance of DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), asymptotic in the
     smaller sample. When that variance is 0 (perfect separation, or all scores equal) it is the Clopper-Pearson interval

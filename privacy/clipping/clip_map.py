@@ -1,4 +1,4 @@
-r"""What a clip map is: every unit's row into the unit ball, and the noisy sum back into parameters.
+r"""The clip map's interface: every unit's row into the unit ball, and the noisy sum back into parameters.
 
 ``encode`` sends each row x into the unit ball of R^k, so that the sum over units has L2 sensitivity 1 under adding or
 removing one unit, whatever the rows are. ``decode`` turns the noisy sum into the mean update: it divides by the
@@ -50,7 +50,7 @@ class ClipMap(Protocol):
 
     @property
     def dim(self) -> int:
-        """k, the number of coordinates of encoded space."""
+        """The number k of coordinates of encoded space."""
 
     def encode(self, rows: Real[Tensor, "units params"]) -> Float64[Tensor, "units k"]:
         """Every row into the unit ball, each by itself; rows that are not finite become 0. Returns a fresh tensor."""
@@ -65,10 +65,12 @@ class ClipMap(Protocol):
         """
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; :func:`privacy.clipping.clip_from_json` rebuilds the map from them and :meth:`arrays`."""
+        """Describe the map in plain values; :func:`privacy.clipping.clip_from_json` rebuilds the map from them and
+        :meth:`arrays`.
+        """
 
     def arrays(self) -> dict[str, Tensor]:
-        """What is too large for JSON and travels beside it: float32 vectors by name, {} for most maps."""
+        """Arrays too large for JSON that travel beside it: float32 vectors by name, {} for most maps."""
 
 
 def finite_rows(
@@ -110,12 +112,12 @@ def same_arrays(one: ClipMap, other: object) -> bool:
 
 
 def check_bound(bound: float) -> None:
-    """ValueError unless ``bound`` can be a clipping threshold."""
+    """Raise ValueError unless ``bound`` can be a clipping threshold."""
     checks.within(SMALLEST_BOUND, LARGEST_BOUND, bound=bound, remedy="a clipping threshold is an L2 norm of an update")
 
 
 def check_vector(name: str, values: Tensor) -> None:
-    """ValueError unless ``values`` is a finite float32 vector."""
+    """Raise ValueError unless ``values`` is a finite float32 vector."""
     if values.dtype != torch.float32 or values.dim() != 1 or not bool(values.isfinite().all()):
         raise ValueError(
             f"{name} must be a finite float32 vector, got {values.dtype} of shape {tuple(values.shape)}, "
@@ -124,13 +126,13 @@ def check_vector(name: str, values: Tensor) -> None:
 
 
 def check_length(name: str, values: Tensor, wanted: int) -> None:
-    """ValueError unless ``values`` has ``wanted`` entries."""
+    """Raise ValueError unless ``values`` has ``wanted`` entries."""
     if len(values) != wanted:
         raise ValueError(f"{name} must have {wanted} values, got {len(values)}")
 
 
 def check_scales(name: str, values: Tensor) -> None:
-    """ValueError unless ``values`` is a float32 vector of positive numbers that can be scales."""
+    """Raise ValueError unless ``values`` is a float32 vector of positive numbers that can be scales."""
     check_vector(name, values)
     least, most = (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
     if not SMALLEST_SCALE <= least <= most <= LARGEST_SCALE:

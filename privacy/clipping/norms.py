@@ -171,7 +171,7 @@ class PerAdapterClip:
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """w_k, which turns a clipped block into its share of the unit ball."""
+        """The weights w_k, each of which turns a clipped block into its share of the unit ball."""
         scale = math.fsum(c * math.sqrt(d) for c, d in zip(self.bounds, self.sizes, strict=True))
         return tuple((scale * c / math.sqrt(d)) ** -0.5 for c, d in zip(self.bounds, self.sizes, strict=True))
 

@@ -169,7 +169,7 @@ class CoefficientClip(_Spanned):
         return in_unit_ball(encoded.div_(squared_norms(encoded).sqrt_().add_(_STABILITY).unsqueeze(1)))
 
     def decode(self, total: Float64[Tensor, " n"], expected_units: float) -> Float64[Tensor, " params"]:
-        """G z / (q N)."""
+        """Turn a noisy sum z of coefficients into the mean update G z / (q N)."""
         return (total / expected_units) @ self._on(total.device, self.gradients)
 
     def spread(self) -> Float64[Tensor, " params"]:
@@ -233,7 +233,7 @@ class EmbeddingResidualClip(_Spanned):
         return in_unit_ball(encoded)
 
     def decode(self, total: Float64[Tensor, " k"], expected_units: float) -> Float64[Tensor, " params"]:
-        """V^T (mean embedding) + mean residual."""
+        """Turn a noisy sum into the mean update V^T (mean embedding) + mean residual."""
         rank = self.basis.shape[0]
         embedding = total[:rank] * (self.embedding_bound / (expected_units * self.share**0.5))
         residual = total[rank:] * (self.residual_bound / (expected_units * (1 - self.share) ** 0.5))

@@ -46,7 +46,7 @@ def float64_copy(rows: Real[Tensor, "units width"]) -> Float64[Tensor, "units wi
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Units:
-    """What one chunk of units brings to a round. Private: it never leaves the process that made it.
+    """One chunk of units and what they bring to a round. Private: it never leaves the process that made it.
 
     Attributes:
         rows: one row per unit; any real dtype. A row with a NaN or an infinity counts as absent everywhere.

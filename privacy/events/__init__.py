@@ -1,4 +1,4 @@
-r"""What was released, as data: the vocabulary in which a run is committed, charged and accounted.
+r"""Releases as data: the vocabulary in which a run is committed, charged and accounted.
 
 A :class:`ReleaseEvent` is ONE look at one sampled cohort. Everything computed on that cohort (the clipped update, a
 clip bit, a loss, a histogram) is a component of the same joint Gaussian; it is never a second, separately sampled

@@ -1,4 +1,4 @@
-"""How the noise of a release hangs together with that of earlier ones, and what one unit sees of such a run."""
+"""Correlation of a release's noise with that of earlier ones, and what one unit sees of such a run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Banded:
 
     @property
     def bands(self) -> int:
-        """b, after how many releases a unit may take part again."""
+        """The number b of releases after which a unit may take part again."""
         return len(self.coefficients)
 
     @property
@@ -128,11 +128,11 @@ class BufferedToeplitz:
 
     @property
     def buffers(self) -> int:
-        """d, how many vectors are kept."""
+        """The number d of vectors that are kept."""
         return len(self.scales)
 
     def coefficients(self, releases: int) -> list[float]:
-        """c_0, ..., c_{T-1}: the first column of C."""
+        """The first column of C, c_0, ..., c_{T-1}."""
         checks.integer_at_least(1, releases=releases)
         column, terms = [1.0], list(self.scales)
         for _ in range(releases - 1):
@@ -141,7 +141,7 @@ class BufferedToeplitz:
         return column
 
     def sensitivity(self, releases: int, groups: int) -> float:
-        """||sum_j C[:T, j b]||: how far one unit moves C x over T releases, b = ``groups`` apart at least."""
+        """The distance ||sum_j C[:T, j b]|| that one unit moves C x over T releases, b = ``groups`` apart at least."""
         checks.integer_at_least(1, groups=groups)
         return math.hypot(*sum_columns(self.coefficients(releases), groups))
 
@@ -163,7 +163,7 @@ Correlation: TypeAlias = Banded | BufferedToeplitz
 
 
 def correlation_from_json(data: Mapping[str, Any]) -> Correlation:
-    """The inverse of ``to_json`` of either kind; ValueError for any other."""
+    """Rebuild a correlation of either kind from its ``to_json``. ValueError for any other."""
     kinds: dict[str, Callable[[Mapping[str, Any]], Correlation]] = {
         "banded-toeplitz": Banded.from_json,
         "buffered-linear-toeplitz": BufferedToeplitz.from_json,
@@ -182,7 +182,7 @@ def sum_columns(column: Sequence[float], groups: int) -> list[float]:
 
 
 def check_correlation(sampling: Poisson, correlation: Correlation | None) -> None:
-    """ValueError unless units take part in turns, and none twice within the bands of a banded ``correlation``."""
+    """Raise ValueError unless units take part in turns, and none twice within the bands of a banded ``correlation``."""
     if correlation is None:
         return
     least = correlation.bands if isinstance(correlation, Banded) else 1
@@ -198,7 +198,7 @@ def check_correlation(sampling: Poisson, correlation: Correlation | None) -> Non
 def seen_by_one_unit(
     sampling: Poisson, noise_multiplier: float, count: int, correlation: Correlation | None = None
 ) -> Step:
-    """What ``count`` consecutive releases are to one unit: independent looks at it, so often at most.
+    """Describe ``count`` consecutive releases as one unit sees them: independent looks at it, so often at most.
 
     With :class:`BufferedToeplitz` noise they are one look, whose count releases are ALL that share its noise.
     """

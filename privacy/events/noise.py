@@ -1,4 +1,4 @@
-"""Who makes the noise of a release: the server, or the clients together."""
+"""The makers of a release's noise: the server, or the clients together."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class NoiseShares:
 
     @property
     def threshold(self) -> int:
-        """t, how many parties open a sum: the least with 2t > n + c.
+        """The number t of parties that open a sum: the least with 2t > n + c.
 
         Then c colluding parties hold too few shares of a key (t > c), and no server, whatever it tells whom, can open
         two sets of survivors or both secrets of one party: that takes 2t answers, the honest parties give n - c at
@@ -96,11 +96,11 @@ class NoiseShares:
 
     @property
     def honest(self) -> int:
-        """How many shares of noise the adversary does not know, at least."""
+        """The least number of shares of noise that the adversary does not know."""
         return self.survivors - self.colluding
 
     def grid_bits(self, noise_multipliers: Sequence[float]) -> int:
-        """g, as fine as the modulus allows: n vectors and their noise do not wrap around.
+        """The exponent g of the grid, as fine as the modulus allows: n vectors and their noise do not wrap around.
 
         Args:
             noise_multipliers: z_j of every part of the release.
@@ -120,7 +120,7 @@ class NoiseShares:
         return bits
 
     def share(self, noise_multiplier: float, grid_bits: int) -> int:
-        """s, the parameter of the discrete Gaussian that one party adds, in steps of the grid."""
+        """The parameter s of the discrete Gaussian that one party adds, in steps of the grid."""
         return math.ceil(self.scale(grid_bits) * noise_multiplier)
 
     def scale(self, grid_bits: int) -> float:
@@ -144,7 +144,7 @@ class NoiseShares:
 
 
 def divergence_of_sum(share: float, count: int) -> float:
-    """tau: bound on |log| of the ratio of a sum of ``count`` shares to one discrete Gaussian of the same variance.
+    """The bound tau on |log| of the ratio of a sum of ``count`` shares to one discrete Gaussian of the same variance.
 
     Per coordinate (arXiv 2102.06387). ``share`` >= sqrt(1/2) is their common parameter.
     """

@@ -102,7 +102,7 @@ class ReleaseEvent:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """That of all components together, see :func:`effective_noise_multiplier`."""
+        """The noise multiplier of all components together, see :func:`effective_noise_multiplier`."""
         return effective_noise_multiplier(*((part.sensitivity, part.noise_std) for part in self.components))
 
     def to_json(self) -> Json:

@@ -1,4 +1,4 @@
-"""How a cohort is drawn: unit by unit, by groups of units in turn, or record by record."""
+"""Ways to draw a cohort: unit by unit, by groups of units in turn, or record by record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Poisson:
 
     @property
     def rows(self) -> int:
-        """How many rows could be drawn: one per unit, unless a subclass says otherwise."""
+        """The number of rows that could be drawn: one per unit, unless a subclass says otherwise."""
         return self.population
 
     @property
@@ -83,7 +83,7 @@ class CyclicPoisson(Poisson):
 
     @property
     def expected_units(self) -> float:
-        """Over who is in the group as well as over who joins."""
+        """The expected cohort, averaged over who is in the group as well as over who joins."""
         return self.rate * self.population / self.groups
 
     def to_json(self) -> Json:

@@ -1,4 +1,5 @@
-"""What a run has spent: charged durably before noise is drawn (``ledger``), and stated afterwards (``statement``).
+"""The record of what a run spends: charged durably before noise is drawn (``ledger``), stated afterwards
+(``statement``).
 
 ``journal`` is the file, ``budget`` the rules of floor and filter mode, ``tuning`` the account of a private sweep.
 """

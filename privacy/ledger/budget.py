@@ -1,4 +1,5 @@
-"""What a commitment pays for: the rules of floor mode and of filter mode (``commitment.py``), and what is spent.
+"""The payments that a commitment covers: the rules of floor mode and of filter mode (``commitment.py``), and what is
+spent.
 
 A budget is a value in memory; ``ledger.py`` makes it durable. :meth:`Budget.price` decides without changing anything,
 :meth:`Budget.take` spends. Replaying the ledger through the same two calls gives the same state.
@@ -20,7 +21,7 @@ from privacy.events import CyclicPoisson, ReleaseEvent
 
 @dataclass(frozen=True)
 class Price:
-    """What one release costs: the committed step it consumes (floor mode) or its Rényi divergence (filter mode)."""
+    """The cost of one release: the committed step it consumes (floor mode) or its Rényi divergence (filter mode)."""
 
     step: int | None = None
     rho: float | None = None
@@ -30,10 +31,10 @@ class Budget(Protocol):
     """The rules of one mode."""
 
     def price(self, event: ReleaseEvent) -> Price:
-        """What the event costs; BudgetExceeded with the reason if the commitment does not pay for it."""
+        """Price the event against the commitment; BudgetExceeded with the reason if that does not pay for it."""
 
     def take(self, price: Price) -> None:
-        """Spend."""
+        """Spend the price of one release;"""
 
     def epsilon_spent(self) -> float:
         """Upper bound on the epsilon spent, for a run that was going to stop here anyway."""
@@ -102,7 +103,7 @@ class FloorBudget:
         return self._prepared().total
 
     def steps_left(self, label: str) -> int:
-        """How many releases of ``label`` are still paid for."""
+        """The number of releases of ``label`` that are still paid for."""
         return sum(step.count - used for step, used in zip(self._floor, self._used, strict=True) if step.label == label)
 
     def _next_index(self, label: str) -> int | None:
@@ -182,7 +183,7 @@ def budget_of(commitment: Commitment) -> Budget:
 
 
 def check_affordable(commitment: Commitment) -> None:
-    """ValueError if a commitment costs more than the epsilon it states."""
+    """Raise ValueError if a commitment costs more than the epsilon it states."""
     cost = budget_of(commitment).worst_case()
     # A filter's rho was computed from epsilon by the formula that now computes epsilon from rho, up to rounding.
     if cost > commitment.epsilon * (1.0 + (0.0 if commitment.order is None else 1e-12)):

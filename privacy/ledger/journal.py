@@ -133,7 +133,9 @@ class Journal:
         return f"{len(self.entries)}:{self.entries[-1].hash if self.entries else _BEFORE_FIRST}"
 
     def append(self, kind: str, body: Mapping[str, Any]) -> Entry:
-        """Write one line; durable when this returns. RuntimeError if the journal may not be written (any more)."""
+        """Append one line to the journal; durable when this returns. RuntimeError if the journal may not be written
+        (any more).
+        """
         with self._lock:
             if not self._writable:
                 raise RuntimeError(f"{self.path} is open for reading only; open it without read_only to append")
@@ -161,7 +163,7 @@ class Journal:
             return entry
 
     def close(self) -> None:
-        """Release the lock; appending afterwards fails."""
+        """Release the journal's lock; appending afterwards fails."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

@@ -85,7 +85,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path | str, commitment: Commitment, run_id: str | None = None) -> "Ledger":
-        """Start a ledger; the commitment is on the disk when this returns.
+        """Start a ledger in a new file; the commitment is on the disk when this returns.
 
         Raises:
             ValueError: the committed floor costs more than the committed epsilon.
@@ -123,7 +123,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The ledger's file on disk."""
         return self._journal.path
 
     @property
@@ -143,15 +143,15 @@ class Ledger:
 
     @property
     def not_private(self) -> str | None:
-        """Why this run gives no guarantee at all, or None."""
+        """The reason for which this run gives no guarantee at all, or None."""
         return "; ".join(self._not_private) or None
 
     def attempts(self, label: str, round: int) -> int:
-        """How often the release of this name was charged."""
+        """Count the charges for the release of this name."""
         return self._attempts[label, round]
 
     def would_exceed(self, event: ReleaseEvent) -> str | None:
-        """Why the commitment does not pay for ``event``, or None. Ask before sampling: a refusal costs nothing.
+        """Explain why the commitment does not pay for ``event``, or None. Ask before sampling: a refusal costs nothing.
 
         Raises:
             UnsupportedEvent: the event cannot be accounted at all (filter mode).
@@ -163,7 +163,7 @@ class Ledger:
         return None
 
     def charge(self, event: ReleaseEvent) -> Receipt:
-        """Pay for ``event``; durable when this returns.
+        """Pay for ``event`` before its noise is drawn; durable when this returns.
 
         Raises:
             BudgetExceeded: the commitment does not pay for it; nothing was written.
@@ -224,11 +224,11 @@ class Ledger:
         return self._budget.rho_spent if isinstance(self._budget, FilterBudget) else 0.0
 
     def steps_left(self, label: str) -> int:
-        """How many releases of ``label`` the floor still pays for (floor mode; 0 in filter mode)."""
+        """The number of releases of ``label`` that the floor still pays for (floor mode; 0 in filter mode)."""
         return self._budget.steps_left(label) if isinstance(self._budget, FloorBudget) else 0
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the ledger's lock;"""
         self._journal.close()
 
     def __enter__(self) -> "Ledger":

@@ -1,4 +1,4 @@
-"""What a run guarantees, as data (``privacy.json``) and as one sentence: every epsilon rounded UP.
+"""The guarantee of a run, as data (``privacy.json``) and as one sentence: every epsilon rounded UP.
 
 The guarantee is that of the COMMITMENT, which holds whenever and why ever the run stopped. ``epsilon_spent`` is what
 the releases made so far account for; as a guarantee it is good only if the moment of stopping was not chosen from

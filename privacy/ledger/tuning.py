@@ -67,7 +67,7 @@ class TuningLedger:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> "TuningLedger":
-        """Reopen and verify; CorruptRun, or BlockingIOError if another process holds it."""
+        """Reopen and verify a tuning ledger; CorruptRun, or BlockingIOError if another process holds it."""
         journal = Journal.open(path, read_only=read_only)
         try:
             return cls(journal)
@@ -94,7 +94,7 @@ class TuningLedger:
         self.released = self._journal.append("released", {"cell": cell, "ledger": head}).body
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the ledger's lock;"""
         self._journal.close()
 
 

@@ -98,7 +98,7 @@ class CorrelatedNoise:
         self._ledger: object = None
 
     def correlation(self, sampling: Poisson, ledger: object) -> Correlation:
-        """How the noise of the next :meth:`draw` hangs together with that before it.
+        """Describe how the noise of the next :meth:`draw` hangs together with that before it.
 
         Args:
             sampling: of its cohort.

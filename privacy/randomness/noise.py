@@ -44,7 +44,7 @@ class Noise(Protocol):
         """True for test doubles."""
 
     def draw(self, blocks: Sequence[tuple[float, int]]) -> Int64[Tensor, " n"]:
-        """For each (noise multiplier, length) that many grid integers, concatenated; fresh at every call."""
+        """Draw that many grid integers for each (noise multiplier, length), concatenated; fresh at every call."""
 
 
 class GaussianNoise:

@@ -56,7 +56,9 @@ def simulation_generator(seed: int, *stream: int | str) -> np.random.Generator:
 
 
 def torch_generator(seed: int, *stream: int | str) -> "torch.Generator":
-    """The same for torch, on the CPU, where its numbers do not depend on the hardware."""
+    """A torch generator for the substream named by ``stream``, on the CPU, where its numbers do not depend on the
+    hardware.
+    """
     import torch
 
     generator = torch.Generator(device="cpu")
@@ -76,7 +78,7 @@ class SecureRandom:
     __slots__ = ()
 
     def bytes(self, count: int) -> bytes:
-        """``count`` random bytes."""
+        """``count`` cryptographically random bytes."""
         return self._fill(count).tobytes()
 
     def words(self, count: int) -> UInt64[np.ndarray, " count"]:

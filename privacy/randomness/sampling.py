@@ -1,4 +1,5 @@
-"""Who takes part: cohorts of clients, batches of records, drawn by a keyed generator that nobody outside can predict.
+"""The draw of those who take part: cohorts of clients, batches of records, by a keyed generator that nobody outside can
+predict.
 
 Amplification by sampling holds only against somebody who does not know the cohort, so cohorts come from ChaCha20 under
 a 32-byte secret, not from a seed. The secret belongs to the run: kept in a file that only its owner can read, it lets
@@ -52,7 +53,9 @@ SEAL = object()
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
-    """Who was drawn, and how: what is asked of these ids is charged as this sampling. A sampler makes it, nothing else.
+    """The units that were drawn, and how: what is asked of these ids is charged as this sampling.
+
+    A sampler makes it, nothing else.
 
     Attributes:
         ids: sorted, of units in [0, population), or of records in [0, records) where these are sampled; private, and
@@ -91,7 +94,9 @@ class Cohort:
 
 
 class CohortSampler:
-    """Draws cohorts. Equal secret, sampling, round, attempt and label give equal cohorts; else independent ones.
+    """Draws cohorts with a secret key.
+
+    Equal secret, sampling, round, attempt and label give equal cohorts; else independent ones.
 
     The label is that of the release (as in the ledger): two releases of one round are accounted as two samplings only
     if they are, so they need two labels, or one joint release. Make a sampler with :meth:`create` or :meth:`load`. It
@@ -159,7 +164,9 @@ class CohortSampler:
     def poisson(
         self, n: int, rate: float, round: int, attempt: int = 0, *, label: str = "round"
     ) -> Int64[np.ndarray, " cohort"]:
-        """Sorted ids; each of 0..n-1 joins with probability ``rate``, independently of all others and all rounds."""
+        """Draw sorted ids of a Poisson sample; each of 0..n-1 joins with probability ``rate``, independently of all
+        others and all rounds.
+        """
         checks.integer_at_least(1, n=n)
         checks.probability(rate=rate)
         if rate == 1.0:
@@ -211,7 +218,7 @@ class RemoteSampler:
         self.units = tuple(units)
 
     def draw(self, sampling: Poisson, round: int, attempt: int = 0, *, label: str = "round") -> Cohort:
-        """What stands for the cohort that the holders draw when they are asked for this release.
+        """A stand-in for the cohort that the holders draw when they are asked for this release.
 
         Raises:
             ValueError: the population is not all of their units.
@@ -225,7 +232,7 @@ class RemoteSampler:
 
 
 def most_drawn(units: int, rate: float) -> int:
-    """How many of ``units`` a Poisson sample holds at most, but with probability 2^-100.
+    """The most of ``units`` that a Poisson sample holds, but with probability 2^-100.
 
     Chernoff's bound, P(X >= k) <= exp(-n KL(k/n || rate)) for k >= n rate, at the least k for which it says so.
     """

@@ -1,4 +1,4 @@
-"""Which candidates a private sweep runs: how many, and with which settings, from randomness that nobody can repeat.
+"""The candidates that a private sweep runs: how many, and with which settings, from randomness that nobody can repeat.
 
 How many is secret for good: the theorems behind ``accountants/selection.py`` speak of releasing the best candidate and
 nothing else.
@@ -18,7 +18,7 @@ _WORDS = 3
 
 
 def draw(tries: Tries, cells: int) -> list[int]:
-    """K numbers below ``cells``, K by the law of ``tries`` and each number uniform and independent of all others."""
+    """Draw K numbers below ``cells``, K by the law of ``tries``, each number uniform and independent of all others."""
     checks.integer_at_least(1, cells=cells)
     random = SecureRandom()
     with localcontext(prec=_DIGITS):
@@ -43,7 +43,7 @@ def quantile(tries: Tries, uniform: Decimal) -> int:
 
 
 def chance_of_at_most(most: int, tries: Tries) -> float:
-    """P(K <= most), for a person to weigh a law by."""
+    """The probability P(K <= most), for a person to weigh a law by."""
     with localcontext(prec=_DIGITS):
         chances = takewhile(lambda pair: pair[0] <= most, _cumulative(tries))
         return float(max((reached for _, reached in chances), default=Decimal(0)))

@@ -17,7 +17,7 @@ from privacy.secagg.party import SEALED_BYTES
 
 
 class BadPart(ValueError):
-    """What a party sent is not what an honest one would have."""
+    """A party sent something that an honest one would not have."""
 
 
 class NotOpened(RuntimeError):
@@ -25,7 +25,9 @@ class NotOpened(RuntimeError):
 
 
 class Aggregator:
-    """One round. The ``add_`` methods take one reply each; a step is over when the caller begins the next.
+    """The server's side of one round.
+
+    The ``add_`` methods take one reply each; a step is over when the caller begins the next.
 
     Args:
         federation: list and terms.
@@ -46,17 +48,17 @@ class Aggregator:
 
     @property
     def sharers(self) -> list[int]:
-        """Those who shared their keys: they may hand in a vector."""
+        """The parties that shared their keys: they may hand in a vector."""
         return sorted(self._sealed)
 
     @property
     def survivors(self) -> list[int]:
-        """Those whose vectors are in the sum."""
+        """The parties whose vectors are in the sum."""
         return sorted(self._survivors)
 
     @property
     def revealers(self) -> list[int]:
-        """Those who revealed their shares."""
+        """The parties that revealed their shares."""
         return sorted(self._revealed)
 
     def add_announcement(self, party: int, data: bytes) -> None:
@@ -83,7 +85,7 @@ class Aggregator:
         self._sealed[party] = dict(sealed)
 
     def sealed_for(self, party: int) -> dict[int, bytes]:
-        """What the others sealed for a party, by sender."""
+        """The boxes that the others sealed for a party, by sender."""
         return {sender: boxes[party] for sender, boxes in sorted(self._sealed.items()) if sender != party}
 
     def add_masked(self, party: int, data: UInt8[np.ndarray, " bytes"]) -> None:

@@ -46,7 +46,7 @@ class Federation:
 
     @property
     def noise_shares(self) -> NoiseShares:
-        """How the parties make the noise."""
+        """The way in which the parties make the noise."""
         assert self.commitment.noise_shares is not None
         return self.commitment.noise_shares
 
@@ -67,7 +67,7 @@ class Federation:
         return hashlib.sha256(name.encode()).digest()
 
     def to_text(self) -> str:
-        """Canonical JSON."""
+        """The list as canonical JSON."""
         terms = {
             "format": _FORMAT,
             "members": [one.hex() for one in self.members],
@@ -78,7 +78,7 @@ class Federation:
 
     @classmethod
     def from_text(cls, text: str) -> "Federation":
-        """The inverse of :meth:`to_text`; ValueError for anything else."""
+        """Read a federation from the text of :meth:`to_text`; ValueError for anything else."""
         try:
             terms: Mapping[str, Any] = json.loads(text)
             if terms["format"] != _FORMAT:

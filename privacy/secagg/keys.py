@@ -1,4 +1,4 @@
-"""Who is who: long-term identities, and the keys of one round that they sign.
+"""Identities for the long term, and the keys of one round that they sign.
 
 An identity is an Ed25519 key of a party (RFC 8032). The federation's list of public identities is known to every party
 beforehand; the server may hand it on but not make it up. For every round a party makes two X25519 keys (RFC 7748): one
@@ -24,7 +24,7 @@ _NAME: Final = b"lacquer secagg 1 "
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a party tells all others at the beginning of a round.
+    """A party's message to all others at the beginning of a round.
 
     Attributes:
         party: its number in the federation, from 0.
@@ -76,7 +76,7 @@ def public_key(private: bytes) -> bytes:
 def announce(
     identity: bytes, session: bytes, party: int, sealing_key: bytes, masking_key: bytes, seed: bytes
 ) -> Announcement:
-    """A signed announcement; the keys are public halves, ``seed`` is committed to and not revealed."""
+    """Sign an announcement of this round's keys, which are public halves; ``seed`` is committed to, not revealed."""
     commitment = commitment_to(seed)
     body = _announced(session, party, sealing_key, masking_key, commitment)
     return Announcement(party, sealing_key, masking_key, commitment, _sign(identity, body))
@@ -117,7 +117,7 @@ def seal(private: bytes, public: bytes, session: bytes, sender: int, receiver: i
 
 
 def unseal(private: bytes, public: bytes, session: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """What ``sender`` sealed for ``receiver``; None if it is not what they sealed."""
+    """Decrypt what ``sender`` sealed for ``receiver``; None if it is not what they sealed."""
     key = _derived(private, public, session, f"seal {sender} {receiver}")
     if key is None:
         return None

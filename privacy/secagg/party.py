@@ -21,12 +21,12 @@ SEALED_BYTES = 2 * primitives.SHARE_BYTES + 16
 
 
 class Refused(ValueError):
-    """What the server asks for cannot be part of an honest round; the party stops."""
+    """The server's request cannot be part of an honest round; the party stops."""
 
 
 @dataclass(frozen=True, repr=False)
 class PartyState:
-    """What a party remembers between the steps of a round. Secret.
+    """The memory of a party between the steps of a round. Secret.
 
     Attributes:
         step: the step that was done last.

@@ -50,7 +50,7 @@ def pack_values(values: UInt32[np.ndarray, " n"], modulus_bits: int) -> UInt8[np
 
 
 def unpack_values(data: UInt8[np.ndarray, " bytes"], modulus_bits: int) -> UInt32[np.ndarray, " n"]:
-    """The inverse of :func:`pack_values`."""
+    """Read numbers modulo 2^b from the bytes of :func:`pack_values`."""
     width = modulus_bits // 8
     out = np.zeros((len(data) // width, 4), dtype=np.uint8)
     out[:, :width] = data.reshape(-1, width)
@@ -58,7 +58,7 @@ def unpack_values(data: UInt8[np.ndarray, " bytes"], modulus_bits: int) -> UInt3
 
 
 def to_ring(values: Int64[np.ndarray, " n"]) -> UInt32[np.ndarray, " n"]:
-    """Integers modulo 2^32."""
+    """Reduce integers modulo 2^32."""
     return (values & 0xFFFFFFFF).astype(np.uint32)
 
 

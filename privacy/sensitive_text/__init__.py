@@ -1,4 +1,4 @@
-"""Which words of a text are sensitive (``detectors``), and what is done with them (``treatments``).
+"""Detection of a text's sensitive words (``detectors``), and what is done with them (``treatments``).
 
 Public functions of one text at a time, applied before a record is a record: no guarantee of the ledger leans on them.
 """

@@ -1,4 +1,4 @@
-"""What a policy calls sensitive: spans of a text, found by the tiers of an annotator or by regular expressions.
+"""Detectors of what a policy calls sensitive: spans of a text, found by an annotator's tiers or by regular expressions.
 
 A detector is a public, fixed function of ONE text: it learns nothing from the data it looks at and does not change
 while a run lasts. Only then are token weights made from its spans a per-record function, and only then does
@@ -61,11 +61,11 @@ class Detector(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it, with everything that decides its answers (tier, model and its version)."""
+        """The name in reports, with everything that decides its answers (tier, model and its version)."""
         ...
 
     def spans(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
-        """For each text by itself: its sensitive spans, ordered, without overlap."""
+        """Find each text's sensitive spans, ordered, without overlap, each text by itself."""
         ...
 
 
@@ -91,7 +91,9 @@ class Tier:
     parts_of_speech: frozenset[str] = frozenset()
 
     def tag(self, word: Word) -> str | None:
-        """Why the word is sensitive; its entity before its part of speech before its role. None if it is not."""
+        """The reason for which the word is sensitive; its entity before its part of speech before its role. None if it
+        is not.
+        """
         if word.entity in self.entities:
             return word.entity
         if word.part_of_speech in self.parts_of_speech:

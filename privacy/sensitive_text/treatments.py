@@ -1,4 +1,4 @@
-"""What is done with sensitive spans: they are masked, or their tokens weigh more than the others.
+"""Treatments of sensitive spans: they are masked, or their tokens weigh more than the others.
 
 Redaction replaces each span by a mask and merges consecutive equal masks. What is left is the public part of a record
 under selective DP: neighbours have equal redacted texts by definition. What the detector missed stays readable and has
@@ -31,7 +31,7 @@ from privacy.sensitive_text.detectors import STOP_WORDS, Span
 
 @dataclass(frozen=True)
 class Mask:
-    """How a removed span reads.
+    """The text that replaces a removed span.
 
     Attributes:
         text: stands for every span, ``{tag}`` in it for why the span was removed: ``"<{tag}>"`` gives typed masks.
@@ -77,7 +77,7 @@ _WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)?")
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """How spans become weights; public, and fixed before any data is read.
+    """The rule that turns spans into weights; public, and fixed before any data is read.
 
     Attributes:
         other: weight of a token that is neither sensitive nor a function word, in (0, 1].
