@@ -1,4 +1,4 @@
-"""What the server decides between releases: controllers, server optimizers, LoRA aggregations.
+"""The server's decisions between releases: controllers, server optimizers, LoRA aggregations.
 
 Everything here is a function of releases and public data, so no guarantee depends on it: delete this package and every
 epsilon still holds. The tables name what a configuration may choose; a name with a colon (``"my_pkg.mod:Thing"``) is

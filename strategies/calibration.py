@@ -1,4 +1,5 @@
-"""From a target (epsilon, delta) to a commitment and the noise of every round that keeps it; what a controller is told.
+"""Calibration of a run: a target (epsilon, delta) becomes a commitment and the noise of every round that keeps it; what
+a controller is told.
 
 The one road: runs over clients, over records and in phases calibrate here.
 """
@@ -18,7 +19,7 @@ from strategies.controllers.controller import Controller, RunInfo
 
 
 class Calibrated(NamedTuple):
-    """What a run is committed to, and the effective noise multiplier of rounds 1..T."""
+    """The commitment of a run, and the effective noise multiplier of rounds 1..T."""
 
     commitment: Commitment
     multipliers: tuple[float, ...]
@@ -28,7 +29,7 @@ class Calibrated(NamedTuple):
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Calibrated":
-        """The inverse; KeyError, TypeError or ValueError for anything else."""
+        """Rebuild the calibration from its ``to_json``; KeyError, TypeError or ValueError for anything else."""
         return Calibrated(Commitment.from_json(data["commitment"]), tuple(map(float, data["multipliers"])))
 
 
@@ -45,7 +46,9 @@ def calibrate(
     correlation: Correlation | None = None,
     not_private: str | None = None,
 ) -> Calibrated:
-    """Calibrate, and commit. The controller's initial release is part of the target; nothing is written or sampled.
+    """Calibrate a run, and commit to the result.
+
+    The controller's initial release is part of the target; nothing is written or sampled.
 
     Args:
         controller: gives the initial release and the shape of the noise over the rounds.
@@ -78,7 +81,7 @@ def given_noise(
 
 
 def initial_step(controller: Controller[Any], sampling: Poisson) -> tuple[FloorStep, ...]:
-    """What is paid for the controller's initial release, if it has one."""
+    """The step that is paid for the controller's initial release, if it has one."""
     initial = controller.initial(sampling)
     if initial is None:
         return ()
@@ -95,7 +98,7 @@ def run_info(
     multipliers: tuple[float, ...],
     order: int | None,
 ) -> RunInfo:
-    """What a run tells its controller, from what it trains and the noise that was calibrated for it."""
+    """Describe a run to its controller, from what it trains and the noise that was calibrated for it."""
     layouts = tuple(aggregation.part(adapters, round).layout(layout).blocks() for round in range(1, rounds + 1))
     layouts = layouts[:1] if len(set(layouts)) == 1 else layouts
     return RunInfo(rounds, layouts, sampling, multipliers, order)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """What the sites share.
+    """The model that the sites share.
 
     Attributes:
         adapter: float32 ``[size]``.
@@ -58,7 +58,9 @@ class GlobalModel:
 
 @dataclass(frozen=True)
 class Place:
-    """Of a round: layout and scale s of the adapter, seed and round for what is drawn, factor of the served average."""
+    """The place of a combination in the run: layout and scale s of the adapter, seed and round for what is drawn,
+    factor of the served average.
+    """
 
     layout: AdapterLayout
     scale: float
@@ -73,7 +75,7 @@ Combine = Callable[[GlobalModel, Sequence[Float[Tensor, " size"]], Place], Globa
 
 @dataclass(frozen=True)
 class SiloAnswer:
-    """What one site sent, checked.
+    """The checked reply of one site.
 
     Attributes:
         update: float32 ``[size]``, or coefficients ``[n]`` of n public texts; None if it took no step.
@@ -87,7 +89,7 @@ class SiloAnswer:
 
 
 def combine_of(aggregation: object) -> Combine:
-    """How sites are put together under an aggregation of ``strategies``."""
+    """Choose how sites are put together under an aggregation of ``strategies``."""
     if isinstance(aggregation, FedEx):
         return exact_mean
     if isinstance(aggregation, Flora):
@@ -96,7 +98,7 @@ def combine_of(aggregation: object) -> Combine:
 
 
 def add_mean(model: GlobalModel, updates: Sequence[Tensor], place: Place) -> GlobalModel:
-    """The mean update, added."""
+    """Add the mean update to the global model's adapter."""
     return replace(model, adapter=model.adapter + torch.stack(list(updates)).mean(dim=0))
 
 
@@ -200,7 +202,7 @@ class SpanUpdate:
 
 
 def updates_of(answers: Iterable[SiloAnswer], round: int) -> list[Tensor]:
-    """What the sites sent, in one order: sums of floats depend on it. Refusals are logged."""
+    """The updates that the sites sent, in one order: sums of floats depend on it. Refusals are logged."""
     updates = []
     for answer in sorted(answers, key=lambda answer: answer.silo):
         if answer.refused:

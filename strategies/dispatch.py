@@ -1,4 +1,4 @@
-"""Who is asked in a round, and what becomes of the replies.
+"""The asking of nodes in a round, and what becomes of the replies.
 
 Out: the nodes that are there, and what each is given of the cohort, longest work first, so that no node is the one
 everybody waits for. Back: one sum, of each sound reply once; everything else is refused by name and left out. A reply
@@ -92,7 +92,7 @@ Tell = Callable[[str], None]
 
 
 def await_roster(grid: Grid, roster: Sequence[int], least: int, patience: float, tell: Tell) -> frozenset[int]:
-    """Which nodes of a roster are connected, as soon as ``least`` of them are.
+    """Wait until at least ``least`` nodes of a roster are connected, and give those that are.
 
     It is called before a cohort is drawn and knows nothing of cohorts: how long it waits tells of connections only.
 
@@ -123,7 +123,9 @@ def await_roster(grid: Grid, roster: Sequence[int], least: int, patience: float,
 
 
 def quorum(roster: Sequence[int]) -> int:
-    """How many nodes of a roster must be connected before a round is drawn: half of them, as must answer soundly."""
+    """The number of nodes of a roster that must be connected before a round is drawn: half of them, as must answer
+    soundly.
+    """
     return (len(roster) + 1) // 2
 
 
@@ -256,6 +258,6 @@ def sound_replies(
 
 
 def error_text(reply: Message) -> str:
-    """What kind of failure an error reply tells of; nothing of its free text."""
+    """Name the kind of failure that an error reply tells of. Nothing of its free text."""
     code = reply.error.code
     return ERRORS.get(code, "failed") if type(code) is int else "failed"

@@ -44,7 +44,7 @@ AGAIN = (10.0, 60.0)
 
 
 class DpFedAvg(PrivateTraining, Strategy):
-    """Differentially private federated averaging of LoRA adapters.
+    """The strategy of differentially private federated averaging of LoRA adapters.
 
     Args:
         controller: plans every release.
@@ -146,7 +146,7 @@ class DpFedAvg(PrivateTraining, Strategy):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing was asked."""
+        """Return nothing, for nothing was asked."""
         return None
 
     def summary(self) -> None:

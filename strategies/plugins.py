@@ -1,4 +1,4 @@
-"""From a name and options in a configuration to an object: built-in methods and a user's own by the same road.
+"""Objects from a name and options in a configuration: built-in methods and a user's own by the same road.
 
 What such an object answers in a run is held against what is expected of it (:func:`expect`, :func:`expect_finite`), so
 a wrong answer ends the run where it was given, before anything else is charged. Only released values (behind the noise)
@@ -54,7 +54,7 @@ def build(key: str, table: Mapping[str, str], name: str, options: Mapping[str, O
 
 
 def explain_options(key: str, name: str, known: Collection[str], error: Exception) -> str:
-    """What an object says of its own arguments (``known``), with the key that a person looks for in front."""
+    """Rephrase an object's error about its own arguments (``known``), with the key that a person looks for in front."""
     text = str(error)
     argument, _, rest = text.partition(" ")
     if argument not in known:
@@ -101,7 +101,7 @@ def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:
 
 
 def place(error: Exception) -> str:
-    """Where in a file something went wrong, in brackets; for the messages about methods of a user's own."""
+    """Name the place in a file where something went wrong, in brackets; for messages about a user's own methods."""
     if isinstance(error, SyntaxError):  # its text names file and line
         return ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -130,7 +130,7 @@ def _typed(key: str, wanted: Any, value: Option) -> Option:
 
 
 class BadAnswer(ValueError):
-    """What a method of a run answered is not what the run can go on with."""
+    """A method of a run answered something that the run cannot go on with."""
 
 
 def expect(role: str, method: object, call: str, answer: Any, kind: type[Any] | UnionType, wanted: str) -> Any:
@@ -147,7 +147,7 @@ def expect(role: str, method: object, call: str, answer: Any, kind: type[Any] | 
 
 
 def expect_tensor(role: str, method: object, call: str, answer: Any, like: "Tensor") -> "Tensor":
-    """The same for a tensor of the shape of another."""
+    """Return a method's answer; BadAnswer unless it is a tensor of the shape of another."""
     from torch import Tensor
 
     wanted = f"a tensor of shape {tuple(like.shape)}"
@@ -167,7 +167,7 @@ def expect_finite(role: str, method: object, call: str, answer: "Tensor", when: 
 
 
 def finite_number(role: str, method: object, call: str, *arguments: Any) -> float:
-    """What a method answers to these arguments; BadAnswer unless it is a finite number."""
+    """Ask a method for a number with these arguments; BadAnswer unless it is a finite number."""
     answer = getattr(method, call)(*arguments)
     if not math.isfinite(expect(role, method, call, answer, float | int, "a number")):
         raise_bad_answer(role, method, call, show_answer(answer), "a finite number")
@@ -175,7 +175,7 @@ def finite_number(role: str, method: object, call: str, *arguments: Any) -> floa
 
 
 def raise_bad_answer(role: str, method: object, call: str, returned: str, wanted: str) -> NoReturn:
-    """Raise BadAnswer."""
+    """Raise BadAnswer that names the method."""
     kind = type(method)
     name = f"{kind.__module__}:{kind.__qualname__}"
     raise BadAnswer(f"strategy.{role} = {name!r}: {kind.__name__}.{call} returned {returned}; it must return {wanted}")

@@ -75,12 +75,12 @@ class PlannedRelease:
 
     @property
     def label(self) -> str:
-        """Its name in the ledger."""
+        """The release's name in the ledger."""
         return "round" if self.round else "histogram"
 
     @property
     def event(self) -> ReleaseEvent:
-        """What the ledger is asked to pay."""
+        """The event that the ledger is asked to pay."""
         components = self.plan.components()
         return ReleaseEvent(self.label, self.round, self.sampling, components, self.noise_shares, self.correlation)
 
@@ -108,7 +108,7 @@ class PlannedRelease:
         )
 
     def in_turn(self, ledger: Ledger, noise: Noise | None) -> "PlannedRelease":
-        """With cyclic sampling: whose turn it is by the charges so far, lost ones included; how its noise goes on."""
+        """Set whose turn it is in cyclic sampling by the charges so far, lost ones included; how its noise goes on."""
         if not isinstance(self.sampling, CyclicPoisson):
             return self
         sampling = replace(self.sampling, turn=len(ledger.charges))
@@ -116,7 +116,7 @@ class PlannedRelease:
         return replace(self, sampling=sampling, correlation=correlation)
 
     def as_charged(self, ledger: Ledger) -> "PlannedRelease":
-        """With cyclic sampling: the turn and the noise of the last charge for this release."""
+        """Set the turn and the noise of cyclic sampling to those of the last charge for this release."""
         charged = [event for event in ledger.events if (event.label, event.round) == (self.label, self.round)]
         if not isinstance(self.sampling, CyclicPoisson) or not charged:
             return self
@@ -152,7 +152,7 @@ class Subspace(Protocol):
 
 @dataclass(frozen=True)
 class Planner:
-    """From the server's state to the next release.
+    """The planner of the next release from the server's state.
 
     Attributes:
         controller: plans every release.
@@ -171,12 +171,12 @@ class Planner:
     noise_shares: NoiseShares | None = None
 
     def initial(self) -> Poisson | None:
-        """How the cohort of the initial release is drawn; None if the controller has none."""
+        """The sampling that draws the cohort of the initial release; None if the controller has none."""
         initial = self.controller.initial(self.info.sampling)
         return None if initial is None else initial.sampling
 
     def part(self, round: int) -> TrainedSubset:
-        """What a round trains; the initial release trains what round 1 does."""
+        """The subset that a round trains; the initial release trains what round 1 does."""
         return self.aggregation.part(self.adapters, max(round, 1))
 
     def refresh_subspace(self, state: ServerState) -> ServerState:
@@ -245,7 +245,7 @@ class ServerUpdate:
         round: int,
         scale: float,
     ) -> ServerState:
-        """The same for a mean update and the noise on it, both as they are sent."""
+        """Apply a mean update, given with the noise on it, both as they are sent."""
         layout, scales = part.layout(self.layout), part.scales(self.layout)
         if isinstance(self.noise, InsecureZeroNoise):
             std = torch.zeros_like(std)  # an optimizer that takes off noise which is not there hardly moves
@@ -332,17 +332,17 @@ class PrivateTraining(ABC):
 
     @property
     def controller(self) -> Controller[Any]:
-        """What plans every release."""
+        """The controller that plans every release."""
         return self.planner.controller
 
     @property
     def noise(self) -> Noise | None:
-        """What the releases carry; None is the mechanism's default."""
+        """The noise that the releases carry; None is the mechanism's default."""
         return self.server.noise
 
     @property
     def state(self) -> ServerState:
-        """After the last release, whole as soon as :meth:`step` returns; ValueError before :meth:`begin`."""
+        """The state after the last release, whole as soon as :meth:`step` returns; ValueError before :meth:`begin`."""
         if self._state is None:
             raise ValueError("there is no state; call begin() or restore a checkpoint first")
         return self._state
@@ -374,7 +374,7 @@ class PrivateTraining(ABC):
             self.release = before.as_charged(self.ledger).reopen_release(update, answers, self.ledger)
 
     def next_release(self) -> PlannedRelease:
-        """The next release; planned once, so that one plan clips and sets the noise."""
+        """Plan the next release, once, so that one plan clips and sets the noise."""
         state = self.state
         if self._next is None or self._next[0] is not state:
             self.state = state = self.planner.refresh_subspace(state)
@@ -382,10 +382,7 @@ class PrivateTraining(ABC):
         return self._next[1].in_turn(self.ledger, self.noise)
 
     def refusal(self) -> str | None:
-        """Why there is no next release, or None: all planned ones are made, or the ledger does not pay.
-
-        Asked before anyone is sampled.
-        """
+        """Explain, before anyone is sampled, why no release follows: all are made, or the ledger does not pay; or None."""
         if self.state.round >= (planned := self.planner.info.rounds):
             return f"all {planned} planned {self.counted} are done"
         return self.ledger.would_exceed(self.next_release().event)
@@ -447,6 +444,5 @@ class PrivateTraining(ABC):
         if (subspace := self.planner.subspace) is None:
             return self.server
         scales = planned.part.scales(self.server.layout)
-        return replace(
-            self.server, optimizer=subspace.project_optimizer(self.state.subspace, self.server.optimizer, scales)
-        )
+        optimizer = subspace.project_optimizer(self.state.subspace, self.server.optimizer, scales)
+        return replace(self.server, optimizer=optimizer)

@@ -47,7 +47,7 @@ class _Round:
 
 
 class SecureAggregation:
-    """How the clients of a run open their sums.
+    """The settings and state with which the clients of a run open their sums.
 
     Args:
         federation: the list, as every client has it.

@@ -120,7 +120,9 @@ def _named_today(name: str, fields: set[str], classes: Mapping[str, type]) -> st
 
 
 def classes_of(template: Any) -> dict[str, type]:
-    """By name, every dataclass that a value like ``template`` can hold: those in it, and those its annotations name."""
+    """Find every dataclass, by name, that a value like ``template`` can hold: those in it, and those its annotations
+    name.
+    """
     found: dict[str, type] = {}
     waiting = list(_classes_in(template))
     while waiting:

@@ -1,4 +1,4 @@
-"""Where every value of an adapter lies in one flat vector.
+"""The layout of an adapter: the place of every value in one flat vector.
 
 Two vectors are used everywhere:
 
@@ -58,11 +58,11 @@ class Entry:
         return math.prod(self.trained_shape)
 
     def of(self, full: Tensor) -> Tensor:
-        """This tensor in full vectors `[..., size]`, as a view."""
+        """View this tensor in full vectors `[..., size]`."""
         return _shaped(full[..., self.offset : self.offset + self.size], self.shape)
 
     def trained_of(self, full: Tensor) -> Tensor:
-        """What is trained of this tensor in full vectors, as a view."""
+        """View the trained part of this tensor in full vectors."""
         if self.ranks is None:
             return self.of(full)
         return self.of(full)[..., : self.ranks, :] if self.factor == "A" else self.of(full)[..., : self.ranks]
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """Where each tensor lies in the full vector, and which of them form the trainable vector (in the same order)."""
+    """The place of each tensor in the full vector, and which of them form the trainable vector (in the same order)."""
 
     entries: tuple[Entry, ...]
 
@@ -117,7 +117,9 @@ class AdapterLayout:
         return result
 
     def training(self, train: str, ranks: int | None = None) -> "AdapterLayout":
-        """The same values with other factors (`"both"`, `"a"`, `"b"`) and ranks trained. Heads are always trained.
+        """Make the layout of these values with other factors (`"both"`, `"a"`, `"b"`) and ranks trained.
+
+        Heads are always trained.
 
         ValueError if the adapters have fewer than `ranks` ranks.
         """
@@ -153,7 +155,10 @@ class AdapterLayout:
         return {e.name: e.of(full) for e in self.entries}
 
     def vector(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The inverse of `tensors`: one float32 vector. ValueError if a name is missing or a shape differs."""
+        """Join named tensors, as `tensors` gives them, into one float32 vector.
+
+        ValueError if a name is missing or a shape differs.
+        """
         for entry in self.entries:
             if entry.name not in tensors:
                 raise ValueError(f"adapter has no tensor {entry.name!r}; were targets, layers or heads the same?")

@@ -1,4 +1,4 @@
-r"""What an aggregation writes into the frozen weights: W = W0 + R + s B A, with one dense R per adapted layer.
+r"""The residual that an aggregation writes into the frozen weights: W = W0 + R + s B A, one dense R per adapted layer.
 
 FedEx-LoRA (Singhal et al. 2024, arXiv 2410.09432) and FLoRA (Wang et al. 2024, arXiv 2409.05976) put a part of what
 clients learnt into W0. Here W0 stays as it was loaded, whatever its form (bfloat16, BitNet's ternary values), and R is
@@ -25,11 +25,11 @@ class Pair:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of R: out, in."""
+        """The shape of the layer's residual R: out, in."""
         return self.b.shape[0], self.a.shape[1]
 
     def of(self, residual: Tensor) -> Float[Tensor, "out in"]:
-        """R of this layer, as a view."""
+        """View the residual R of this layer in the flat vector."""
         rows, columns = self.shape
         return residual[self.offset : self.offset + rows * columns].view(rows, columns)
 
@@ -53,6 +53,6 @@ def residual_size(layout: AdapterLayout) -> int:
 
 
 def check_residual(residual: Tensor, layout: AdapterLayout) -> None:
-    """ValueError if the vector is not of this layout."""
+    """Raise ValueError if the vector is not of this layout."""
     if residual.shape != (residual_size(layout),):
         raise ValueError(f"residual must have {residual_size(layout)} values, got shape {list(residual.shape)}")

@@ -1,4 +1,4 @@
-"""What of the adapter a round trains, and the vector of it that is clipped and sent.
+"""The part of the adapter that a round trains, and the vector of it that is clipped and sent.
 
 A client of a round trains in three spaces: the *full* vector, the engine's trainable vector (chosen factors, all
 ranks), and the *sent* vector `[d]`: chosen factors, first ranks, each factor times its public scale. All of it is
@@ -18,7 +18,7 @@ from strategies.adapter.layout import AdapterLayout
 
 @dataclass(frozen=True)
 class TrainedSubset:
-    """What a round trains; heads are always trained.
+    """The factors and ranks that a round trains; heads are always trained.
 
     Attributes:
         factors: `"both"`, `"a"` or `"b"`.
@@ -62,7 +62,9 @@ class TrainedSubset:
     def engine_rows(
         self, engine: AdapterLayout, rows: Float[Tensor, "... d"], ranks: int | None = None
     ) -> Float[Tensor, "... dim"]:
-        """The inverse of `sent`; 0 for ranks that are not trained, or that lie beyond the first `ranks` of a client."""
+        """Turn rows as they are sent into the engine's trainable vector; 0 for ranks that are not trained, or that lie
+        beyond the first `ranks` of a client.
+        """
         scales = self.scales(engine)
         updates = rows if scales is None else rows / scales
         most = self.ranks if ranks is None else ranks
@@ -76,5 +78,5 @@ class TrainedSubset:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> "TrainedSubset":
-        """The inverse of :meth:`to_json`; ValueError or TypeError for anything else."""
+        """Read a subset from the values of :meth:`to_json`; ValueError or TypeError for anything else."""
         return TrainedSubset(**values)

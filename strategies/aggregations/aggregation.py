@@ -1,4 +1,4 @@
-"""What a LoRA aggregation is: what each round trains, and how the global adapter is written down afterwards.
+"""The interface of a LoRA aggregation: what each round trains, and how the global adapter is written down afterwards.
 
 Under client-level privacy the server never sees one client's factors: it is given the noisy SUM of the clipped sent
 vectors, and that is all an aggregation may use. Everything an aggregation decides (factors, ranks, scales, who has how
@@ -21,7 +21,7 @@ from strategies.adapter.trainable import TrainedSubset
 
 @dataclass(frozen=True)
 class Adapters:
-    """What a run tells its aggregation; public.
+    """The facts about a run's adapters that its aggregation is told; public.
 
     Attributes:
         rank: of every adapter, r.
@@ -36,7 +36,7 @@ class Adapters:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The same function as before in other coordinates.
+    """An adapter that computes the same function in other coordinates.
 
     Attributes:
         adapter: float32 ``[size]``, B' and A' with B' A' = B A for every pair (heads unchanged).
@@ -57,11 +57,11 @@ class Aggregation(Protocol):
     """Whether it needs every client's own factors, which client-level privacy never releases."""
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
-        """What ``round`` (1..T) trains; the initial release before it trains what round 1 does."""
+        """The subset that ``round`` (1..T) trains; the initial release before it trains what round 1 does."""
         ...
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        """How many ranks each of these clients can train, by id alone; None, the default: all of them all."""
+        """The number of ranks that each of these clients can train, by id alone; None, the default: all of them all."""
         return None
 
     def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:

@@ -47,7 +47,7 @@ class Plain(Aggregation):
 
 @dataclass(frozen=True)
 class Ffa(Aggregation):
-    """Train B only.
+    """Train B only, with A frozen as it was drawn.
 
     Attributes:
         scale_b: public factor on the update of B, relative to the heads, before clipping.

@@ -34,7 +34,9 @@ class FedSvd(Ffa):
     """Train B, as :class:`Ffa` does; rewrite A and B by the decomposition of their product."""
 
     def rewritten(self, adapter: Float[Tensor, " size"], layout: AdapterLayout) -> Rewritten | None:
-        """ValueError if a layer is smaller than the rank: it has no ``rank`` orthonormal directions."""
+        """Rewrite A and B by the decomposition of B A; ValueError if a layer is smaller than the rank: it has no
+        ``rank`` orthonormal directions.
+        """
         result, turns = adapter.clone(), {}
         a = {entry.pair: entry for entry in layout.entries if entry.factor == "A"}
         for entry in layout.entries:

@@ -81,17 +81,17 @@ class _OfEachClient(Aggregation):
 
 @dataclass(frozen=True)
 class Flora(_OfEachClient):
-    """FLoRA, see :func:`stack_factors`."""
+    """The FLoRA aggregation, see :func:`stack_factors`."""
 
 
 @dataclass(frozen=True)
 class FedEx(_OfEachClient):
-    """FedEx-LoRA, see :func:`average_factors`."""
+    """The FedEx-LoRA aggregation, see :func:`average_factors`."""
 
 
 @dataclass(frozen=True)
 class FedGsa(_OfEachClient):
-    """FedGSA, see :func:`shared_subspace`."""
+    """The FedGSA aggregation, see :func:`shared_subspace`."""
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
         return TrainedSubset("b")

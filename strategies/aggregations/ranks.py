@@ -53,7 +53,7 @@ class DyLora(Aggregation):
         checks.one_of(("both", "b"), factors=self.factors)
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
-        """ValueError if the ranks do not fit the adapters."""
+        """Draw the rank of a round; ValueError if the ranks do not fit the adapters."""
         most = self.most_rank or adapters.rank
         checks.within(1, adapters.rank, most_rank=most, remedy="the upper limit is model.rank")
         checks.within(1, most, least_rank=self.least_rank, remedy="the upper limit is most-rank")
@@ -84,12 +84,12 @@ class ZeroPad(Aggregation):
             checks.integer_at_least(1, ranks=rank)
 
     def part(self, adapters: Adapters, round: int) -> TrainedSubset:
-        """ValueError if the ranks do not fit the adapters."""
+        """Train the factors at every rank; ValueError if the ranks do not fit the adapters."""
         checks.within(1, adapters.rank, ranks=max(self._choices()), remedy="the upper limit is model.rank")
         return TrainedSubset(self.factors, None, self.scale_a, self.scale_b)
 
     def client_ranks(self, adapters: Adapters, clients: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | None:
-        """The same for a client in every round: one stream for the population, read at the client's id."""
+        """Draw each client's rank for all rounds: one stream for the population, read at the client's id."""
         choices = np.array(self._choices(), dtype=np.int64)
         drawn = simulation_generator(adapters.seed, "client rank").integers(len(choices), size=adapters.clients)
         ranks: Int64[np.ndarray, " n"] = choices[drawn[clients]]

@@ -1,4 +1,4 @@
-"""What a run relies on in a LoRA aggregation."""
+"""Checks of what a run relies on in a LoRA aggregation."""
 
 import numpy as np
 import torch

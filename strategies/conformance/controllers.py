@@ -1,4 +1,4 @@
-"""What a run relies on in a controller.
+"""Checks of what a run relies on in a controller.
 
 A run without clients: made-up units go through the real mechanism; an account in memory pays as a ledger would.
 """
@@ -36,7 +36,7 @@ DELTA = 1e-5
 
 @dataclass
 class Account:
-    """What the mechanism needs of a ledger; nothing is durable, for nothing here is anyone's.
+    """A ledger in memory, as much of one as the mechanism needs; nothing is durable, for nothing here is anyone's.
 
     In filter mode it pays for what the info's multipliers cost, and for the initial release.
     """
@@ -62,14 +62,14 @@ class Account:
             self._filter = budget_of(commitment)
 
     def stamp_not_private(self, reason: str) -> None:
-        """It is already."""
+        """Do nothing: a rehearsal is stamped already."""
 
     def attempts(self, label: str, round: int) -> int:
         """Every release is rehearsed once."""
         return 0
 
     def charge(self, event: ReleaseEvent) -> Price:
-        """ConformanceError, rule "budget", where the filter does not pay."""
+        """Price the event as a filter does; ConformanceError, rule "budget", where the filter does not pay."""
         if self.info.order is None:
             return Price(step=0)
         try:
@@ -85,7 +85,7 @@ class Account:
         return price
 
     def note_release(self, receipt: Price) -> None:
-        """Nothing is kept."""
+        """Keep nothing of the release."""
 
 
 def runs_of(controller_profile: tuple[float, ...], rounds: int) -> dict[str, RunInfo]:
@@ -100,7 +100,7 @@ def runs_of(controller_profile: tuple[float, ...], rounds: int) -> dict[str, Run
 
 
 def release(plan: Plan, round: int, sampling: Poisson, account: Account, seed: int) -> Release:
-    """What the mechanism releases under a plan; every third round nobody comes."""
+    """Make the release of a plan by the mechanism; every third round nobody comes."""
     label = "round" if round else "histogram"
     total = Contribution.zero(plan) if round % 3 == 2 else contribute(made_up_units(plan, round, seed), plan)
     noise = InsecureSeededNoise(1000 * seed + round)

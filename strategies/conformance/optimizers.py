@@ -1,4 +1,4 @@
-"""What a run relies on in a server optimizer."""
+"""Checks of what a run relies on in a server optimizer."""
 
 from typing import Any
 

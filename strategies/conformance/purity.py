@@ -19,7 +19,7 @@ from strategies.state_files import classes_of, pack, same_bits, unpack
 
 
 class ConformanceError(AssertionError):
-    """A broken contract.
+    """A method broke a rule of its contract.
 
     Attributes:
         rule: its name, e.g. ``"deterministic"``.
@@ -31,7 +31,7 @@ class ConformanceError(AssertionError):
 
 
 def raise_broken(rule: str, what: str, remedy: str) -> NoReturn:
-    """Raise it."""
+    """Raise ConformanceError for a broken rule."""
     raise ConformanceError(rule, what, remedy)
 
 

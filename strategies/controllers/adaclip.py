@@ -53,7 +53,7 @@ class AdaclipState:
 
 @dataclass(frozen=True)
 class Adaclip(Controller[AdaclipState]):
-    """AdaCliP.
+    """The AdaCliP controller of this page.
 
     Attributes:
         clip_norm: C, of round 1, > 0.

@@ -1,4 +1,5 @@
-"""What a controller is: it plans the next release from earlier releases and public data, and from nothing else.
+"""The interface of a controller: it plans the next release from earlier releases and public data, and from nothing
+else.
 
 That it sees no private value is a matter of types: ``update`` is given a :class:`~privacy.mechanism.Release`, which
 only the mechanism can make, and :class:`PublicSignals`. So whatever a controller computes is post-processing, and a new
@@ -27,7 +28,7 @@ from privacy.queries import Query
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run tells its controller; public.
+    """The facts about a run that its controller is told; public.
 
     Attributes:
         rounds: planned rounds T.
@@ -61,7 +62,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class PublicSignals:
-    """What everyone may know after a round.
+    """The values that everyone may know after a round.
 
     Attributes:
         round: the round just done; 0 before the first one.
@@ -96,7 +97,7 @@ class Controller(Protocol[S]):
     """Whether ``update`` needs the public validation loss of every round, so that it must be evaluated then."""
 
     def initial(self, sampling: Poisson) -> InitialRelease | None:
-        """What is released before round 1, for calibration and the ledger; by default nothing is."""
+        """The release before round 1, for calibration and the ledger; by default nothing is."""
         return None
 
     def profile(self, rounds: int) -> tuple[float, ...]:
@@ -129,7 +130,7 @@ class Controller(Protocol[S]):
 
 
 class NoBudgetLeft(ValueError):
-    """What is asked beside the update takes all that a round may spend.
+    """The queries beside the update take all that a round may spend.
 
     Attributes:
         names: of the queries.

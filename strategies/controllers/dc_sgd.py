@@ -123,7 +123,7 @@ class DcSgdE(_FromHistogram):
 
 
 def least_error(norms: tuple[float, ...], parts: tuple[float, ...], price: float) -> float:
-    """argmin over C > 0 of price C^2 + sum_j parts_j max(0, norms_j - C)^2; ``norms`` increasing, ``price`` > 0.
+    """The C > 0 with the least price C^2 + sum_j parts_j max(0, norms_j - C)^2; ``norms`` increasing, ``price`` > 0.
 
     Where the clients above C are the last bins, the derivative vanishes at C = sum parts_j norms_j / (price + sum
     parts_j) over them; bins are taken in from the top until that C lies above the next one.

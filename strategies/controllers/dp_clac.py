@@ -37,7 +37,7 @@ MOST_LOSS = 16.0
 
 @dataclass(frozen=True)
 class ClacState:
-    """As DP-LAC's state, with the noisy loss in place of the validation loss, and the threshold L of the next round.
+    """The state of DP-LAC with the noisy loss in place of the validation loss, and the threshold L of the next round.
 
     ``loss_bound`` is 0 until the histogram of losses was released, ``mean_loss`` (v_t) -1 until a loss was.
     """
@@ -52,7 +52,7 @@ class ClacState:
 
 @dataclass(frozen=True)
 class DpClac(Controller[ClacState]):
-    """DP-CLAC.
+    """The DP-CLAC controller of this page.
 
     Attributes:
         clip_norm: C_0 where > 0: the vote is then neither taken nor paid for; 0 takes it.

@@ -44,7 +44,7 @@ class LacState:
 
 @dataclass(frozen=True)
 class DpLac(Controller[LacState]):
-    """DP-LAC.
+    """The DP-LAC controller of this page.
 
     Attributes:
         clip_norm: C_0 where > 0: the histogram is then neither taken nor paid for; 0 takes it.

@@ -17,7 +17,7 @@ from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 @dataclass(frozen=True)
 class Fixed(Controller[None]):
-    """Fixed flat clipping.
+    """The controller of fixed flat clipping.
 
     Attributes:
         clip_norm: C, L2 threshold of a client's whole update, > 0.

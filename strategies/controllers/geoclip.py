@@ -40,7 +40,7 @@ from strategies.controllers.controller import Controller, PublicSignals, RunInfo
 
 @dataclass(frozen=True)
 class Leading:
-    """Of one block, in float64, averages over releases with the weights of b3.
+    """Averages of one block over releases, in float64, with the weights of b3.
 
     Attributes:
         directions: V ``[k, d]``.
@@ -55,7 +55,7 @@ class Leading:
     total: float = 0.0
 
     def noise_along(self, directions: Float64[Tensor, "n d"]) -> Float64[Tensor, " n_and_1"]:
-        """The same noise, written for other directions."""
+        """Write the noise of these averages for other directions."""
         shares = (directions @ self.directions.T).square()
         return torch.cat([self.noise[-1] + shares @ (self.noise[:-1] - self.noise[-1]), self.noise[-1:]])
 
@@ -78,7 +78,7 @@ class GeoclipState:
 
 @dataclass(frozen=True)
 class Geoclip(Controller[GeoclipState]):
-    """GeoClip.
+    """The GeoClip controller of this page.
 
     Attributes:
         clip_norm: C, > 0.

@@ -24,7 +24,7 @@ LEAST_RATIO = 0.5
 
 
 class FollowingState(Protocol):
-    """What both rules remember: the threshold, the first one, and the loss (``loss`` is e_t under the smooth rule).
+    """The memory of both rules: the threshold, the first one, and the loss (``loss`` is e_t under the smooth rule).
 
     Losses are NaN before there is one.
     """

@@ -34,7 +34,7 @@ class QuantileState:
 
 @dataclass(frozen=True)
 class Quantile(Controller[QuantileState]):
-    """Quantile clipping.
+    """The controller of quantile clipping.
 
     Attributes:
         clip_norm: C_0, > 0.

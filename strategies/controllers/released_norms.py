@@ -1,4 +1,4 @@
-"""What is read off released statistics of update norms: histograms averaged over rounds, and the one-bit quantile rule.
+"""Readings of released statistics of update norms: histograms averaged over rounds, and the one-bit quantile rule.
 
 Histograms. Edges are public and log-spaced, half an octave apart: client updates differ by orders of magnitude between
 tasks, and a grid with a width fitted to the data would have to be released first. Counts carry Gaussian noise of std s,
@@ -48,13 +48,13 @@ def norm_edges(lowest: float, highest: float) -> tuple[float, ...]:
 
 
 def blend_histogram(history: tuple[float, ...], counts: Tensor, factor: float) -> tuple[float, ...]:
-    """b H' + (1 - b) h per bin: the running sum that :func:`shares` divides by 1 - b^n."""
+    """The running sum b H' + (1 - b) h per bin, which :func:`shares` divides by 1 - b^n."""
     before = history or (0.0,) * len(counts)
     return tuple(factor * old + (1.0 - factor) * new for old, new in zip(before, counts.tolist(), strict=True))
 
 
 def noise_left(noise_std: float, factor: float, rounds: int) -> float:
-    """s_n, the std of the noise on each averaged count."""
+    """The standard deviation s_n of the noise on each averaged count."""
     power = factor**rounds
     return noise_std * math.sqrt((1.0 - factor) / (1.0 + factor) * (1.0 + power) / (1.0 - power))
 

@@ -34,18 +34,18 @@ LEAST_RATIO = 0.01
 
 @dataclass(frozen=True)
 class Done:
-    """Where a run on a schedule stands."""
+    """The place of a run on its schedule."""
 
     rounds_done: int = 0
 
     def next_round(self, info: RunInfo) -> int:
-        """The next round; the last one when all are done."""
+        """The number of the next round; the last one when all are done."""
         return min(self.rounds_done + 1, info.rounds)
 
 
 @dataclass(frozen=True)
 class Dynamic(Controller[Done]):
-    """Dynamic DP-SGD's schedule.
+    """The controller of Dynamic DP-SGD's schedule.
 
     Attributes:
         clip_norm: C_0, > 0.
@@ -111,7 +111,9 @@ class RiseReset(Controller[Done]):
         checks.integer_at_least(0, seed=self.seed)
 
     def profile(self, rounds: int) -> tuple[float, ...]:
-        """sigma_t / sigma_0 of rounds 1..T; round 1 has sigma_0. Never below 1: rho may lower sigma, but not so far."""
+        """The ratios sigma_t / sigma_0 of rounds 1..T; round 1 has sigma_0. Never below 1: rho may lower sigma, but not
+        so far.
+        """
         draws = simulation_generator(self.seed, "rise-reset")
         shares, sigma = [], 1.0
         for round in range(rounds):

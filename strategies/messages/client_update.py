@@ -61,7 +61,7 @@ class TrainRequest:
     own_draw: Draw | None = None
 
     def only(self, position: int) -> "TrainRequest":
-        """The same for one of its clients."""
+        """Narrow the request to one of its clients."""
         one = slice(position, position + 1)
         return replace(self, clients=self.clients[one], ranks=None if self.ranks is None else self.ranks[one])
 

@@ -20,7 +20,9 @@ JOIN = "clients"
 
 @dataclass(frozen=True)
 class Draw:
-    """How a node draws its part of a cohort. Equal values name equal draws: the node's secret does the rest.
+    """The rule by which a node draws its part of a cohort.
+
+    Equal values name equal draws: the node's secret does the rest.
 
     Attributes:
         run: of the server's ledger; the same when the run is resumed.

@@ -65,7 +65,7 @@ def model_arrays(adapter: np.ndarray, residual: np.ndarray | None) -> dict[str, 
 
 
 def residual_of(records: RecordDict) -> np.ndarray | None:
-    """The inverse, for the second of the two."""
+    """Read the residual that :func:`model_arrays` sent; None if there is none."""
     return vector(records, "residual", "float32") if "residual" in arrays_of(records) else None
 
 

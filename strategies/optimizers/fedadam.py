@@ -36,7 +36,7 @@ _MOMENTS: dict[str, Literal[1, 2]] = {"first": 1, "second": 2, "noise": 2}
 
 @dataclass(frozen=True)
 class FedAdam:
-    """Server Adam.
+    """The server optimizer Adam, without the noise's bias.
 
     Attributes:
         learning_rate: eta; about how far one round moves a value whose signal is clear.

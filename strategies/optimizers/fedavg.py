@@ -23,7 +23,7 @@ from strategies.optimizers.optimizer import ServerStep
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Plain averaging.
+    """Plain averaging of the clients' updates.
 
     Attributes:
         learning_rate: eta, 1 adds the mean update as it is.
@@ -70,7 +70,7 @@ class FedAvgM:
         checks.non_negative(momentum=self.momentum)
 
     def init(self, parameters: Float[Tensor, " d"]) -> dict[str, Tensor]:
-        """The momentum, zero."""
+        """Start with a momentum of zero."""
         return {"momentum": parameters.new_zeros(parameters.shape)}
 
     def step(

@@ -1,4 +1,4 @@
-"""What a server optimizer is: state and parameters in, a released update, state and parameters out."""
+"""The interface of a server optimizer: state and parameters in, a released update, state and parameters out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from strategies.plugins import expect, expect_finite, expect_tensor, raise_bad_a
 
 @dataclass(frozen=True)
 class ServerStep:
-    """What the optimizer knows of a round; all of it is released or public.
+    """The facts about a round that the optimizer is told; all of it is released or public.
 
     Attributes:
         round: 1..T.
@@ -41,7 +41,8 @@ class Optimizer(Protocol):
 
     @property
     def moments(self) -> Mapping[str, Literal[1, 2]]:
-        """Which state tensors are first moments of updates and which are second moments; others may stay unnamed.
+        """Names of the state tensors that are first moments of updates and of those that are second moments; others may
+        stay unnamed.
 
         An aggregation that rewrites the adapter in other coordinates moves them along.
         """
@@ -80,7 +81,7 @@ def take_step(
 
 
 def pair_of(optimizer: Optimizer, answer: Any) -> tuple[dict[str, Tensor], Any]:
-    """What ``step`` returned: state and parameters; BadAnswer for anything but these two."""
+    """Split what ``step`` returned into state and parameters; BadAnswer for anything but these two."""
     pair = "a tuple of two, the new state (a dict of tensors) and the new parameters"
     expect("optimizer", optimizer, "step", answer, tuple, pair)
     if len(answer) != 2 or not isinstance(answer[0], dict):

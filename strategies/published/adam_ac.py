@@ -1,4 +1,4 @@
-r"""DP-Adam-AC as published. NOT PRIVATE: it reads raw norms and clips micro-batches; for comparison only.
+r"""DP-Adam-AC as its paper publishes it. NOT PRIVATE: it reads raw norms and clips micro-batches; for comparison only.
 
     X_i: micro-batches of m records          n_i = || sum_{x in X_i} grad l(x) ||
     S = sum_i min(1, C m / n_i) sum_{x in X_i} grad l(x) + N(0, (sigma C)^2 I),       g = S / B
@@ -43,7 +43,7 @@ class AdamAcState:
 
 @dataclass(frozen=True)
 class PublishedAdamAc(RawRule, Controller[AdamAcState]):
-    """The paper's rule; a controller that is shown what no controller may see (:meth:`see`)."""
+    """The rule of the DP-Adam-AC paper; a controller that is shown what no controller may see (:meth:`see`)."""
 
     unsound: ClassVar[str] = "DP-Adam-AC's published rule reads raw norms and clips micro-batches, not records"
     clip_norm: float = 3.0
@@ -66,7 +66,7 @@ class PublishedAdamAc(RawRule, Controller[AdamAcState]):
 
     @property
     def noise_share(self) -> float:
-        """Of the calibrated noise multiplier, what the sum of clipped micro-batches really gets."""
+        """The share of the calibrated noise multiplier that the sum of clipped micro-batches really gets."""
         return 1.0 / self.micro_batch
 
     def init(self, info: RunInfo, public: PublicSignals) -> AdamAcState:

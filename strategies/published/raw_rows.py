@@ -1,4 +1,4 @@
-"""What a rule without a guarantee is shown: the raw rows of every batch. In runs marked so, and nowhere else.
+"""The raw rows of every batch, which a rule without a guarantee is shown. In runs marked so, and nowhere else.
 
 A controller sees releases (:mod:`strategies.controllers.controller`). The rules of this package, as their papers print
 them, see norms, losses and gradients of single records; a run of one is refused unless it is marked
@@ -16,14 +16,14 @@ from strategies.private_training import PlannedRelease, PrivateTraining
 
 
 class RawRule:
-    """What such a rule adds to a controller."""
+    """The methods that a rule without a guarantee adds to a controller."""
 
     unsound: ClassVar[str]
     """Why there is no guarantee, in words."""
 
     @property
     def noise_share(self) -> float:
-        """Of the calibrated noise multiplier, what a release of the rule really gets."""
+        """The share of the calibrated noise multiplier that a release of the rule really gets."""
         return 1.0
 
     def regroup_rows(self, chunks: list[Units]) -> list[Units]:
@@ -35,7 +35,7 @@ class RawRule:
         raise NotImplementedError
 
     def refusal(self) -> str:
-        """What an unmarked run is told."""
+        """The refusal that an unmarked run is told."""
         return f"{self.unsound}; set privacy.non-private = true"
 
     def commit_noise(self, commitment: Commitment) -> Commitment:
@@ -47,12 +47,12 @@ class RawRule:
 
 
 class ShownRaw(PrivateTraining):
-    """Mixed into a training over records whose controller is a :class:`RawRule`."""
+    """A mixin for a training over records whose controller is a :class:`RawRule`."""
 
     _seen: list[Units] | None = None
 
     def rows(self, batch: Any, planned: PlannedRelease) -> Iterable[Units]:
-        """Those of the training, regrouped by the rule and kept for it until :meth:`observe`.
+        """The rows of the training, regrouped by the rule and kept for it until :meth:`observe`.
 
         Raises:
             ValueError: the run is not marked.
@@ -66,7 +66,7 @@ class ShownRaw(PrivateTraining):
         return self._seen
 
     def observe(self, public: PublicSignals) -> None:
-        """As :meth:`PrivateTraining.observe`; the rule is shown the rows of the step too."""
+        """Observe as :meth:`PrivateTraining.observe` does; the rule is shown the rows of the step too."""
         super().observe(public)
         if self._seen is not None:
             rule: Any = self.controller

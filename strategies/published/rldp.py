@@ -50,7 +50,8 @@ _LEAST_REWARD = -5.0
 
 @dataclass(frozen=True)
 class RawState(RlState):
-    """Where the controller stands; it holds functions of raw gradients, so nothing that holds it is private.
+    """The controller's state between two steps; it holds functions of raw gradients, so nothing that holds it is
+    private.
 
     Attributes:
         round: just done.
@@ -71,7 +72,7 @@ class RawState(RlState):
 
 @dataclass(frozen=True)
 class PublishedRldp(RawRule, Rl):
-    """The paper's rule; a controller that is shown what no controller may see (:meth:`see`).
+    """The rule of the RLDP paper; a controller that is shown what no controller may see (:meth:`see`).
 
     Attributes:
         blocks: n, the number of adapters, for the paper's noise of sigma C_i on each; 0 for the joint noise.
@@ -89,7 +90,7 @@ class PublishedRldp(RawRule, Rl):
 
     @property
     def noise_share(self) -> float:
-        """Of the calibrated noise multiplier, what n blocks with noise sigma C_i each have together."""
+        """The share of the calibrated noise multiplier that n blocks with noise sigma C_i each have together."""
         return 1.0 / math.sqrt(self.blocks) if self.blocks else 1.0
 
     def init(self, info: RunInfo, public: PublicSignals) -> RawState:
@@ -171,7 +172,7 @@ def statistics(batch: list[Units], sizes: tuple[int, ...]) -> Float[Tensor, " si
 
 
 def reward(gain: float, share: float) -> float:
-    """Of an interval whose utility rose by `gain` while `share` of the budget was spent."""
+    """The reward of an interval whose utility rose by `gain` while `share` of the budget was spent."""
     return max(math.log1p(max(gain / (share + 1e-6), -1.0 + 1e-3)), _LEAST_REWARD)
 
 

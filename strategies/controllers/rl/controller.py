@@ -50,7 +50,7 @@ from strategies.controllers.rl.sac import Learning, pretrained_weights
 
 @dataclass(frozen=True)
 class Rl(Controller[RlState]):
-    """The RL controller.
+    """The RL controller of this page.
 
     Attributes:
         clip_norm: C_0, L2 norm of all starting thresholds together; each adapter starts at C_0 / sqrt(n).
@@ -104,7 +104,7 @@ class Rl(Controller[RlState]):
 
     @property
     def acting(self) -> Acting:
-        """How the agent acts and learns."""
+        """The settings of how the agent acts and learns."""
         scratch = self.policy == "scratch"
         learning = Learning(self.seed, self.discount, self.temperature, self.polyak, self.learning_rate, self.batch)
         return Acting(

@@ -22,7 +22,9 @@ REWARD_SCALE, MOST_REWARD = 4.0, 10.0
 
 @dataclass(frozen=True)
 class RlState:
-    """Where the controller stands; everything in it comes from releases, public values and its own seed.
+    """The controller's state between two releases.
+
+    Everything in it comes from releases, public values and its own seed.
 
     Attributes:
         scales: log(C_i / C_i0).
@@ -52,7 +54,7 @@ Deciding = TypeVar("Deciding", bound=RlState)
 
 @dataclass(frozen=True)
 class Acting:
-    """How the agent acts and learns; see the fields of the same names of ``Rl``."""
+    """The settings of how the agent acts and learns. See the fields of the same names of ``Rl``."""
 
     learning: Learning
     step: float
@@ -108,7 +110,7 @@ def decide(
 def observation(
     state: RlState, info: RunInfo, acting: Acting, round: int
 ) -> tuple[Float[Tensor, "n l"], Float[Tensor, " g"]]:
-    """What the agent sees after ``round``."""
+    """The features that the agent sees after ``round``."""
     intervals = info.rounds / max(state.heard.rounds, 1)
     whole = global_features(
         done=round / info.rounds,

@@ -1,4 +1,4 @@
-"""What the policy sees: features of releases, public losses and the budget, and of nothing else.
+"""The policy's input: features of releases, public losses and the budget, and of nothing else.
 
 ``add`` adds one :class:`~privacy.mechanism.Release` to the sums of an interval; only the mechanism makes a Release, so
 no raw norm, loss or count can get here. Per adapter k, averaged over the interval of rounds:
@@ -39,7 +39,7 @@ class IntervalStats:
 
 
 def empty_interval(adapters: int) -> IntervalStats:
-    """Before the first round of an interval."""
+    """The statistics before the first round of an interval."""
     return IntervalStats(0, *((0.0,) * adapters,) * 3)
 
 

@@ -66,13 +66,15 @@ def _layers(local: int, whole: int) -> dict[str, tuple[int, int]]:
 
 
 def features(weights: Weights) -> tuple[int, int]:
-    """How many features of one adapter and of the run these weights read."""
+    """The numbers of features of one adapter and of the run that these weights read."""
     both, rows = (weights[f"actor.{name}.0.weight"].shape[1] for name in ("noise", "adapter"))
     return rows - both, 2 * both - rows
 
 
 def initial_weights(generator: torch.Generator, local: int = LOCAL, whole: int = GLOBAL) -> Weights:
-    """Uniform in +-1/sqrt(inputs); the actor's last layers are a tenth of that, so that it starts near no change."""
+    """Draw weights uniformly in +-1/sqrt(inputs); the actor's last layers are a tenth of that, so that it starts near
+    no change.
+    """
     weights: Weights = {}
     for name, (inputs, outputs) in _layers(local, whole).items():
         last = name in ("actor.adapter.2", "actor.noise.1")
@@ -107,7 +109,7 @@ def value(
     whole: Float[Tensor, "b g"],
     action: Float[Tensor, "b a"],
 ) -> Float[Tensor, " b"]:
-    """Q(s, a) of ``critic`` ("critic1", "target-critic2", ...)."""
+    """The value Q(s, a) by ``critic`` ("critic1", "target-critic2", ...)."""
     rows = torch.cat([local, _spread(whole, local), action[:, :-1].unsqueeze(2)], dim=2)
     average = relu(_mlp(weights, f"{critic}.adapter", rows, 2)).mean(dim=1)
     return _mlp(weights, f"{critic}.whole", torch.cat([average, whole, action[:, -1:]], dim=1), 2).squeeze(1)
@@ -157,7 +159,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Agent:
-    """What the learner is after some experience; a checkpoint holds it.
+    """The state of the learner after some experience. A checkpoint holds it.
 
     Attributes:
         weights: of the actor, the critics and their targets.
@@ -302,7 +304,7 @@ def _shipped() -> dict[str, Any]:
 
 
 def card() -> dict[str, Any]:
-    """Where the shipped policy comes from."""
+    """The card that says where the shipped policy comes from."""
     return dict(_shipped()["card"])
 
 

@@ -1,4 +1,4 @@
-"""How much noise a round gets when the ledger filters: a controller may spend unevenly, and must be able to finish.
+"""The noise of a round when the ledger filters: a controller may spend unevenly, and must be able to finish.
 
 The run's multipliers z_1..z_T say what it may spend in all: R = sum_t rho(z_t), with rho the Rényi divergence of a
 round at the filter's order. Before round t, with R' of it left and n = T - t + 1 rounds to go, ``even`` noise spends
@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 
 
 def budget(info: RunInfo) -> float:
-    """R, the Rényi divergence of the whole run; the number of rounds where the ledger does not filter."""
+    """The Rényi divergence R of the whole run. The number of rounds where the ledger does not filter."""
     if info.order is None:
         return float(info.rounds)
     return _budget(info.sampling, info.noise_multipliers, info.order)
@@ -36,12 +36,12 @@ def _budget(sampling: Poisson, multipliers: tuple[float, ...], order: int) -> fl
 
 
 def after(info: RunInfo, spent: float, plan: Plan, told: float) -> float:
-    """What is spent after a release: as counted here, or as the ledger tells, which charges failed rounds too."""
+    """The amount spent after a release: as counted here, or as the ledger tells, which charges failed rounds too."""
     return max(spent + cost(info, plan.effective_noise_multiplier), told)
 
 
 def cost(info: RunInfo, noise_multiplier: float) -> float:
-    """What a round of that effective noise multiplier takes from the budget."""
+    """The part of the budget that a round of that effective noise multiplier takes."""
     return 1.0 if info.order is None else _rho(info, noise_multiplier)
 
 
