@@ -1,1 +1,1 @@
-"""What runs where the data lives."""
+"""The code that runs where the data lives."""

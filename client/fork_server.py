@@ -139,7 +139,7 @@ def answer(connection: socket.socket, app: Any) -> None:
 
 
 class Failed(RuntimeError):
-    """What the server is told of a failure on a node: the class of the exception."""
+    """A failure on a node in the words that the server is told: the class of the exception."""
 
 
 class ForwardingApp(ClientApp):

@@ -23,7 +23,7 @@ from privacy import checks
 
 @dataclass(frozen=True)
 class Decoding:
-    """How continuations are chosen.
+    """The rule by which continuations are chosen.
 
     Attributes:
         temperature: 0 takes the most probable token each time; above 0 samples, from the `top_p` most probable mass.
@@ -165,7 +165,7 @@ def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 @dataclass(frozen=True)
 class AnswerTasks:
-    """What a model is asked for, and what it should say.
+    """Prompts that a model is asked to answer, and what it should say.
 
     Attributes:
         prompts: tokens before the last answer, one list per record.

@@ -31,7 +31,7 @@ SETTING = "authority"
 
 
 def check_instruction(message: Message, context: Context, follow: Callable[[Message, Context], Message]) -> Message:
-    """What happens to a message first, in the form of Flower's mods: what is no instruction goes no further."""
+    """Check a message before anything else, in the form of Flower's mods: what is no instruction goes no further."""
     if not is_simulated(context.node_config):
         with kept_here(Node.of(context.node_config)):
             accept(message, context)

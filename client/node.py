@@ -60,7 +60,7 @@ MANY = ("clients", "clients-state")
 
 
 class NodeFailed(RuntimeError):
-    """What the server is told of a failure on a node: the class of the exception."""
+    """A failure on a node in the words that the server is told: the class of the exception."""
 
 
 class OtherModel(ValueError):
@@ -79,7 +79,7 @@ class Node:
 
     @staticmethod
     def of(node_config: Mapping[str, Any]) -> "Node | None":
-        """From Flower's node configuration; None where the node has no records of its own."""
+        """Read the node's settings from Flower's node configuration. None where the node has no records of its own."""
         if "data" not in node_config:
             return None
         names = ("data", "cache", "model", *MANY)
@@ -87,7 +87,7 @@ class Node:
 
     @property
     def folder(self) -> Path:
-        """For what is prepared from the records."""
+        """The folder for what is prepared from the records."""
         return Path(self.cache).expanduser() if self.cache else cache_folder()
 
     def contribution(self, request: TrainRequest) -> Contribution:
@@ -189,7 +189,7 @@ def refuse_unless_for(request: str, node_config: Mapping[str, Any], *others: str
 
 @contextmanager
 def kept_here(node: Node | None) -> Iterator[None]:
-    """Within the block, an exception on a node with its own records is logged here and loses its text on the way out.
+    """Log an exception here, within the block, on a node with its own records; it loses its text on the way out.
 
     Raises:
         NodeFailed: instead of any other exception.

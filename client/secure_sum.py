@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class Member:
-    """Who this party is.
+    """The identity of this party in a secure sum.
 
     Attributes:
         federation: its own copy of the list.
@@ -62,7 +62,9 @@ class Member:
 
     @staticmethod
     def of(node_config: Mapping[str, Any], source: str, number: int) -> "Member":
-        """From the node's settings if it has any of its own, else from the folder ``source`` of a simulation."""
+        """Read the member from the node's settings if it has any of its own, else from the folder ``source`` of a
+        simulation.
+        """
         own = "identity" in node_config or "federation" in node_config or "data" in node_config
         if not own and source:
             folder = Path(source)

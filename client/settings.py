@@ -1,4 +1,4 @@
-"""What tables of settings are made of: kebab-case keys in files, no unknown ones, values of their type and limits.
+"""The base of settings tables: kebab-case keys in files, no unknown ones, values of their type and limits.
 
 A table stands where it is used, at the lowest module that reads it; :mod:`server.config.tables` composes them. A wider
 table inherits from a narrower one, so that a setting is written down once: what a node is sent of ``[data]``
@@ -55,7 +55,7 @@ class Table(BaseModel):
             raise ValueError("\n".join(map(explain, error.errors()))) from None
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings with these fields changed, checked; ValueError as :meth:`of`."""
+        """Make a copy with these fields changed, and check it; ValueError as :meth:`of`."""
         return type(self).of(self, **changes)
 
     def to_json(self) -> str:
@@ -64,7 +64,7 @@ class Table(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of :meth:`to_json`; ValueError for anything else, in one line."""
+        """Read settings from the text of :meth:`to_json`; ValueError for anything else, in one line."""
         try:
             return cls.model_validate_json(text, by_name=True, by_alias=False)
         except ValidationError as error:
@@ -88,5 +88,5 @@ def explain(item: Any) -> str:
 
 
 def cache_folder() -> Path:
-    """Where prepared data sets and unpacked models are kept if no setting says where."""
+    """The folder for prepared data sets and unpacked models if no setting says where."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"

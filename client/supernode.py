@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 class Watch(logging.Handler):
-    """When the server last answered, from what httpx logs of every call.
+    """The time at which the server last answered, from what httpx logs of every call.
 
     Args:
         mark: file that is touched when all is well.
@@ -111,7 +111,7 @@ class Watch(logging.Handler):
             self._mark.touch()
 
     def overdue(self) -> str:
-        """What the server has not answered for too long; empty if all is well."""
+        """The call that the server has not answered for too long; empty if all is well."""
         now = self._clock()
         if now - self._beat > self._limit:
             return f"no heartbeat was answered for {self._limit:g} s"
@@ -190,7 +190,7 @@ def is_passing(error: Exception) -> bool:
 def repeat_calls(
     invoker: "RetryInvoker", limit: float = PATIENCE, clock: Callable[[], float] = time.monotonic
 ) -> "RetryInvoker":
-    """The same invoker of Flower's, which gives up only after so many seconds of errors that may pass.
+    """Make an invoker of Flower's give up only after so many seconds of errors that may pass, and return it.
 
     Args:
         invoker: waits between its calls as it did.
@@ -220,7 +220,7 @@ def repeat_calls(
 
 
 class Completing:
-    """Mixed into a client of Flower's API: what was carried out although its answer was lost can be sent again.
+    """A mixin for a client of Flower's API: what was carried out although its answer was lost can be sent again.
 
     A reply whose sending was cut short is known to the SuperLink, and its server may have taken it already and wait for
     its objects. Sent again it is refused in silence: the SuperLink asks for none of its objects, and the round waits in
@@ -256,7 +256,7 @@ class Completing:
 
 
 class Returning:
-    """Mixed into a client of Flower's Fleet API: a node that is restarted waits until it is taken in again.
+    """A mixin for a client of Flower's Fleet API: a node that is restarted waits until it is taken in again.
 
     The SuperLink counts the process before as connected until a minute after its last heartbeat, and activates no
     second one. Flower's node ends then, with exit code 305.
@@ -394,7 +394,7 @@ def mark() -> Path:
 
 
 def healthy() -> str:
-    """Why this process does not reach its server; empty if it does."""
+    """Explain why this process does not reach its server; empty if it does."""
     try:
         since = abs(time.time() - mark().stat().st_mtime)  # behind the clock or, where that was put back, before it
     except OSError:

@@ -72,7 +72,7 @@ class Job(Table):
     canary_key: str = ""
 
     def canary_units(self) -> CanaryUnits | None:
-        """The canaries; None where there are none."""
+        """The canaries among the units; None where there are none."""
         if not self.canaries:
             return None
         secret = bytes.fromhex(Path(self.canary_key).read_text(encoding="ascii"))
@@ -160,7 +160,7 @@ class Worker:
 
 
 def canary_contribution(canaries: CanaryUnits, numbers: np.ndarray, plan: Plan) -> Contribution:
-    """What these canaries bring: each its own row, clipped as any; no vote, and no loss."""
+    """The contribution of these canaries: each its own row, clipped as any; no vote, and no loss."""
     if not len(numbers):
         return Contribution.zero(plan)
     votes, losses = torch.full((len(numbers),), -1), torch.zeros(len(numbers))

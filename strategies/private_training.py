@@ -382,7 +382,7 @@ class PrivateTraining(ABC):
         return self._next[1].in_turn(self.ledger, self.noise)
 
     def refusal(self) -> str | None:
-        """Explain, before anyone is sampled, why no release follows: all are made, or the ledger does not pay; or None."""
+        """Explain, before anyone is sampled, why no release follows: all are made, or the ledger does not pay."""
         if self.state.round >= (planned := self.planner.info.rounds):
             return f"all {planned} planned {self.counted} are done"
         return self.ledger.would_exceed(self.next_release().event)

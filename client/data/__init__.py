@@ -1,1 +1,1 @@
-"""From a source of texts to tokenised records of clients, a validation set and a test set."""
+"""Preparation of data: a source of texts becomes tokenised records of clients, a validation set and a test set."""

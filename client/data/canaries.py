@@ -30,7 +30,7 @@ ALPHANUMERIC = string.ascii_uppercase + string.digits
 
 @dataclass(frozen=True)
 class Kind:
-    """How a canary reads: ``prefix + secret + suffix``, the secret being `length` characters of `alphabet`.
+    """The form of a canary: ``prefix + secret + suffix``, the secret being `length` characters of `alphabet`.
 
     Attributes:
         own_record: whether it is a record of its own, or is appended to a record that exists.
@@ -56,7 +56,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Canaries:
-    """What is planted.
+    """The secrets that are planted, and where.
 
     Attributes:
         kind: key of :data:`KINDS`.
@@ -76,7 +76,7 @@ class Canaries:
 
     @staticmethod
     def of(data: DataSettings, seed: int) -> "Canaries":
-        """Those of a data set."""
+        """The canaries of a data set."""
         return Canaries(data.canary_kind, data.canaries, data.canary_copies, seed)
 
     @property

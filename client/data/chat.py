@@ -107,7 +107,7 @@ def prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], temp
 
 
 def cut(rendered: Rendered, longest: int, first: int | None) -> tuple[Rendered, bool, bool]:
-    """At most `longest` tokens, and whether anything, and whether an answer was cut.
+    """Cut to at most `longest` tokens, and tell whether anything, and whether an answer was cut.
 
     What is behind the last answer goes first, then the conversation's beginning, its first token (`first`, if that
     begins every text) excepted. Only where the last answer alone is too long does it lose its end.

@@ -66,7 +66,7 @@ def to_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def from_text(text: str) -> list[Message]:
-    """The inverse of :func:`to_text`."""
+    """Read a conversation from the line of :func:`to_text`."""
     return [{"role": row[0], "content": row[1], **(row[2] if len(row) > 2 else {})} for row in json.loads(text)]
 
 

@@ -33,7 +33,7 @@ DIGEST_FILE = "source.sha256"
 
 
 class ReadSettings(Reading):
-    """How every node reads its own records; the same for all, and public.
+    """The settings by which every node reads its own records; the same for all, and public.
 
     Attributes:
         client_column: says whose a record is, on nodes with many clients; empty: a node is one client.
@@ -70,7 +70,7 @@ class OwnData:
 
     @property
     def clients(self) -> int:
-        """How many clients have records here."""
+        """The number of clients that have records here."""
         return 1 if self.stops is None else len(self.stops)
 
     def client(self, index: int) -> Records:

@@ -1,4 +1,4 @@
-"""From texts to a prepared data set: hold out, tokenise, partition, write.
+"""The steps from texts to a prepared data set: hold out, tokenise, partition, write.
 
 A data set is named by a hash of its settings, the content of its sources, the tokenizer and the code that builds it.
 Of two processes that build the same one the first wins and the other takes that.

@@ -78,7 +78,7 @@ class PreparedData:
 
     @property
     def num_labels(self) -> int:
-        """Classes; 0 for a language model."""
+        """The number of classes; 0 for a language model."""
         return int(self.meta["num_labels"])
 
     @property

@@ -1,4 +1,4 @@
-"""What a run does about sensitive spans: nothing, token weights, or redaction; on texts, before they are tokens.
+"""Treatment of sensitive spans in a run: nothing, token weights, or redaction; on texts, before they are tokens.
 
 Both are functions of one record and a public detector. Redaction (the first phase of JFT) changes the texts of the
 training records, canaries included; weights (ATDP) leave the texts alone and go with the tokens

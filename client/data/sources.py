@@ -113,7 +113,7 @@ def check_hub_id(source: str, option: str) -> None:
 
 @dataclass(frozen=True)
 class Texts:
-    """Records before tokenisation.
+    """The records of a source before tokenisation.
 
     Attributes:
         texts: one per record, never empty.
@@ -158,7 +158,7 @@ class Texts:
         return None if self.units is None else np.unique(self.units, return_inverse=True)[1].astype(np.int64)
 
     def keys(self) -> list[tuple[str, str]]:
-        """What makes two records the same: the normal form of their texts."""
+        """Keys that are equal for equal records: the normal form of their texts."""
         pairs = self.pairs or [""] * len(self)
         return [(normal_form(text), normal_form(pair)) for text, pair in zip(self.texts, pairs, strict=True)]
 

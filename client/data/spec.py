@@ -21,7 +21,9 @@ MaxLength = Annotated[int, Field(ge=4, le=4096)]
 
 
 class Reading(Table):
-    """How records are read out of a file; the part of ``[data]`` that nodes with records of their own are sent.
+    """The settings by which records are read out of a file.
+
+    The part of ``[data]`` that nodes with records of their own are sent.
 
     Attributes:
         text_column: column of the texts, the prompts or the conversations.
@@ -67,7 +69,7 @@ class Reading(Table):
 
 
 class DataSettings(Reading):
-    """Where records come from and how they become clients, a public validation set and a test set.
+    """The source of the records and how they become clients, a public validation set and a test set.
 
     Attributes:
         held_by: holder of the clients' records: this server, which simulates the clients, or the nodes of a deployment.
@@ -144,7 +146,7 @@ class DataSpec(DataSettings):
 
     @property
     def public_only(self) -> "DataSpec":
-        """The same; where the nodes hold the records, of the public source, which has no clients and no units."""
+        """The settings for the public source alone, without clients and units, where the nodes hold the records."""
         if self.held_by != "nodes":
             return self
         least = 0 if self.source == NOTES else self.least_words
@@ -154,7 +156,7 @@ class DataSpec(DataSettings):
 
     @property
     def cache_folder(self) -> Path:
-        """Where prepared data sets are kept."""
+        """The folder in which prepared data sets are kept."""
         return Path(self.cache).expanduser() if self.cache else cache_folder()
 
     def identity(self) -> dict[str, Any]:

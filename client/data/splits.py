@@ -49,12 +49,12 @@ class Held:
 
 
 def source_reading(spec: DataSpec) -> Reading:
-    """How the source is read: of a language model's no labels."""
+    """The settings by which the source is read: of a language model's no labels."""
     return Reading.of(spec) if spec.task == "classification" else Reading.of(spec, label_column="")
 
 
 def test_reading(spec: DataSpec) -> Reading:
-    """How the test source is read: it has no clients and no units, and is tested on as it is."""
+    """The settings by which the test source is read: it has no clients and no units, and is tested on as it is."""
     return source_reading(spec).replace(client_column="", unit_column="", least_words=0)
 
 

@@ -1,4 +1,4 @@
-"""From texts to tokens: of classifiers, of language models, of conversations, and of prompts with their summaries."""
+"""Tokenisation of texts: of classifiers, of language models, of conversations, and of prompts with their summaries."""
 
 import sys
 from collections import Counter

@@ -42,7 +42,9 @@ def short_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query `[rows, heads, tokens, width]` -> `[rows, tokens, heads, width]`."""
+    """Attend as transformers' attention interface asks: query `[rows, heads, tokens, width]` -> `[rows, tokens, heads,
+    width]`.
+    """
     special = dropout or kwargs.get("position_bias") is not None or kwargs.get("cache") is not None
     if special or key.shape[2] > LONGEST or query.dtype != torch.float32 or query.device.type != "cpu":
         result: tuple[Tensor, None] = sdpa_attention_forward(

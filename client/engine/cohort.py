@@ -111,7 +111,7 @@ class CohortEngine:
 
     @property
     def token_budget(self) -> int:
-        """Tokens per micro-batch; smaller than asked for if the device ran out of memory."""
+        """The number of tokens of a micro-batch. Smaller than asked for if the device ran out of memory."""
         return self._passes.token_budget
 
     @property
@@ -121,7 +121,7 @@ class CohortEngine:
 
     @property
     def layout(self) -> AdapterLayout:
-        """Where each adapter value lies, and which values are trained now."""
+        """The place of each adapter value, and which values are trained now."""
         return self._stacked.layout
 
     def train_factors(self, train: str) -> None:

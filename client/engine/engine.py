@@ -1,4 +1,4 @@
-"""What trains clients: the interface both engines share, and the choice between them."""
+"""The interface of what trains clients, which both engines share, and the choice between them."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """`client.engine.cohort.CohortEngine` or `client.engine.sequential.SequentialEngine`."""
+    """The interface of `client.engine.cohort.CohortEngine` and `client.engine.sequential.SequentialEngine`."""
 
     @property
     def layout(self) -> AdapterLayout: ...

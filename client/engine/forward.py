@@ -47,17 +47,17 @@ class Forward:
         self.prefix = prefix
 
     def micro_batches(self, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
-        """See `client.engine.batching.micro_batches`."""
+        """Cut records into micro-batches, see `client.engine.batching.micro_batches`."""
         return micro_batches(lengths, self.token_budget, owner, self.longest)
 
     def pool(self, clients: Sequence[Records]) -> Pool:
-        """Their records, for this model."""
+        """Pool the clients' records, for this model."""
         return Pool(clients, self.longest)
 
     def each(
         self, lengths: np.ndarray, work: Callable[[MicroBatch], Result], owner: np.ndarray | None = None
     ) -> Iterator[tuple[np.ndarray, Result]]:
-        """What `work` makes of every micro-batch, with the positions of its rows.
+        """Apply `work` to every micro-batch, and give the results with the positions of its rows.
 
         If the device runs out of memory, the budget is halved and all rows not yet done are cut anew, so `work` must
         leave nothing behind when it fails.

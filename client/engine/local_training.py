@@ -10,7 +10,7 @@ ADAM_EPS = 1e-8
 
 
 class LocalTraining(Table):
-    """What each client does with its records between receiving the adapter and sending its update.
+    """The work of each client on its records between receiving the adapter and sending its update.
 
     The loss of a step is the mean over the records of its batch. The optimizers are those of `torch.optim` with the
     same defaults and start fresh in every round.

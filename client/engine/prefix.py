@@ -147,7 +147,7 @@ class Prefix:
 
     @contextmanager
     def keeping_in(self, cache: PrefixCache) -> Iterator[None]:
-        """Within the block, states are kept in another cache."""
+        """Keep states in another cache within the block."""
         own, self._cache = self._cache, cache
         try:
             yield

@@ -92,7 +92,7 @@ class SequentialEngine:
 
     @torch.no_grad()
     def set_residual(self, residual: Tensor | None) -> None:
-        """As `CohortEngine.set_residual`. ValueError if a weight holds no floats."""
+        """Set the residual as `CohortEngine.set_residual` does. ValueError if a weight holds no floats."""
         for path, loaded in self._loaded.items():
             self._base_layer(path).weight.copy_(loaded)
         if residual is None:
@@ -116,7 +116,7 @@ class SequentialEngine:
     def train(
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
     ) -> Iterator[Updates]:
-        """As `CohortEngine.train`, one client per chunk."""
+        """Train as `CohortEngine.train` does, one client per chunk."""
         checks.same_length(clients=clients, seeds=seeds)
         origin = self.layout.trainable_values(start.to(self.device, self._dtype))
         for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
@@ -138,13 +138,13 @@ class SequentialEngine:
         return torch.cat(rows) if rows else torch.zeros(0, self.layout.dim)
 
     def losses(self, vector: Tensor, clients: Sequence[Records]) -> Float[Tensor, " clients"]:
-        """As `CohortEngine.losses`."""
+        """Compute losses as `CohortEngine.losses` does."""
         candidates = self.layout.trainable_values(vector).expand(len(clients), 1, -1)
         return self.candidate_losses(vector, candidates, clients)[:, 0]
 
     @torch.no_grad()
     def candidate_losses(self, base: Tensor, candidates: Tensor, clients: Sequence[Records]) -> Tensor:
-        """As `CohortEngine.candidate_losses`."""
+        """Compute losses as `CohortEngine.candidate_losses` does."""
         if len(candidates) != len(clients):
             raise ValueError(f"candidates must have one row per client ({len(clients)}), got {len(candidates)}")
         result = torch.zeros(candidates.shape[:2], dtype=torch.float64)
@@ -159,7 +159,7 @@ class SequentialEngine:
 
     @torch.no_grad()
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:
-        """As `CohortEngine.evaluate`."""
+        """Evaluate as `CohortEngine.evaluate` does."""
         self.load(vector)
         pool, totals = Pool([records], self.longest), self.task.no_totals()
         for rows in (piece.rows for piece in micro_batches(pool.lengths, self.token_budget, longest=self.longest)):
@@ -168,13 +168,13 @@ class SequentialEngine:
         return self.task.metrics(totals)
 
     def per_record_gradients(self, vector: Tensor, records: Records) -> Iterator[RecordGradients]:
-        """As `CohortEngine.per_record_gradients`, by autograd one record at a time."""
+        """Compute what `CohortEngine.per_record_gradients` does, by autograd one record at a time."""
         return self.cohort_record_gradients(vector, [records])
 
     def cohort_record_gradients(
         self, base: Tensor, clients: Sequence[Records], vectors: Tensor | None = None
     ) -> Iterator[RecordGradients]:
-        """As `CohortEngine.cohort_record_gradients`, by autograd one record at a time."""
+        """Compute what `CohortEngine.cohort_record_gradients` does, by autograd one record at a time."""
         for client, records in enumerate(clients):
             self.load(base if vectors is None else self.layout.with_trainable(base, vectors[client].to(base)))
             pool = Pool([records], self.longest)
@@ -273,7 +273,7 @@ class OpacusEngine:
 
     @property
     def layout(self) -> AdapterLayout:
-        """Where each adapter value lies."""
+        """The place of each adapter value."""
         return self._plain.layout
 
     def train_factors(self, train: str) -> None:
@@ -284,11 +284,11 @@ class OpacusEngine:
             self._hooks = self._hooked()
 
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:
-        """As `CohortEngine.evaluate`."""
+        """Evaluate as `CohortEngine.evaluate` does."""
         return self._plain.evaluate(vector, records)
 
     def per_record_gradients(self, vector: Tensor, records: Records) -> Iterator[RecordGradients]:
-        """As `CohortEngine.per_record_gradients`."""
+        """Compute what `CohortEngine.per_record_gradients` does."""
         self._plain.load(vector)
         pool = Pool([records], self._plain.longest)
         for rows in (piece.rows for piece in micro_batches(pool.lengths, self.token_budget, longest=pool.longest)):

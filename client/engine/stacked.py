@@ -24,7 +24,7 @@ from client.models.frozen_linear import FrozenWeight, add_shared_expansion, shar
 
 @dataclass(frozen=True)
 class Rows:
-    """Whose parameters and whose gradient buffer each row of a micro-batch uses.
+    """The parameters and the gradient buffer that each row of a micro-batch uses.
 
     The rows come in `groups` of equal size, one after the other; group `g` belongs to `slots[g]`.
 
@@ -77,7 +77,10 @@ class Rows:
 
 
 def project(x: Tensor, factor: Tensor, rows: Rows) -> Tensor:
-    """`x F^T`; x `[tokens, in]`, F `[out, in]` shared or `[slots, out, in]` stacked -> `[tokens, out]`."""
+    """Multiply the rows by the factor: `x F^T`.
+
+    X `[tokens, in]`, F `[out, in]` shared or `[slots, out, in]` stacked -> `[tokens, out]`.
+    """
     if factor.dim() == 2:
         return shared_product(x, factor.to(x.dtype))
     grouped = x.view(rows.groups, -1, x.shape[-1])
@@ -94,7 +97,7 @@ def add_expansion(y: Tensor, u: Tensor, factor: Tensor, rows: Rows) -> None:
 
 
 class Gradient:
-    """Where the gradient of one factor goes: `values` `[slots or records, out, in]`.
+    """The buffer that takes the gradient of one factor: `values` `[slots or records, out, in]`.
 
     `fresh` buffers hold nothing yet: the first product overwrites them, which spares filling them with zeros.
     """
@@ -163,7 +166,8 @@ class TrainedHead(nn.Module):
 
 
 class Context:
-    """What the engine tells its modules before each forward pass: its rows, and how many tokens they have, padding too.
+    """The facts the engine tells its modules before each forward pass: its rows, and how many tokens they have, padding
+    too.
 
     `anchor` makes autograd run the backward pass.
     """

@@ -53,7 +53,7 @@ def keep_freed_memory() -> bool:
 
 
 class UnsupportedAdapter(ValueError):
-    """This adapter needs the sequential engine."""
+    """The adapter needs the sequential engine."""
 
 
 def refuse_unsupported(model: nn.Module, spec: LoraSpec) -> None:
@@ -245,7 +245,7 @@ class StackedModel:
         return [torch.empty(records, *shape, dtype=self.dtype, device=self.device) for shape in shapes]
 
     def record_rows(self, records: int) -> Float[Tensor, "records dim"]:
-        """What the last backward pass wrote into the bound `record_buffers`, as vectors in public order."""
+        """The vectors, in public order, that the last backward pass wrote into the bound `record_buffers`."""
         result = torch.zeros(records, self.layout.dim, dtype=self.dtype, device=self.device)
         for (entry, offset), gradient in zip(self.layout.trainable_entries(), self._gradients, strict=True):
             if gradient is not None and not gradient.fresh:  # a module that the loss does not reach has gradient 0

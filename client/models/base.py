@@ -203,7 +203,7 @@ def load_skeleton(name: str, task: str, num_labels: int | None = None) -> nn.Mod
 
 
 def refuse_tokens_without_embeddings(name: str, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """ValueError where a tokenizer has tokens that the model has no embedding for.
+    """Raise ValueError where a tokenizer has tokens that the model has no embedding for.
 
     Whoever's text holds such a token raises an error in every round and contributes nothing, which noise hides.
     """
@@ -223,7 +223,9 @@ LEARNED_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
 
 
 def refuse_longer_than_positions(model: nn.Module, max_length: int) -> None:
-    """ValueError where a record may be longer than the model's table of positions; computed positions have no end.
+    """Raise ValueError where a record may be longer than the model's table of positions.
+
+    Computed positions have no end.
 
     A record that raises is a unit that the sum misses, with all that are computed together with it.
     """
@@ -246,7 +248,8 @@ def positions(model: Any) -> int:
 
 
 def refuse_batch_dependent_positions(model: nn.Module, max_length: int) -> None:
-    """ValueError for rotary positions that look at the longest row of a batch, where rows can be long enough for it.
+    """Raise ValueError for rotary positions that look at the longest row of a batch, where rows are long
+    enough.
 
     A unit would change the gradients of the others that are computed with it, which no sensitivity counts.
     """

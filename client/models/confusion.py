@@ -1,4 +1,4 @@
-"""What a confusion matrix says of each class: plain counts in, shares out.
+"""Readings of a confusion matrix by class: plain counts in, shares out.
 
 A matrix holds how many records of the class of its row were taken for the class of its column. Shares are those of
 scikit-learn: macro-F1 is the mean of F1 over the classes that occur among the labels or among the answers.
@@ -10,12 +10,12 @@ Confusion = Sequence[Sequence[int]]
 
 
 def recalls(confusion: Confusion) -> list[float | None]:
-    """Of every class the share of its records that were recognised; None for a class without records."""
+    """The share of each class's records that were recognised. None for a class without records."""
     return [row[number] / sum(row) if sum(row) else None for number, row in enumerate(confusion)]
 
 
 def precisions(confusion: Confusion) -> list[float | None]:
-    """Of every class the share of the answers that name it that were right; None for a class that no answer names."""
+    """The share of the answers naming each class that were right. None for a class that no answer names."""
     answered = [sum(column) for column in zip(*confusion, strict=True)]
     return [row[number] / answered[number] if answered[number] else None for number, row in enumerate(confusion)]
 

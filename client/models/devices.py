@@ -1,4 +1,4 @@
-"""Where a process trains: on a CUDA device or on the CPU, and whether a model fits there.
+"""The device of a process: a CUDA device or the CPU, and whether a model fits there.
 
 Nothing goes to the CPU in silence: where a GPU is asked for, or seen, and torch cannot use it, that is an error in
 words. A GPU hidden by an empty ``CUDA_VISIBLE_DEVICES`` is not seen.
@@ -28,7 +28,7 @@ LEAST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Cuda:
-    """What a process finds of CUDA.
+    """The facts that a process finds of CUDA.
 
     Attributes:
         devices: that torch can use.
@@ -42,7 +42,7 @@ class Cuda:
 
 
 def find_cuda() -> Cuda:
-    """What this process finds."""
+    """Find the CUDA devices of this process."""
     import torch  # slow to import, and launchers read this module
 
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
@@ -121,7 +121,9 @@ def activation_bytes(model: "nn.Module", tokens: int, *, value: int = 4, checkpo
 
 
 def refuse_too_large(weights: int, activations: int, free: int, tokens: int) -> None:
-    """ValueError, with what it would need, where weights and a step of so many tokens do not fit into `free` bytes."""
+    """Raise ValueError, with what it would need, where weights and a step of so many tokens do not fit into `free`
+    bytes.
+    """
     if weights + activations <= free:
         return
     raise ValueError(

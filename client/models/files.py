@@ -1,4 +1,4 @@
-"""Where a model's files are: our own small one, a checked package, a local folder, the hub's cache, the hub.
+"""Places of a model's files: our own small one, a checked package, a local folder, the hub's cache, the hub.
 
 The packages of MiniLM and SmolLM2 are third parties' copies, so their files are trusted by SHA-256 and not by name. A
 model already in the hub's cache is used from there; a new one is downloaded by transformers.
@@ -78,7 +78,7 @@ def smollm2_folder() -> Path:
 
 
 def hub_id(name: str) -> str:
-    """What others call a base model: the hub's name of one that comes in a package, else `name`."""
+    """The public name of a base model: the hub's name of one that comes in a package, else `name`."""
     return HUB_IDS.get(name, name)
 
 
@@ -137,7 +137,7 @@ _PACKAGED = {"minilm": minilm_folder, "smollm2": smollm2_folder, "lacquer-small"
 
 
 def locate(name: str) -> tuple[str, dict[str, Any]]:
-    """What to hand to transformers' from_pretrained: a location and options."""
+    """The location and options to hand to transformers' from_pretrained."""
     if name in _PACKAGED:
         return str(_PACKAGED[name]()), {"local_files_only": True}
     folder = Path(name).expanduser()
@@ -184,7 +184,7 @@ def cannot_load(name: str, what: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its progress bar and its report of unused weights, while a model loads."""
+    """Silence transformers' progress bar and its report of unused weights, while a model loads."""
     logging: Any = importlib.import_module(
         "transformers.utils.logging"
     )  # seconds, which finding a folder does not need

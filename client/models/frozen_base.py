@@ -1,4 +1,4 @@
-"""How the frozen base model is held and run: part of the ``[engine]`` table, and of what nodes are sent."""
+"""The form in which the frozen base model is held and run: part of ``[engine]``, and of what nodes are sent."""
 
 import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FrozenBase(Table):
-    """Where the frozen model is, in how many bits, and what of a forward pass is kept.
+    """The place of the frozen model, its bits, and what of a forward pass is kept.
 
     Attributes:
         device: device of the model; ``auto`` takes a CUDA device that torch can use, or the CPU where there is no CUDA
@@ -56,7 +56,7 @@ class FrozenBase(Table):
         return device
 
     def refuse_unfit(self, model: "nn.Module", device: str, tokens: int, *, plain: bool = False) -> None:
-        """ValueError where the model has no weights to quantise, or it and a micro-batch do not fit the GPU.
+        """Raise ValueError where the model has no weights to quantise, or it and a micro-batch do not fit the GPU.
 
         Args:
             tokens: of a micro-batch; 0 takes the smallest that is chosen automatically.
@@ -76,13 +76,16 @@ class FrozenBase(Table):
 
     @property
     def dtype(self) -> "torch.dtype":
-        """Of the weights as they are loaded."""
+        """The type of the weights as they are loaded."""
         import torch
 
         return torch.bfloat16 if self.precision == "bf16-model" else torch.float32
 
     def load(self, name: str, task: str, num_labels: int | None = None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
-        """:func:`client.models.base.load_base` on the CPU, in this dtype, with this attention; not yet quantised."""
+        """Load a model by :func:`client.models.base.load_base` on the CPU, in this dtype, with this attention.
+
+        Not yet quantised.
+        """
         from client.models.base import (  # it loads torch and transformers, which settings do without
             ATTENTION,
             load_base,
@@ -98,7 +101,9 @@ class FrozenBase(Table):
     def load_rounded(
         self, name: str, task: str, num_labels: int | None = None
     ) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
-        """:meth:`load`, the weights rounded as quantisation rounds them: the model that adapters are trained on."""
+        """Load as :meth:`load` does, with weights rounded as quantisation rounds them: the model that adapters are
+        trained on.
+        """
         from client.models.quantised import round_blocks
 
         model, tokenizer = self.load(name, task, num_labels)

@@ -136,7 +136,7 @@ class PlainWeight:
 
 
 class OneDnnWeight:
-    """float32 products by oneDNN. Holds the weight twice once it has gone backwards: 8 bytes a value."""
+    """A frozen weight for oneDNN's float32 products, held twice once it has gone backwards: 8 bytes a value."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = _packed(weight.detach())
@@ -154,7 +154,7 @@ class OneDnnWeight:
 
 
 class BF16Weight:
-    """bfloat16 products. Holds the weight twice once it has gone backwards: 4 bytes a value.
+    """A frozen weight with bfloat16 products. Holds the weight twice once it has gone backwards: 4 bytes a value.
 
     A bfloat16 input gives a bfloat16 gradient back; the result is bfloat16 only if `narrow`.
 
@@ -313,7 +313,7 @@ def in_bf16(shape: tuple[int, int]) -> bool:
 
 
 def block_sizes(shape: tuple[int, int]) -> tuple[int, ...]:
-    """In how many rows `x W^T`, W bfloat16 `(out, in)`, may be multiplied so that rows keep their bits; largest first.
+    """The numbers of rows, largest first, at which `x W^T`, W bfloat16 `(out, in)`, keeps the bits of each row.
 
     Of :data:`BLOCKS`, those in which every row has the bits that it has in :data:`BLOCK` rows. None, which is any
     number up to the first, where that is so for all sizes, for :data:`PROBED`, and for about as many rows as W has, at
@@ -372,7 +372,7 @@ def keeps_rows(shape: tuple[int, int]) -> bool:
 
 
 def batch_invariance_note(precision: str, *, gpu: bool = False) -> tuple[str, ...]:
-    """What a guarantee under this setting does not cover, for ``privacy.json``."""
+    """The part that a guarantee under this setting does not cover, for ``privacy.json``."""
     checks.one_of(PRECISIONS, precision=precision)
     if not precision.startswith("bf16"):
         if gpu:

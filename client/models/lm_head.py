@@ -76,7 +76,9 @@ def token_losses(
 def token_losses_and_hits(
     outputs: Tensor | Predictions, targets: Int[Tensor, "n t"], needed: Bool[Tensor, "n t"]
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
-    """As :func:`token_losses`, and whether the most probable token is the target: as slow as the softmax itself."""
+    """The values of :func:`token_losses`, and whether the most probable token is the target: as slow as the softmax
+    itself.
+    """
     if isinstance(outputs, Predictions):
         return _HeadLoss.apply(outputs.hidden[needed], targets[needed], outputs, True)  # type: ignore[no-untyped-call,no-any-return]
     logits, wanted = wide(outputs[needed]), targets[needed]

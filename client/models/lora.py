@@ -29,7 +29,7 @@ from strategies.adapter.residual import check_residual, pairs
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """Where adapters go and which of their values are trained.
+    """The places of adapters and which of their values are trained.
 
     Attributes:
         rank: columns of B, rows of A.
@@ -79,7 +79,7 @@ def layer_index(path: str) -> int | None:
 
 
 def linear_shape(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of a Linear or of GPT-2's transposed `Conv1D`; None for any other module."""
+    """The shape (in, out) of a Linear or of GPT-2's transposed `Conv1D`. None for any other module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):

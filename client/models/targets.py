@@ -1,4 +1,4 @@
-"""Which linear layers get an adapter where the settings leave it to the model.
+"""The choice of linear layers that get an adapter where the settings leave it to the model.
 
 ``"auto"``: its attention's queries and values. They are what LoRA's paper adapts (Hu et al. 2021, arXiv 2106.09685v2,
 section 4.2), under the names that models of transformers give them; where queries, keys and values are one layer, that

@@ -1,4 +1,4 @@
-"""What is learnt from a record: its loss, its metrics, and the correction for a client's label skew.
+"""Tasks that are learnt from records: the loss, the metrics, and the correction for a client's label skew.
 
 Everything here is a plain function of tensors, one value per record and no coupling between records, so that the
 stacked engine may put the records of many clients, or one record of many gradients, into the same micro-batch.
@@ -77,7 +77,7 @@ class Metrics:
 
 
 class Task(Protocol):
-    """What the engine asks of a task. `logits` are what :func:`client.models.lm_head.run` gave."""
+    """The interface of a task, as the engine asks it. `logits` are what :func:`client.models.lm_head.run` gave."""
 
     def per_record_loss(self, logits: Any, batch: Batch) -> Float[Tensor, " n"]:
         """Loss of every record, in nats."""
@@ -88,8 +88,9 @@ class Task(Protocol):
         ...
 
     def totals(self, logits: Any, batch: Batch) -> Float[Tensor, " sums"]:
-        """float64 sums over the batch: loss, hits, and the count both are averaged over; of a classifier then the
-        confusion matrix, row by row. Sums of batches add up.
+        """Sums over the batch, float64: loss, hits, and the count both are averaged over.
+
+        A classifier adds the confusion matrix, row by row. Sums of batches add up.
         """
         ...
 
@@ -127,7 +128,7 @@ class SequenceClassification:
         return F.cross_entropy(wide(adjusted), _labels(batch), reduction="none")
 
     def no_totals(self) -> Float[Tensor, " sums"]:
-        """Zeros."""
+        """Zeros in the form of :meth:`totals`."""
         return torch.zeros(3 + self._confusions, dtype=torch.float64)
 
     def totals(self, logits: Float[Tensor, "n labels"], batch: Batch) -> Float[Tensor, " sums"]:
@@ -168,7 +169,7 @@ class SequenceClassification:
 
 @dataclass(frozen=True)
 class CausalLM:
-    """Next-token prediction. A record's loss is the weighted mean over its predicted tokens.
+    """The task of next-token prediction. A record's loss is the weighted mean over its predicted tokens.
 
     Attributes:
         weighted_only: tokens of weight 0 count in no metric either; prompts are marked so. Otherwise
@@ -188,7 +189,7 @@ class CausalLM:
         return (dense * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
 
     def no_totals(self) -> Float[Tensor, " sums"]:
-        """Zeros."""
+        """Zeros in the form of :meth:`totals`."""
         return torch.zeros(3, dtype=torch.float64)
 
     def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " sums"]:

@@ -1,4 +1,6 @@
-"""What a node with many clients keeps of a run that it has joined: the secret of its cohorts, its records, the plan."""
+"""The folder that a node with many clients keeps of a run it has joined: the secret of its cohorts, its records, the
+plan.
+"""
 
 import json
 import secrets
@@ -16,7 +18,7 @@ from strategies.messages.records import BadMessage
 
 @dataclass(frozen=True, repr=False)
 class Joined:
-    """What a node with many clients keeps of a run, in a folder that outlives messages, resumes and restarts.
+    """The state that a node with many clients keeps of a run, in a folder that outlives messages, resumes and restarts.
 
         sampling.key    the secret that draws its cohorts
         joined.json     the number of its clients, the digest of their records, the seed of local randomness, the plan
@@ -37,7 +39,7 @@ class Joined:
 
     @staticmethod
     def begin(folder: Path, clients: int, records: str, draws: Mapping[str, PlannedDraws]) -> None:
-        """Make the folder."""
+        """Make the folder of the run."""
         durable.new_folder(folder)
         CohortSampler.create().save(folder / "sampling.key")
         plan = json.dumps({label: planned.to_json() for label, planned in draws.items()})

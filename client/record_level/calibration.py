@@ -13,7 +13,7 @@ from strategies.published.raw_rows import RawRule
 
 
 def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
-    """The controller; ValueError naming what is wrong with its name or options."""
+    """Build the controller of the settings; ValueError naming what is wrong with its name or options."""
     controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
     if isinstance(controller, RawRule) and silo.not_private is None:
         raise ValueError(f"strategy.controller = {silo.controller!r}: {controller.refusal()}")

@@ -65,7 +65,7 @@ class PrivateSgd(PrivateTraining):
         self._tried = False
 
     def begin(self, adapter: Float[Tensor, " size"], public: PublicSignals) -> None:
-        """As :meth:`PrivateTraining.begin`; ValueError too where the controller asks for votes."""
+        """Begin as :meth:`PrivateTraining.begin` does; ValueError too where the controller asks for votes."""
         super().begin(adapter, public)
         refuse_votes(self.next_release().plan)
 
@@ -107,12 +107,12 @@ class PrivateSgd(PrivateTraining):
             return Contribution.zero(planned.plan)
 
     def rows(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Iterable[Units]:
-        """What the units of a batch bring, chunk by chunk; private."""
+        """The rows that the units of a batch bring, chunk by chunk; private."""
         return self.gradients.of(self.state.adapter, batch, planned.part, planned.round)
 
 
 def refuse_votes(plan: Plan) -> None:
-    """ValueError for a query that only clients can answer: trials of a client's whole local training."""
+    """Raise ValueError for a query that only clients can answer: trials of a client's whole local training."""
     for query in plan.queries:
         if isinstance(query, OneHotVote):
             raise ValueError(

@@ -72,7 +72,7 @@ class SiloRequest:
 
     @staticmethod
     def from_records(records: RecordDict) -> "SiloRequest":
-        """The inverse; BadMessage for anything else."""
+        """Read a request from Flower's records; BadMessage for anything else."""
         config = config_of(records)
         try:
             silo = RecordLevelSettings.from_json(read_setting(config, "silo", str))
@@ -108,7 +108,7 @@ def _texts_of(records: RecordDict) -> Records | None:
 
 @dataclass(frozen=True)
 class SiloReply:
-    """Site to server. Everything in it is released by the site's mechanism, or public.
+    """The reply of a site to the server. Everything in it is released by the site's mechanism, or public.
 
     Attributes:
         round: answered.
@@ -142,7 +142,8 @@ class SiloReply:
 
     @staticmethod
     def from_records(records: RecordDict, round: int, size: int, steps: int) -> "SiloReply":
-        """Checked against what was asked; BadMessage in words that repeat nothing of the sender's but its refusal.
+        """Read a reply and check it against what was asked; BadMessage in words that repeat nothing of the sender's but
+        its refusal.
 
         Args:
             size: of an update.

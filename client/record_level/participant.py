@@ -54,7 +54,7 @@ class OperatorLimits:
 
     @staticmethod
     def of(node_config: Mapping[str, Any]) -> "OperatorLimits":
-        """From Flower's node configuration.
+        """Read the operator's limits from Flower's node configuration.
 
         Raises:
             BadMessage: a value that means nothing; guessing could accept what the operator does not want.
@@ -74,7 +74,7 @@ class OperatorLimits:
         return OperatorLimits(limits["epsilon-limit"], limits["delta-limit"], unit, methods)
 
     def refusal(self, silo: RecordLevelSettings) -> str:
-        """Why this guarantee is not given, in words for the server; empty if it is."""
+        """Explain to the server why this guarantee is not given; empty if it is."""
         if silo.not_private:
             return f"this site trains under a guarantee only; this has none: {silo.not_private}"
         if silo.epsilon > self.epsilon:
@@ -162,7 +162,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def refused_unread(request: SiloRequest, terms: OperatorLimits, folder: Path) -> str:
-    """Why a deployed site takes no part, as far as that is known without its records; empty if it may."""
+    """Explain why a deployed site takes no part, as far as that is known without its records; empty if it may."""
     silo, reading = request.silo, Job.from_json(request.job).reading
     if reason := terms.refusal(silo):
         return reason
@@ -177,7 +177,9 @@ def refused_unread(request: SiloRequest, terms: OperatorLimits, folder: Path) ->
 
 
 def state_folder(node_config: Mapping[str, Any]) -> Path:
-    """Where a deployed site keeps its ledger; BadMessage if its operator has not said, for nothing may be lost."""
+    """The folder in which a deployed site keeps its ledger; BadMessage if its operator has not said, for nothing may be
+    lost.
+    """
     if "silo-state" not in node_config:
         raise BadMessage("this node has no folder for its ledger; name one in its settings (silo-state)")
     return Path(str(node_config["silo-state"])).expanduser()

@@ -145,7 +145,7 @@ class PublicSpan:
                 raise ValueError(f"evolve needs released coefficients, which method {self.method!r} has not")
 
     def gradients(self, adapter: Float[Tensor, " size"], texts: Records, part: TrainedSubset) -> Float[Tensor, "n d"]:
-        """Of every text, as `part` sends them."""
+        """The gradient of every text, as `part` sends it."""
         self.engine.train_factors(part.factors)
         layout = self.engine.layout
         start = adapter if part.ranks is None else layout.truncate_ranks(adapter, part.ranks)
@@ -155,25 +155,25 @@ class PublicSpan:
         return rows
 
     def basis(self, adapter: Float[Tensor, " size"], texts: Records, part: TrainedSubset) -> Float[Tensor, "k d"]:
-        """What the step's clip map is made of: the gradients themselves, or V."""
+        """The rows that the step's clip map is made of: the gradients themselves, or V."""
         rows = self.gradients(adapter, texts, part).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return rows if self.method == "coefficients" else leading_directions(rows, self.rank)
 
     def start(self) -> SpanState:
-        """The first texts."""
+        """The state with the first texts."""
         nothing = torch.empty(0)
         return SpanState(nothing, nothing).with_texts(self.texts)
 
     def refresh_state(
         self, own: SpanState, adapter: Float[Tensor, " size"], round: int, part: TrainedSubset
     ) -> SpanState:
-        """With the span of the texts' gradients at this adapter, which is made once a step."""
+        """Take the span of the texts' gradients at this adapter, which is made once a step."""
         if own.round == round:
             return own
         return replace(own, basis=self.basis(adapter, own.texts, part), round=round)
 
     def clip_plan(self, own: SpanState, plan: Plan) -> Plan:
-        """With the clip map of the method; ValueError for a controller that plans no flat clipping."""
+        """Give the plan the clip map of the method; ValueError for a controller that plans no flat clipping."""
         clip, basis = plan.clip, own.basis
         if isinstance(clip, NoUpdate) or self.method == "projection":
             return plan
@@ -199,7 +199,7 @@ class PublicSpan:
         return Projecting(optimizer, own.basis, scales)
 
     def after(self, own: SpanState, release: Release, adapter: Float[Tensor, " size"], round: int) -> SpanState:
-        """With the texts of the next step, where the released coefficients make them."""
+        """Take the texts of the next step, where the released coefficients make them."""
         if self.evolve is None or release.encoded is None:
             return own
         return own.with_texts(self.evolve(own.texts, release.encoded, adapter, round))

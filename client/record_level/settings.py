@@ -1,4 +1,4 @@
-"""What decides the private training of one site: plain settings that travel as JSON, and the schedule of its steps.
+"""The settings that decide the private training of one site: they travel as JSON, with the schedule of its steps.
 
 Nothing here needs torch, so that a command which only reads settings starts at once.
 """
@@ -90,7 +90,7 @@ class MethodSettings(Table):
 
 
 class StepSettings(Table):
-    """What a private step takes and how far it goes; of the ``[silo]`` table.
+    """The size and length of private steps: the ``[silo]`` table.
 
     Attributes:
         sampling_level: what a batch draws where groups are protected: ``user`` draws whole units, each of which brings
@@ -150,7 +150,7 @@ class RecordLevelSettings(PrivacyTarget, MethodSettings, StepSettings):
         return StepSchedule(self.steps, self.schedule, self.warm_up)
 
     def sampling(self, population: int, records: int = 0) -> Poisson:
-        """How a batch is drawn from so many units; ValueError if they are too few.
+        """The sampling by which a batch is drawn from so many units; ValueError if they are too few.
 
         Args:
             records: of all units under the cap, see :attr:`client.record_level.units.UnitIndex.kept`; used with

@@ -1,4 +1,5 @@
-"""What a site keeps between federated rounds, in a folder of its own: ledger, sampling secret, controller state.
+"""The state that a site keeps between federated rounds, in a folder of its own: ledger, sampling secret, controller
+state.
 
     ledger.jsonl    what was committed to at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
@@ -46,7 +47,7 @@ class OtherSilo(ValueError):
 
 @dataclass(frozen=True)
 class SiloState:
-    """An open folder."""
+    """The open folder of a site's state."""
 
     folder: Path
     ledger: Ledger

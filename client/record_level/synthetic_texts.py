@@ -48,7 +48,7 @@ TONES = (
 
 @dataclass(frozen=True)
 class Synthesis:
-    """How synthetic texts are made.
+    """The settings by which synthetic texts are made.
 
     Attributes:
         samples: N.
@@ -97,7 +97,7 @@ class Synthesis:
 
     @property
     def seeds(self) -> int:
-        """K."""
+        """The number K of seeds."""
         return self.samples // self.variants
 
 

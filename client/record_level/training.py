@@ -42,7 +42,7 @@ def info_of(
     *,
     records: int = 0,
 ) -> RunInfo:
-    """What the controller is told; public. ``records`` as of :meth:`RecordLevelSettings.sampling`."""
+    """The facts that the controller is told; public. ``records`` as of :meth:`RecordLevelSettings.sampling`."""
     adapters, sampling = Adapters(layout.rank, population, silo.seed), silo.sampling(population, records)
     return run_info(_aggregation(silo), adapters, layout, silo.steps, sampling, multipliers, order)
 

@@ -79,7 +79,7 @@ class UnitIndex:
 
     @property
     def kept(self) -> int:
-        """How many records all units have together, each at most ``most``."""
+        """The number of records of all units together, each at most ``most``."""
         sizes = np.diff(self.starts)
         return int((np.minimum(sizes, self.most) if self.most else sizes).sum())
 
@@ -124,7 +124,7 @@ _MADE_UP_TOKENS = 4  # within any model's positions, and enough to predict a nex
 
 
 class GradientEngine(Protocol):
-    """What gives gradients of single records, as every engine does."""
+    """The interface of what gives gradients of single records, as every engine does."""
 
     @property
     def layout(self) -> AdapterLayout: ...
@@ -170,7 +170,7 @@ class UnitGradients:
             yield self._together(start, used[low:high], part)
 
     def of_made_up(self, adapter: Float[Tensor, " size"], part: TrainedSubset, step: int) -> Iterator[Units]:
-        """What :meth:`of` gives for one made-up record, in the form of the records there are; public.
+        """The rows that :meth:`of` gives for one made-up record, in the form of the records there are; public.
 
         Whatever it raises, it raises with any records.
         """

@@ -97,7 +97,7 @@ def _spoken(line: str) -> dict[str, str]:
 
 
 def abstracts(folder: Path, part: str) -> pyarrow.Table:
-    """Column ``text``."""
+    """Read abstracts into the column ``text``."""
     texts: dict[str, None] = {}
     for path in sorted(folder.glob("*.parquet")):
         texts |= dict.fromkeys(text.strip() for text in pyarrow.parquet.read_table(path)["text"].to_pylist() if text)

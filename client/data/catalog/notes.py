@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """An invented person; `number` and `mrn` are unique within a seed."""
+    """An invented person of a note; `number` and `mrn` are unique within a seed."""
 
     number: int
     first: str
@@ -140,7 +140,7 @@ class Writer:
         self._visit = _FIRST_VISIT + timedelta(days=draws.below(_VISIT_DAYS))
 
     def write(self, template: str, finding: str = "") -> None:
-        """Append one sentence; `finding` fills its place for a finding, if it has one."""
+        """Append one sentence to the note; `finding` fills its place for a finding, if it has one."""
         if self.text:
             self.text += " "
         for index, piece in enumerate(_SLOT.split(template)):

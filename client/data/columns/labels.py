@@ -16,7 +16,7 @@ _ABSENT = frozenset(("na", "n/a", "nan", "-nan", "null", "none", "#n/a", "<na>")
 
 
 def count_missing(names: Sequence[str]) -> int:
-    """How many names in normal form are missing: empty, or ``NA`` and the like where all others are numbers."""
+    """Count the names in normal form that are missing: empty, or ``NA`` and the like where all others are numbers."""
     different = set(names) - {""}
     absent = {name for name in different if name.lower() in _ABSENT}
     if not all(NUMBER.fullmatch(name) for name in different - absent):

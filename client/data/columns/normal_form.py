@@ -70,6 +70,6 @@ def is_blank(text: str) -> bool:
 
 
 def differ_in_case(names: Iterable[str]) -> int:
-    """How many different names are another one but for the case of their letters."""
+    """Count the different names that are another one but for the case of their letters."""
     alike = Counter(name.casefold() for name in set(names))
     return sum(count for count in alike.values() if count > 1)

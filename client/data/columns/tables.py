@@ -59,7 +59,7 @@ class Columns:
         return Columns(table.column_names, table.num_rows, table)
 
     def cells(self, name: str) -> list[Any]:
-        """One column; its name must occur once.
+        """The cells of one column; its name must occur once.
 
         Raises:
             ValueError: bytes that are no UTF-8.
@@ -249,7 +249,7 @@ class Written(str):
 
 
 def values_of(cell: Any) -> Any:
-    """What is inside a cell, with its numbers as numbers."""
+    """The values inside a cell, with its numbers as numbers."""
     if isinstance(cell, Written):
         return json.loads(cell)
     if isinstance(cell, list):
