@@ -23,8 +23,8 @@ PURPOSES = {
     ),
     "In phases": ("dp-atdp", "jft-atdp"),
     "Comparisons, papers": (
-        "compare-notes", "compare-sst2", "compare-sst2-67k", "compare-sst2-smollm2", "compare-sst2-smollm2-deep",
-        "compare-mnli", "compare-clinc150", "compare-diabetes", "silo-diabetes-paper", "silo-pubmed-paper",
+        "compare-notes", "compare-sst2", "compare-sst2-67k", "compare-mnli", "compare-clinc150", "compare-diabetes",
+        "silo-diabetes-paper", "silo-pubmed-paper",
     ),
 }  # fmt: skip
 """Presets by what they are for, in the order in which they are listed."""

@@ -1,16 +1,12 @@
-"""Paired statistics against a hand calculation, and tables and figure made from rows."""
+"""Paired statistics against a hand calculation, and tables made from rows."""
 
 import math
 
 import pytest
 
-from simulations.benchmarks.papers.dp_adam_ac_figure import curves_figure
 from simulations.benchmarks.papers.dp_lac import choices, comparisons, difference_text
-from simulations.benchmarks.papers.dp_lac_claims import claims
-from simulations.benchmarks.papers.dp_lac_figure import comparison_figure
 from simulations.benchmarks.privacy.correlated_training import seeds_needed, seeds_text
 from simulations.history.paired import paired_difference
-from simulations.report.plots import LIGHT
 
 
 def cell(grid: str, variant: str, seed: int, accuracy: float, **changes: object) -> dict[str, object]:
@@ -80,58 +76,6 @@ def test_choices_show_validation_only() -> None:
     text = choices({"cells": ROWS})
     assert "| fixed-grid-sst2 | fixed-grid | clip-norm 0.2 | **75.0 %** | 0.500 | 0.2 |" in text
     assert "50.0 %" not in text, "no test accuracy"
-
-
-def test_claims_are_answered_only_where_there_are_numbers() -> None:
-    def answers(*more: dict[str, object]) -> dict[str, str]:
-        lines = claims({"cells": [*ROWS, *more]}).splitlines()[2:]
-        return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
-
-    best, clac = "beats the best other method by 6.6 points on average", "DP-CLAC is below DP-LAC"
-    histogram = "The histogram's C is within one order of magnitude of the best fixed C"
-    found = answers()
-    assert "not measured yet" in found[best]
-    assert "histogram: 0.25; best of the fixed grid (validation): 0.2 (75.0 %) | yes" in found[histogram]
-    fell = "| default | C ends at 1.6 % of its start, the loss at 50 % of round 1 and 25 % of its highest | no |"
-    assert found["C falls as the validation loss does (no histogram)"].endswith(fell)
-    tuned = [cell("tuned-sst2", name, 0, value) for name, value in (("dp-lac-histogram", 0.8), ("fixed-tuned", 0.7))]
-    assert answers(*tuned)[best].endswith("+10.0 (one seed), one seed | one seed (the mean says yes) |")
-    values = {"dp-lac-histogram": (0.80, 0.81, 0.82), "fixed-tuned": (0.70, 0.712, 0.72)}
-    tuned = [cell("tuned-sst2", name, seed, value) for name in values for seed, value in enumerate(values[name])]
-    assert answers(*tuned)[best].endswith("3 seeds | yes |")
-    less = [{**row, "test_accuracy": 0.76 if row["variant"] == "fixed-tuned" else 0.80} for row in tuned]
-    assert answers(*less)[best].endswith("| no |"), "significant, but 4 points are not 6.6"
-    below = [cell("default-sst2", "dp-clac", seed, 0.5 + 0.01 * seed) for seed in range(3)]
-    assert answers(*below)[clac].endswith("3 seeds | yes |")
-    close = [cell("default-sst2", "dp-clac", seed, 0.80 + 0.1 * (seed % 2)) for seed in range(3)]
-    assert "| not significant: " in answers(*close)[clac]
-    far = cell("fixed-grid-sst2", "fixed-grid", 100, 0.5, last_clip_bound=0.02, validation_accuracy=0.74)
-    assert "0.2 (75.0 %), 0.02 (74.0 %) | undecided |" in answers(far)[histogram]
-    rose = cell("default-sst2", "dp-lac-smooth", 0, 0.8, last_round_loss=2.0)
-    assert "not tested (the loss did not fall)" in answers(rose)["the same with `smooth`"]
-
-
-def test_the_figure_has_a_row_per_method_and_lines_for_the_rest() -> None:
-    (axes,) = comparison_figure(ROWS, LIGHT).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "fixed (Abadi)",
-        "DP-LAC, histogram",
-        "DP-LAC, no histogram",
-    ]
-    assert [text.get_text() for text in axes.texts] == ["public-only baseline"]
-    with pytest.raises(ValueError, match="run the sweep first"):
-        comparison_figure([], LIGHT)
-
-
-def test_the_curves_of_every_noise_level_stand_side_by_side() -> None:
-    curve = {"curve": [[10, 3.0], [20, 2.0]], "noise_multiplier": 0.7002, "not_private": None}
-    rows = [cell("sigma", variant, seed, 0.5, **curve) for variant in ("dp-lora", "adam-ac-20") for seed in (0, 1)]
-    rows.append(cell("sigma-0", "dp-lora", 0, 0.5, **{**curve, "not_private": "no noise is added"}))
-    without, noisy = curves_figure(rows, LIGHT).axes
-    assert (without.get_xlabel(), noisy.get_xlabel()) == ("step, σ = 0", "step, σ = 0.7")
-    assert (len(without.lines), len(noisy.lines)) == (1, 4)
-    with pytest.raises(ValueError, match="records-diabetes-why"):
-        curves_figure(ROWS, LIGHT)
 
 
 def test_how_many_seeds_a_difference_takes() -> None:

@@ -1,6 +1,5 @@
 """The engine's benchmarks compare like with like, and most of them need neither Flower nor Ray."""
 
-import json
 import mmap
 import subprocess
 import sys
@@ -8,13 +7,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 
 from simulations.benchmarks.engine import (
-    against_flower,
     gpu,
     jobs,
     record_level,
@@ -76,15 +73,6 @@ def test_record_level_step_is_that_of_opacus(job: jobs.Job) -> None:
     assert relative(found, unclipped) > 0.1, "nothing was clipped, so nothing was compared"
 
 
-def test_training_flops_of_one_token() -> None:
-    hidden, intermediate = 384, 1536
-    products = 6 * 2 * (4 * hidden**2 + 2 * hidden * intermediate) - 3 * hidden**2
-    more = 6 * 2 * 6 * 8 * hidden + 6 * 6 * hidden
-    assert speed.training_flops(np.array([1])) == 2 * (products + more)
-    two, one = (speed.training_flops(np.array(lengths)) for lengths in ([20, 20], [40]))
-    assert two < one
-
-
 def test_waiting_is_on_the_wall_and_not_of_the_processor() -> None:
     cpu, wall = both_clocks(lambda: time.sleep(0.2))
     assert wall >= 0.2
@@ -120,17 +108,6 @@ def test_gpu_benchmark_compares_the_same_sums() -> None:
     assert matrices == shape.weights() + shape.words * shape.hidden
     expected = jobs.plain_peft(job)().sum(dim=0)
     assert relative(gpu.engine_round(job, job.engine("fp32"), job.start())(), expected) < 1e-4
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(900)
-def test_lacquer_sends_one_message_per_worker_and_flower_one_per_client() -> None:
-    measured = against_flower.measure(4, 2, "random:bert", None)
-    kept, rebuilt = against_flower.rows(measured, 4)
-    assert (kept["messages"], kept["reference_messages"], rebuilt["reference_messages"]) == (2, 4, 4)
-    assert kept["rounds"] == rebuilt["rounds"] == 1
-    assert json.dumps([kept, rebuilt])
-    assert all(row[f"{clock}_ratio"] > 0 for row in (kept, rebuilt) for clock in ("wall", "cpu"))
 
 
 def test_the_scale_benchmark_trains_clients_with_records_of_their_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from simulations.benchmarks.__main__ import ALL, BENCHMARKS, main
 from simulations.benchmarks.engine import tables as engine_tables
 from simulations.benchmarks.harness import results
 from simulations.benchmarks.harness.results import ROOT
-from simulations.benchmarks.harness.tables import TABLES, TABLES_OF_ALL, block, documents, fill
+from simulations.benchmarks.harness.tables import TABLES, block, documents, fill
 from simulations.benchmarks.papers.sst2 import accuracies
 
 RESULTS = [
@@ -63,7 +63,7 @@ def test_wrong_markers_are_refused(tmp_path: Path) -> None:
 def test_every_table_is_asked_for_by_a_document_and_has_a_function() -> None:
     """The text itself is checked by `make check`."""
     marked = {name for path in documents() for name in re.findall(r"<!-- table:([\w.-]+) -->", path.read_text())}
-    assert marked == TABLES.keys() | TABLES_OF_ALL.keys()
+    assert marked == TABLES.keys()
     assert ROOT / "README.md" in documents()
     for place in TABLES.values():
         module, _, function = place.partition(":")

@@ -21,18 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 import typer
 from torch import Tensor
 
 from client.data.records import Records
-from client.models.frozen_linear import BF16Weight, FrozenWeight, OneDnnWeight, PlainWeight
 from client.models.tasks import make_task
 from privacy.randomness.rng import simulation_generator
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.results import say, say_ratios, write, write_ratios
-from simulations.benchmarks.harness.timing import both_clocks, cpu_seconds, interleaved, one_thread, over_rounds, ratios
+from simulations.benchmarks.harness.results import say, say_ratios, write_ratios
+from simulations.benchmarks.harness.timing import both_clocks, interleaved, one_thread, over_rounds, ratios
 
 TOP_LAYERS = (4, 5)
 SMOLLM2_TOP = tuple(range(24, 30))
@@ -133,73 +131,9 @@ def smollm2_rows(rounds: int, clients: int) -> list[dict[str, Any]]:
     return rows
 
 
-def peak_rows(rounds: int, clients: int, sst2: Path | None) -> list[dict[str, Any]]:
-    """Matrix products of MiniLM's own shapes, timed alone and inside training, in turn.
-
-    `share` counts real tokens only, `share_with_padding` what the hardware had to do.
-    """
-    cohorts = {
-        "MiniLM, ragged SST-2": jobs.ragged_clients(clients, sst2),
-        "MiniLM, 10 x 64": jobs.uniform_clients(max(1, clients // 4), 10, 64),
-    }
-    rows = []
-    for name, cohort in cohorts.items():
-        job = jobs.Job(name, jobs.minilm, jobs.SPEC, cohort, jobs.ADAMW)
-        tokens = sum(int(records.lengths.sum()) for records in cohort)
-        for precision, kind in (("fp32", OneDnnWeight), ("bf16", BF16Weight)):
-            made = job.engine(precision)
-            work = jobs.engine_training(job, made)
-            work()
-            padded, peaks, seconds = made.tokens_run, [], []
-            for _ in range(rounds):
-                peaks.append(product_peak(kind))
-                seconds.append(cpu_seconds(work))
-            flops = training_flops(np.concatenate([records.lengths for records in cohort]))
-            share = statistics.median(flops / own / peak for own, peak in zip(seconds, peaks, strict=True))
-            rows.append(
-                {
-                    "job": name,
-                    "precision": precision,
-                    "share": share,
-                    "share_with_padding": share * padded / tokens,
-                    "training_gflops": flops / statistics.median(seconds) / 1e9,
-                    "product_gflops": statistics.median(peaks) / 1e9,
-                    "default_product_gflops": product_peak(PlainWeight) / 1e9,
-                    "rounds": rounds,
-                }
-            )
-    return rows
-
-
-def training_flops(lengths: np.ndarray) -> float:
-    """Operations of all matrix products in one training step over records of these lengths, no padding.
-
-    Frozen products go forwards and backwards to their inputs (not in the first layer's query, key and value); attention
-    takes two products forwards and four backwards, an adapter two and four. Everything elementwise counts as nothing.
-    """
-    hidden, intermediate, layers, rank, targets = 384, 1536, 6, 8, 2
-    layer = 4 * hidden * hidden + 2 * hidden * intermediate
-    frozen = 2.0 * (2 * layers * layer - 3 * hidden * hidden)
-    adapters = layers * targets * 6 * 2.0 * rank * hidden
-    attention = layers * 6 * 2.0 * hidden
-    tokens = lengths.astype(np.float64)
-    return float(tokens.sum() * (frozen + adapters) + (tokens**2).sum() * attention)
-
-
-def product_peak(kind: Callable[[Tensor, Tensor | None], FrozenWeight], repeats: int = 40) -> float:
-    """Operations per second of one core: 2,048 rows through 384 -> 1,536 columns, inputs ready in the right type."""
-    draws = torch.Generator().manual_seed(0)
-    weight = kind(torch.randn(1536, 384, generator=draws), None)
-    x = torch.randn(2048, 384, generator=draws)
-    if isinstance(weight, BF16Weight):
-        x, weight.narrow = x.to(torch.bfloat16), True
-    seconds = [cpu_seconds(lambda: weight.forward(x)) for _ in range(repeats)]
-    return 2 * 2048 * 384 * 1536 / statistics.median(seconds)
-
-
 def main(
     sst2: jobs.Sst2 = None,
-    part: Annotated[Literal["all", "ratios", "peak", "smollm2"], typer.Option(help="what to measure")] = "all",
+    part: Annotated[Literal["all", "ratios", "smollm2"], typer.Option(help="what to measure")] = "all",
     quick: jobs.Quick = False,
 ) -> None:
     """Measure and write the results."""
@@ -211,13 +145,6 @@ def main(
         say_ratios(found)
         if not quick:
             write_ratios("engine-speed", {**facts, "ratios": found}, "ratios")
-    if part in ("all", "peak"):
-        peak = peak_rows(1, 2, sst2) if quick else peak_rows(5, 48, sst2)
-        for row in peak:
-            shares = f"{row['share']:.2f}, with padding {row['share_with_padding']:.2f}"
-            say(f"share of peak, {row['job']}, {row['precision']}: {shares}")
-        if not quick:
-            write("engine-peak", {**facts, "peak": peak})
     if part in ("all", "smollm2"):
         before = os.getloadavg()
         rows = smollm2_rows(1, 1) if quick else smollm2_rows(3, 4)

@@ -106,19 +106,6 @@ def smollm2(results: Mapping[str, Any]) -> str:
     return f"{table(results['rows'], columns)}{commits_elsewhere(results)}\n{how}{machine(results)}"
 
 
-def peak(results: Mapping[str, Any]) -> str:
-    """Share of the matrix-product peak that training reaches."""
-    columns: Columns = {
-        "job": "{job}",
-        "precision": "{precision}",
-        "product alone, GFLOP/s": "{product_gflops:.0f}",
-        "in training": "{training_gflops:.0f}",
-        "share": lambda row: f"{100 * row['share']:.0f} %",
-        "share, padding counted": lambda row: f"{100 * row['share_with_padding']:.0f} %",
-    }
-    return table(results["peak"], columns) + machine(results)
-
-
 def record_level(results: Mapping[str, Any]) -> str:
     """Record-level privacy beside the same step without it, and beside Opacus; then peak memory."""
     memory: Columns = {"one step of MiniLM, 32 x 64": "{variant}", "peak memory": mebibytes("peak_bytes")}
@@ -136,20 +123,6 @@ def private_step(results: Mapping[str, Any]) -> str:
     load = results["environment"]["load"][1]
     how = f"CPU time of one thread; load of the machine over the five minutes before the end: {load:g}."
     return f"{table(results['rows'], columns)}\n{how}\n{provenance(results)}"
-
-
-def against_flower(results: Mapping[str, Any]) -> str:
-    """Whole rounds on Flower and Ray: one message per worker beside one per client."""
-    columns: Columns = {
-        "the usual way": "{reference}",
-        "messages": "{reference_messages:.0f}",
-        "its round": "{reference_wall_seconds:.1f} s",
-        "our round": "{wall_seconds:.1f} s",
-        "ratio, wall time": "{wall_ratio:.1f} ({lowest_wall_ratio:.1f}-{highest_wall_ratio:.1f})",
-        "ratio, CPU time": "{cpu_ratio:.1f} ({lowest_cpu_ratio:.1f}-{highest_cpu_ratio:.1f})",
-    }
-    scale = f"{results['rows'][0]['clients']} clients a round, {results['workers']} workers."
-    return f"{table(results['rows'], columns)}\n{scale}{machine(results)}"
 
 
 def gpu(results: Mapping[str, Any]) -> str:
@@ -175,28 +148,3 @@ def gpu(results: Mapping[str, Any]) -> str:
         f"{table(ratios, {**columns, **CLIENTS})}\n{table(results['models'], shares)}\n{table(tried, budgets)}\n"
         f"{results['device']}, {peak:.0f} TFLOP/s in a large product.{machine(results)}"
     )
-
-
-def peak_of_step(row: Row) -> str:
-    """The middle peak of the processes, with their range; empty where no step was taken."""
-    if row["step"] is None:
-        return ""
-    middle, lowest, highest = (row[key] / 2**20 for key in ("step", "lowest_step", "highest_step"))
-    return f"{middle:.0f} MiB ({lowest:.0f}-{highest:.0f})"
-
-
-def memory(results: Mapping[str, Any]) -> str:
-    """What the frozen model and one step take."""
-    columns: Columns = {
-        "trained by": lambda row: row.get("way", "engine"),
-        "precision": "{precision}",
-        "quantisation": lambda row: row.get("quantisation", "none"),
-        "blocks": lambda row: "computed again" if row.get("checkpoint_blocks") else "kept",
-        "weights": mebibytes("weights"),
-        "peak while loading": mebibytes("at_load"),
-        "held by the engine": mebibytes("held"),
-        "peak of a step": peak_of_step,
-        "seconds": lambda row: "" if row["seconds"] is None else f"{row['seconds']:.0f}",
-    }
-    told = f"{results['model']}; a step of {results['records']} records of {results['tokens']} tokens."
-    return f"{table(results['rows'], columns)}\n{told}{machine(results)}"

@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 import typer
 
-from simulations.benchmarks.harness.costs import costs
 from simulations.benchmarks.harness.markdown import NOT_MEASURED
 from simulations.benchmarks.harness.results import RESULTS, ROOT, say
 
@@ -37,25 +36,15 @@ TABLES = {
     "company-gpu": "privacy.batch_invariance:gpu_table",
     "engine-speed": "engine.tables:speed",
     "engine-smollm2": "engine.tables:smollm2",
-    "engine-peak": "engine.tables:peak",
     "engine-record-level": "engine.tables:record_level",
     "dp-sgd-step": "engine.tables:private_step",
-    "engine-flower": "engine.tables:against_flower",
     "scale-populations": "scale.populations:table",
     "scale-start-up": "scale.start_up:table",
     "engine-gpu": "engine.tables:gpu",
-    "engine-memory": "engine.tables:memory",
-    "price-of-tuning": "privacy.price_of_tuning:prices",
     "controllers": "papers.dp_lac:comparisons",
     "controllers.choices": "papers.dp_lac:choices",
-    "controllers.claims": "papers.dp_lac_claims:claims",
     "lora": "papers.dp_lac:lora",
     "methods": "papers.dp_lac:comparisons",
-    "balance": "papers.balance:balances",
-    "sst2-room": "papers.sst2_room:room",
-    "sst2-room.paid": "papers.sst2_room:paid",
-    "sst2-goals": "papers.sst2_room:goals",
-    "sst2-goals.choices": "papers.dp_lac:choices",
     "targets": "papers.dp_lac:comparisons",
     "bad-replies": "faults.tables:bad_replies",
     "soak": "faults.tables:soak",
@@ -63,9 +52,7 @@ TABLES = {
     "deployment-cost": "faults.tables:deployment_cost",
     "organisations": "faults.tables:organisations",
     "containers": "faults.tables:containers",
-    "secure-sums": "privacy.secure_sums:table",
     "correlated-noise": "privacy.correlated_noise:errors",
-    "buffered-noise": "privacy.buffered_noise:table",
     "correlated-training": "privacy.correlated_training:comparison",
     "correlated-training.choices": "privacy.correlated_training:choices",
     "silo_accounting.adam-ac": "privacy.published_accounting:adam_ac",
@@ -92,7 +79,6 @@ TABLES = {
     "rl_overhead": "papers.rldp_pretraining:overhead_table",
     "rl_pretraining": "papers.rldp_pretraining:comparison_table",
     "atdp": "papers.atdp.chains:comparison",
-    "atdp-tiers": "papers.atdp.tiers:table",
     "atdp-frontier": "papers.atdp.curves:exposures",
     "atdp-frontier.differences": "papers.atdp.curves:differences",
     "detectors": "papers.detectors:table",
@@ -113,9 +99,6 @@ TABLES = {
 }
 """Name -> the function of the results that writes the table, by its module below ``simulations.benchmarks``."""
 
-TABLES_OF_ALL: dict[str, Callable[[Path], str]] = {"costs": costs}
-"""Name -> a function of the folder of all results."""
-
 _BLOCK = re.compile(r"<!-- table:(?P<name>[\w.-]+) -->\n(?P<text>.*?)<!-- end table:(?P=name) -->", re.DOTALL)
 
 
@@ -125,10 +108,8 @@ def block(name: str, results: Path = RESULTS) -> str:
     Raises:
         ValueError: if there is no table of that name.
     """
-    if name in TABLES_OF_ALL:
-        return TABLES_OF_ALL[name](results)
     if name not in TABLES:
-        raise ValueError(f"there is no table {name!r}; known are {', '.join(sorted(TABLES | TABLES_OF_ALL))}")
+        raise ValueError(f"there is no table {name!r}; known are {', '.join(sorted(TABLES))}")
     file = results / f"{name.partition('.')[0]}.json"
     if not file.is_file():
         return NOT_MEASURED

@@ -1,6 +1,6 @@
 """Tables of docs/results/{dp-lac,comparisons}.md, from the sweeps ``controllers``, ``lora`` and ``targets``.
 
-Comparisons, method by method, and the settings that were chosen; what was claimed is in ``dp_lac_claims.py``.
+Comparisons, method by method, and the settings that were chosen.
 """
 
 import statistics
