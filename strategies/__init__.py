@@ -38,8 +38,3 @@ AGGREGATIONS = {
     "fedex": "strategies.aggregations.individual:FedEx",
     "fedgsa": "strategies.aggregations.individual:FedGsa",
 }
-REMOVED = {
-    "public-line-search": "removed after 0.1; take fedadam, or fedavg with a decay of its own",
-    "prodigy": "removed after 0.1, its estimate of the distance fails under noise; take fedadam",
-}
-"""Names that meant something in an earlier version, and what to take instead."""

@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
-from strategies import REMOVED
-
 if TYPE_CHECKING:  # names are looked up where nothing is trained, too
     from torch import Tensor
 
@@ -69,8 +67,6 @@ def _option_key(key: str, option: str) -> str:
 
 def _find(key: str, table: Mapping[str, str], name: str) -> type[Any]:
     module, _, attribute = table.get(name, name).partition(":")
-    if name in REMOVED and name not in table:
-        raise ValueError(f"{key} = {name!r}: {REMOVED[name]}")
     if name not in table and not (module and attribute):
         near = difflib.get_close_matches(name, table, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(table))}"

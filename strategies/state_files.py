@@ -77,48 +77,6 @@ def unpack(data: Json, tensors: Mapping[str, Tensor], classes: Mapping[str, type
             raise ValueError(f"a value with the keys {sorted(data)}")
 
 
-def upgrade_form(data: Json, template: Any) -> Json:
-    """A form that version 0.1 wrote, as today's :func:`pack` would have; one of today stays as it is.
-
-    Then a state held constants of its run too, of which the form only said that they are known; and some classes had
-    other names. A class is found by its name without the module's, or else by its fields.
-
-    Args:
-        template: such a state of today; None where there is nothing in it but constants.
-    """
-    classes = classes_of(template)
-
-    def today(form: Json) -> Json:
-        match form:
-            case {"dataclass": str(name), "fields": dict(fields)}:
-                fields = {key: today(part) for key, part in fields.items() if not _known(part)}
-                return {"dataclass": _named_today(name, set(fields), classes), "fields": fields}
-            case dict():
-                return {key: today(part) for key, part in form.items()}
-            case list():
-                return [today(part) for part in form]
-        return form
-
-    form = today(data)
-    nothing = isinstance(form, dict) and form.get("fields") == {}
-    return None if template is None and nothing else form
-
-
-def _known(form: Json) -> bool:
-    return isinstance(form, dict) and set(form) == {"known"}
-
-
-def _named_today(name: str, fields: set[str], classes: Mapping[str, type]) -> str:
-    if name in classes:
-        return name
-    last = name.rpartition(".")[2]
-    found = [today for today in classes if today.rpartition(".")[2] == last]
-    found += [
-        today for today, kind in classes.items() if fields == {f.name for f in dataclasses.fields(kind) if f.init}
-    ]
-    return next(iter(found), name)
-
-
 def classes_of(template: Any) -> dict[str, type]:
     """Find every dataclass, by name, that a value like ``template`` can hold: those in it, and those its annotations
     name.

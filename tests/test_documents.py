@@ -37,14 +37,11 @@ MADE_BY_READERS = {"ask.py", "docker/records/", "docs/quickstart", "my_methods.p
 MADE = runpy.run_path(str(ROOT / "docs/generated.py"))
 METHOD_PAGES = {ROOT / "docs/methods" / f"{name}.md" for name in MADE["method_pages"]()}
 """Written by `make docs`, and in no checkout."""
-REMOVED = {"public.aligned", "public.subspace", "public.subspace-refresh"}
-"""Settings of an earlier version that texts speak of."""
 
 COMMANDS = typer.main.get_command(app)
 assert isinstance(COMMANDS, Group)
-SHOWN: dict[str, Command] = {name: command for name, command in COMMANDS.commands.items() if not command.hidden}
+SHOWN: dict[str, Command] = dict(COMMANDS.commands)
 OWN_OPTIONS = {option for each in COMMANDS.params for option in each.opts} | {"--help"}
-FORMER = {name for name, command in COMMANDS.commands.items() if command.hidden}
 
 
 def code(text: str) -> Iterator[str]:
@@ -124,8 +121,7 @@ def wrong_commands(name: str, text: str) -> list[str]:
         if command in OWN_OPTIONS:
             continue
         if command not in SHOWN:
-            if not (name == "CHANGELOG.md" and command in FORMER):
-                wrong.append(f"lacquer {command}")
+            wrong.append(f"lacquer {command}")
             continue
         options = {option for each in SHOWN[command].params for option in each.opts} | {"--help"}
         wrong += [f"lacquer {command} {word}" for word in arguments if word.startswith("--") and word not in options]
@@ -147,7 +143,7 @@ def wrong_keys(name: str, text: str) -> list[str]:
     typed = re.findall(r"--set ([\w.-]+)=", text)
     named = re.findall(rf"`((?:{tables})\.[a-z][a-z-]*)(?: = [^`]*)?`", text)
     files = {Path(path).name for path in TRACKED} | {"privacy.json", "data.digest"}
-    return sorted(key for key in {*typed, *named} - files - REMOVED if not is_key(key))
+    return sorted(key for key in {*typed, *named} - files if not is_key(key))
 
 
 def wrong_targets(name: str, text: str) -> list[str]:

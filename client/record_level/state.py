@@ -33,7 +33,7 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
-from strategies.state_files import classes_of, pack, unpack, upgrade_form
+from strategies.state_files import classes_of, pack, unpack
 
 LEDGER, SECRET, STATE, TENSORS = "ledger.jsonl", "sampling.key", "silo.json", "silo.safetensors"
 HEAD = "head"
@@ -67,7 +67,7 @@ class SiloState:
         if (packed := document["controller"]) is None:  # nothing was written down yet
             return
         fresh, found = training.state.controller, load_file(tensors) if tensors.is_file() else {}
-        controller = unpack(upgrade_form(packed, fresh), found, classes_of(fresh))
+        controller = unpack(packed, found, classes_of(fresh))
         training.state = replace(training.state, controller=controller)
 
     def take_from(self, training: PrivateSgd) -> None:
@@ -115,7 +115,6 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
                 f"{folder} has a ledger but not what belongs to it: {error}; restore the folder"
             ) from error
         kept = {name: document[name] for name in mine}
-        kept["silo"] = {"sampling_level": "user", **kept["silo"]}  # version 0.1 knew no other
         if kept != mine:
             changed = [name for name in kept["silo"] if kept["silo"][name] != mine["silo"].get(name)]
             changed += ["number of units"] if kept["population"] != mine["population"] else []
@@ -162,10 +161,8 @@ def _state(folder: Path) -> dict[str, Any]:
         raise CorruptRun(f"{path} cannot be read: {error}; {remedy}") from error
     if not isinstance(document, dict) or not isinstance(document.get("silo"), dict):
         raise CorruptRun(f"{path} must hold a JSON object with the site's settings, it does not; {remedy}")
-    if missing := {"population", "multipliers", "controller"} - document.keys():
+    if missing := {"population", "multipliers", "controller", HEAD} - document.keys():
         raise CorruptRun(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
-    if HEAD not in document:  # version 0.1 kept none: its ledger is taken as it is, once
-        return document | {HEAD: ""}
     head = document[HEAD]
     if head is not None and not (isinstance(head, str) and re.fullmatch(r"[1-9]\d*:[0-9a-f]{64}", head)):
         raise CorruptRun(f"{HEAD!r} of {path} must be LINES:HASH of a line of {LEDGER}, got {head!r}; {remedy}")

@@ -7,7 +7,7 @@ out of its range is refused with the key, the value, the limit and the nearest k
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,6 @@ from pydantic import BaseModel, ValidationError
 
 from client.settings import Options, explain, kebab
 from server.config.schema import RunConfig
-
-REMOVED: dict[str, tuple[Any, str]] = {
-    "public.aligned": (False, "adapters start from random rows, which no test told from aligned ones; leave it out"),
-    "public.subspace": (0, "updates are clipped whole, which was better on long texts; leave it out"),
-    "public.subspace-refresh": (None, ""),  # said nothing without the one above
-}
-"""Keys of earlier versions: the value under which a run is today's run (None: any), and what to do about another."""
 
 
 class ConfigError(ValueError):
@@ -83,7 +76,7 @@ def parse(table: Mapping[str, Any]) -> RunConfig:
         ConfigError: naming every wrong key with its value, the limit and, for unknown keys, the nearest known one.
     """
     try:
-        return RunConfig.model_validate(_without_removed(table), by_alias=True, by_name=False)
+        return RunConfig.model_validate(table, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
@@ -114,30 +107,6 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
 def with_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a nested table in which the settings of dotted keys take the place of its own."""
     return _with(table, unflatten(overrides))
-
-
-def _without_removed(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy of a table of settings without those keys of earlier versions that change nothing.
-
-    Raises:
-        ConfigError: a removed key has a value under which a run would not be today's run.
-    """
-    said, wrong = flatten(table), []
-    for key, (harmless, remedy) in REMOVED.items():
-        if key in said:
-            table = _without(table, key.split("."))
-            if harmless is not None and said[key] != harmless:
-                wrong.append(f"{key} = {said[key]!r}: was removed after 0.1; {remedy}")
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    return table
-
-
-def _without(table: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    first, *rest = path
-    if not rest:
-        return {key: value for key, value in table.items() if key != first}
-    return {**table, first: _without(table[first], rest)}
 
 
 def _with(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from privacy.errors import CorruptRun
 from privacy.mechanism import Release
 from server.run_folder.names import CHECKPOINT_FOLDER, SAMPLING_SECRET
 from strategies.private_training import ServerState
-from strategies.state_files import classes_of, pack, unpack, upgrade_form
+from strategies.state_files import classes_of, pack, unpack
 
 FORMAT = 3
 _TENSORS, _DOCUMENT = "state.safetensors", "state.json"
@@ -198,8 +198,7 @@ def load_checkpoint(run_folder: Path, fresh: ServerState) -> Checkpoint:
     document = _document(folder)
     try:
         tensors, classes = load_file(folder / _TENSORS), classes_of(fresh)
-        written = document["state"] if document["format"] == FORMAT else _from_format_2(document["state"], fresh)
-        state = ServerState(**{name: unpack(part, tensors, classes) for name, part in written.items()})
+        state = ServerState(**{name: unpack(part, tensors, classes) for name, part in document["state"].items()})
         update, answers = (unpack(document["release"][name], tensors, {}) for name in ("update", "answers"))
         taken = Times(**{name: float(seconds) for name, seconds in document["seconds"].items()})
         checkpoint = Checkpoint(state, update, tuple(answers), str(document["ledger_head"]), taken)
@@ -218,9 +217,9 @@ def _document(folder: Path) -> dict[str, Any]:
     for _ in range(_TRIES):
         try:
             document = dict(json.loads((folder / _DOCUMENT).read_text()))
-            if document["format"] not in (2, FORMAT):
-                raise ValueError(f"it has format {document['format']!r}, this code reads 2 and {FORMAT}")
-            if document["format"] == FORMAT and document.pop("sha256", None) not in (None, _own_digest(document)):
+            if document["format"] != FORMAT:
+                raise ValueError(f"it has format {document['format']!r}, this code reads {FORMAT}")
+            if document.pop("sha256", None) not in (None, _own_digest(document)):
                 raise ValueError("its digest is not that of its content")
             whole = _digest(folder / _TENSORS) == document["tensors_sha256"]
             break
@@ -272,14 +271,6 @@ def read_mark(run_folder: Path) -> Mark | None:
         return Mark(head, records, document.get("secret_sha256"))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRun(f"{folder / _DOCUMENT} is not a checkpoint of this run: {error!r}; restore it") from error
-
-
-def _from_format_2(state: Mapping[str, Any], fresh: ServerState) -> dict[str, Any]:
-    """Bring a state that version 0.1 wrote into today's form."""
-    if state["basis"] is not None:
-        raise ValueError("version 0.1 wrote it in a public subspace: resume it there")
-    kept = {name: part for name, part in state.items() if name not in ("basis", "basis_round")}
-    return kept | {"controller": upgrade_form(state["controller"], fresh.controller)}
 
 
 def _check(checkpoint: Checkpoint, fresh: ServerState) -> None:

@@ -162,27 +162,6 @@ def run(
             _run(asked, folder, here, quiet, as_json=as_json, track=track)
 
 
-@app.command(hidden=True, cls=Command)
-def silo(
-    preset: Annotated[str, typer.Argument(help="A preset or a TOML file.")] = "silo-quickstart",
-    settings: Settings = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of relative data files.", show_default=".")] = None,
-    quiet: Quiet = False,
-) -> None:
-    """The former name of `lacquer run` for the records of one site; it stays for one release."""
-    run(preset, settings, data=data, quiet=quiet)
-
-
-@app.command(hidden=True, cls=Command)
-def recipe(
-    preset: Annotated[str, typer.Argument(help="A preset or a TOML file with [[phases]].")],
-    settings: Settings = None,
-    quiet: Quiet = False,
-) -> None:
-    """The former name of `lacquer run` for phases; it stays for one release."""
-    run(preset, settings, quiet=quiet)
-
-
 def resume(
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.", exists=True)],
     engine: Annotated[EngineKind | None, typer.Option(help="Another engine than the run had.")] = None,
@@ -376,4 +355,3 @@ for name, command, panel in (
     ("clients", clients_command, FEDERATION),
 ):
     app.command(name, cls=Command, rich_help_panel=panel)(command)
-app.command("keys", cls=Command, hidden=True)(certificates_command)  # the former name of `certificates`

@@ -16,14 +16,11 @@ from client.node import refuse_unless_for
 from client.record_level.messages import SiloReply, SiloRequest
 from client.record_level.participant import OperatorLimits, refused_unread, state_folder, take_part
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.state import HEAD, LEDGER, READING, SECRET, STATE, commit_reading, silo_state
-from client.record_level.training import private_training
-from client.record_level.units import UnitIndex
+from client.record_level.state import HEAD, LEDGER, READING, SECRET, STATE, commit_reading
 from client.worker import Job
 from privacy import durable
 from privacy.errors import CorruptRun
 from privacy.ledger.ledger import Ledger
-from strategies.controllers.controller import PublicSignals
 from strategies.messages.records import BadMessage
 from tests.cases.record_level import PRIVATE, engine, records, vector
 
@@ -73,33 +70,6 @@ def test_the_controller_goes_on_where_the_last_round_left_it(tmp_path, made):
     assert thresholds[0] != thresholds[1]
 
 
-def test_a_state_that_version_0_1_wrote_is_read(tmp_path, made):
-    """It held the run's constants too, under "known", and its class had another module."""
-    data, file = records(), tmp_path / "old" / "silo.json"
-    for folder in ("new", "old"):
-        take_part(request(2), data, made, tmp_path / folder)
-    document = json.loads(file.read_text())
-    document["controller"]["dataclass"] = "strategies.elsewhere.PercentileState"
-    document["controller"]["fields"]["setting"] = {"known": "setting"}
-    del document["silo"]["sampling_level"]  # it drew whole units only
-    del document[HEAD]  # nor did it keep the ledger's head
-    file.write_text(json.dumps(document))
-    bounds = []
-    for folder in ("new", "old"):
-        with silo_state(tmp_path / folder, SILO, UnitIndex.of(data, grouped=False)) as state:
-            training = private_training(
-                SILO, made, UnitIndex.of(data, grouped=False), state.ledger, state.multipliers, state.sampler
-            )
-            training.begin(vector().float(), PublicSignals(0, None))
-            first = training.state.controller
-            state.put_into(training)
-            assert training.state.round == 2
-            assert type(training.state.controller) is type(first)
-            assert training.state.controller != first
-            bounds.append(training.state.controller.clip_rate >= 0)
-    assert bounds == [True, True]
-
-
 def test_a_site_draws_whole_units_only(tmp_path, made):
     asked = SILO.replace(unit="group:patient", sampling_level="example", records_per_unit=2)
     reply = take_part(request(2, silo=asked), records(units=[0] * 6 + [1] * 6), made, tmp_path / "silo")
@@ -124,14 +94,15 @@ def charged(folder) -> int:
 
 
 def test_a_site_that_lost_its_ledger_starts_no_new_budget(tmp_path, made):
-    """Neither from what is left of the folder, nor from a state of version 0.1, which kept no head."""
+    """Neither from what is left of the folder, nor from a state that was robbed of the ledger's head."""
     take_part(request(2), records(), made, tmp_path / "silo")
     (tmp_path / "silo" / LEDGER).unlink()
     secret = (tmp_path / "silo" / SECRET).read_bytes()
-    for _ in range(2):
-        with pytest.raises(CorruptRun, match=r"ledger\.jsonl is missing.*what it has spent is unknown\. Restore"):
-            take_part(request(2), records(), made, tmp_path / "silo")
-        change_state(tmp_path / "silo", lambda document: document.pop(HEAD, None))
+    with pytest.raises(CorruptRun, match=r"ledger\.jsonl is missing.*what it has spent is unknown\. Restore"):
+        take_part(request(2), records(), made, tmp_path / "silo")
+    change_state(tmp_path / "silo", lambda document: document.pop(HEAD))
+    with pytest.raises(CorruptRun, match="lacks head; restore"):
+        take_part(request(2), records(), made, tmp_path / "silo")
     (tmp_path / "silo" / STATE).unlink()
     with pytest.raises(CorruptRun, match=r"ledger\.jsonl is missing, though sampling\.key"):
         take_part(request(2), records(), made, tmp_path / "silo")

@@ -310,7 +310,7 @@ def test_each_command_refuses_the_others_runs(tmp_path: Path) -> None:
         (["clients", "--ca", "gone.crt"], "--ca gone.crt: there is no such file"),
         (["clients", "--ca", "/proc/self/maps"], "/keys/operator.key: cannot be read; run this in the executor's"),
         (["expel", "foo"], "no client is called foo; see `lacquer clients`"),
-        (["keys", "/proc/foo"], "/proc/foo: cannot keep keys there"),
+        (["certificates", "/proc/foo"], "/proc/foo: cannot keep keys there"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line(

@@ -173,7 +173,6 @@ def test_bad_input_is_refused_before_anything_is_spent(cache, tmp_path, settings
     ("settings", "reason"),
     [
         ({"local.balance": "prior"}, "local.balance"),
-        ({"public.subspace": 4}, "public.subspace"),
         ({"silo.steps": 2}, "silo.steps"),
         ({"data.source": "jsonl:x.jsonl"}, "unit-column"),
         ({**EXAMPLES, "privacy.mode": "filter"}, "privacy.mode = 'filter' with .*'example' must be 'floor'"),

@@ -147,7 +147,7 @@ def digest(case: Case, checkout: Path, cache: Path) -> str:
     """
     with tempfile.TemporaryDirectory() as place:
         folder, path = Path(place), [str(checkout)]
-        settings, preset, command = {**case.settings, "data.cache": str(cache)}, case.preset, "run"
+        settings, preset = {**case.settings, "data.cache": str(cache)}, case.preset
         if case.phases:
             name = f"{case.preset}.toml"
             file = next(presets for presets in (checkout / "simulations/presets").rglob(name))
@@ -158,14 +158,12 @@ def digest(case: Case, checkout: Path, cache: Path) -> str:
             (folder / "site").mkdir()
             (folder / "site" / "sitecustomize.py").write_text(_NOISELESS, encoding="utf-8")
             path.append(str(folder / "site"))
-            preset, command = name, "recipe" if file.parent.name == "recipes" else "run"
+            preset = name
         else:
             settings |= _FLAGS
-        if not case.options and command == "run" and not (checkout / "server/runs").is_dir():
-            command = "silo"
         chosen = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         done = subprocess.run(
-            [sys.executable, "-m", "simulations", command, preset, *chosen, *case.options, "--quiet"],
+            [sys.executable, "-m", "simulations", "run", preset, *chosen, *case.options, "--quiet"],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
             capture_output=True,

@@ -1,6 +1,5 @@
 """The configuration: both forms give the same run, and whatever is wrong is refused by name."""
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -10,7 +9,6 @@ from pydantic import BaseModel
 
 from client.settings import Options
 from server.config.load import ConfigError, flatten, known_keys, load, parse, unflatten
-from server.config.methods import methods
 from server.config.schema import RunConfig
 
 
@@ -257,23 +255,6 @@ def test_columns_that_would_not_be_what_is_protected_are_refused(data: dict[str,
 def test_words_for_who_takes_part(table: dict[str, Any], members: str, units: str) -> None:
     config = parse(table)
     assert (config.members_text, config.units_text) == (members, units)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("public.aligned", True), ("public.subspace", 4), ("strategy.optimizer", "prodigy")]
-)
-def test_what_an_earlier_version_knew_is_refused_with_a_remedy(key: str, value: object) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^{re.escape(f'{key} = {value!r}')}: (was )?removed after 0\.1[;,] .*(leave|take)"
-    ):
-        methods(parse(unflatten({key: value})))
-
-
-def test_files_of_an_earlier_version_that_used_none_of_it_are_read(tmp_path: Path) -> None:
-    old = unflatten({"public.aligned": False, "public.subspace": 0, "public.subspace-refresh": 10, "rounds": 3})
-    assert parse(old) == parse({"rounds": 3})
-    assert parse({"rounds": 3, "public": {}}) == parse({"rounds": 3})
-    assert "subspace" not in parse(old).to_toml()
 
 
 NODES: dict[str, Any] = {"held-by": "nodes", "nodes": 3, "client-column": "user"}

@@ -20,7 +20,6 @@ from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, rea
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
-from strategies.controllers.schedules import Dynamic
 from strategies.private_training import ServerState
 from strategies.state_files import same_bits
 
@@ -312,43 +311,3 @@ def test_nothing_in_a_checkpoint_is_a_pickle(saved: Path) -> None:
     head = (saved / "state.safetensors").read_bytes()
     length = int.from_bytes(head[:8], "little")
     assert set(json.loads(head[8 : 8 + length])) >= {"adapter", "served", "optimizer.momentum", "release.update"}
-
-
-# --- of version 0.1 -----------------------------------------------------------------------------------------------
-
-
-def as_format_2(folder: Path, change: Any, **more: Any) -> None:
-    """Rewrite a checkpoint as version 0.1 wrote it: with the run's constants in the controller's state, as known."""
-    document = json.loads((folder / "state.json").read_text())
-    state = document["state"] | {"basis": None, "basis_round": -1} | more
-    del state["subspace"]
-    state["controller"] = change(state["controller"])
-    (folder / "state.json").write_text(json.dumps(document | {"format": 2, "state": state}))
-
-
-def known(form: Any, name: str) -> Any:
-    return {"dataclass": name, "fields": form["fields"] | {"setting": {"known": "setting"}}}
-
-
-def test_format_2_is_read(tmp_path: Path) -> None:
-    """States with constants, of classes that moved or were renamed, and of those that held nothing else."""
-    for controller, old in (
-        (DpLac(clip_norm=2.0), lambda form: known(form, "strategies.controllers.dp_lac.LacState")),
-        (Dynamic(), lambda form: known(form, "strategies.controllers.dynamic.DynamicState")),
-        (Fixed(0.3), lambda form: known({"fields": {}}, "strategies.controllers.fixed.FixedState")),
-    ):
-        state: Any = controller.init(SETTING, PublicSignals(0, 0.7))
-        state = controller.update(state, SETTING, None, PublicSignals(2, 0.6))  # type: ignore[arg-type]
-        written = replace(fresh(controller), round=2, controller=state)
-        save_checkpoint(tmp_path, only(written))
-        as_format_2(tmp_path / "checkpoint", old)
-        assert same_bits(load_checkpoint(tmp_path, fresh(controller)).state, written)
-
-
-def test_format_2_of_another_controller_or_in_a_public_subspace_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, only(fresh(Fixed(0.3))))
-    as_format_2(tmp_path / "checkpoint", lambda form: known({"fields": {"q": 1.0}}, "strategies.controllers.x.XState"))
-    assert "XState" in refused(tmp_path / "checkpoint", fresh(Fixed(0.3)))
-    save_checkpoint(tmp_path, only(fresh()))
-    as_format_2(tmp_path / "checkpoint", lambda form: form, basis={"tensor": "adapter"})
-    assert "resume it there" in refused(tmp_path / "checkpoint", fresh())
