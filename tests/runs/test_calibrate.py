@@ -73,11 +73,6 @@ def test_no_epsilon_is_printed_as_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         (["--dimension", "0"], "dimension must be an integer >= 1"),
         (["--epsilon", "500"], "protects no one"),
         (["--query", "0.5"], "which the extra releases and queries cost"),
-        (["--controller", "quantile", "--query", "3"], "it says itself what is released"),
-        (["--option", "clip-norm=3"], "it says itself what is released"),
-        (["--controller", "quantil"], "did you mean 'quantile'"),
-        (["--controller", "quantile", "--option", "bit-nois=3"], "did you mean bit-noise"),
-        (["--controller", "quantile", "--option", "bit-noise=0.2"], "takes 3.66 times the budget of a round"),
     ],
 )
 def test_bad_arguments_end_with_two(arguments: list[str], message: str) -> None:
@@ -85,49 +80,6 @@ def test_bad_arguments_end_with_two(arguments: list[str], message: str) -> None:
     assert done.exit_code == 2
     assert message in done.output
     assert "Traceback" not in done.output
-
-
-def rows_of(output: str) -> list[list[str]]:
-    """Rows of the table of releases."""
-    rows = [line.split() for line in output.splitlines()[3:]]
-    return rows[: rows.index([])]
-
-
-def test_a_controller_shows_what_it_releases_and_pays_for_all_of_it() -> None:
-    done = calibrate(*SMALL, "--controller", "dp-clac")
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith(
-        "Epsilon 2 at delta 1e-5, controller dp-clac: 500 clients, Poisson rate 0.2, 5 rounds"
-    )
-    rows = rows_of(done.output)
-    assert [row[:2] if row[0] in ("histogram", "round") else row[0] for row in rows] == [
-        ["histogram", "vote"],
-        "together",
-        ["round", "1"],
-        "loss-histogram",
-        "together",
-        ["round", "2"],
-        "bounded-mean",
-        "together",
-        ["round", "5"],
-        "bounded-mean",
-        "together",
-    ]
-    together = [float(row[-1]) for row in rows if row[0] == "together"]
-    assert together[0] == 2.0
-    assert together[1] == together[2] == together[3]
-    assert float(rows[2][-1]) == pytest.approx(together[1] * 1.5**0.5, rel=1e-3)
-    epsilon = float(next(line for line in done.output.splitlines() if line.split()[:1] == ["pld"]).split()[1])
-    assert 1.98 < epsilon <= 2.0
-
-
-def test_the_update_beside_a_query_has_the_noise_that_planning_by_hand_gives() -> None:
-    """m = 100, so sigma_b = 5 and the bit's multiplier is 10: `--query 10` asks the same question."""
-    by_controller = rows_of(calibrate(*SMALL, "--controller", "quantile").output)
-    by_hand = calibrate(*SMALL, "--query", "10").output
-    z = float(next(line for line in by_hand.splitlines() if "Noise multiplier z" in line).split()[-1])
-    assert by_controller[0][:3] == ["round", "1", "update"]
-    assert float(by_controller[0][-1]) == pytest.approx(z, abs=2e-4)
 
 
 def test_noise_of_clients_stands_beside_that_of_a_trusted_server() -> None:
@@ -166,4 +118,4 @@ def test_a_program_gets_the_noise_as_json() -> None:
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said["noise_norm_on_mean"] == pytest.approx(10 * said["noise_multiplier"] / said["expected_cohort"])
-    assert calibrate(*SMALL, "--controller", "fixed", "--json").exit_code == 2
+    assert calibrate(*SMALL, "--trust", "secagg", "--json").exit_code == 2

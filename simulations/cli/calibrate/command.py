@@ -1,9 +1,7 @@
 """`lacquer calibrate`: what a privacy budget costs in noise, and what more clients, rounds or sampling would buy."""
 
 import json
-import sys
 import warnings
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -29,12 +27,6 @@ def calibrate_command(
     adjacency: Annotated[
         Literal["add_remove", "replace_one"], typer.Option(help="What neighbouring data sets differ in.")
     ] = "add_remove",
-    controller: Annotated[
-        str | None, typer.Option(help="Show what a run with this controller releases, part by part, instead.")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of that controller. Repeatable.")
-    ] = None,
     trust: Annotated[
         Literal["server", "secagg"],
         typer.Option(help="Who makes the noise: a trusted server, or the clients together."),
@@ -57,7 +49,7 @@ def calibrate_command(
     console, notes = Console(), list[warnings.WarningMessage]()
     try:
         if correlated:
-            if histogram or query or controller or option or trust == "secagg" or adjacency != "add_remove":
+            if histogram or query or trust == "secagg" or adjacency != "add_remove":
                 raise ValueError(
                     "correlated goes with epsilon, delta, clients, rate and rounds only: nothing but the update is "
                     "released, under add_remove, and the server adds the noise"
@@ -70,32 +62,18 @@ def calibrate_command(
             with console.status("Calibrating"):
                 console.print(correlated_page.page(epsilon, delta, clients, rate, rounds))
             return
-        if as_json and (trust == "secagg" or controller is not None or option):
-            raise ValueError("--json prices plain rounds; leave out controller, option and trust")
+        if as_json and trust == "secagg":
+            raise ValueError("--json prices plain rounds; leave out trust")
         if dimension is not None and dimension < 1:
             raise ValueError(f"dimension must be an integer >= 1, got {dimension}")
         if trust == "secagg":
-            if histogram or query or controller or option or adjacency != "add_remove":
+            if histogram or query or adjacency != "add_remove":
                 raise ValueError(
                     "trust secagg goes with epsilon, delta, clients, rate, rounds, survivors and colluding only: every "
                     "client takes part in every round, and one kind of sum is priced"
                 )
             with console.status("Calibrating"):
                 page = calibrate_page.secagg(epsilon, delta, clients, rate, rounds, survivors, colluding)
-        elif controller is not None or option:
-            if histogram or query or adjacency != "add_remove" or not controller:
-                raise ValueError(
-                    "controller goes with epsilon, delta, clients, rate, rounds, dimension and option only: it says "
-                    "itself what is released, and runs sample by Poisson under add_remove"
-                )
-            sys.path.append(str(Path.cwd()))  # a user's own methods are found beside their work, and shadow nothing
-            from simulations.cli.calibrate.controller import controller_config, controller_page
-
-            with console.status("Calibrating"):
-                config = controller_config(
-                    controller, option or [], epsilon=epsilon, delta=delta, clients=clients, rate=rate, rounds=rounds
-                )
-                page = controller_page(config, dimension)
         else:
             with warnings.catch_warnings(record=True) as notes:
                 warnings.simplefilter("always", UserWarning)
