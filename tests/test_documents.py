@@ -24,7 +24,6 @@ from simulations.cli.app import app
 from simulations.presets.load import preset_files
 from simulations.report import page
 from simulations.sweep.cells import sweep_files
-from simulations.tools import transcripts
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -35,6 +34,7 @@ FOLDERS = "privacy|client|strategies|server|simulations|tests|docker|docs"
 MADE_BY_READERS = {"ask.py", "docker/records/", "docs/quickstart", "my_methods.py"}
 """Paths that a text asks its reader to make, or that only begin the names of files."""
 MADE = runpy.run_path(str(ROOT / "docs/generated.py"))
+TASKS = runpy.run_path(str(ROOT / "docs/tools/transcripts.py"))["tasks"]()
 METHOD_PAGES = {ROOT / "docs/methods" / f"{name}.md" for name in MADE["method_pages"]()}
 """Written by `make docs`, and in no checkout."""
 
@@ -299,9 +299,9 @@ def test_the_least_noise_costs_what_the_page_says() -> None:
 def test_the_transcripts_show_the_commands_of_their_script() -> None:
     shown = re.findall(r"^\$ (.*)$", DOCUMENTS["docs/results/transcripts.md"], re.MULTILINE)
     assert [re.sub(r"\bruns/[\w-]+", "RUN", line) for line in shown] == [
-        line for task in transcripts.tasks() for line in task.commands
-    ], "run `python -m simulations.tools.transcripts docs/results/transcripts.md`"
-    assert max(len(task.commands) for task in transcripts.tasks()) <= 3
+        line for task in TASKS for line in task.commands
+    ], "run `python docs/tools/transcripts.py docs/results/transcripts.md`"
+    assert max(len(task.commands) for task in TASKS) <= 3
 
 
 TOUR = DOCUMENTS["docs/guarantee.md"].partition("## What to read")[2].partition("\n## ")[0]

@@ -1,14 +1,15 @@
 """The notebooks run from first cell to last, in a folder of their own; their outputs name nobody's folders."""
 
 import re
+import runpy
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from simulations.tools.notebooks import execute_notebook
-
-NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
+DOCS = Path(__file__).parents[2] / "docs"
+NOTEBOOKS = DOCS / "notebooks"
+execute_notebook = runpy.run_path(str(DOCS / "tools/notebooks.py"))["execute_notebook"]
 TIERS = {"quickstart": [pytest.mark.slow, pytest.mark.ray], "own_strategy": [pytest.mark.nightly]}
 
 

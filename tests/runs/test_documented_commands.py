@@ -6,6 +6,7 @@ Python is run where it is marked runnable.
 import csv
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -26,7 +27,6 @@ from simulations import api
 from simulations.api import run as run_whole
 from simulations.cli.app import app
 from simulations.planning import choices
-from simulations.tools import chat_transcript
 from tests.cases.finished_runs import records, run_of_every_task
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +39,9 @@ DATA = "needs a data set that is not here, and hours"
 BENCHMARK = "hours; tests/test_documents.py checks its name, options and arguments"
 NOT_RUN = {
     r"docs/deploy\.md: ": "containers: docker/container_test.sh, operations_test.sh, organisations_test.sh",
-    r"docs/results/transcripts\.md: ": "simulations/tools/transcripts.py ran them; tests/test_documents.py compares",
-    r"docs/results/chat-transcript\.md: ": "simulations/tools/chat_transcript.py ran them; the last test compares",
-    r".*: make run": "installs for minutes; simulations/tools/transcripts.py runs it in a fresh clone",
+    r"docs/results/transcripts\.md: ": "docs/tools/transcripts.py ran them; tests/test_documents.py compares",
+    r"docs/results/chat-transcript\.md: ": "docs/tools/chat_transcript.py ran them; the last test compares",
+    r".*: make run": "installs for minutes; docs/tools/transcripts.py runs it in a fresh clone",
     r".*: flwr (run|build)": "installs gigabytes",
     r".*: python -m simulations\.benchmarks ": BENCHMARK,
     r".*\b(DATA|FOLDER|ROOM|NOTES)\b": DATA,
@@ -299,5 +299,7 @@ def test_a_command_is_found_in_every_kind_of_block() -> None:
 def test_the_chat_transcript_shows_the_commands_of_its_script() -> None:
     page = (ROOT / "docs/results/chat-transcript.md").read_text(encoding="utf-8")
     lines = [re.sub(r"\bruns/[\w-]+", "RUN", line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)]
-    assert lines == [*chat_transcript.MADE_HERE, *chat_transcript.used_elsewhere()]
-    assert max(len(chat_transcript.MADE_HERE), len(chat_transcript.used_elsewhere())) <= 3
+    script = runpy.run_path(str(ROOT / "docs/tools/chat_transcript.py"))
+    here, elsewhere = script["MADE_HERE"], script["used_elsewhere"]()
+    assert lines == [*here, *elsewhere]
+    assert max(len(here), len(elsewhere)) <= 3

@@ -1,6 +1,6 @@
 """The notebooks of docs/notebooks, executed: outputs are what the code prints today.
 
-    python -m simulations.tools.notebooks docs/notebooks            # write the outputs into them
+    python docs/tools/notebooks.py docs/notebooks            # write the outputs into them
 
 Each runs in a folder of its own, as a reader would who has downloaded it. A cell that fails ends the command.
 """

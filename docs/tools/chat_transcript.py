@@ -1,6 +1,6 @@
 """A transcript from conversations in a file to answers where Lacquer is not installed: run, and written down.
 
-    python -m simulations.tools.chat_transcript docs/results/chat-transcript.md
+    python docs/tools/chat_transcript.py docs/results/chat-transcript.md
 
 Takes about ten minutes on two cores. The conversations are generated (:mod:`simulations.tools.sample_records`); the
 answers are those of plain transformers in a virtual environment of its own.
@@ -90,7 +90,7 @@ lines like this:
 ---
 
 Training takes five to nine minutes on two free cores, longer on a busy machine.
-Made by `python -m simulations.tools.chat_transcript docs/results/chat-transcript.md`.
+Made by `python docs/tools/chat_transcript.py docs/results/chat-transcript.md`.
 """
 
 
@@ -132,7 +132,7 @@ def _command(folder: Path, line: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m simulations.tools.chat_transcript")
+    parser = argparse.ArgumentParser(prog="python docs/tools/chat_transcript.py")
     parser.add_argument("page", type=Path)
     parser.add_argument("--users", type=int, default=USERS)
     given = parser.parse_args()

@@ -1,9 +1,9 @@
 """A transcript of the first pages, as a reader sees it: run from a fresh clone, and written down.
 
-    python -m simulations.tools.transcripts docs/results/transcripts.md
+    python docs/tools/transcripts.py docs/results/transcripts.md
 
 Takes some ten minutes of processor time and downloads what `make run` installs. The chat model has a page of its own,
-:mod:`simulations.tools.chat_transcript`.
+``docs/tools/chat_transcript.py``.
 """
 
 import argparse
@@ -122,7 +122,7 @@ their accuracies are no results. A chat model has [its own page](chat-transcript
 MADE = """
 ---
 
-Made by `python -m simulations.tools.transcripts docs/results/transcripts.md`, which runs the commands shown.
+Made by `python docs/tools/transcripts.py docs/results/transcripts.md`, which runs the commands shown.
 """
 
 
@@ -199,6 +199,6 @@ class _Session:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m simulations.tools.transcripts")
+    parser = argparse.ArgumentParser(prog="python docs/tools/transcripts.py")
     parser.add_argument("page", type=Path)
     write(parser.parse_args().page.resolve())
