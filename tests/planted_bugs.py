@@ -1,7 +1,6 @@
 """Plant each bug of planted_bugs.toml in a copy of the sources and see which test finds it.
 
-    python tests/planted_bugs.py --json tests/planted_bugs.json            the code of today
-    python tests/planted_bugs.py --checkout FOLDER --json FILE             the commit the file names, checked out there
+    python tests/planted_bugs.py --json tests/planted_bugs.json
 
 The tests that a bug names must pass without it, and one of them fails with it: the bug is caught, or it survived.
 """
@@ -32,7 +31,7 @@ PASSED, FAILED = 0, 1  # exit codes of pytest
 
 @dataclass(frozen=True)
 class Place:
-    """Where a bug is planted on one side, and what should find it.
+    """Where a bug is planted, and what should find it.
 
     Attributes:
         file: of the sources.
@@ -56,34 +55,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug. ``before`` is None where the older code has no such place."""
+    """One bug, why it matters, and its place in the code of now."""
 
     name: str
     matters: str
     now: Place
-    before: Place | None
-
-    def place(self, side: str) -> Place | None:
-        """On one side, ``"now"`` or ``"before"``."""
-        return self.now if side == "now" else self.before
 
 
-def read_bugs(file: Path = BUGS) -> tuple[str, list[Bug]]:
-    """The commit of the older side, and all bugs; what ``before`` leaves out is as it is now."""
-    document = tomllib.loads(file.read_text(encoding="utf-8"))
-
-    def place(entry: dict[str, Any], side: str) -> Place | None:
-        if entry.get(side) == "none":
-            return None
-        fields = {**entry["now"], **entry.get(side, {})}
-        return Place(fields["file"], fields["old"], fields["new"], tuple(fields["tests"]))
-
-    bugs = []
-    for entry in document["bugs"]:
-        now = place(entry, "now")
-        assert now is not None
-        bugs.append(Bug(entry["name"], entry["matters"], now, place(entry, "before")))
-    return document["before"], bugs
+def read_bugs(file: Path = BUGS) -> list[Bug]:
+    """All bugs of the file."""
+    return [
+        Bug(entry["name"], entry["matters"], Place(**{**entry["now"], "tests": tuple(entry["now"]["tests"])}))
+        for entry in tomllib.loads(file.read_text(encoding="utf-8"))["bugs"]
+    ]
 
 
 @contextmanager
@@ -129,27 +113,24 @@ def _others(options: list[str]) -> str:
     return " ".join(option for option in options if option.startswith("--") or option == "-ra")
 
 
-def tried(tree: Path, bug: Bug, side: str) -> dict[str, Any]:
+def tried(tree: Path, bug: Bug) -> dict[str, Any]:
     """Plant, run, put back."""
-    place = bug.place(side)
-    if place is None:
-        return {"verdict": "no such place"}
-    file = tree / place.file
+    file = tree / bug.now.file
     source = file.read_text(encoding="utf-8")
-    file.write_text(place.planted(source), encoding="utf-8")
+    file.write_text(bug.now.planted(source), encoding="utf-8")
     try:
-        became, test, seconds = run_tests(tree, place.tests)
+        became, test, seconds = run_tests(tree, bug.now.tests)
     finally:
         file.write_text(source, encoding="utf-8")
     verdict = {"failed": "caught", "passed": "survived", "broken": "broken"}[became]
     return {"verdict": verdict, "by": test, "seconds": seconds}
 
 
-def environment(checkout: Path) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Of the results."""
     head = subprocess.run(
         ["git", "describe", "--always", "--abbrev=12", "--dirty"],
-        cwd=checkout,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
@@ -166,32 +147,30 @@ def environment(checkout: Path) -> dict[str, Any]:
 def main() -> int:
     """Exit code 0 where everything that was planted was caught."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkout", type=Path, help="of the older commit; its places are the ones of 'before'")
     parser.add_argument("--only", action="append", help="names of bugs; the other results of the file are kept")
     parser.add_argument("--json", type=Path, help="results")
     asked = parser.parse_args()
-    side, checkout = ("now", ROOT) if asked.checkout is None else ("before", asked.checkout.resolve())
-    _, bugs = read_bugs()
+    bugs = read_bugs()
     if unknown := set(asked.only or ()) - {bug.name for bug in bugs}:
         parser.error(f"unknown bugs: {sorted(unknown)}")
     chosen = [bug for bug in bugs if asked.only is None or bug.name in asked.only]
     kept = json.loads(asked.json.read_text()) if asked.json and asked.json.is_file() else {}
     results = {name: dict(found) for name, found in kept.get("bugs", {}).items()}
-    with copied(checkout) as tree:
-        named = sorted({test for bug in chosen if (place := bug.place(side)) for test in place.tests})
+    with copied(ROOT) as tree:
+        named = sorted({test for bug in chosen for test in bug.now.tests})
         became, test, seconds = run_tests(tree, tuple(named), LIMIT * len(chosen))
         if became != "passed":
             print(f"without any bug the tests do not pass: {test}", file=sys.stderr)
             return 2
         print(f"without any bug: passed in {seconds:g} s", flush=True)
         for bug in chosen:
-            found = tried(tree, bug, side)
-            results.setdefault(bug.name, {})[side] = found
+            found = tried(tree, bug)
+            results[bug.name] = {"now": found}
             print(f"{bug.name:<36} {found['verdict']:<14} {found.get('by', '')}", flush=True)
             if asked.json:
-                document = {**kept, side: environment(checkout), "bugs": dict(sorted(results.items()))}
+                document = {"now": environment(), "bugs": dict(sorted(results.items()))}
                 asked.json.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    return int(any(results[bug.name][side]["verdict"] in ("survived", "broken") for bug in chosen))
+    return int(any(results[bug.name]["now"]["verdict"] in ("survived", "broken") for bug in chosen))
 
 
 if __name__ == "__main__":
