@@ -8,7 +8,7 @@ is rebuilt.
 et al. 2021, arXiv 2109.12298v4) keeps the input of every trained layer and makes the gradient of each record from it
 and the gradient of the layer's output, in one backward pass over a whole micro-batch. It knows every adapter that is
 made of linear layers, stacked by our engine or not, and is the slower and larger of the two ways:
-`docs/results/costs.md` has the numbers. What it computes is the same, tested against it.
+`docs/results/engine.md` has the numbers. What it computes is the same, tested against it.
 """
 
 import warnings

@@ -23,7 +23,6 @@ BENCHMARKS = {
     "privacy.mutation": "how many small changes of the privacy kernel its tests notice",
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
-    "privacy.correlated_noise": "when noise correlated over rounds beats independent noise at the same epsilon",
     "papers.sst2": "preset sst2 over seeds",
     "papers.atdp.chains": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.atdp.frontier": "exposure against perplexity of ways to forget, ATDP beside noise alone",

@@ -1,26 +1,21 @@
 """What record-level privacy costs: a step of DP-SGD beside the same step without privacy, and beside Opacus.
 
-Run: `python -m simulations.benchmarks engine.record_level [--sst2 train.parquet] [--part gradients|steps] [--quick]`.
+Run: `python -m simulations.benchmarks engine.record_level [--sst2 train.parquet] [--quick]`.
 
-Gradients: gradients of every record, clipped to a bound, summed, plus Gaussian noise, for many clients at once; against
+Gradients of every record are clipped to a bound and summed, with Gaussian noise, for many clients at once; against
 the same step without privacy on the same engine, and against Opacus 1.6 on plain PEFT, client by client, in two of its
 ways. Hooks (`GradSampleModule`): one backward pass, every record's gradient in memory. Ghost clipping
 (`GradSampleModuleFastGradientClipping`): norms from a first backward pass, the clipped sum from a second one. Tensors
 are ready before the clock starts, nothing is rebuilt, and the noise here only costs what noise costs: no ledger.
 
-Steps: everything a step of ``client.record_level.dp_sgd`` does: draw the batch, gradients of every record, clip, round
-to the grid, charge the ledger and wait for the disk, noise, optimizer. Against one step of SGD on the same records.
-
 CPU time of one thread, in turn within one process; peak memory of each variant in a process of its own, above that
 process's size once the model is loaded.
 """
 
-import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 import typer
@@ -31,22 +26,11 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from peft import get_peft_model
 from torch import Tensor, nn
 
-from client.data.records import Records
-from client.engine.cohort import CohortEngine
-from client.engine.local_training import LocalTraining
-from client.engine.sequential import OpacusEngine
-from client.models.lora import LoraSpec, adapter_layout, initial_adapter, peft_config
-from client.models.tasks import Batch, CausalLM, Task
-from client.record_level.calibration import commit
-from client.record_level.settings import RecordLevelSettings
-from client.record_level.training import private_training
-from client.record_level.units import UnitIndex
-from privacy.ledger.ledger import Ledger
-from privacy.randomness.sampling import CohortSampler
+from client.models.lora import adapter_layout, peft_config
+from client.models.tasks import Batch, CausalLM
 from simulations.benchmarks.engine import jobs
-from simulations.benchmarks.harness.results import say, say_ratios, write, write_ratios
-from simulations.benchmarks.harness.timing import growth, in_own_process, interleaved, one_thread, over_rounds, ratios
-from strategies.controllers.controller import PublicSignals
+from simulations.benchmarks.harness.results import say, say_ratios, write_ratios
+from simulations.benchmarks.harness.timing import growth, in_own_process, interleaved, one_thread, ratios
 
 PLAIN, ENGINE, PRIVATE = "plain PEFT", "engine", "engine, record-level"
 HOOKS, GHOST = "Opacus hooks", "Opacus ghost"
@@ -167,99 +151,17 @@ def gradient_memory(variant: str) -> int:
     return growth(lambda: (work(), work()))
 
 
-WITHOUT, STEP, STEP_BY_HOOKS = "without privacy", "private step", "private step, gradients by Opacus' hooks"
-STEPS = (WITHOUT, STEP, STEP_BY_HOOKS)
-BATCHES = ("MiniLM, 64 records of 64 tokens", "Llama of 4 million, 64 records of 128 tokens")
-
-
-def batch_of(name: str) -> tuple[nn.Module, LoraSpec, Task, Records]:
-    """Model, adapter, task and the records of one batch."""
-    if name == BATCHES[0]:
-        return jobs.minilm(), jobs.SPEC, jobs.TASK, jobs.uniform_clients(1, 64, 64)[0]
-    return jobs.llama(), jobs.LLAMA_SPEC, CausalLM(), jobs.uniform_clients(1, 64, 128)[0]
-
-
-def build_step(name: str, variant: str, folder: Path) -> Callable[[], object]:
-    """One step of a variant, ready to be repeated; every record is in every batch."""
-    model, spec, task, records = batch_of(name)
-    start = initial_adapter(adapter_layout(model, spec), model, 0)
-    by_hooks = variant == STEP_BY_HOOKS
-    engine: Any = OpacusEngine(model, spec, task) if by_hooks else CohortEngine(model, spec, task, precision="fp32")
-    if variant == WITHOUT:
-        local = LocalTraining(optimizer="sgd", learning_rate=0.01, batch_size=len(records))
-        return lambda: engine.train_all(start, [records], local, [0])
-    settings = RecordLevelSettings(
-        unit="record",
-        steps=200,
-        batch_size=len(records),
-        epsilon=100.0,
-        delta=1e-5,
-        controller="fixed",
-        controller_options={"clip-norm": 0.1},
-        optimizer="fedadam",
-    )
-    index = UnitIndex.of(records, grouped=False)
-    commitment, multipliers = commit(settings, len(index))
-    ledger = Ledger.create(folder / "ledger.jsonl", commitment)
-    training = private_training(settings, engine, index, ledger, multipliers, CohortSampler.create())
-    training.begin(start, PublicSignals(0, None))
-
-    def step() -> None:
-        training.step()
-        training.observe(PublicSignals(training.state.round, None))
-
-    return step
-
-
-def step_rows(name: str, rounds: int) -> list[dict[str, Any]]:
-    """Time of every variant over that of the step without privacy, taken in turn; peak memory, one process each."""
-    with tempfile.TemporaryDirectory() as root:
-        folders = [Path(root) / str(number) for number in range(len(STEPS))]
-        for folder in folders:
-            folder.mkdir()
-        steps = {variant: build_step(name, variant, folder) for variant, folder in zip(STEPS, folders, strict=True)}
-        seconds = interleaved(steps, rounds)
-    return [
-        {
-            "job": name,
-            "variant": variant,
-            **over_rounds([own / plain for own, plain in zip(seconds[variant], seconds[WITHOUT], strict=True)]),
-            "seconds": statistics.median(seconds[variant]),
-            "peak_bytes": in_own_process(step_memory, name, variant),
-        }
-        for variant in STEPS
-    ]
-
-
-def step_memory(name: str, variant: str) -> int:
-    """Peak bytes of two steps above the size before them."""
-    one_thread()
-    with tempfile.TemporaryDirectory() as folder:
-        step = build_step(name, variant, Path(folder))
-        return growth(lambda: (step(), step()))
-
-
-def main(
-    sst2: jobs.Sst2 = None,
-    part: Annotated[Literal["both", "gradients", "steps"], typer.Option(help="what to measure")] = "both",
-    quick: jobs.Quick = False,
-) -> None:
+def main(sst2: jobs.Sst2 = None, quick: jobs.Quick = False) -> None:
     """Measure and write the results."""
     one_thread()
-    if part != "steps":
-        found = gradient_rows(quick, sst2)
-        say_ratios(found)
-        names: Sequence[str] = (PLAIN, ENGINE, PRIVATE, HOOKS, GHOST)
-        memory = [{"variant": name, "peak_bytes": in_own_process(gradient_memory, name)} for name in names]
-        for row in memory:
-            say(f"peak memory, {row['variant']}: {row['peak_bytes'] / 2**20:.0f} MiB")
-        if not quick:
-            write_ratios("engine-record-level", {"seeds": [0], "ratios": found, "memory": memory}, "ratios")
-    if part != "gradients":
-        rows = [row for name in BATCHES for row in step_rows(name, 1 if quick else 9)]
-        say(*rows)
-        if not quick:
-            write("dp-sgd-step", {"rows": rows})
+    found = gradient_rows(quick, sst2)
+    say_ratios(found)
+    names: Sequence[str] = (PLAIN, ENGINE, PRIVATE, HOOKS, GHOST)
+    memory = [{"variant": name, "peak_bytes": in_own_process(gradient_memory, name)} for name in names]
+    for row in memory:
+        say(f"peak memory, {row['variant']}: {row['peak_bytes'] / 2**20:.0f} MiB")
+    if not quick:
+        write_ratios("engine-record-level", {"seeds": [0], "ratios": found, "memory": memory}, "ratios")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Tables of docs/results/engine.md and the step in docs/results/costs.md: columns over the results of this folder."""
+"""Tables of docs/results/engine.md: columns over the results of this folder."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulations.benchmarks.harness.markdown import RATIO, Columns, Row, provenance, table
+from simulations.benchmarks.harness.markdown import RATIO, Columns, Row, table
 
 GOALS = {
     ("tiny, 4 x 16", "engine", "plain PEFT in place"): 6.0,
@@ -110,19 +110,6 @@ def record_level(results: Mapping[str, Any]) -> str:
     """Record-level privacy beside the same step without it, and beside Opacus; then peak memory."""
     memory: Columns = {"one step of MiniLM, 32 x 64": "{variant}", "peak memory": mebibytes("peak_bytes")}
     return f"{compared(results, COMPARED)}\n{table(results['memory'], memory)}{machine(results)}"
-
-
-def private_step(results: Mapping[str, Any]) -> str:
-    """A private step beside the same step without privacy: time and memory."""
-    columns: Columns = {
-        "batch": "{job}",
-        "variant": "{variant}",
-        "time against non-private training": RATIO,
-        "peak memory": mebibytes("peak_bytes"),
-    }
-    load = results["environment"]["load"][1]
-    how = f"CPU time of one thread; load of the machine over the five minutes before the end: {load:g}."
-    return f"{table(results['rows'], columns)}\n{how}\n{provenance(results)}"
 
 
 def gpu(results: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Tables of docs/results/{faults,scale,costs}.md: bad replies, faults survived, the image, the cost of a message."""
+"""Tables of docs/results/{faults,scale}.md: bad replies, faults survived, images, what clients cost the SuperLink."""
 
 from collections.abc import Mapping
 from typing import Any
