@@ -100,7 +100,7 @@ class Node:
             return self._drawn(request, request.own_draw)
         if len(request.clients) != 1:
             raise BadMessage("a node with records of its own is one client")
-        return own_worker(request.job, self, company=False).contribution(request)
+        return own_worker(request.job, self, several_units=False).contribution(request)
 
     def join(self, request: JoinRequest) -> int:
         """Join a run with the clients there are now, and say their public number. Joining twice is joining once.
@@ -109,7 +109,7 @@ class Node:
             BadMessage: there are more than the node's operator says, or other records than when the node joined.
         """
         clients = self._number()
-        data = _clients_of(own_worker(request.job, self, company=True))
+        data = _clients_of(own_worker(request.job, self, several_units=True))
         if data.clients > clients:
             raise BadMessage(
                 f"clients = {clients} in this node's settings, but its records are of {data.clients}: raise the "
@@ -133,7 +133,7 @@ class Node:
                 "restore it"
             )
         joined = Joined.load(folder)
-        worker = own_worker(Job.from_json(request.job).replace(seed=joined.seed).to_json(), self, company=True)
+        worker = own_worker(Job.from_json(request.job).replace(seed=joined.seed).to_json(), self, several_units=True)
         data = _clients_of(worker)
         joined.refuse_others(self._number(), data)
         if draw.clients != joined.clients:
@@ -208,14 +208,14 @@ def kept_here(node: Node | None) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=1)
-def own_worker(text: str, node: Node, *, company: bool) -> Worker:
+def own_worker(text: str, node: Node, *, several_units: bool) -> Worker:
     """The worker on a node's own records.
 
     Args:
-        company: whether several protected units are computed together. Then it works in one thread, as a simulation's
-            workers do: there what a unit contributes does not depend on the others, to the last bit.
+        several_units: whether several protected units are computed together. Then it works in one thread, as a
+            simulation's workers do: there what a unit contributes does not depend on the others, to the last bit.
     """
-    if company:
+    if several_units:
         torch.set_num_threads(1)
     job = Job.from_json(text)
     reading = job.reading

@@ -184,7 +184,7 @@ def _contribution(train: TrainRequest, context: Context) -> Contribution:
         Exception: the model, or the records, cannot be loaded.
     """
     node = Node.of(context.node_config)
-    worker = warm_worker(train.job) if node is None else own_worker(train.job, node, company=False)
+    worker = warm_worker(train.job) if node is None else own_worker(train.job, node, several_units=False)
     try:
         return worker.contribution(train)
     except Exception as error:  # not its text: it may quote records

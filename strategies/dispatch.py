@@ -198,7 +198,7 @@ def sum_replies(
 def split_shards(
     lost: Sequence[Int64[np.ndarray, " k"]], nodes: Sequence[int]
 ) -> Iterator[list[tuple[int, np.ndarray]]]:
-    """Node and the one client of every further message, for shards that were lost; in waves of bounded size.
+    """Node and the one client of every further message, for shards that were lost; in lists of bounded size.
 
     Args:
         lost: clients of each of them.

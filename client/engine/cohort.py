@@ -100,24 +100,24 @@ class CohortEngine:
             quantisation=quantisation,
             checkpointing=checkpoint_blocks,
         )
-        self._passes = Forward(
+        self._forward = Forward(
             self._stacked, task, token_budget or automatic_token_budget(model, self.device, self.precision)
         )
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
             prefix = prefix_of(model, self._stacked.trained, cache)
-            self._passes.prefix = prefix and confirm_prefix(prefix, self._passes, kept)
+            self._forward.prefix = prefix and confirm_prefix(prefix, self._forward, kept)
 
     @property
     def token_budget(self) -> int:
         """The number of tokens of a micro-batch. Smaller than asked for if the device ran out of memory."""
-        return self._passes.token_budget
+        return self._forward.token_budget
 
     @property
     def tokens_run(self) -> int:
         """Tokens that went through the model so far, padding included."""
-        return self._passes.tokens_run
+        return self._forward.tokens_run
 
     @property
     def layout(self) -> AdapterLayout:
@@ -144,15 +144,15 @@ class CohortEngine:
         A client without records has update 0. `seeds[i]` alone decides the batch order of client i.
         """
         checks.same_length(clients=clients, seeds=seeds)
-        pool = self._passes.pool(clients)
+        pool = self._forward.pool(clients)
         plans = [local_steps(local, int(n), seed) for n, seed in zip(pool.counts, seeds, strict=True)]
         idle = np.array([i for i, plan in enumerate(plans) if not plan], dtype=np.int64)
         if len(idle):
             yield Updates(idle, torch.zeros(len(idle), self.layout.dim, dtype=self._stacked.dtype))
         if len(idle) < len(plans):
             slots = min(len(plans) - len(idle), self._slots(pool, local))
-            waves = Slots(self._stacked, self._passes, pool, plans, self._logit_offsets(clients))
-            yield from waves.run(self._stacked.inward(start, full=True), local, slots)
+            filled = Slots(self._stacked, self._forward, pool, plans, self._logit_offsets(clients))
+            yield from filled.run(self._stacked.inward(start, full=True), local, slots)
 
     def train_all(
         self, start: Tensor, clients: Sequence[Records], local: LocalTraining, seeds: Sequence[int]
@@ -187,7 +187,7 @@ class CohortEngine:
 
         `candidates` are trainable vectors (not updates); the other factors are taken from the full vector `base`.
         """
-        pool = self._passes.pool(clients)
+        pool = self._forward.pool(clients)
         count, each = candidates.shape[:2]
         if count != len(clients):
             raise ValueError(f"candidates must have one row per client ({len(clients)}), got {count}")
@@ -203,19 +203,19 @@ class CohortEngine:
 
             def losses(piece: MicroBatch, rows: np.ndarray = rows, slot: np.ndarray = slot) -> Tensor:
                 placement = Rows.of_slots(torch.from_numpy(slot[piece.rows]), piece.whole)
-                return self._passes.losses(pool, rows[piece.rows], placement, offsets).double().cpu()
+                return self._forward.losses(pool, rows[piece.rows], placement, offsets).double().cpu()
 
-            for piece, found in self._passes.each(pool.lengths[rows], losses, slot):
+            for piece, found in self._forward.each(pool.lengths[rows], losses, slot):
                 sums.index_add_(0, torch.from_numpy(slot[piece]) + low * each, found)
         return sums.view(count, each) / torch.from_numpy(np.maximum(pool.counts, 1))[:, None]
 
     @torch.no_grad()
     def evaluate(self, vector: Float[Tensor, " size"], records: Records) -> Metrics:
         """The task's metrics of one full vector over all records."""
-        pool = self._passes.pool([records])
+        pool = self._forward.pool([records])
         self._stacked.bind(self._stacked.inward(vector, full=True))
         totals = self.task.no_totals()
-        for _, part in self._passes.each(pool.lengths, lambda piece: self._passes.totals(pool, piece.rows)):
+        for _, part in self._forward.each(pool.lengths, lambda piece: self._forward.totals(pool, piece.rows)):
             totals += part
         return self.task.metrics(totals)
 
@@ -235,21 +235,21 @@ class CohortEngine:
         full vector `base`. Memory is bounded by the token budget, whatever the number of records. The loss is that of
         `Task.per_record_loss` without logit offsets, which would couple the records of a client.
         """
-        pool = self._passes.pool(clients)
+        pool = self._forward.pool(clients)
         inner = self._stacked.inward(base, full=True)
         stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
-        largest = max((len(piece.rows) for piece in self._passes.micro_batches(pool.lengths)), default=0)
+        largest = max((len(piece.rows) for piece in self._forward.micro_batches(pool.lengths)), default=0)
         buffers = self._stacked.record_buffers(largest)
 
         def gradients(piece: MicroBatch) -> tuple[Tensor, Tensor]:
             rows = piece.rows
             self._stacked.bind(inner, stacked, buffers)
             owners = None if vectors is None else torch.from_numpy(pool.client[rows])
-            losses = self._passes.losses(pool, rows, Rows.per_record(len(rows), owners), None)
+            losses = self._forward.losses(pool, rows, Rows.per_record(len(rows), owners), None)
             self._stacked.backward(losses.sum())
             return self._stacked.record_rows(len(rows)), losses.detach()
 
-        for rows, (found, losses) in self._passes.each(pool.lengths, gradients):
+        for rows, (found, losses) in self._forward.each(pool.lengths, gradients):
             owners = pool.client[rows]
             yield RecordGradients(owners, rows - pool.first[owners], found, losses)
 

@@ -134,20 +134,20 @@ LENGTHS = (7, 4)
 """Tokens of the two texts; both are padded, as short texts are in training."""
 
 
-def confirm_prefix(prefix: Prefix, passes: Forward, kept: torch.dtype) -> Prefix | None:
-    """`prefix` if it changes nothing on `passes`, whose own prefix is None; else None, and the model as it was."""
-    stacked = passes.stacked
+def confirm_prefix(prefix: Prefix, forward: Forward, kept: torch.dtype) -> Prefix | None:
+    """`prefix` if it changes nothing on `forward`, whose own prefix is None; else None, and the model as it was."""
+    stacked = forward.stacked
     scratch = PrefixCache(hidden_size(stacked.model), kept, 2**24)
-    trial = Forward(stacked, passes.task, passes.token_budget, prefix)
+    trial = Forward(stacked, forward.task, forward.token_budget, prefix)
     reason = "the result is another one"
     try:
         with torch.no_grad(), prefix.keeping_in(scratch):
-            pool = Pool([_texts(stacked.model)], passes.longest)
+            pool = Pool([_texts(stacked.model)], forward.longest)
             first, second = (_adapter(stacked, seed) for seed in (1, 2))
             stacked.bind(first)
             _outputs(trial, pool)
             stacked.bind(second)
-            expected, found = _outputs(passes, pool), _outputs(trial, pool)
+            expected, found = _outputs(forward, pool), _outputs(trial, pool)
         tolerance = 0.05 if kept == torch.bfloat16 else 1e-3
         if torch.allclose(found, expected, rtol=0.0, atol=tolerance * float(expected.abs().max())):
             return prefix
@@ -178,8 +178,8 @@ def _adapter(stacked: StackedModel, seed: int) -> Tensor:
     return stacked.inward(vector, full=True)
 
 
-def _outputs(passes: Forward, pool: Pool) -> Tensor:
+def _outputs(forward: Forward, pool: Pool) -> Tensor:
     """Logits, or the last hidden states, of every text; where there is one per token, of its own tokens only."""
-    outputs, batch = passes.outputs(pool, np.arange(len(LENGTHS)), Rows.share_adapter(len(LENGTHS)))
+    outputs, batch = forward.outputs(pool, np.arange(len(LENGTHS)), Rows.share_adapter(len(LENGTHS)))
     values = outputs if isinstance(outputs, Tensor) else outputs.hidden
     return (values[batch.attention_mask.bool()] if values.dim() == 3 else values).double()

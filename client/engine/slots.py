@@ -42,17 +42,17 @@ class Slots:
     """
 
     def __init__(
-        self, stacked: StackedModel, passes: Forward, pool: Pool, plans: list[list[np.ndarray]], offsets: Tensor | None
+        self, stacked: StackedModel, forward: Forward, pool: Pool, plans: list[list[np.ndarray]], offsets: Tensor | None
     ) -> None:
         self._stacked = stacked
-        self._passes = passes
+        self._forward = forward
         self._pool = pool
         self._plans = plans
         self._offsets = offsets
 
     def run(self, base: Float[Tensor, " size"], local: LocalTraining, slots: int) -> Iterator[Updates]:
         """Train every client that has steps from `base` (full vector, engine's order)."""
-        # fewest steps first in the list, so that pop() takes the longest: no straggler alone in the last waves
+        # fewest steps first in the list, so that pop() takes the longest: no straggler alone among the last
         queue = sorted((i for i, plan in enumerate(self._plans) if plan), key=lambda i: len(self._plans[i]))
         origin = self._stacked.layout.trainable_values(base)
         parameters = origin.repeat(slots, 1)
@@ -89,15 +89,15 @@ class Slots:
         weight = torch.from_numpy(np.repeat(1.0 / sizes, sizes)).to(gradients)
         while True:
             gradients[: len(sizes)].zero_()
-            pieces = self._passes.micro_batches(self._pool.lengths[rows], owner)
+            pieces = self._forward.micro_batches(self._pool.lengths[rows], owner)
             try:
                 for piece in pieces:
                     placement = Rows.of_slots(torch.from_numpy(owner[piece.rows]), piece.whole)
-                    losses = self._passes.losses(self._pool, rows[piece.rows], placement, self._offsets)
+                    losses = self._forward.losses(self._pool, rows[piece.rows], placement, self._offsets)
                     self._stacked.backward((losses * weight[torch.from_numpy(piece.rows)]).sum())
                 return
             except torch.OutOfMemoryError as error:  # part of the wave may be in the gradients already: begin it again
-                self._passes.halve(error, max(len(piece.rows) for piece in pieces))
+                self._forward.halve(error, max(len(piece.rows) for piece in pieces))
 
 
 def _to_host(values: Tensor) -> Tensor:

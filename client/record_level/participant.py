@@ -156,15 +156,15 @@ def answer(message: Message, context: Context) -> Message:
             folder = state_folder(context.node_config)
             if reason := refused_unread(request, OperatorLimits.of(context.node_config), folder):
                 return Message(_refusal(request, reason).to_records(), reply_to=message)
-            worker = own_worker(request.job, node, company=True)
+            worker = own_worker(request.job, node, several_units=True)
         reply = take_part(request, worker.data.client(request.client), worker.engine, folder)
         return Message(reply.to_records(), reply_to=message)
 
 
-def refused_unread(request: SiloRequest, terms: OperatorLimits, folder: Path) -> str:
+def refused_unread(request: SiloRequest, limits: OperatorLimits, folder: Path) -> str:
     """Explain why a deployed site takes no part, as far as that is known without its records; empty if it may."""
     silo, reading = request.silo, Job.from_json(request.job).reading
-    if reason := terms.refusal(silo):
+    if reason := limits.refusal(silo):
         return reason
     column = reading.unit_column if reading else ""
     if silo.unit not in ("record", f"group:{column}"):

@@ -44,14 +44,14 @@ def test_it_goes_with_quantised_weights_and_a_prefix_cache(layers):
     spec = LoraSpec(4, 8.0, ("q_proj", "down_proj"), layers)
     vector, cohort, local = start(model, spec), clients((5, 9)), LocalTraining(batch_size=4)
     plain, again = engines(model, spec, task, precision="fp32", quantisation="int8", prefix_memory=2**20)
-    assert (again._passes.prefix is not None) == (layers == (1,))
+    assert (again._forward.prefix is not None) == (layers == (1,))
     expected = plain.train_all(vector, cohort, local, (1, 2))
     assert torch.equal(again.train_all(vector, cohort, local, (1, 2)), expected)
 
 
 def kept(engine, vector, cohort):
     """Bytes of tensors that a forward pass keeps for the backward pass."""
-    pool, stores, held = engine._passes.pool(cohort), {}, []
+    pool, stores, held = engine._forward.pool(cohort), {}, []
 
     def keep(tensor):
         held.append(tensor)
@@ -61,7 +61,7 @@ def kept(engine, vector, cohort):
     count = len(pool.lengths)
     engine._stacked.bind(engine._stacked.inward(vector, full=True), None, engine._stacked.record_buffers(count))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        engine._passes.losses(pool, torch.arange(count).numpy(), Rows.per_record(count), None)
+        engine._forward.losses(pool, torch.arange(count).numpy(), Rows.per_record(count), None)
     return sum(stores.values())
 
 

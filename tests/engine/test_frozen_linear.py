@@ -174,7 +174,7 @@ def test_short_attention_is_what_the_engine_uses(monkeypatch):
 
 def on_a_small_device(engine, tokens, monkeypatch):
     """Let every micro-batch of more tokens than that run out of memory."""
-    run = engine._passes.outputs
+    run = engine._forward.outputs
 
     def logits(pool, rows, placement):
         result = run(pool, rows, placement)
@@ -182,7 +182,7 @@ def on_a_small_device(engine, tokens, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
         return result
 
-    monkeypatch.setattr(engine._passes, "outputs", logits)
+    monkeypatch.setattr(engine._forward, "outputs", logits)
     return engine
 
 

@@ -148,10 +148,10 @@ def test_a_node_opens_its_own_model_and_not_a_path_of_the_servers(
     mine = write(tmp_path / "mine.jsonl", rows(1, 4))
     text = deployed[0].job.replace(model="/etc/of-the-server", fingerprint=fingerprint("random:bert")).to_json()
     assert Node.of({"data": mine, "model": "random:bert"}) == Node(mine, "", "random:bert")
-    worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"), company=False)
+    worker = own_worker(text, Node(mine, str(tmp_path / "own"), "random:bert"), several_units=False)
     assert worker.job.model == "random:bert"
     with pytest.raises(ValueError, match="no model of that name"):
-        own_worker(text, Node(mine, str(tmp_path / "own")), company=False)
+        own_worker(text, Node(mine, str(tmp_path / "own")), several_units=False)
 
 
 def test_a_job_that_some_records_would_make_raise_is_refused_whole(
@@ -165,7 +165,7 @@ def test_a_job_that_some_records_would_make_raise_is_refused_whole(
         (job.replace(reading=job.reading.replace(max_length=1000)), "max-length must be at most"),
     ):
         with pytest.raises(ValueError, match=says):
-            own_worker(wrong.to_json(), node, company=False)
+            own_worker(wrong.to_json(), node, several_units=False)
 
 
 def test_records_are_read_anew_for_another_model_under_the_same_name(
@@ -198,7 +198,7 @@ def test_a_node_with_another_base_model_is_told(deployed: tuple[Assembly, Path],
     (copy / "model.safetensors").write_bytes(weights)
     text = deployed[0].job.replace(model="minilm", fingerprint=fingerprint("minilm")).to_json()
     with pytest.raises(OtherModel, match="is not the server's"):
-        own_worker(text, Node(mine, str(tmp_path / "own"), str(copy)), company=False)
+        own_worker(text, Node(mine, str(tmp_path / "own"), str(copy)), several_units=False)
 
 
 def test_a_node_without_records_is_a_worker() -> None:

@@ -39,7 +39,7 @@ def engines(name, *, memory, folder=None, tokens=96, head_only=False):
 def count_layer_calls(engine, monkeypatch):
     """Of the lowest layer, and of the last if it comes before what is trained."""
     calls = []
-    layers = engine._passes.prefix._model.bert.encoder.layer
+    layers = engine._forward.prefix._model.bert.encoder.layer
     for wrapped in (layers[0], *(layers[-1:] if not engine.spec.targets else ())):
         layer, original = wrapped.layer, wrapped.layer.forward
         monkeypatch.setattr(layer, "forward", lambda *a, original=original, **k: calls.append(1) or original(*a, **k))
@@ -59,7 +59,7 @@ HEADS = ["bert", "roberta", "gpt2-classifier"]
 def test_training_and_losses_are_the_same_with_the_cache(name, head_only):
     plain, cached, vector = engines(name, memory=2**20, head_only=head_only)
     assert head_only == all(entry.factor == "head" for entry in cached.layout.entries)
-    assert cached._passes.prefix is not None
+    assert cached._forward.prefix is not None
     cohort = clients(SIZES)
     expected = plain.train_all(vector, cohort, LOCAL, SEEDS)
     for _ in range(2):  # the second round finds everything in the cache
@@ -91,7 +91,7 @@ def test_a_full_memory_goes_to_disk_or_is_computed(memory_tokens, disk, tmp_path
     expected = plain.train_all(vector, cohort, LOCAL, SEEDS)
     for _ in range(2):
         assert distance(cached.train_all(vector, cohort, LOCAL, SEEDS), expected) < 1e-10
-    kept = len(cached._passes.prefix._cache)
+    kept = len(cached._forward.prefix._cache)
     total = sum(SIZES)
     assert kept == total if disk else kept < total
     assert not disk or not list((tmp_path / "cache").iterdir())  # nothing is left behind
@@ -100,7 +100,7 @@ def test_a_full_memory_goes_to_disk_or_is_computed(memory_tokens, disk, tmp_path
 def test_nothing_to_cache_when_the_first_layer_is_adapted():
     model, spec, task = build("bert")
     engine = CohortEngine(model, spec, task, prefix_memory=2**20)
-    assert engine._passes.prefix is None
+    assert engine._forward.prefix is None
 
 
 def test_gather_returns_what_was_put(tmp_path):

@@ -79,7 +79,7 @@ def test_keeping_hidden_states_changes_nothing_on_any_architecture(name, targets
         CohortEngine(fresh(model), spec, task, precision="fp64", token_budget=200, prefix_memory=memory)
         for memory in (0, 2**20)
     )
-    assert (cached._passes.prefix is not None) == kept
+    assert (cached._forward.prefix is not None) == kept
     assert kept or "are not kept" in caplog.text or targets
     for start in (vector, -vector):  # the second adapter meets what was kept under the first
         expected = plain.train_all(start, cohort, local, [1, 2])
@@ -94,4 +94,4 @@ def test_rounding_is_no_reason_to_keep_nothing(precision):
         model = SequenceClassifier(AutoModel.from_config(CONFIGS["electra"]).eval(), CLASSES, "mean")
     spec, task = LoraSpec(2, 4.0, ("query",), layers=(2,), heads=("classifier",)), SequenceClassification(CLASSES)
     engine = CohortEngine(model, spec, task, precision=precision, prefix_memory=2**20)
-    assert engine._passes.prefix is not None
+    assert engine._forward.prefix is not None

@@ -155,13 +155,13 @@ def budgets(job: jobs.Job, engine: CohortEngine, start: Tensor, tried: list[int]
     """Clients a second and peak memory by token budget. Slots follow from it."""
     rows, chosen = [], engine.token_budget
     for budget in tried:
-        engine._passes.token_budget = budget
+        engine._forward.token_budget = budget
         engine_round(job, engine, start)()  # memory of new sizes is paid for once
         torch.cuda.reset_peak_memory_stats(job.device)
         seconds = timed(engine_round(job, engine, start), job.device)
         peak = torch.cuda.max_memory_allocated(job.device)
         rows.append({"token_budget": budget, "clients_per_second": len(job.clients) / seconds, "peak": peak})
-    engine._passes.token_budget = chosen
+    engine._forward.token_budget = chosen
     return rows
 
 
@@ -229,7 +229,7 @@ def measure(shape: Shape, device: torch.device, *, rounds: int, side: int) -> di
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
         chosen = engine.token_budget
         found["budgets"] = budgets(some, engine, start, [chosen // 4, chosen // 2, chosen])
-        engine._passes.token_budget = 8192
+        engine._forward.token_budget = 8192
         alone = [timed(engine_round(some, engine, start), device) for _ in range(rounds)]
         del engine, peft, whole, private, plain
         gc.collect()
