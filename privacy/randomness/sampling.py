@@ -110,7 +110,7 @@ class CohortSampler:
 
     def __init__(self, secret: bytes, insecure: bool) -> None:
         if len(secret) != _SECRET_BYTES:
-            raise ValueError(f"secret must have {_SECRET_BYTES} bytes, got {len(secret)}; use CohortSampler.fresh()")
+            raise ValueError(f"secret must have {_SECRET_BYTES} bytes, got {len(secret)}; use CohortSampler.create()")
         self._secret = secret
         self.insecure = insecure
 
