@@ -39,7 +39,9 @@ except ImportError:  # the layout before packages had packages
     from privacy.sampling import CohortSampler
 drawn = GaussianNoise.draw
 GaussianNoise.draw = lambda *arguments: drawn(*arguments) * 0
-CohortSampler.fresh = classmethod(lambda cls: cls(hashlib.sha256(b"digest").digest(), insecure=False))
+# `fresh` is the name of `create` in older checkouts
+CohortSampler.create = classmethod(lambda cls: cls(hashlib.sha256(b"digest").digest(), insecure=False))
+CohortSampler.fresh = CohortSampler.create
 """
 _SMALL = {"model.name": "random:bert", "model.rank": "2", "model.layers": "0", "privacy.delta": "1e-3"}
 _LLAMA = {"model.name": "random:llama", "model.targets": "q_proj,v_proj"}
