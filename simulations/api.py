@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.config.load import flatten, parse, unflatten, with_overrides
+from server.config.load import ConfigError, flatten, parse, unflatten, with_overrides
 from server.config.schema import RunConfig
 from server.run_folder.names import ADAPTER_FOLDER, LAUNCH_LOCK, new_run_folder
 from server.run_folder.progress import hold_folder
@@ -31,6 +31,7 @@ from simulations.engines.flower import RunFailed
 from simulations.history.compare import Comparison, compare_folders
 from simulations.history.compare_page import write_comparison
 from simulations.history.folders import run_folders, true_state
+from simulations.history.unfinished import earlier_run
 from simulations.notebook import NotebookProgress, in_notebook
 from simulations.preflight import check_run
 from simulations.presets.asked import Asked, ask, ask_again, count_clients
@@ -172,6 +173,7 @@ def run(
     settings: Mapping[str, Value] | None = None,
     *,
     callbacks: Callback | Iterable[Callback] = (),
+    resume_or_start: bool = False,
 ) -> RunResult:
     """Train, and return what came of it.
 
@@ -180,12 +182,16 @@ def run(
         settings: dotted keys that are changed, such as ``{"privacy.epsilon": 2.0}``.
         callbacks: called with every :class:`RoundRecord`, in order; ``print`` prints a sentence for each. An exception
             of theirs ends the run, which can be resumed. Without one, a notebook shows a bar.
+        resume_or_start: resume the unfinished run of the same name and settings in ``output``, if there is one; return
+            the run at once that is done.
 
     Raises:
         ValueError: a setting that cannot work (ConfigError), before anything is started or spent.
         RunFailed: the run did not complete; its folder is named.
     """
     asked = _asked(config, dict(settings or {}))
+    if resume_or_start and (earlier := earlier_run(asked)) is not None:
+        return load_run(earlier.folder) if earlier.ended else _resumed(earlier.folder, lambda: asked, callbacks)
     checked = check_run(asked)
     folder = new_run_folder(asked.run)
     asked.write(folder)
@@ -206,8 +212,15 @@ def resume(folder: str | Path, *, other_code: bool = False, callbacks: Callback 
         RunFailed: it did not complete this time either.
     """
     folder = Path(folder).resolve()
+    return _resumed(folder, lambda: ask_again(folder, {}), callbacks, other_code=other_code)
+
+
+def _resumed(
+    folder: Path, asks: Callable[[], Asked], callbacks: Callback | Iterable[Callback], *, other_code: bool = False
+) -> RunResult:
+    """Go on with a run; ``asks`` for its settings once nobody else can."""
     with hold_folder(folder, LAUNCH_LOCK):
-        asked = ask_again(folder, {})
+        asked = asks()
         check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
         return _launched(asked.run, folder, callbacks, {"resume": str(folder), "other-code": other_code})
 
@@ -222,7 +235,7 @@ def _launched(
     try:
         launch(config, folder, follow=_follower(folder, callbacks), plugins=Path.cwd(), keys=keys)
     except BaseException as error:
-        if not isinstance(error, RunFailed):
+        if not isinstance(error, RunFailed | ConfigError):
             with Telemetry(folder, tensorboard=False) as telemetry:
                 telemetry.status("failed", "interrupted")
         raise

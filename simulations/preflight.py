@@ -35,7 +35,8 @@ from server.runs.record_level_assembly import (
     assemble_record_level,
     record_level_settings,
 )
-from simulations.engines.cluster import check_cluster
+from simulations.engines.cluster.head import cluster_nodes
+from simulations.engines.cluster.nodes import allocate_workers
 from simulations.engines.public_only import check_public_only
 from simulations.presets.asked import Asked
 from simulations.sweep.cells import Cell
@@ -125,7 +126,7 @@ def check(config: RunConfig) -> Checked:
 
     if config.engine.ray_address:
         with collected():
-            check_cluster(config.engine.ray_address)
+            allocate_workers(config, cluster_nodes(config.engine.ray_address))
     # At once: what needs neither data nor model to be seen.
     for look in (methods, check_sources, check_model):
         with collected():

@@ -130,8 +130,8 @@ class Engine(FrozenBase):
         token_budget: most tokens of a micro-batch, padding included; 0 chooses by the free memory.
         prefix_cache_mb: memory in MB in which a worker keeps the hidden states below the lowest adapter; 0 keeps none.
         round_timeout: seconds after which the server stops waiting for a client's reply.
-        ray_address: HOST:PORT of a Ray cluster that runs already (``ray start`` prints it); needs ``workers``, the
-            number it has room for. Empty starts Ray for the run, on this host. See docs/scale.md.
+        ray_address: HOST:PORT of a Ray cluster that runs already (``ray start`` prints it), whose nodes are then asked
+            for what they have. Empty starts Ray for the run, on this host. See docs/scale.md.
     """
 
     kind: Literal["flower", "inprocess"] = "flower"
@@ -143,13 +143,16 @@ class Engine(FrozenBase):
     ray_address: str = ""
 
     @model_validator(mode="after")
-    def _cluster_needs_workers(self) -> "Engine":
-        if self.ray_address and (self.kind != "flower" or self.workers == 0):
-            raise ValueError(
-                f"ray-address = {self.ray_address!r} needs engine.kind = 'flower' and engine.workers >= 1, the number "
-                "of workers for which the cluster has cores (or GPUs)"
-            )
+    def _cluster_needs_flower(self) -> "Engine":
+        if self.ray_address and self.kind != "flower":
+            raise ValueError(f"ray-address = {self.ray_address!r} needs engine.kind = 'flower'")
         return self
+
+    @property
+    def base(self) -> FrozenBase:
+        """What every process of the run is told: on a cluster with GPUs the server's host need not have one."""
+        device = "auto" if self.ray_address and self.device == "cuda" else self.device
+        return FrozenBase.of(self, device=device)
 
     @model_validator(mode="after")
     def _plain_peft_keeps_every_activation(self) -> "Engine":

@@ -78,7 +78,7 @@ def adapter_answers(
     from client.generation import answer_scores
     from client.models.lora import save_peft
 
-    device = config.engine.chosen_device()
+    device = config.engine.base.chosen_device()
     base, tokenizer = config.engine.load_rounded(config.model.name, config.model.task)
     most_tokens = config.evaluation.rouge_tokens or _most_tokens(config, base)
     with tempfile.TemporaryDirectory() as folder:

@@ -86,10 +86,7 @@ def check_origin(
             "meant (lacquer resume --other-code): the ledger still refuses what was not committed to, and the report "
             "will name the change"
         )
-    wrong = _changed_settings(origin, config)
-    if origin.get("phases", []) != list(phases):
-        wrong.append("the phases are not the same")
-    if wrong:
+    if wrong := _changed_settings(origin, config, phases):
         raise CannotResume(f"the settings are not those the run was started with: {_listed(wrong)}; put them back")
     if data is not None and data != (run_folder / DATA_FILE).read_text(encoding="utf-8").strip():
         raise CannotResume(
@@ -97,6 +94,15 @@ def check_origin(
             "it has changed; put it back"
         )
     return changes
+
+
+def changed_settings(run_folder: Path, config: RunConfig, phases: Tables = ()) -> str:
+    """What of the settings is not as the run in a folder was started, in words; "" if it is the same run.
+
+    Raises:
+        CannotResume, CorruptRun: origin.json cannot be read.
+    """
+    return _listed(_changed_settings(_read_origin(run_folder / ORIGIN_FILE), config, phases))
 
 
 def check_settings(run_folder: Path, config: RunConfig, file: Path) -> None:
@@ -111,7 +117,7 @@ def check_settings(run_folder: Path, config: RunConfig, file: Path) -> None:
         origin = _read_origin(run_folder / ORIGIN_FILE)
     except CannotResume as error:
         raise CorruptRun(f"{error}; restore it, or use the version that made the run") from error
-    if wrong := _changed_settings(origin, config):
+    if wrong := _changed_settings(origin, config, origin.get("phases", [])):
         raise CorruptRun(f"{file} is not as the run was started: {_listed(wrong)} by {ORIGIN_FILE}; restore it")
 
 
@@ -126,13 +132,14 @@ def _read_origin(path: Path) -> dict[str, Any]:
         raise CorruptRun(f"{path} cannot be read: {error}; restore it") from error
 
 
-def _changed_settings(origin: Mapping[str, Any], config: RunConfig) -> list[str]:
+def _changed_settings(origin: Mapping[str, Any], config: RunConfig, phases: Tables) -> list[str]:
     before, now = origin["config"], flatten(config.to_table())
-    return [
+    changed = [
         f"{key} is {now.get(key)!r}, it was {before.get(key)!r}"
         for key in sorted(before.keys() | now.keys())
         if key not in FREE and before.get(key) != now.get(key)
     ]
+    return changed if origin.get("phases", []) == list(phases) else [*changed, "the phases are not the same"]
 
 
 def methods_of(phases: Tables) -> list[str]:

@@ -189,13 +189,13 @@ def hold_folder(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
         yield
 
 
-def is_owned(folder: Path) -> bool:
-    """Whether a process trains in the folder now.
+def is_owned(folder: Path, lock: str = LOCK_FILE) -> bool:
+    """Whether a process trains in the folder now, or holds another ``lock`` there.
 
     The call holds the lock itself for a moment, so make it now and then only.
     """
     try:
-        with (folder / LOCK_FILE).open("r") as file:
+        with (folder / lock).open("r") as file:
             durable.lock(file.fileno(), "")
     except BlockingIOError:
         return True

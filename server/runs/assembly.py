@@ -22,7 +22,6 @@ from client.data.prepared import PreparedData
 from client.data.spec import DataSpec
 from client.models.base import refuse_batch_dependent_positions, refuse_longer_than_positions
 from client.models.files import fingerprint
-from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.targets import targets_of
 from client.record_level.training import noise_of
@@ -148,7 +147,7 @@ def make_assembly(config: RunConfig, parts: Methods, data: PreparedData) -> Asse
         data=str(data.folder),
         seed=config.seed,
         sequential=config.engine.sequential,
-        base=FrozenBase.of(config.engine),
+        base=config.engine.base,
         token_budget=config.engine.token_budget,
         prefix_cache_mb=config.engine.prefix_cache_mb,
         reading=node_reading(config, data.label_names),
@@ -168,7 +167,7 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
             round; naming the setting.
     """
     trained = _trained(config, parts)
-    device = config.engine.chosen_device()
+    device = config.engine.base.chosen_device()
     model, _ = config.engine.load(config.model.name, config.model.task, num_labels)
     plain = config.engine.sequential or (config.is_single_site and config.silo.gradients == "opacus")
     config.engine.refuse_unfit(model, device, config.engine.token_budget, plain=plain)

@@ -28,6 +28,7 @@ from client.record_level.messages import ACTION, SiloReply, SiloRequest
 from client.record_level.public_subspace import PublicSpan
 from client.record_level.training import noise_of, record_level_engine
 from privacy.randomness.rng import simulation_generator
+from server import notice
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
 from server.evaluation.metrics import Evaluate, refuse_diverged
@@ -108,12 +109,13 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         there = None
         if config.is_deployed:  # before the sites of the round are drawn, and before any of them charges its ledger
             there = await_roster(grid, nodes, quorum(nodes), PATIENCE, lambda text: telemetry.status("running", text))
-        asked, missing = _round(ready, folder, grid, nodes, progress, span)
-        present = Presence(
-            asked, None if there is None else len(there), asked - len(missing), _told(folder, config, nodes, missing)
-        )
-        progress.seconds = run.clock.times().run
-        save_progress(folder, progress, telemetry.records())
+        notice.end_if_given()
+        with notice.protect(lambda: True):  # sites charge their ledgers when they are asked
+            asked, missing = _round(ready, folder, grid, nodes, progress, span)
+            told = _told(folder, config, nodes, missing)
+            present = Presence(asked, None if there is None else len(there), asked - len(missing), told)
+            progress.seconds = run.clock.times().run
+            save_progress(folder, progress, telemetry.records())
         if progress.round == config.rounds or len(progress.refusals) == config.clients:
             keep()
         record(time.monotonic() - start, present)

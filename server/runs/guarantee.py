@@ -153,8 +153,8 @@ def client_level_statement(
 
 
 def _rounding(config: RunConfig) -> tuple[str, ...]:
-    """The note on rounding in privacy.json; whether a GPU trains is what this process sees of it."""
-    gpu = config.engine.device != "cpu" and find_cuda().devices > 0
+    """The note on rounding in privacy.json; a GPU trains if this process sees one, and may on a cluster."""
+    gpu = config.engine.device != "cpu" and (bool(config.engine.ray_address) or find_cuda().devices > 0)
     return batch_invariance_note(config.engine.precision, gpu=gpu)
 
 

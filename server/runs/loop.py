@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client.models.tasks import Metrics
 from privacy.mechanism import Release
+from server import notice
 from server.evaluation.metrics import refuse_diverged
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, check_room, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
@@ -69,6 +70,7 @@ class Loop:
     complete: Callable[[Tensor], None] = lambda served: None
     _told: int = field(default=-1, init=False)
     """The last round of which there is a record; -1 before the first."""
+    _charges_kept: int = field(default=0, init=False)
 
     @property
     def state(self) -> ServerState:
@@ -139,8 +141,15 @@ class Loop:
         Raises:
             RoundFailed: a round could not be held; everything up to the last release is checkpointed.
         """
+        self._charges_kept = len(self.training.ledger.charges)  # what is lost by now stays so
+        with notice.protect(lambda: len(self.training.ledger.charges) > self._charges_kept):
+            return self._run()
+
+    def _run(self) -> str | None:
         refusal, unsaved = None, None
         while self.state.round < self.rounds and (refusal := self.training.refusal()) is None:
+            if unsaved is None:
+                notice.end_if_given()
             start, number = time.monotonic(), self.training.next_release().round
             if self.recorded(number) or self.kept(number - 1):
                 text = f"{self.noun} {number} of {self.rounds}" if number else "histogram of thresholds"
@@ -149,7 +158,8 @@ class Loop:
                 check_room(self.folder)  # before the charge: a release that cannot be kept is lost
             self.training.step()
             unsaved = self.state
-            if self.kept(self.state.round) or self.recorded(self.state.round) or self.state.round >= self.rounds:
+            ends = self.state.round >= self.rounds or notice.is_given()
+            if self.kept(self.state.round) or self.recorded(self.state.round) or ends:
                 self._save(unsaved, time.monotonic() - start)
                 unsaved = None
             assert self.training.release is not None
@@ -174,6 +184,7 @@ class Loop:
         training, taken = self.training, replace(self.clock.times(), round=seconds)
         head, records = training.ledger.head, self.telemetry.records()
         save_checkpoint(self.folder, Checkpoint.after(state, training.release, head, taken, records))
+        self._charges_kept = len(training.ledger.charges)
 
     def _after_release(self, start: float, recorded: RoundRecord | None) -> None:
         """Evaluate on public data where that is due, tell the controller, record it all.

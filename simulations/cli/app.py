@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from privacy import durable
+from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LAUNCH_LOCK, new_run_folder, shell_quoted
@@ -128,6 +129,13 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and rehearse everything, say what would be run, and run nothing.")
     ] = False,
+    resume_or_start: Annotated[
+        bool,
+        typer.Option(
+            "--resume-or-start",
+            help="Resume the unfinished run of the same settings in `output`, end at once if it is done: for queues.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     track: Track = None,
     quiet: Quiet = False,
@@ -139,12 +147,22 @@ def run(
     here = Path.cwd()
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with ExitStack() as stack:
-        with refusals(ValueError):
+        with refusals(CannotResume, ValueError):
             asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+            if resume_or_start and not dry_run:
+                from simulations.history.unfinished import earlier_run
+
+                if (earlier := earlier_run(asked)) is not None:
+                    say(f"{earlier.folder} {'is done already' if earlier.ended else 'is resumed'}.", style="yellow")
+                    if earlier.ended:
+                        _say_results(earlier.folder, quiet=quiet, as_json=as_json)
+                    else:
+                        _resume(earlier.folder, lambda: asked, quiet, as_json=as_json, track=track)
+                    return
             with say_waiting("checking settings, model and data", Console(stderr=as_json, quiet=quiet)):
                 from server.run_folder.progress import (
-                    hold_folder,  # a misspelt setting is refused before torch is loaded
-                )
+                    hold_folder,
+                )  # a misspelt setting is refused before torch is loaded
                 from simulations.preflight import check_run
 
                 checked = check_run(asked)
@@ -179,29 +197,42 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume an interrupted run from its last checkpoint, within the budget it has left."""
-    here = Path.cwd()
-    sys.path.append(str(here))
+    sys.path.append(str(Path.cwd()))
+    folder, chosen = run_folder.resolve(), _engine_settings(engine, workers, ray_address)
+    _resume(folder, lambda: ask_again(folder, chosen), quiet, other_code=other_code, as_json=as_json, track=track)
+
+
+def _resume(
+    folder: Path,
+    asks: Callable[[], Asked],
+    quiet: bool,
+    *,
+    other_code: bool = False,
+    as_json: bool = False,
+    track: str | None = None,
+) -> None:
+    """Go on with a run; ``asks`` for its settings once no other command can."""
     with ExitStack() as stack:
         with refusals(CannotResume, ValueError):
             from server.run_folder.progress import hold_folder
             from server.run_folder.resume import check_resumable
 
             check_tracker(track)
-            folder = run_folder.resolve()
             # The run's own process holds the folder a minute later; until then a second resume would pass every check.
             stack.enter_context(hold_folder(folder, LAUNCH_LOCK))
-            asked = ask_again(folder, _engine_settings(engine, workers, ray_address))
+            asked = asks()
             if _on_flower(asked.run) and asked.run.engine.ray_address:
-                from simulations.engines.cluster import check_cluster
+                from simulations.engines.cluster.head import cluster_nodes
+                from simulations.engines.cluster.nodes import allocate_workers
 
-                check_cluster(asked.run.engine.ray_address)
+                allocate_workers(asked.run, cluster_nodes(asked.run.engine.ray_address))
             check_resumable(folder, other_code=other_code, phases=asked.phase_tables)
             durable.check_room(folder)
             with Telemetry(folder, tensorboard=False) as telemetry:
                 telemetry.status("preparing", "resuming")
         with end_on_signals():
             keys: dict[str, str | bool] = {"resume": str(folder), "other-code": other_code}
-            _run(asked, folder, here, quiet, keys, as_json=as_json, track=track)
+            _run(asked, folder, Path.cwd(), quiet, keys, as_json=as_json, track=track)
 
 
 def _engine_settings(
@@ -254,6 +285,8 @@ def _run(
         elif full:  # it could not even say why it ended
             reason = full
         fail(f"The run failed: {reason}\n\nRun folder: {folder}{_how_to_go_on(folder)}", FAILED)
+    except ConfigError as error:
+        fail(f"{error}\n\nRun folder: {folder}{_how_to_go_on(folder)}", MISUSED)
     except OSError as error:
         if said := unwritable_text(error, folder):
             fail(said, MISUSED)
@@ -269,6 +302,11 @@ def _run(
         say(
             f"The run is done, but {full}; write its report with: lacquer report {shell_quoted(folder)}", style="yellow"
         )
+    _say_results(folder, quiet=quiet, as_json=as_json)
+
+
+def _say_results(folder: Path, *, quiet: bool, as_json: bool) -> None:
+    """What a run that is done came to."""
     from simulations.report import summary
 
     with refusals():
@@ -277,7 +315,7 @@ def _run(
         elif quiet:
             typer.echo(folder)
         else:
-            summary.print_summary(folder, console)
+            summary.print_summary(folder, Console())
 
 
 def _write_report(folder: Path) -> str:

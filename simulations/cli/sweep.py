@@ -32,9 +32,16 @@ def sweep_command(
         Path | None, typer.Option(help="Results file, read and continued.", show_default="OUTPUT/NAME/results.json")
     ] = None,
     jobs: Annotated[
-        int,
-        typer.Option(min=1, help="Cells at a time, each a process of one thread and, on several GPUs, one of them."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cells at a time, each a process of one thread and, on several GPUs, one of them.",
+            show_default="1; of a cluster as many as it has GPUs, or cores",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Run the cells on this Ray cluster. See docs/scale.md.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Cells to run, such as 'default-sst2/dp-lac*'. Repeatable."),
@@ -74,10 +81,12 @@ def sweep_command(
         if private:
             if as_json:
                 raise ConfigError("--json does not go with --private, which releases one run: lacquer runs --json")
-            if results is not None or limit is not None:
-                raise ConfigError("--private goes with neither --results nor --limit: it is one event, with one result")
+            if results is not None or limit is not None or ray_address is not None:
+                raise ConfigError(
+                    "--private goes with none of --results, --limit, --ray-address: it is one event, with one result"
+                )
             law, place = tries_of(tries, draw, len(cells)), (output / f"{name}-private").resolve()
-            private_sweep(name, cells, place, law, jobs, here, dry_run=dry_run)
+            private_sweep(name, cells, place, law, jobs or 1, here, dry_run=dry_run)
             return
         if tries is not None or draw != "poisson":
             raise ConfigError("--tries and --draw need --private")
@@ -102,10 +111,18 @@ def sweep_command(
     if dry_run:
         return
     store.save()
+    launch = None
+    if ray_address is not None and todo:
+        from simulations.sweep.cluster import OnCluster
+
+        with refusals(ValueError):
+            folder.mkdir(parents=True, exist_ok=True)
+            launch = OnCluster(ray_address, todo, jobs or 0, folder)
+            jobs = launch.plan.workers
     progress = Progress(len(cells), sum(cell.key in store.done for cell in cells))
     try:
         with end_on_signals():
-            run_shown(todo, {cell.key for cell in cells}, store, jobs, here, progress, console)
+            run_shown(todo, {cell.key for cell in cells}, store, jobs or 1, here, progress, console, launch)
     except KeyboardInterrupt:
         say("Interrupted; what was running is stopped, its ledgers are kept. The same command continues.", "yellow")
         raise typer.Exit(INTERRUPTED) from None

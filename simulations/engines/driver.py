@@ -27,7 +27,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from simulations.engines.processes import end_with_launcher
+from server import notice
+from server.config.load import ConfigError, load
+from server.run_folder.telemetry import Telemetry
+from simulations.engines.cluster.look import check_nodes, join_cluster
+from simulations.engines.processes import REFUSED, end_with_launcher
 from simulations.engines.ray_actors import replace_dead_actors, tell_when_ready
 from simulations.engines.staging import CLIENT_APP, SERVER_APP
 
@@ -52,16 +56,26 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
     Args:
         app: folder of :func:`simulations.engines.staging.stage`.
         simulation: see :func:`simulations.engines.flower.simulation`.
+
+    Raises:
+        ConfigError: a node of the cluster lacks what the run needs.
     """
+    keys = get_fused_config_from_dir(app, {})
+    config = load(Path(str(keys["config-file"])))
+    if config.engine.ray_address:
+        backend = simulation["backend_config"]
+        sys.path.insert(0, str(app))
+        join_cluster(backend["init_args"])
+        folder = Path(str(keys["run-folder"]))
+        check_nodes(config, config.engine.ray_address, folder, backend["client_resources"])
     replace_dead_actors()
-    tell_when_ready(PatientGrid.ready)
+    tell_when_ready(PatientGrid.ready, config.engine.workers)
     engine: Any = importlib.import_module("flwr.simulation.run_simulation")  # the package has a function of that name
     engine.InMemoryGrid = PatientGrid
     engine.run_serverapp_th = _ending_with_it(engine.run_serverapp_th)
     run = Run.create_empty(RUN_ID)
     run.primary_task_id, run.federation_id = RUN_ID, NOOP_FEDERATION_ID
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, RUN_ID
-    keys = get_fused_config_from_dir(app, {})
     engine._run_simulation(
         server_app_attr=SERVER_APP,
         client_app_attr=CLIENT_APP,
@@ -102,12 +116,17 @@ def leave(code: int) -> NoReturn:
 
 
 def main(launcher: int, private: Path, app: Path, simulation: dict[str, Any]) -> NoReturn:
-    """Simulate, and end with 0 or, after a traceback, with 1."""
+    """Simulate, and end with 0, with 2 for a refusal that the run's status holds, or, after a traceback, with 1."""
     end_with_launcher(launcher, private)
+    notice.listen()
     code = 1
     try:
         simulate(app, simulation)
         code = 0
+    except ConfigError as error:
+        with Telemetry(Path(str(get_fused_config_from_dir(app, {})["run-folder"])), tensorboard=False) as telemetry:
+            telemetry.status("failed", str(error))
+        code = REFUSED
     finally:
         if code:
             traceback.print_exc()

@@ -51,20 +51,16 @@ def scripts() -> Path:
 def simulation(config: RunConfig, plan: Resources) -> dict[str, Any]:
     """Number of nodes and Ray's resources for Flower's simulation engine, such that ``plan.workers`` actors exist.
 
-    A node is a worker, or one client with ``simulation.clients-per-node = 1``. In a cluster that is there already a
-    worker takes a core and, if this host has GPUs, a whole GPU; there may be more actors than workers, which stay idle.
+    A node is a worker, or one client with ``simulation.clients-per-node = 1``.
 
     Returns:
         keyword arguments of Flower's ``run_simulation``, in types that JSON has.
     """
     nodes = config.clients if config.simulation.clients_per_node == 1 else plan.workers
     init: dict[str, Any] = {"log_to_driver": True}
-    share = plan.gpu_share
-    if config.engine.ray_address:
-        share = float(plan.gpus > 0)
-    else:
+    if not config.engine.ray_address:
         init |= {"num_cpus": plan.workers} | ({"num_gpus": plan.gpus} if plan.gpus else {})
-    client = {"num_cpus": 1, "num_gpus": share}
+    client = {"num_cpus": plan.cores, "num_gpus": plan.gpu_share}
     return {"num_supernodes": nodes, "backend_config": {"client_resources": client, "init_args": init}}
 
 
@@ -129,7 +125,7 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_ad
         "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    environment |= _cluster(ray_address) if ray_address else _own_ray(ray)
+    environment |= cluster_environment(ray_address) if ray_address else _own_ray(ray)
     for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):
         environment[f"{library}_NUM_THREADS"] = str(plan.threads)
     if "OMP_WAIT_POLICY" not in environment:
@@ -155,7 +151,7 @@ def _own_ray(folder: Path) -> dict[str, str]:
     }
 
 
-def _cluster(address: str) -> dict[str, str]:
+def cluster_environment(address: str) -> dict[str, str]:
     """A cluster that is there already, by the caller's token; `RAY_AUTH_MODE=disabled` is the caller's own word."""
     own = {key: value for key, value in os.environ.items() if key.startswith("RAY_AUTH_")}
     # A driver that has lost its cluster's head ends after so many seconds, and the run with it, which can be resumed.

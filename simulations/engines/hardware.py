@@ -16,13 +16,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Resources:
     """What the engine gives out.
 
-    ``workers`` processes, each with ``threads`` CPU threads and ``gpu_share`` of one GPU (0 without CUDA).
+    ``workers`` processes, each with ``threads`` CPU threads and ``gpu_share`` of one GPU (0 without CUDA), for each of
+    which Ray sets ``cores`` aside.
     """
 
     workers: int
     threads: int
     gpus: int
     gpu_share: float
+    cores: int = 1
 
 
 def available_cores() -> int:
@@ -71,13 +73,16 @@ def gpu_names(device: str) -> list[str]:
 def gpu_share(workers: int, gpus: int) -> float:
     """Fraction of a GPU per worker such that Ray makes room for at least ``workers`` actors.
 
-    Ray packs fractions onto single devices, so three workers on two GPUs need halves, not two thirds. It counts in
-    units of 1e-4, hence the rounding down. Never 0 where a GPU exists: Ray hides the GPUs from an actor that asked for
-    none, and the actor would train on the CPU without a word.
+    Ray packs fractions onto single devices, so three workers on two GPUs need halves, not two thirds. Never 0 where a
+    GPU exists: Ray hides the GPUs from an actor that asked for none, and the actor would train on the CPU without a
+    word.
     """
-    if gpus == 0:
-        return 0.0
-    return max(1e-4, math.floor(1e4 / math.ceil(workers / gpus)) / 1e4)
+    return gpu_fraction(math.ceil(workers / gpus)) if gpus else 0.0
+
+
+def gpu_fraction(workers: int) -> float:
+    """Share of a GPU that so many workers have; 0 for none. Ray counts in units of 1e-4, hence the rounding down."""
+    return max(1e-4, math.floor(1e4 / workers) / 1e4) if workers else 0.0
 
 
 def resources(config: RunConfig, cores: int | None = None, gpus: int | None = None) -> Resources:

@@ -24,6 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from server import notice
 from server.config.load import load
 from server.config.schema import RunConfig
 from server.run_folder.names import CONFIG_FILE, write_config
@@ -204,6 +205,7 @@ def run_inprocess(
 if __name__ == "__main__":
     launcher, private, folder, plugins, *special = sys.argv[1:]
     end_with_launcher(int(launcher), Path(private))
+    notice.listen()
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run_inprocess(load(Path(folder) / CONFIG_FILE), Path(folder), keys=json.loads(special[0]) if special else None)

@@ -22,13 +22,15 @@ from pathlib import Path
 
 import psutil
 
+from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.names import FLOWER_LOG, PROCESS_LOG, write_config
 from server.run_folder.telemetry import read_status
-from simulations.engines.cluster import RayHead
+from simulations.engines.cluster.head import RayHead, cluster_nodes
+from simulations.engines.cluster.nodes import allocate_workers
 from simulations.engines.flower import RunFailed, environment, simulation, tail
-from simulations.engines.hardware import resources, with_workers
-from simulations.engines.processes import Family, alive, deaf
+from simulations.engines.hardware import available_cores, resources, with_workers
+from simulations.engines.processes import REFUSED, Family, alive, deaf
 from simulations.engines.staging import App, stage
 
 log = logging.getLogger(__name__)
@@ -71,14 +73,16 @@ def run_flower(
         keys: further keys for the ServerApp: ``resume`` resumes the run in ``run_folder``.
 
     Raises:
+        ConfigError: a cluster has no room for the run, or a node of it lacks what the run needs; nothing was spent.
         RunFailed: if the run did not complete. Everything that was started is stopped by then, as it is when another
             exception (``KeyboardInterrupt`` too) passes through.
     """
-    run_folder = run_folder.resolve()
-    plan, app = resources(config), app or App()
+    run_folder, app, address = run_folder.resolve(), app or App(), config.engine.ray_address
+    plan = allocate_workers(config, cluster_nodes(address)) if address else resources(config)
+    if address:  # this host's process is the server's, whatever its nodes are
+        plan = replace(plan, threads=min(plan.threads, available_cores()))
     config = with_workers(config, plan.workers)
     config_file, output = write_config(run_folder, config), run_folder / FLOWER_LOG
-    address = config.engine.ray_address
     # The cluster's other hosts read the staged app too: it lies beside the run, on the storage that they share.
     with private_processes(run_folder if address else None) as (root, family):
         folder = stage(
@@ -159,6 +163,9 @@ def _run_process(
 
     follow(goes_on)
     code = child.wait()
+    own = read_status(run_folder)
+    if code == REFUSED and own is not None and own.state == "failed":
+        raise ConfigError(own.message)
     judge(run_folder, output, completed=code == 0, otherwise=f"it ended with exit code {code}", begun=begun)
 
 

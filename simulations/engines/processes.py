@@ -18,7 +18,11 @@ from pathlib import Path
 
 import psutil
 
+from server.notice import SECONDS
+
 TAG = "LACQUER_RUN_TAG"
+REFUSED = 2
+"""Exit code of a run's process that refused to begin; the run's status says why."""
 
 
 class Family:
@@ -46,12 +50,14 @@ class Family:
     def stop(self, grace: float = 3.0) -> list[psutil.Process]:
         """End every member, and return those that would not die (none, unless the kernel holds them).
 
-        The leader is killed before anybody else hears of the end: were the workers to go first, the server would take
-        their silence for a cohort that failed, and spend budget on it. A killed server loses nothing, for what it has
-        spent is on disk. The others are asked (SIGTERM), then killed after ``grace`` seconds.
+        The leader ends before anybody else hears of the end: were the workers to go first, the server would take their
+        silence for a cohort that failed, and spend budget on it. It has notice (:mod:`server.notice`) and is then
+        killed. The others are asked (SIGTERM), then killed after ``grace`` seconds.
         """
         self.members()  # the leader's children are known by it, and must be seen before it goes
         if self._leader is not None:
+            _signal(self._leader, signal.SIGTERM)
+            psutil.wait_procs([self._leader], timeout=SECONDS)
             _signal(self._leader, signal.SIGKILL)
             psutil.wait_procs([self._leader], timeout=grace)
         members = self.members()

@@ -22,6 +22,8 @@ import ray
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 from ray.exceptions import OutOfMemoryError, RayActorError
 
+from server import notice
+
 log = logging.getLogger(__name__)
 
 DEATHS = (RayActorError, OutOfMemoryError)
@@ -45,11 +47,16 @@ def replace_dead_actors() -> None:
     BasicActorPool.fetch_result_and_return_actor_to_pool = _reviving  # type: ignore[method-assign, assignment]
 
 
-def tell_when_ready(ready: threading.Event) -> None:
-    """Set ``ready`` once Flower's next pool of actors is complete and every actor answers or has failed to start."""
+def tell_when_ready(ready: threading.Event, most: int) -> None:
+    """Set ``ready`` once Flower's next pool of actors is complete and every actor answers or has failed to start.
+
+    Args:
+        most: actors in that pool; Flower would have one wherever a cluster has room.
+    """
 
     def add(pool: Any, number: int) -> None:
-        _add(pool, number)
+        notice.listen()  # Ray has taken SIGTERM for itself when it started
+        _add(pool, min(number, most))
         waiting = [actor.__ray_ready__.remote() for actor in pool.pool]
         threading.Thread(target=_wait, args=(waiting, ready), name="ready", daemon=True).start()
 

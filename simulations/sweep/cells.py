@@ -38,6 +38,7 @@ from simulations.presets.load import absolute_paths, find
 from simulations.report.notation import number_text
 
 CELL_FILE, USAGE_FILE = "cell.json", "usage.json"
+CELL_MODULE = "simulations.sweep.child"
 """In the run folder of a cell: which cell it is, and what it took."""
 
 SWEEPS = Path(__file__).resolve().parents[1] / "presets" / "sweeps"

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from server import notice
 from server.config.load import load
 from server.run_folder.names import CONFIG_FILE
 from simulations.engines.inprocess import run_inprocess
@@ -20,6 +21,7 @@ from simulations.sweep.cells import CELL_FILE, USAGE_FILE
 def main(launcher: int, private: Path, folder: Path, plugins: str, keys: str = "{}") -> None:
     """Run, or by its keys resume, the cell whose folder holds ``config.toml`` and ``cell.json``."""
     end_with_launcher(launcher, private)
+    notice.listen()
     sys.path.append(plugins)  # a user's own modules are found there, and shadow nothing
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     kind = json.loads((folder / CELL_FILE).read_text())["kind"]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,7 @@ from server.run_folder.telemetry import read_metrics
 from simulations.report.notation import duration_text, epsilon_text, is_drawable, number_text, percent_text
 from simulations.sweep.cells import Cell
 from simulations.sweep.rows import Row
-from simulations.sweep.runner import Outcome, Store, fresh_folder, run_cells
+from simulations.sweep.runner import Launch, Outcome, Store, fresh_folder, run_cells
 
 _SHOWN = 12
 _COLUMNS = {"round": 7, "test": 6, "public": 6, "ε": 4, "clip": 6, "time": 5}
@@ -59,6 +60,7 @@ def run_shown(
     plugins: Path,
     progress: Progress,
     console: Console,
+    launch: Launch | None = None,
 ) -> None:
     """Run cells, keep their rows, and show how far they are.
 
@@ -67,6 +69,7 @@ def run_shown(
         plugins: folder of a user's own modules.
         progress: of the sweep, continued here.
         console: where to draw: a table where that is possible, else a line for each cell that ends.
+        launch: runs a cell elsewhere than on this host.
     """
     live = Live(console=console, refresh_per_second=2) if is_drawable(console) else None
 
@@ -90,7 +93,8 @@ def run_shown(
     if live is None and cells:
         console.print("  ".join(["cell", *_COLUMNS]), highlight=False)
     with live or nullcontext():
-        run_cells(cells, lambda cell: fresh_folder(cell, store.folder), jobs, plugins, progress.start, ended, look)
+        fresh = partial(fresh_folder, output=store.folder)
+        run_cells(cells, fresh, jobs, plugins, progress.start, ended, look, launch)
 
 
 def progress_table(progress: Progress) -> RenderableType:

@@ -9,7 +9,7 @@ of its results file, of completed run folders, and of the cells that end now.
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ from server.config.load import ConfigError
 from server.run_folder.names import LEDGER_FILE
 from simulations.engines.flower import RunFailed
 from simulations.engines.hardware import gpu_names
-from simulations.engines.launcher import run_child
-from simulations.sweep.cells import CELL_FILE, Cell
+from simulations.engines.launcher import Follow, run_child
+from simulations.sweep.cells import CELL_FILE, CELL_MODULE, Cell
 from simulations.sweep.rows import Row, is_complete, read_results, row, write_results
 
-_CELL_MODULE = "simulations.sweep.child"
 _LOOK = 0.25
 INTERRUPTED = "interrupted"
+Launch = Callable[[Cell, Path, Path, Mapping[str, str | bool] | None, Follow], None]
+"""Runs a cell in a folder, with the folder of a user's modules, further keys, and what watches it."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ def run_cells(
     started: Callable[[Cell, Path], None],
     ended: Callable[[Outcome], None],
     look: Callable[[], None],
+    launch: Launch | None = None,
 ) -> None:
     """Run `cells` in order, `jobs` at a time, and on several GPUs each on one; call `look` between whiles.
 
     Every callback is called in this thread.
 
-    `folder_of` makes the folder of a cell that is about to begin; what has a ledger there is resumed.
+    `folder_of` makes the folder of a cell that is about to begin; what has a ledger there is resumed. `launch` runs a
+    cell elsewhere than on this host.
     If it is interrupted (``KeyboardInterrupt``), everything that was started is stopped before it is raised on.
     """
     stop = threading.Event()
@@ -82,7 +85,7 @@ def run_cells(
                     cell, place = waiting.pop(), min(set(range(jobs)) - set(running.values()))
                     folder = folder_of(cell)
                     started(cell, folder)
-                    running[pool.submit(_run, cell, folder, plugins, place, stop)] = place
+                    running[pool.submit(_run, cell, folder, plugins, place, stop, launch)] = place
                 done, _ = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
                 for future in done:
                     del running[future]
@@ -92,7 +95,7 @@ def run_cells(
             stop.set()  # the pool waits for its threads, and they for their processes to be gone
 
 
-def _run(cell: Cell, folder: Path, plugins: Path, place: int, stop: threading.Event) -> Outcome:
+def _run(cell: Cell, folder: Path, plugins: Path, place: int, stop: threading.Event, launch: Launch | None) -> Outcome:
     def follow(is_alive: Callable[[], bool]) -> None:
         while is_alive():
             if stop.is_set():
@@ -101,9 +104,12 @@ def _run(cell: Cell, folder: Path, plugins: Path, place: int, stop: threading.Ev
 
     try:
         keys = {"resume": str(folder)} if (folder / LEDGER_FILE).is_file() else None
+        if launch is not None:
+            launch(cell, folder, plugins, keys, follow)
+            return Outcome(cell, row(cell, folder))
         gpus = gpu_names(cell.config.engine.device)
         run_child(
-            cell.config, folder, follow=follow, plugins=plugins, keys=keys, module=_CELL_MODULE, threads=1,
+            cell.config, folder, follow=follow, plugins=plugins, keys=keys, module=CELL_MODULE, threads=1,
             gpu=gpus[place % len(gpus)] if gpus else None,
         )  # fmt: skip
         return Outcome(cell, row(cell, folder))

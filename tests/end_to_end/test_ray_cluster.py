@@ -11,8 +11,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
+from ray.core.generated.gcs_service_pb2 import GetAllAvailableResourcesReply
 
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.engines.processes import TAG, Family
@@ -30,8 +32,9 @@ def raylets(cluster: Family) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Family]]:
-    """Two Ray nodes of one core each that ask for a token, ended by their ids."""
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Family]]:
+    """Ray nodes that ask for a token, ended by their ids: two of one core, or with what a test says of each."""
+    head, *others = getattr(request, "param", ["--num-cpus=1"] * 2)
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     family, folder = Family(uuid.uuid4().hex), tempfile.mkdtemp(prefix="rc-", dir="/tmp")
     address = f"127.0.0.1:{free_port()}"
@@ -40,25 +43,18 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Family]]:
     here |= {TAG: family.tag, "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 
     def start(*arguments: str) -> None:
-        command = [RAY, "start", *arguments, "--num-cpus", "1", "--object-store-memory", str(100 * 2**20)]
+        command = [RAY, "start", *arguments, "--object-store-memory", str(100 * 2**20)]
         command += ["--disable-usage-stats", "--include-log-monitor", "false"]
         subprocess.run(command, env=here, check=True, stdout=subprocess.DEVNULL, timeout=300)
 
     try:
         port = address.partition(":")[2]
-        start(
-            "--head",
-            "--node-ip-address",
-            "127.0.0.1",
-            "--port",
-            port,
-            "--temp-dir",
-            folder,
-            "--include-dashboard=false",
-        )
-        start("--address", address, "--node-ip-address", "127.0.0.1")
+        here_too = ["--node-ip-address", "127.0.0.1"]
+        start("--head", *here_too, *head.split(), "--port", port, "--temp-dir", folder, "--include-dashboard=false")
+        for other in others:
+            start("--address", address, *here_too, *other.split())
         deadline = time.monotonic() + 120
-        while len(raylets(family)) < 2:
+        while len(raylets(family)) < 1 + len(others):
             assert time.monotonic() < deadline, "the cluster does not start"
             time.sleep(0.5)
         yield address, family
@@ -142,3 +138,31 @@ def test_workers_are_on_both_nodes_and_the_cluster_outlives_the_run(
     assert hosts == nodes
     assert list(folder.glob("lq-*")) == []
     assert {process.pid for process in raylets(family)} == nodes
+
+
+def free(address: str) -> dict[str, float]:
+    """CPUs and GPUs of the cluster that nothing has set aside, as its head counts them."""
+    question = "/ray.rpc.NodeResourceInfoGcsService/GetAllAvailableResources"
+    token = (("authorization", f"Bearer {os.environ['RAY_AUTH_TOKEN']}"),)
+    with grpc.insecure_channel(address) as channel:
+        answer = channel.unary_unary(question)(b"", timeout=10, metadata=token)
+    nodes = GetAllAvailableResourcesReply.FromString(answer).resources_list
+    return {name: sum(node.resources_available.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
+
+
+@pytest.mark.parametrize("cluster", [["--num-cpus=0", "--num-cpus=8 --num-gpus=2"]], indirect=True)
+def test_workers_are_capped_and_hold_shares_of_the_gpus_of_nodes_behind_a_head_that_has_nothing(
+    cluster: tuple[str, Family], tmp_path: Path
+) -> None:
+    """The GPUs are invented: Ray gives them out, and torch, which finds none, trains on the CPU."""
+    address, family = cluster
+    settings = LONGER.replace("workers = 2", "workers = 3") + f'ray-address = "{address}"\n'
+    (tmp_path / "tiny.toml").write_text(settings)
+    run = Lacquer(tmp_path, "tiny.toml", "--quiet")
+    try:
+        assert len(busy(run, family)) == 3, "where Flower alone would have one a core, or four with half a GPU each"
+        assert free(address) == pytest.approx({"CPU": 2.0, "GPU": 0.5}), "three times two cores and half a GPU"
+        assert run.finish() == 0, run.stderr()
+    finally:
+        run.end()
+    assert [record.round for record in read_metrics(run.run_folder) if record.phase == "round"] == list(range(1, 9))

@@ -50,11 +50,17 @@ def test_a_callback_may_end_a_run_which_is_then_resumed(here: Path, capsys: pyte
         if record.round:
             raise KeyError("enough")
 
+    longer = {"data.cache": str(here / "cache"), "rounds": 12}
     with pytest.raises(KeyError, match="enough"):
-        run(SMALL, {"data.cache": str(here / "cache"), "rounds": 12}, callbacks=[stop])
+        run(SMALL, longer, callbacks=[stop], resume_or_start=True)
     (folder,) = (here / "runs").iterdir()
     assert '"interrupted"' in (folder / "status.json").read_text()
-    result = resume(folder, callbacks=print)
+    with pytest.raises(
+        ConfigError, match=r"unfinished run of the name 'run' has other settings: .*rounds is 2, it was"
+    ):
+        run(SMALL, resume_or_start=True)
+    result = run(SMALL, longer, callbacks=print, resume_or_start=True)
+    assert result.folder == folder
     assert (result.state, result.results["rounds_done"]) == ("completed", 12)
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("Before round 1: accuracy ")
@@ -62,6 +68,8 @@ def test_a_callback_may_end_a_run_which_is_then_resumed(here: Path, capsys: pyte
     assert said[-1].endswith(" of 4.")
     with pytest.raises(CannotResume, match="has ended"):
         resume(folder)
+    again = run(SMALL, longer, resume_or_start=True)
+    assert (again.folder, again.state) == (folder, "completed"), "at once"
 
 
 def test_wrong_settings_are_refused_before_anything_is_made(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from privacy.commitment import Commitment, FloorStep
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement
 from server.config.load import ConfigError, parse
-from server.run_folder.names import new_run_folder
+from server.run_folder.names import LAUNCH_LOCK, new_run_folder
 from server.run_folder.origin import write_origin
+from server.run_folder.progress import owned
 from server.run_folder.telemetry import Telemetry, read_status
 from server.runs.commitment import round_sampling
 from simulations import preflight
@@ -223,6 +225,52 @@ def test_a_failed_run_says_how_to_go_on(here, broken_off, monkeypatch):
     assert result.exit_code == 1
     assert f"Resume with: lacquer resume {broken_off}" in result.stderr
     assert special == [{"resume": str(broken_off), "other-code": True}]
+
+
+@pytest.fixture
+def queued(here, broken_off):
+    """The folder of a broken run as `lacquer run small.toml` names it."""
+    return broken_off.rename(here / "runs" / "run-20260101-000000")
+
+
+JOB = ["run", "small.toml", "--resume-or-start", "--quiet"]
+
+
+def test_a_job_of_a_queue_resumes_its_run_and_ends_at_once_when_it_is_done(here, queued, checked, monkeypatch):
+    calls = engine(monkeypatch, completed)
+    result = runner.invoke(app, [*JOB, "--engine", "inprocess"])
+    assert result.exit_code == 0, result.output
+    assert (calls[0][0], calls[0][1].engine.kind) == ("inprocess", "inprocess"), "where it trains is this job's"
+    assert special == [{"resume": str(queued), "other-code": False}]
+    assert f"{queued} is resumed." in result.stderr
+    again = runner.invoke(app, JOB)
+    assert (again.exit_code, again.stdout.strip(), len(calls)) == (0, str(queued), 1)
+    assert "is done already" in again.stderr
+
+
+def test_a_job_of_a_queue_starts_where_nothing_was_committed_to(here, checked, monkeypatch):
+    (here / "runs" / "run-20260101-000000").mkdir(parents=True)
+    engine(monkeypatch, completed)
+    assert runner.invoke(app, JOB).exit_code == 0
+    assert special == [None]
+    assert len(list((here / "runs").iterdir())) == 2
+
+
+def test_a_job_of_a_queue_is_refused_in_a_line_where_it_is_not_clear_which_run_is_its(here, queued, monkeypatch):
+    calls = engine(monkeypatch, completed)
+    other = runner.invoke(app, [*JOB, "--set", "privacy.epsilon=2"])
+    assert f"has other settings: in {queued} privacy.epsilon is 2.0, it was 4.0; put them back" in other.stderr
+    shutil.copytree(queued, queued.with_name("run-20260102-000000"))
+    two = runner.invoke(app, JOB)
+    assert "2 unfinished runs have these settings" in two.stderr
+    starting = queued.with_name("run-20260103-000000")
+    starting.mkdir()
+    with owned(starting, LAUNCH_LOCK):
+        third = runner.invoke(app, JOB)
+    assert "is about to start" in third.stderr
+    for refused in (other, two, third):
+        assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert calls == []
 
 
 def test_presets_are_listed():

@@ -184,9 +184,10 @@ def test_the_tail_of_a_log(tmp_path):
 
 def test_a_cluster_that_is_there_is_joined_and_not_sized(tmp_path):
     config = parse({"engine": {"workers": 3, "ray-address": "10.0.0.5:6379"}})
-    asked = simulation(config, Resources(3, 1, 0, 0.0))
+    asked = simulation(config, Resources(3, 4, 2, 0.5, cores=4))
     assert asked["num_supernodes"] == 3
     assert not {"num_cpus", "num_gpus"} & set(asked["backend_config"]["init_args"])
+    assert asked["backend_config"]["client_resources"] == {"num_cpus": 4, "num_gpus": 0.5}
 
 
 def test_a_cluster_is_joined_by_the_callers_token(tmp_path, monkeypatch):
@@ -206,10 +207,9 @@ def test_a_ray_of_ones_own_has_a_token_that_only_its_owner_reads(tmp_path):
     assert len(token.read_text()) == 64
 
 
-@pytest.mark.parametrize("engine", [{"workers": 0}, {"workers": 2, "kind": "inprocess"}])
-def test_a_cluster_needs_to_be_told_how_many_workers(engine):
+def test_a_cluster_is_flowers():
     with pytest.raises(ValueError, match="ray-address"):
-        parse({"engine": {"ray-address": "h:1", **engine}})
+        parse({"engine": {"ray-address": "h:1", "kind": "inprocess"}})
 
 
 def test_a_child_does_not_inherit_a_notebooks_or_a_terminals_ways():

@@ -226,7 +226,7 @@ def test_a_dry_run_says_what_trying_costs_and_charges_nothing(sweep, tmp_path: P
         (["--tries", "0.5"], ("", ""), "mean_tries must be"),
         (["--draw", "binomial"], ("", ""), "--draw binomial: must be one of poisson, geometric, logarithmic"),
         (["--draw", "-1"], ("", ""), "shape must be >= 0"),
-        (["--limit", "2"], ("", ""), "--private goes with neither"),
+        (["--limit", "2"], ("", ""), "--private goes with none of"),
         (["--tries", "1e6"], ("", ""), "mean_tries must be"),
     ],
 )

@@ -6,21 +6,25 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from privacy.ledger.ledger import Ledger
+from server.config.schema import RunConfig
 from simulations import preflight
+from simulations.engines.cluster.nodes import Node
 from simulations.engines.flower import RunFailed
 from simulations.report.notation import epsilon_text
 from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import read_run
-from simulations.sweep import runner
+from simulations.sweep import cluster, runner
 from simulations.sweep.cells import Cell, count_cell, read_cells
 from simulations.sweep.display import Progress, progress_table
 from simulations.sweep.rows import read_results, row, write_results
-from simulations.sweep.runner import Store, attempts, finished_folder, fresh_folder, run_cells
+from simulations.sweep.runner import Outcome, Store, attempts, finished_folder, fresh_folder, run_cells
 from tests.cases.recorded_runs import record_run_in
 from tests.cases.sweeps import BROKEN, HELD, RunSweep
 
@@ -104,6 +108,41 @@ def test_cells_at_a_time_take_a_gpu_each(sweep, tmp_path: Path, monkeypatch, job
     cells = [replace(cells_of(tmp_path)[0], key=str(number)) for number in range(2 * jobs)]
     run_cells(cells, lambda cell: tmp_path, jobs, tmp_path, lambda *_: None, lambda _: None, lambda: None)
     assert [sorted(given[:jobs], key=str), sorted(given[jobs:], key=str)] == 2 * [list(seen)]
+
+
+def test_64_cells_are_placed_at_once_on_8_nodes_of_8_gpus_each_with_its_own(tmp_path: Path, monkeypatch) -> None:
+    """The nodes and Ray are stand-ins, which count what is set aside."""
+    asked, taken, freed = list[dict[str, float]](), list[Any](), list[Any]()
+
+    class Task:
+        def options(self, **kept: float) -> "Task":
+            asked.append(kept)
+            return self
+
+        def remote(self, config: RunConfig, *_: Any) -> str:
+            taken.append(config)
+            return f"cell {len(taken)}"
+
+    def done(task: str) -> str:
+        freed.append(task)
+        return f"{task} was placed"
+
+    stand_in = SimpleNamespace(
+        remote=lambda function: Task(), get=done, wait=lambda tasks, timeout: (tasks if len(taken) == 64 else [], [])
+    )
+    nodes = [Node("head", 0.0), *[Node(f"gpu-{i}", 64.0, 8.0) for i in range(8)]]
+    monkeypatch.setattr(cluster, "cluster_nodes", lambda address: nodes)
+    monkeypatch.setattr(cluster, "join_cluster", lambda init: None)
+    monkeypatch.setattr(cluster, "check_nodes", lambda *_: None)
+    monkeypatch.setattr(cluster, "ray", stand_in)
+    monkeypatch.setattr(cluster, "cluster_environment", lambda address: {})
+    cells = [replace(cells_of(tmp_path)[0], key=str(number)) for number in range(64)]
+    launch = cluster.OnCluster("head:6379", cells, 0, tmp_path)
+    assert (launch.plan.workers, asked) == (64, [{"max_retries": 0, "num_cpus": 8, "num_gpus": 1.0}])
+    ended: list[Outcome] = []
+    run_cells(cells, lambda cell: tmp_path, 64, tmp_path, lambda *_: None, ended.append, lambda: None, launch)
+    assert (len(taken), len(freed)) == (64, 64)
+    assert all(outcome.error.endswith("was placed") for outcome in ended), "what a node says of a failure is told"
 
 
 def test_what_a_private_sweep_releases_is_no_table(sweep) -> None:

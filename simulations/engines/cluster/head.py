@@ -7,14 +7,17 @@ from pathlib import Path
 import grpc
 
 from server.config.load import ConfigError
+from simulations.engines.cluster.nodes import Node, living_nodes
 from simulations.engines.flower import RunFailed
 
 _METHOD = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 _SECONDS = 10.0
 
 
-def check_cluster(address: str) -> None:
-    """Refuse a cluster that lets whoever reaches it run code as its owner, or that does not take the caller's token.
+def cluster_nodes(address: str) -> list[Node]:
+    """The living nodes of a cluster, asked of its head; this process joins nothing.
+
+    Refused is a cluster that lets whoever reaches it run code as its owner, or that does not take the caller's token.
 
     ``RAY_AUTH_MODE=disabled`` in the caller's environment is the caller's word that nobody else reaches the cluster.
 
@@ -24,22 +27,40 @@ def check_cluster(address: str) -> None:
     Raises:
         ConfigError: there is no cluster, it asks for no token, or for another.
     """
-    said = _ask(address, "")
+    said, answer = _ask(address, "")
     if said not in ("OK", "UNAUTHENTICATED"):
         raise ConfigError(f"engine.ray-address = {address!r}: no Ray answers there ({said}); start it with `ray start`")
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        return
+        return _nodes(answer)
     if said == "OK":
         raise ConfigError(
             f"engine.ray-address = {address!r}: this Ray asks for no token, so whoever reaches its ports can run code "
             "as you and read your records; start it with RAY_AUTH_MODE=token (docs/scale.md), or, where nobody can "
             "reach it but you, set RAY_AUTH_MODE=disabled for this command too"
         )
-    if _ask(address, _token()) != "OK":
+    said, answer = _ask(address, _token())
+    if said != "OK":
         raise ConfigError(
             f"engine.ray-address = {address!r}: this Ray does not take your token; put the cluster's into "
             "~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
         )
+    return _nodes(answer)
+
+
+def _nodes(answer: bytes) -> list[Node]:
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # with all of Ray, which a run on this host starts elsewhere
+    from ray.core.generated.gcs_service_pb2 import GetAllNodeInfoReply
+
+    listed = GetAllNodeInfoReply.FromString(answer).node_info_list
+    return living_nodes(
+        {
+            "Alive": each.state == GcsNodeInfo.ALIVE,
+            "NodeManagerHostname": each.node_manager_hostname,
+            "NodeManagerAddress": each.node_manager_address,
+            "Resources": dict(each.resources_total),
+        }
+        for each in listed
+    )
 
 
 class RayHead:
@@ -65,7 +86,7 @@ class RayHead:
         """
         if time.monotonic() < self._next_look:
             return
-        gone = _ask(self._address, _token(), seconds=self.EVERY) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        gone = _ask(self._address, _token(), seconds=self.EVERY)[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
         self._missed = self._missed + 1 if gone else 0
         self._next_look = time.monotonic() + self.EVERY
         if self._missed == self.MISSES:
@@ -83,12 +104,11 @@ def _token() -> str:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
-def _ask(address: str, token: str, *, seconds: float = _SECONDS) -> str:
-    """What Ray's head says to a question that changes nothing: OK, or the name of gRPC's error."""
+def _ask(address: str, token: str, *, seconds: float = _SECONDS) -> tuple[str, bytes]:
+    """What Ray's head says to a question that changes nothing: OK, or the name of gRPC's error; and its answer."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(_METHOD)(b"", timeout=seconds, metadata=metadata)
+            return "OK", channel.unary_unary(_METHOD)(b"", timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
-            return str(error.code().name)
-    return "OK"
+            return str(error.code().name), b""
