@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from server import notice
 from server.config.load import ConfigError, load
+from server.config.schema import RunConfig
 from server.run_folder.telemetry import Telemetry
 from simulations.engines.cluster.look import check_nodes, join_cluster
 from simulations.engines.processes import REFUSED, end_with_launcher
@@ -56,18 +57,11 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
     Args:
         app: folder of :func:`simulations.engines.staging.stage`.
         simulation: see :func:`simulations.engines.flower.simulation`.
-
-    Raises:
-        ConfigError: a node of the cluster lacks what the run needs.
     """
     keys = get_fused_config_from_dir(app, {})
     config = load(Path(str(keys["config-file"])))
     if config.engine.ray_address:
-        backend = simulation["backend_config"]
-        sys.path.insert(0, str(app))
-        join_cluster(backend["init_args"])
-        folder = Path(str(keys["run-folder"]))
-        check_nodes(config, config.engine.ray_address, folder, backend["client_resources"])
+        _enter_cluster(config, app, Path(str(keys["run-folder"])), simulation["backend_config"])
     replace_dead_actors()
     tell_when_ready(PatientGrid.ready, config.engine.workers)
     engine: Any = importlib.import_module("flwr.simulation.run_simulation")  # the package has a function of that name
@@ -86,6 +80,18 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
         exit_event=EventType.FLWR_SIMULATION_RUN_LEAVE,
         **simulation,
     )
+
+
+def _enter_cluster(config: RunConfig, app: Path, folder: Path, backend: Mapping[str, Any]) -> None:
+    """Join the cluster; where a node lacks what the run needs, end with 2 and a status that says so."""
+    sys.path.insert(0, str(app))
+    try:
+        join_cluster(backend["init_args"])
+        check_nodes(config, config.engine.ray_address, folder, backend["client_resources"])
+    except ConfigError as error:
+        with Telemetry(folder, tensorboard=False) as telemetry:
+            telemetry.status("failed", str(error))
+        leave(REFUSED)
 
 
 def _ending_with_it(start: Callable[..., threading.Thread]) -> Callable[..., threading.Thread]:
@@ -116,17 +122,13 @@ def leave(code: int) -> NoReturn:
 
 
 def main(launcher: int, private: Path, app: Path, simulation: dict[str, Any]) -> NoReturn:
-    """Simulate, and end with 0, with 2 for a refusal that the run's status holds, or, after a traceback, with 1."""
+    """Simulate, and end with 0 or, after a traceback, with 1."""
     end_with_launcher(launcher, private)
     notice.listen()
     code = 1
     try:
         simulate(app, simulation)
         code = 0
-    except ConfigError as error:
-        with Telemetry(Path(str(get_fused_config_from_dir(app, {})["run-folder"])), tensorboard=False) as telemetry:
-            telemetry.status("failed", str(error))
-        code = REFUSED
     finally:
         if code:
             traceback.print_exc()

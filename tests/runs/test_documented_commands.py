@@ -48,7 +48,7 @@ NOT_RUN = {
     r"docs/audit\.md: lacquer audit RUN --shadows": "eight runs; tests/runs/test_audit_attacks.py has four",
     r"docs/atdp\.md: lacquer (run|resume) ": f"{DATA}; tests/runs/test_phases_command.py runs phases",
     r"docs/results/comparisons\.md: lacquer sweep methods": "hours; tests/runs/test_sweep.py runs sweeps",
-    r"docs/scale\.md: lacquer run .*ray-address": "needs a second host",
+    r"docs/(gpu|scale)\.md: lacquer run .*ray-address": "needs other hosts",
     r"docs/strategy\.md: lacquer sweep mine\.toml$": "six runs; tests/runs/test_sweep.py runs sweeps",
     r"docs/start\.md: lacquer .*(mlflow|wandb)": "needs a tracker; tests/runs/test_trackers.py runs them",
     r"docs/tuning\.md: lacquer sweep .* --private$": "by chance; tests/runs/test_private_sweep.py runs it",

@@ -110,7 +110,7 @@ def test_cells_at_a_time_take_a_gpu_each(sweep, tmp_path: Path, monkeypatch, job
     assert [sorted(given[:jobs], key=str), sorted(given[jobs:], key=str)] == 2 * [list(seen)]
 
 
-def test_64_cells_are_placed_at_once_on_8_nodes_of_8_gpus_each_with_its_own(tmp_path: Path, monkeypatch) -> None:
+def test_64_cells_are_placed_at_once_on_8_nodes_of_8_gpus_each_with_its_own(sweep, tmp_path, monkeypatch) -> None:
     """The nodes and Ray are stand-ins, which count what is set aside."""
     asked, taken, freed = list[dict[str, float]](), list[Any](), list[Any]()
 
