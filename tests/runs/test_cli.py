@@ -18,7 +18,7 @@ from privacy.ledger.statement import privacy_statement
 from server.config.load import ConfigError, parse
 from server.run_folder.names import LAUNCH_LOCK, new_run_folder
 from server.run_folder.origin import write_origin
-from server.run_folder.progress import owned
+from server.run_folder.progress import hold_folder
 from server.run_folder.telemetry import Telemetry, read_status
 from server.runs.commitment import round_sampling
 from simulations import preflight
@@ -265,7 +265,7 @@ def test_a_job_of_a_queue_is_refused_in_a_line_where_it_is_not_clear_which_run_i
     assert "2 unfinished runs have these settings" in two.stderr
     starting = queued.with_name("run-20260103-000000")
     starting.mkdir()
-    with owned(starting, LAUNCH_LOCK):
+    with hold_folder(starting, LAUNCH_LOCK):
         third = runner.invoke(app, JOB)
     assert "is about to start" in third.stderr
     for refused in (other, two, third):
