@@ -97,7 +97,7 @@ def check_origin(
 
 
 def changed_settings(run_folder: Path, config: RunConfig, phases: Tables = ()) -> str:
-    """What of the settings is not as the run in a folder was started, in words; "" if it is the same run.
+    """Settings that are not as the run in a folder was started, in words; "" if it is the same run.
 
     Raises:
         CannotResume, CorruptRun: origin.json cannot be read.

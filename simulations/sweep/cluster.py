@@ -61,7 +61,7 @@ class OnCluster:
 
 
 def run_cell(config: RunConfig, folder: Path, plugins: Path, keys: Mapping[str, str | bool] | None) -> str:
-    """On a node: run a cell in a process that sees the GPU that Ray gave it; why it failed, or nothing."""
+    """Run a cell on a node, in a process that sees the GPU that Ray gave it; why it failed, or nothing."""
     try:
         run_child(config, folder, plugins=plugins, keys=keys, module=CELL_MODULE, threads=1)
     except RunFailed as failure:

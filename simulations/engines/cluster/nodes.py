@@ -1,4 +1,4 @@
-"""How many workers the nodes of a Ray cluster hold, and what of a node each worker gets.
+"""Workers that the nodes of a Ray cluster hold, and the share of a node that each gets.
 
 The host that submits a run is often a head without a GPU, or without a CPU to give away. So everything is counted on
 the nodes, as Ray itself counts them when it looks for a place for an actor.
@@ -17,7 +17,7 @@ from simulations.engines.host import MEMORY_A_WORKER
 
 @dataclass(frozen=True)
 class Node:
-    """What a node gives to Ray's actors.
+    """A node of a Ray cluster, by what it gives to actors.
 
     Attributes:
         name: for people.
