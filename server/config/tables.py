@@ -150,7 +150,7 @@ class Engine(FrozenBase):
 
     @property
     def base(self) -> FrozenBase:
-        """The frozen base as every process of the run is told: on a cluster with GPUs the server's host need not have one."""
+        """The frozen base as every process is told: on a cluster with GPUs the server's host need not have one."""
         device = "auto" if self.ray_address and self.device == "cuda" else self.device
         return FrozenBase.of(self, device=device)
 
