@@ -204,10 +204,10 @@ def reused_noise() -> Parts:
     copy = broken(
         noise,
         (
-            "        return scaled(self._random.normal(sum(length for _, length in blocks)), blocks)",
+            "        return scale_normals(self._random.normal(sum(length for _, length in blocks)), blocks)",
             "        if not hasattr(self, 'kept'):\n"
             "            self.kept = self._random.normal(sum(length for _, length in blocks))\n"
-            "        return scaled(self.kept.copy(), blocks)",
+            "        return scale_normals(self.kept.copy(), blocks)",
         ),
     )
     return Parts(noise=copy.GaussianNoise)
