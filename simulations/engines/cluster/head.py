@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 
@@ -48,13 +49,13 @@ def cluster_nodes(address: str) -> list[Node]:
 
 
 def _nodes(answer: bytes) -> list[Node]:
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # with all of Ray, which a run on this host starts elsewhere
-    from ray.core.generated.gcs_service_pb2 import GetAllNodeInfoReply
+    from ray.core.generated import gcs_pb2, gcs_service_pb2  # all of Ray, which a run here starts elsewhere
 
-    listed = GetAllNodeInfoReply.FromString(answer).node_info_list
+    info, service = cast(Any, gcs_pb2), cast(Any, gcs_service_pb2)  # made when Ray was built, so no checker knows them
+    listed = service.GetAllNodeInfoReply.FromString(answer).node_info_list
     return living_nodes(
         {
-            "Alive": each.state == GcsNodeInfo.ALIVE,
+            "Alive": each.state == info.GcsNodeInfo.ALIVE,
             "NodeManagerHostname": each.node_manager_hostname,
             "NodeManagerAddress": each.node_manager_address,
             "Resources": dict(each.resources_total),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -85,8 +85,8 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 def _asked(paths: Mapping[str, str], device: str, actor: Mapping[str, float]) -> list[tuple[str, str]]:
     """What each node that may hold a worker lacks, as name and words; ``paths`` with what people call them."""
-    look, asked = ray.remote(_looker()), dict[Any, str]()
-    for listed in ray.nodes():
+    look, asked, nodes = ray.remote(_looker()), dict[Any, str](), cast(Any, ray.nodes)
+    for listed in nodes():
         node = Node.of(listed)
         if not listed["Alive"] or node.cores < actor["num_cpus"] or (actor["num_gpus"] and node.gpus < 1):
             continue
