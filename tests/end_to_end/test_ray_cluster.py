@@ -41,6 +41,7 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     here = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     here |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
     here |= {TAG: family.tag, "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+    here |= {"RAY_raylet_start_wait_time_s": "120"}  # a busy host takes longer than the 30 s that Ray allows
 
     def start(*arguments: str) -> None:
         command = [RAY, "start", *arguments, "--object-store-memory", str(100 * 2**20)]
