@@ -136,7 +136,7 @@ def test_an_unverified_install_is_seen(line):
 
 
 def test_what_the_lock_does_not_hold_is_refused_by_name():
-    pick = runpy.run_path(str(ROOT / "docker/locked.py"))["locked"]
+    pick = runpy.run_path(str(ROOT / "docker/locked.py"))["locked_lines"]
     lock = (ROOT / "requirements.lock").read_text()
     assert pick(lock, ["Tomli_W>=1.0", "", "typer"]) == LOCK["tomli-w"] + LOCK["typer"]
     with pytest.raises(SystemExit, match="the lock holds no left-pad"):

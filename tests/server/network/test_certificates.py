@@ -166,8 +166,8 @@ def test_what_exists_is_kept_and_renewed_by_name_only(keys: Path) -> None:
 
 
 def test_a_client_makes_its_own_key_where_it_is(tmp_path: Path) -> None:
-    first = RUNNER.invoke(app, ["keys", str(tmp_path), "--own"])
-    again = RUNNER.invoke(app, ["keys", str(tmp_path), "--own"])
+    first = RUNNER.invoke(app, ["certificates", str(tmp_path), "--own"])
+    again = RUNNER.invoke(app, ["certificates", str(tmp_path), "--own"])
     assert first.output == again.output
     assert isinstance(load_ssh_public_key(first.output.encode()), ec.EllipticCurvePublicKey)
     assert {path.name for path in tmp_path.iterdir()} == {"key", "key.pub"}
@@ -177,5 +177,5 @@ def test_a_client_makes_its_own_key_where_it_is(tmp_path: Path) -> None:
     "arguments", [["--client", "gateway"], ["--client", "../x"], ["--client", "a", "--renew", "b"], ["--client", "A"]]
 )
 def test_names_that_cannot_be_are_refused_before_anything_is_made(arguments: list[str], tmp_path: Path) -> None:
-    assert RUNNER.invoke(app, ["keys", str(tmp_path / "keys"), *arguments]).exit_code == 2
+    assert RUNNER.invoke(app, ["certificates", str(tmp_path / "keys"), *arguments]).exit_code == 2
     assert not (tmp_path / "keys").exists()
