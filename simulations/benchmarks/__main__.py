@@ -9,8 +9,11 @@ import sys
 
 BENCHMARKS = {
     "engine.guard": "three ratios of the engine to plain PEFT beside those committed; fails where speed was lost",
-    "engine.speed": "clients per second beside plain PEFT, and the share of the machine's peak",
+    "engine.speed": "clients per second beside plain PEFT",
     "engine.record_level": "a record-level step beside one without privacy and beside Opacus",
+    "engine.against_pfl": "rounds of DP-FedAvg beside pfl-research (in an environment of its own)",
+    "engine.against_flower": "whole rounds on Ray: a message per worker beside one per client",
+    "engine.memory": "what the frozen model and a step take, by precision, quantisation and checkpointed blocks",
     "engine.gpu": "models of 1.1 billion and 135 million parameters on one GPU",
     "scale.populations": "preparing and training 10^3 to 10^6 clients with records of their own",
     "scale.start_up": "how long `lacquer run` takes to its first round, and on what",
@@ -21,6 +24,7 @@ BENCHMARKS = {
     "privacy.mechanism_audit": "two-world audits of the release path and of broken copies of it",
     "privacy.audit": "what the attacks of `lacquer audit` find in whole runs, from no privacy to epsilon 0.5",
     "privacy.mutation": "how many small changes of the privacy kernel its tests notice",
+    "privacy.flower_dp": "Flower's own DP wrappers under the checks that ours pass",
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
     "papers.sst2": "preset sst2 over seeds",
@@ -45,7 +49,8 @@ BENCHMARKS = {
 """Modules below ``simulations.benchmarks`` that can be run, and what each does."""
 
 ALL = (
-    "engine.speed", "engine.record_level", "privacy.batch_invariance", "privacy.mechanism_audit", "harness.tables",
+    "engine.speed", "engine.record_level", "privacy.batch_invariance", "privacy.mechanism_audit", "privacy.flower_dp",
+    "harness.tables",
 )  # fmt: skip
 """What `all` runs: measurements that need no data from outside and take minutes; then the tables."""
 

@@ -1,5 +1,6 @@
 """The engine's benchmarks compare like with like, and most of them need neither Flower nor Ray."""
 
+import json
 import mmap
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from simulations.benchmarks.engine import (
+    against_flower,
+    against_pfl,
     gpu,
     jobs,
     record_level,
@@ -30,7 +33,7 @@ LIBRARY = (
     "client.models.lora",
     "client.models.base",
 )
-SCRIPTS = ("speed", "gpu", "tables")
+SCRIPTS = ("speed", "against_pfl", "gpu", "tables")
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -73,6 +76,14 @@ def test_record_level_step_is_that_of_opacus(job: jobs.Job) -> None:
     assert relative(found, unclipped) > 0.1, "nothing was clipped, so nothing was compared"
 
 
+def test_a_round_beside_pfl_pays_and_moves_the_adapter(job: jobs.Job, tmp_path: Path) -> None:
+    with against_pfl.new_ledger(tmp_path / "ledger.jsonl", job, 2) as ledger:
+        work = against_pfl.engine_round(job, "fp32", ledger, 2)
+        work()
+        work()
+        assert [event.round for event in ledger.events] == [1, 2]
+
+
 def test_waiting_is_on_the_wall_and_not_of_the_processor() -> None:
     cpu, wall = both_clocks(lambda: time.sleep(0.2))
     assert wall >= 0.2
@@ -108,6 +119,17 @@ def test_gpu_benchmark_compares_the_same_sums() -> None:
     assert matrices == shape.weights() + shape.words * shape.hidden
     expected = jobs.plain_peft(job)().sum(dim=0)
     assert relative(gpu.engine_round(job, job.engine("fp32"), job.start())(), expected) < 1e-4
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_lacquer_sends_one_message_per_worker_and_flower_one_per_client() -> None:
+    measured = against_flower.measure(4, 2, "random:bert", None)
+    kept, rebuilt = against_flower.rows(measured, 4)
+    assert (kept["messages"], kept["reference_messages"], rebuilt["reference_messages"]) == (2, 4, 4)
+    assert kept["rounds"] == rebuilt["rounds"] == 1
+    assert json.dumps([kept, rebuilt])
+    assert all(row[f"{clock}_ratio"] > 0 for row in (kept, rebuilt) for clock in ("wall", "cpu"))
 
 
 def test_the_scale_benchmark_trains_clients_with_records_of_their_own(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ GOALS = {
     ("tiny, 4 x 16, fp32", "engine, record-level", "Opacus hooks"): 6.0,
     ("MiniLM, 16 x 64, fp32", "engine, record-level", "Opacus hooks"): 1.8,
     ("MiniLM, 16 x 64, bf16", "engine, record-level", "Opacus hooks"): 2.8,
+    ("tiny, 8 x 16, batches of 4", "engine fp32", "pfl-research"): 6.0,
+    ("tiny, 20 x 64, batches of 10", "engine fp32", "pfl-research"): 1.6,
+    ("MiniLM, ragged SST-2", "engine bf16", "pfl-research"): 1.8,
 }
 """Ratios that were set before anything was measured."""
 RECORD_LEVEL_GOAL = 0.95
@@ -112,6 +115,26 @@ def record_level(results: Mapping[str, Any]) -> str:
     return f"{compared(results, COMPARED)}\n{table(results['memory'], memory)}{machine(results)}"
 
 
+def against_pfl(results: Mapping[str, Any]) -> str:
+    """Rounds of DP-FedAvg beside pfl-research."""
+    columns: Columns = {**COMPARED, **CLIENTS, "relative difference of the mean": "{difference:.1g}"}
+    return compared(results, columns) + machine(results)
+
+
+def against_flower(results: Mapping[str, Any]) -> str:
+    """Whole rounds on Flower and Ray: one message per worker beside one per client."""
+    columns: Columns = {
+        "the usual way": "{reference}",
+        "messages": "{reference_messages:.0f}",
+        "its round": "{reference_wall_seconds:.1f} s",
+        "our round": "{wall_seconds:.1f} s",
+        "ratio, wall time": "{wall_ratio:.1f} ({lowest_wall_ratio:.1f}-{highest_wall_ratio:.1f})",
+        "ratio, CPU time": "{cpu_ratio:.1f} ({lowest_cpu_ratio:.1f}-{highest_cpu_ratio:.1f})",
+    }
+    scale = f"{results['rows'][0]['clients']} clients a round, {results['workers']} workers."
+    return f"{table(results['rows'], columns)}\n{scale}{machine(results)}"
+
+
 def gpu(results: Mapping[str, Any]) -> str:
     """Models on one GPU: ratios, shares of the peak, and rates by token budget."""
     columns = {name: COMPARED[name] for name in ("job", "variant", "times as fast as", "ratio")}
@@ -135,3 +158,28 @@ def gpu(results: Mapping[str, Any]) -> str:
         f"{table(ratios, {**columns, **CLIENTS})}\n{table(results['models'], shares)}\n{table(tried, budgets)}\n"
         f"{results['device']}, {peak:.0f} TFLOP/s in a large product.{machine(results)}"
     )
+
+
+def peak_of_step(row: Row) -> str:
+    """The middle peak of the processes, with their range; empty where no step was taken."""
+    if row["step"] is None:
+        return ""
+    middle, lowest, highest = (row[key] / 2**20 for key in ("step", "lowest_step", "highest_step"))
+    return f"{middle:.0f} MiB ({lowest:.0f}-{highest:.0f})"
+
+
+def memory(results: Mapping[str, Any]) -> str:
+    """What the frozen model and one step take."""
+    columns: Columns = {
+        "trained by": lambda row: row.get("way", "engine"),
+        "precision": "{precision}",
+        "quantisation": lambda row: row.get("quantisation", "none"),
+        "blocks": lambda row: "computed again" if row.get("checkpoint_blocks") else "kept",
+        "weights": mebibytes("weights"),
+        "peak while loading": mebibytes("at_load"),
+        "held by the engine": mebibytes("held"),
+        "peak of a step": peak_of_step,
+        "seconds": lambda row: "" if row["seconds"] is None else f"{row['seconds']:.0f}",
+    }
+    told = f"{results['model']}; a step of {results['records']} records of {results['tokens']} tokens."
+    return f"{table(results['rows'], columns)}\n{told}{machine(results)}"

@@ -27,6 +27,7 @@ from simulations.benchmarks.harness.results import RESULTS, ROOT, say
 
 TABLES = {
     "sst2": "papers.sst2:accuracies",
+    "flower-dp-control": "privacy.flower_dp:table",
     "mechanism-audit": "privacy.mechanism_audit:audits",
     "mutation": "privacy.mutation:page",
     "audit": "privacy.audit:attacks",
@@ -37,6 +38,9 @@ TABLES = {
     "engine-speed": "engine.tables:speed",
     "engine-smollm2": "engine.tables:smollm2",
     "engine-record-level": "engine.tables:record_level",
+    "engine-pfl": "engine.tables:against_pfl",
+    "engine-flower": "engine.tables:against_flower",
+    "engine-memory": "engine.tables:memory",
     "scale-populations": "scale.populations:table",
     "scale-start-up": "scale.start_up:table",
     "engine-gpu": "engine.tables:gpu",
