@@ -91,13 +91,14 @@ test-nightly: install ## audits, tables of golden numbers, soaks, benchmarks; in
 
 test-all: test test-runs test-e2e test-nightly ## every test
 
-check: install ## ruff, formatting, types, import rules, tables of the documentation
+check: install ## ruff, formatting, types, import rules, tables of the documentation, docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/python -m simulations.benchmarks harness.tables --check
+	$(BIN)/python -m simulations.benchmarks harness.docstrings
 
 format: install ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix-only --quiet .
