@@ -137,7 +137,7 @@ def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> N
     ("arguments", "reason"),
     [
         (["run", "BASE", "--set", "silo.batch-size=1000"], "batch_size must be <= the number of units"),
-        (["silo", "BASE", "--set", "data.unit-column=doctor"], "doctor"),
+        (["run", "BASE", "--set", "data.unit-column=doctor"], "doctor"),
         (
             ["run", "BASE", "--set", "data.detector=high-entitty"],
             "detector = 'high-entitty': unknown; there are regex",

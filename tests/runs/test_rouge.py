@@ -260,7 +260,7 @@ def test_a_missing_package_is_told_before_anything_starts(place, tmp_path, monke
                         if name == "rouge_score" else find(name))  # fmt: skip
     (tmp_path / "silo.toml").write_text(config(place).to_toml())
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["silo", "silo.toml"])
+    result = CliRunner().invoke(app, ["run", "silo.toml"])
     assert result.exit_code == 2
     assert "evaluation.rouge-records = 6 needs the package rouge-score" in result.output
     assert "model.targets" not in result.output
