@@ -1,5 +1,5 @@
 """``python -m simulations``: the ``lacquer`` command."""
 
-from simulations.cli.app import app
+from simulations.cli.app import run_command
 
-app(prog_name="lacquer")
+run_command()

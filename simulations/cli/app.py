@@ -1,6 +1,7 @@
 """The ``lacquer`` command, with the commands that train."""
 
 import enum
+import signal
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -86,6 +87,14 @@ def main(
     ] = False,
 ) -> None:
     """Take the options that come before a command's name."""
+
+
+def run_command() -> None:
+    """Run ``lacquer`` as a process of its own."""
+    try:
+        app(prog_name="lacquer")
+    finally:  # all is said: a second Ctrl-C while Python unloads would only change the exit code
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class EngineKind(enum.StrEnum):
