@@ -1,8 +1,8 @@
 """The ``lacquer`` command, with the commands that train."""
 
 import enum
-import signal
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
