@@ -1,8 +1,8 @@
 """Checks of a run before anything starts: methods, budget, model and data that can be known to fail are refused.
 
 Each check is the function that the run itself will call, so a run that passes here does not fail there for a setting.
-A single run is rehearsed then (:mod:`simulations.engines.rehearsal`), in the process that starts it; not a run that is
-resumed, which has passed. The noise that is calibrated here is handed on to the run, see
+It is rehearsed then (:mod:`simulations.engines.rehearsal`), in the process that starts it; not a run that is resumed,
+which has passed. Of a sweep, one cell of every kind is. The noise that is calibrated here is handed on to the run, see
 :mod:`server.run_folder.handed_on`.
 """
 
@@ -20,7 +20,7 @@ from client.data.sources import check_hub_id, existing_file
 from client.data.spec import NOTES
 from client.models.files import locate
 from privacy.commitment import Tries
-from server.config.load import ConfigError
+from server.config.load import ConfigError, flatten
 from server.config.methods import methods
 from server.config.schema import RunConfig
 from server.run_folder import handed_on
@@ -82,10 +82,7 @@ def check_run(asked: Asked) -> Checked:
     Raises:
         ConfigError, ValueError: naming every setting that cannot work, or the stage that fails.
     """
-    from simulations.engines.rehearsal import (  # with all that trains, which no earlier refusal needs
-        rehearse,
-        rehearse_phases,
-    )
+    from simulations.engines.rehearsal import rehearse_phases  # with all that trains, which no earlier refusal needs
 
     config = asked.run
     if asked.phases is not None:
@@ -97,6 +94,17 @@ def check_run(asked: Asked) -> Checked:
         return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts, source)
     if config.is_deployed and not config.is_single_site:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
+    return check_and_rehearse(config)
+
+
+def check_and_rehearse(config: RunConfig) -> Checked:
+    """Check a run over clients, over the records of one site or of several, then rehearse it.
+
+    Raises:
+        ConfigError, ValueError: naming every setting that cannot work, or the stage that fails.
+    """
+    from simulations.engines.rehearsal import rehearse
+
     if config.is_single_site:
         ready = _ready_silo(config)
         data = ready.data
@@ -234,6 +242,8 @@ def _noise_of(ready: RecordLevelAssembly) -> Calibrated:
 def check_cells(cells: list[Cell]) -> dict[str, Checked]:
     """Refuse all cells if one of them cannot run; returns what is known of each, by its key.
 
+    Cells that differ in seeds, and in numbers of other tables than [model] and [data], are rehearsed once.
+
     Raises:
         ConfigError: every distinct problem, with the first cell that has it.
     """
@@ -271,8 +281,16 @@ def check_cells(cells: list[Cell]) -> dict[str, Checked]:
             adapters.add(adapter)
             check_adapter(config)
 
+    rehearsed: set[str] = set()
+
+    def rehearse_once(cell: Cell) -> None:
+        shape = _shape(cell)
+        if cell.kind != "public-only" and shape not in rehearsed:  # which spends nothing
+            rehearsed.add(shape)
+            check_and_rehearse(cell.config)
+
     # Files that are not there are told of before anything is calibrated, which takes minutes.
-    for check_one in (lambda cell: check_sources(cell.config), check_cell):
+    for check_one in (lambda cell: check_sources(cell.config), check_cell, rehearse_once):
         problems: dict[str, str] = {}
         for cell in cells:
             try:
@@ -282,6 +300,16 @@ def check_cells(cells: list[Cell]) -> dict[str, Checked]:
         if problems:
             raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
     return checked
+
+
+def _shape(cell: Cell) -> str:
+    """What decides which code a cell runs, and on what."""
+    told = {
+        key: value
+        for key, value in flatten(cell.config.to_table()).items()
+        if key not in ("name", "output") and (isinstance(value, str | bool) or key.startswith(("model.", "data.")))
+    }
+    return repr((cell.kind, told))
 
 
 def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[str, Checked], NoiseOf]:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from client.models.base import SequenceClassifier, load_base
 from client.models.files import RANDOM_PREFIX, locate, quiet
-from client.models.lora import adapter_layout, load_peft, merge_adapter, read_spec
+from client.models.lora import CannotMerge, adapter_layout, load_peft, merge_adapter, read_spec
 
 LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
 """Files of a base model's folder that its licence asks to be handed on."""
@@ -29,13 +29,13 @@ def merged_model(name: str, task: str, num_labels: int | None, adapter: Path) ->
     A language model has the type that its weights are stored in; a classifier float32, in which it was evaluated.
 
     Raises:
-        ValueError: ternary weights, to which no adapter can be added.
+        CannotMerge: ternary weights, DoRA or trained biases.
     """
     dtype = stored_dtype(name) if num_labels is None else torch.float32
     model, _ = load_base(name, task, num_labels, dtype=dtype)
     spec = read_spec(adapter)
     if spec.dora or spec.bias != "none":
-        raise ValueError("adapters with DoRA or trained biases are merged by PEFT (merge_and_unload), not here")
+        raise CannotMerge("adapters with DoRA or trained biases are merged by PEFT (merge_and_unload), not here")
     found = merge_adapter(model, spec, load_peft(adapter, adapter_layout(model, spec)))
     if num_labels is None:
         _untie(found)

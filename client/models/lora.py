@@ -27,6 +27,10 @@ from strategies.adapter.layout import PEFT_PREFIX, AdapterLayout, Entry, drawn_a
 from strategies.adapter.residual import check_residual, pairs
 
 
+class CannotMerge(ValueError):
+    """An adapter that its base model cannot take into its weights."""
+
+
 @dataclass(frozen=True)
 class LoraSpec:
     """The places of adapters and which of their values are trained.
@@ -177,7 +181,8 @@ def merge_adapter(model: nn.Module, spec: LoraSpec, vector: Float[Tensor, " size
         model: as :func:`client.models.base.load_base` gives it, not one that an engine has taken over.
 
     Raises:
-        ValueError: an adapter beside a ternary weight, which cannot be added to it, or a vector of another size.
+        CannotMerge: an adapter beside a ternary weight, which cannot be added to it.
+        ValueError: a vector of another size.
     """
     layout, result = adapter_layout(model, spec), copy.deepcopy(model)
     tensors = layout.tensors(vector)
@@ -186,7 +191,7 @@ def merge_adapter(model: nn.Module, spec: LoraSpec, vector: Float[Tensor, " size
             if entry.factor == "B":
                 module: Any = result.get_submodule(entry.pair)
                 if is_ternary(module):
-                    raise ValueError(f"{entry.pair} has ternary weights, to which no adapter can be added")
+                    raise CannotMerge(f"{entry.pair} has ternary weights, to which no adapter can be added")
                 first = tensors[entry.name.replace(".lora_B.", ".lora_A.")]
                 change = spec.scale * tensors[entry.name].double() @ first.double()
                 weight = module.weight.double() + (change if isinstance(module, nn.Linear) else change.t())

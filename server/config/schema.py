@@ -284,6 +284,17 @@ class RunConfig(Table):
             wrong.append(
                 "engine.checkpoint-blocks = true needs silo.gradients = 'stacked': Opacus keeps every activation"
             )
+        return wrong + (self._wrong_of_span() if self.silo.span.method else [])
+
+    def _wrong_of_span(self) -> list[str]:
+        span, wrong = self.silo.span, []
+        if span.samples % span.variants:
+            wrong.append(f"silo.span.samples = {span.samples} must be a multiple of variants = {span.variants}")
+        if span.method != "coefficients" and span.directions > span.samples:
+            wrong.append(
+                f"silo.span.directions = {span.directions} must be at most silo.span.samples = {span.samples}: "
+                "they are directions of the texts' gradients"
+            )
         return wrong
 
     def _wrong_of_examples(self) -> list[str]:

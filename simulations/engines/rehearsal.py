@@ -5,14 +5,15 @@ it would come behind the charge, or drop single units in silence. Nobody's recor
 on are invented, of the extremes that the settings allow; those that are measured are public. The ledger that is charged
 here pays for invented units and lies in a folder that is removed.
 
-Not rehearsed: texts of ``[silo.span]`` and sums that clients open together (their plans are clipped and encoded, no
-more).
+Not rehearsed: sums that clients open together (their plans are clipped and encoded, no more), and the export of a base
+model of more than 500 MB or on the hub.
 """
 
+import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from client.data.records import Records
 from client.data.spec import ANSWERS
 from client.engine.local_training import LocalTraining
 from client.models.base import load_tokenizer
-from client.models.lora import load_peft
+from client.models.export import merged_model, write_classifier, write_language_model
+from client.models.files import RANDOM_PREFIX, locate
+from client.models.lora import CannotMerge, load_peft
+from client.record_level.public_subspace import PublicSpan, in_public_span
 from client.record_level.training import private_training, record_level_engine
 from client.record_level.units import UnitGradients, UnitIndex
 from client.worker import Worker
@@ -45,7 +49,7 @@ from server.runs.commitment import commit_records
 from server.runs.cross_silo import final_adapter
 from server.runs.phase_plan import NonPrivatePhase
 from server.runs.phases import PhasesRun
-from server.runs.public_data import train_without_noise
+from server.runs.public_data import public_span, train_without_noise
 from server.runs.record_level_assembly import CrossSiloAssembly, RecordLevelAssembly
 from strategies.conformance import ConformanceError, check_aggregation, check_controller, check_optimizer
 from strategies.controllers.controller import PublicSignals
@@ -57,6 +61,10 @@ from strategies.published.raw_rows import RawRule
 
 FEW = 2
 """Units that take part, and public records that are measured."""
+MOST_EXPORTED = 500 << 20
+"""Bytes of a base model that is exported whole; larger ones may not fit the disk or the time."""
+TIMES_DRAWN = 10
+"""Units of an invented site for every unit that is drawn."""
 ANSWER_TOKENS = 4
 """New tokens of an answer: more of them are more of the same."""
 
@@ -215,35 +223,57 @@ def _over_clients(ready: CommittedAssembly, folder: Path) -> tuple[Final, Any]:
 def _at_a_site(ready: RecordLevelAssembly, folder: Path) -> tuple[Final, Any]:
     with stage("loading the model"):
         engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), ready.config.silo.gradients)
+    start, span = _few_texts(ready, engine)
     with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
         multipliers = ready.setting.noise_multipliers
         training = private_training(ready.silo, engine, ready.index, ledger, multipliers, CohortSampler.create())
-        served = _site_stepped(training, engine, ready.start, invented(ready))
+        served = _site_stepped(training, engine, start, invented(ready), span)
     return Final(served, ready.layout, ready.spec), engine
 
 
 def _at_sites(ready: CrossSiloAssembly, folder: Path) -> tuple[Final, Any]:
-    """One site, whose step the server averages with itself."""
-    config, silo = ready.config, ready.silo
+    """One site of as many invented units as the settings allow, whose step the server averages with itself."""
+    config, silo, records = ready.config, ready.silo, invented(ready)
     with stage("loading the model"):
         engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), config.silo.gradients)
-    grouped = config.privacy.unit == "group"
-    index = UnitIndex.of(ready.data.client(0), grouped=grouped, most=silo.records_per_unit, seed=config.seed)
-    noise = commit_records(config, silo, len(index), None, records=index.kept)
+    start, span = _few_texts(ready, engine)
+    units = max(silo.batch_size, min(TIMES_DRAWN * silo.batch_size, int(config.privacy.delta ** (-1 / 1.1))))
+    index = UnitIndex.of(records.select(np.arange(units) % len(records)), grouped=False, most=silo.records_per_unit)
+    noise = commit_records(config, silo, units, None, records=index.kept)
     with Ledger.create(folder / LEDGER_FILE, noise.commitment) as ledger:
         training = private_training(silo, engine, index, ledger, noise.multipliers, CohortSampler.create())
-        moved = _site_stepped(training, engine, ready.start, invented(ready)) - ready.start
+        moved = _site_stepped(training, engine, start, records, span) - start
     sites = [SiloAnswer(site, moved, 1, "") for site in range(FEW)]
     with stage("putting sites together"):
         where = Place(ready.layout, ready.spec.scale, config.seed, 1, config.strategy.served_average)
-        model = next_model(GlobalModel(ready.start), sites, combine_of(ready.methods.aggregation), where)
+        model = next_model(GlobalModel(start), sites, combine_of(ready.methods.aggregation), where)
         return final_adapter(ready, model), engine
 
 
-def _site_stepped(training: Any, engine: Any, start: Tensor, records: Records) -> Tensor:
+def _few_texts(ready: Assembly, engine: Any) -> tuple[Tensor, PublicSpan | None]:
+    """The start of a site and the span of the first few texts that ``[silo.span]`` makes; None without it."""
+    silo, span = ready.config.silo, ready.config.silo.span
+    fewer = span.model_copy(
+        update={
+            "samples": span.variants * math.ceil(FEW / span.variants),
+            "directions": min(span.directions, FEW),
+        }
+    )
+    config = ready.config.model_copy(update={"silo": silo.model_copy(update={"span": fewer})})
+    with stage("writing texts for silo.span"):
+        start, made = public_span(replace(ready, config=config), engine)
+        if made is not None and made.evolve is not None:
+            made.evolve(made.texts, torch.ones(len(made.texts)), start, 1)
+    return start, made
+
+
+def _site_stepped(
+    training: Any, engine: Any, start: Tensor, records: Records, span: PublicSpan | None = None
+) -> Tensor:
     """After the first step of a site's training, with invented records in place of its own."""
     gradients = InventedGradients(engine, UnitIndex.of(records, grouped=False), training.gradients.combine)
     training.gradients = gradients
+    training = training if span is None else in_public_span(training, span)
     training.begin(start, PublicSignals(0, 1.0))
     planned = training.next_release()
     with stage("taking gradients of records, clipping and encoding them"):  # a step leaves out units that fail
@@ -278,6 +308,26 @@ def _ended(ready: Assembly, final: Final, engine: Any, folder: Path) -> None:
         save_adapter(folder / "adapter", config, final)
         if not torch.allclose(load_peft(folder / "adapter", final.layout), final.vector.cpu(), atol=1e-6):
             raise ValueError("what is loaded is not what was saved")
+    with stage("exporting"):
+        _export(config, data.label_names, folder)
+
+
+def _export(config: RunConfig, label_names: Sequence[str], folder: Path) -> None:
+    """Write the whole model with the adapter in its weights, as ``lacquer export`` does; not a large one."""
+    name, task = config.model.name, config.model.task
+    if not name.startswith(RANDOM_PREFIX):
+        weights = [path.stat().st_size for path in Path(locate(name)[0]).glob("*.safetensors")]
+        if not weights or sum(weights) > MOST_EXPORTED:
+            return
+    whole, tokenizer = folder / "export", load_tokenizer(name)
+    try:
+        model = merged_model(name, task, len(label_names) or None, folder / "adapter")
+    except CannotMerge:  # which `lacquer export` says; the adapter is what such a run is for
+        return
+    if label_names:
+        write_classifier(model, tokenizer, tuple(label_names), config.model.max_length, whole)
+    else:
+        write_language_model(model, tokenizer, task, whole)
 
 
 def _extremes(records: Records) -> Records:

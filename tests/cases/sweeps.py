@@ -31,7 +31,10 @@ records-per-client = 4
 cache = "CACHE"
 """
 BROKEN = """
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from strategies.optimizers.fedavg import FedAvg
 
@@ -39,16 +42,14 @@ from strategies.optimizers.fedavg import FedAvg
 @dataclass(frozen=True)
 class Mine(FedAvg):
     def step(self, *arguments, **named):
-        raise RuntimeError("planted failure")
+        if "simulations.sweep.child" in sys.orig_argv:  # a cell, and not its rehearsal
+            raise RuntimeError("planted failure")
+        return super().step(*arguments, **named)
 """
 HELD = (
     'raise RuntimeError("planted failure")',
-    """import time
-        from pathlib import Path
-
-        while Path(__file__).with_name("hold").exists():
-            time.sleep(0.05)
-        return super().step(*arguments, **named)""",
+    """while Path(__file__).with_name("hold").exists():
+                time.sleep(0.05)""",
 )
 
 

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from server.config.load import parse
 from server.run_folder.names import RESULTS_FILE
 from server.run_folder.telemetry import read_status
 from server.runs.start import run_in_folder
 from simulations.engines.inprocess import run_inprocess
-from simulations.preflight import check_run
+from simulations.preflight import check_and_rehearse, check_run
 from simulations.presets.asked import Asked
 from strategies.aggregations.aggregation import Rewritten
 from strategies.aggregations.factors import Plain
 from strategies.controllers.fixed import Fixed
 from strategies.optimizers.fedavg import FedAvg
 from tests.cases.finished_runs import base_model, settings
-from tests.cases.kinds import KINDS
+from tests.cases.kinds import KINDS, in_span
 from tests.cases.moments import charges
 from tests.cases.runs import tiny
 
@@ -183,3 +184,47 @@ def test_runs_of_every_kind_pass(kind: str, tmp_path: Path) -> None:
     before = sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts)
     check_run(asked)
     assert sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts) == before, "nothing is left"
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_a_deployment_is_rehearsed_without_its_records(unit: str, tmp_path: Path) -> None:
+    own = {"aggregation": "plain"} if unit == "record" else {"optimizer": f"{HERE}:OneTensor"}
+    config = tiny(tmp_path / "cache", strategy={"controller": "fixed", **own})
+    table = config.to_table()
+    table["data"] |= {"held-by": "nodes"}
+    table |= {"clients": 2, "sampling-rate": 1.0}
+    table["privacy"] |= {"unit": unit}
+    deployed = parse(table)
+    if unit == "record":
+        check_and_rehearse(deployed)
+    else:
+        with pytest.raises(ValueError, match="OneTensor"):
+            check_and_rehearse(deployed)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("Some tensors share memory")
+
+    monkeypatch.setattr("simulations.engines.rehearsal.write_classifier", fail)
+    with pytest.raises(ValueError, match=r"rehearsal, exporting, .*: RuntimeError: Some tensors share memory"):
+        check_run(Asked(tiny(tmp_path / "cache", strategy={"controller": "fixed"})))
+
+
+@pytest.mark.parametrize("key", ["samples", "directions"])
+def test_a_span_of_texts_is_refused_by_its_settings(key: str, tmp_path: Path) -> None:
+    table = in_span(tmp_path / "cache").to_table()
+    table["silo"]["span"] |= {"method": "projection"} | {"samples": {"samples": 5}, "directions": {"directions": 7}}[
+        key
+    ]
+    with pytest.raises(ValueError, match=rf"silo\.span\.{key} = \d must be"):
+        parse(table)
+
+
+def test_a_model_that_cannot_write_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise IndexError("index out of range in self")
+
+    monkeypatch.setattr("client.record_level.synthetic_texts.Synthesiser.evolve_texts", fail)
+    with pytest.raises(ValueError, match=r"rehearsal, writing texts for silo.span, .*: IndexError: index out of"):
+        check_run(Asked(in_span(tmp_path / "cache")))

@@ -15,6 +15,7 @@ from rich.console import Console
 from privacy.ledger.ledger import Ledger
 from server.config.schema import RunConfig
 from simulations import preflight
+from simulations.engines import rehearsal
 from simulations.engines.cluster.nodes import Node
 from simulations.engines.flower import RunFailed
 from simulations.report.notation import epsilon_text
@@ -190,6 +191,29 @@ def test_every_cell_is_checked_before_any_runs(sweep, tmp_path: Path, old: str, 
     assert code == 2
     assert message in output
     assert not (tmp_path / "runs").exists()
+
+
+def test_cells_are_rehearsed_before_any_runs_those_of_one_kind_once(
+    sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids = SWEEP.replace("own_broken", "own_unlike").replace(
+        "seeds = [0]", 'seeds = [0, 1]\naxes = { "privacy.epsilon" = [4.0, 8.0] }'
+    )
+    (tmp_path / "tiny.toml").write_text(grids)
+    seen = list[str]()
+    rehearse = rehearsal.rehearse
+
+    def counted(ready: Any) -> None:
+        seen.append(ready.config.strategy.optimizer)
+        rehearse(ready)
+
+    monkeypatch.setattr(rehearsal, "rehearse", counted)
+    (tmp_path / "own_unlike.py").write_text(BROKEN.replace("if ", "if True or "))
+    code, output = sweep()
+    assert code == 2, output
+    assert re.search(r"g/broken/\S+: strategy.optimizer = 'own_unlike:Mine'.*planted failure", " ".join(output.split()))
+    assert not (tmp_path / "runs").exists()
+    assert sorted(seen) == ["fedavg", "own_unlike:Mine"], "of eight cells that spend"
 
 
 def test_files_are_looked_for_before_anything_is_calibrated(

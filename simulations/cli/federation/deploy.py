@@ -58,9 +58,9 @@ def deploy_command(
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
-            from simulations.preflight import check
+            from simulations.preflight import check_and_rehearse
 
-            checked = check(config)
+            checked = check_and_rehearse(config)
             folder = new_run_folder(config)
             write_config(folder, config)
             checked.hand_on(folder)
