@@ -30,6 +30,7 @@ from simulations.cli.exits import (
     Commands,
     end_on_signals,
     fail,
+    is_debugging,
     refusals,
     say,
     unwritable_text,
@@ -293,7 +294,8 @@ def _run(
             reason = reason.partition("\n")[0]
         elif full:  # it could not even say why it ended
             reason = full
-        fail(f"The run failed: {reason}\n\nRun folder: {folder}{_how_to_go_on(folder)}", FAILED)
+        log = f"\n\n{failure.log}" if is_debugging() else ""
+        fail(f"The run failed: {reason}{log}\n\nRun folder: {folder}{_how_to_go_on(folder)}", FAILED)
     except ConfigError as error:
         fail(f"{error}\n\nRun folder: {folder}{_how_to_go_on(folder)}", MISUSED)
     except OSError as error:

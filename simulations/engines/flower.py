@@ -19,7 +19,15 @@ _PATIENCE = 300.0
 
 
 class RunFailed(RuntimeError):
-    """The run did not complete; the message says why, in lines meant for people."""
+    """The run did not complete; the message says why, in lines meant for people.
+
+    Attributes:
+        log: the end of its log, for who asks for it.
+    """
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.log = log
 
 
 def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -239,7 +239,9 @@ def judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str, be
     own = read_status(run_folder)
     if completed and own is not None and own.state in STATES_OF_SUCCESS:
         return
-    reason = own.message if own is not None and own.state == "failed" else otherwise
+    end = f"The end of {output}:\n{tail(output)}"
     if _RAY_TOO_SLOW in output.read_bytes()[begun:].decode(errors="replace"):
-        reason = _TOO_BUSY
-    raise RunFailed(f"{reason}\n\nThe end of {output}:\n{tail(output)}")
+        raise RunFailed(f"{_TOO_BUSY}\n\nIts log: {output}", end)
+    if own is not None and own.state == "failed":  # it has said why; the traceback is for who looks for it
+        raise RunFailed(f"{own.message}\n\nIts log, with the traceback: {output}", end)
+    raise RunFailed(f"{otherwise}\n\n{end}")

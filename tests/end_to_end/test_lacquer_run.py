@@ -95,6 +95,7 @@ def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):
     run = lacquer("--set", "strategy.optimizer=own:Mine", "--set", "strategy.controller=fixed", "--quiet")
     assert run.finish() == 1
     assert "RuntimeError: planted failure" in run.stderr()
+    assert "Traceback" not in run.stderr()
     assert run.run_folder.name in run.stderr()
     assert run.living() == []
     assert json.loads((run.run_folder / "status.json").read_text())["state"] == "failed"

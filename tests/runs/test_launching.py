@@ -165,8 +165,13 @@ def test_a_run_completed_only_if_both_sides_say_so(completed, state, reason, tmp
         return
     with pytest.raises(RunFailed) as failure:
         judge(tmp_path, log, completed=completed, otherwise="Flower says so")
-    assert str(failure.value).startswith(reason)
-    assert str(failure.value).endswith("line 99")
+    said = str(failure.value)
+    assert said.startswith(reason)
+    if state == "failed":  # it has said why
+        assert said.endswith(f"Its log, with the traceback: {log}")
+        assert failure.value.log.endswith("line 99")
+    else:
+        assert said.endswith("line 99")
 
 
 def test_a_ray_that_could_not_start_is_said_to_be_just_that(tmp_path):
