@@ -278,7 +278,7 @@ def test_presets_are_listed():
     assert result.exit_code == 0
     assert "quickstart" in result.stdout
     assert "sst2" in result.stdout
-    assert "jft-atdp" in result.stdout  # in phases
+    assert "atdp" in result.stdout  # in phases
     assert "controllers" in result.stdout  # a sweep
 
 

@@ -212,8 +212,8 @@ def test_the_phases_that_come_with_lacquer_guarantee_what_their_comments_say() -
         assert len(given) == len(config.private_phases) - 1
         kinds[file.stem] = "record" if not config.non_private_phases else "selective"
         assert ("Selective DP only" in file.read_text()) == (kinds[file.stem] == "selective")
-    assert kinds == {"dp-atdp": "record", "jft-atdp": "selective"}
-    with pytest.raises(ConfigError, match="jft-atdp"):
+    assert kinds == {"dp-atdp": "record", "atdp": "selective"}
+    with pytest.raises(ConfigError, match="atdp"):
         find("jft")
 
 

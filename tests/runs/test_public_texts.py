@@ -115,7 +115,7 @@ def test_texts_that_evolved_are_there_after_a_break(
         ({"silo.gradients": "opacus"}, "stacked"),
         ({"silo.span.samples": 7}, "multiple of variants"),
         ({"silo.span.openings": " | "}, "openings must be non-empty"),
-        ({"silo.span.directions": 60}, "rank must be in"),
+        ({"silo.span.directions": 60}, "silo.span.directions = 60 must be at most silo.span.samples"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(

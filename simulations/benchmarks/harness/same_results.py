@@ -132,11 +132,11 @@ CASES = {
         _RECORDS | {"strategy.controller": "dc-sgd-e", "strategy.aggregation": "rolora", "privacy.epsilon": "20"},
     ),
     "records, Opacus": Case("silo-quickstart", _RECORDS | _LLAMA | {"silo.gradients": "opacus"}),
-    "records, PE-SGD": Case("silo-pubmed", _SPAN),
-    "records, PDP-SGD": Case("silo-pubmed", _SPAN | {"silo.span.method": "projection", "silo.span.directions": "4"}),
+    "records, PE-SGD": Case("pe-sgd", _SPAN),
+    "records, PDP-SGD": Case("pe-sgd", _SPAN | {"silo.span.method": "projection", "silo.span.directions": "4"}),
     "sites": Case("silos", _SITES, _on("inprocess")),
     "sites, FedEx": Case("silos", _SITES | {"strategy.aggregation": "fedex"}, _on("inprocess")),
-    "phases, JFT": Case("jft-atdp", _TEXTS | {"data.records-per-client": "80"}, phases=True),
+    "phases, JFT": Case("atdp", _TEXTS | {"data.records-per-client": "80"}, phases=True),
     "phases, DP": Case("dp-atdp", _TEXTS | {"data.records-per-client": "80"}, phases=True),
 }
 
