@@ -13,14 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from server.config.load import flatten, parse, unflatten
 from server.config.schema import RunConfig
 from server.evaluation.finished import FinishedRun
 from server.run_folder import names
 from server.run_folder.seal import write_seal
+from server.run_folder.verify import site_ledgers
 
-COVERED = (names.LEDGER_FILE, names.METRICS_FILE, names.STAMP_FILE, names.CANARIES_FILE)
-"""Files that are copied as they are."""
+COVERED = (names.METRICS_FILE, names.STAMP_FILE, names.CANARIES_FILE)
+"""Files that are copied as they are, beside ledgers."""
 RESULTS = ("test_", "validation_", "start_", "public_test_", "majority_", "rounds_done", "stopped", "dimension",
     "model", "label_names", "not_private")  # fmt: skip
 """Beginnings of the results that are numbers of public records, or of the settings."""
@@ -37,22 +40,26 @@ This folder is a copy that was made to be given to others. It holds only what th
 {files}
 
 Verify it with Lacquer: `lacquer report FOLDER` accounts for the ledger anew and holds privacy.json against it. The
-ledger has no signature. Compare its last line, `{head}`, with what the owner of the run told you.
+ledger has no signature. Compare its last line with what the owner of the run told you:
+
+{heads}
 """
 _SAID = {
     names.ADAPTER_FOLDER: "the adapter, which PEFT loads, with its card",
     names.LEDGER_FILE: "every privacy charge, hash-chained, by day",
+    names.SITES_FOLDER: "the ledger of every site, by its number",
     names.PRIVACY_FILE: "the guarantee, for programs",
     names.METRICS_FILE: "one line per release",
     names.RESULTS_FILE: "numbers on public records",
     names.CONFIG_FILE: "the settings, without places of the owner's machine",
+    names.PHASES_FILE: "the settings once more, with the phases",
     names.STAMP_FILE: "why the run guarantees nothing",
     names.CANARIES_FILE: "what was planted into the run for an audit",
 }
 
 
 class CannotPublish(ValueError):
-    """A run whose server keeps no ledger that others could verify."""
+    """A run without a ledger here that others could verify."""
 
 
 def publish(run: FinishedRun, folder: Path) -> None:
@@ -63,27 +70,40 @@ def publish(run: FinishedRun, folder: Path) -> None:
         folder: exists and is empty.
 
     Raises:
-        CannotPublish: the run's sites keep their ledgers themselves, or it ran in phases.
+        CannotPublish: no ledger lies in the run's folder: its sites are deployed, or no phase of it is private.
         CorruptRun: a file of the run says something else than its ledger.
     """
-    if run.verified.ledger is None or run.verified.phases:
+    heads = _heads(run)
+    if not heads:
         raise CannotPublish(
-            f"{run.folder}: only a run with one ledger and no phases has a copy that others can verify; "
+            f"{run.folder} holds no ledger, so no copy of it can be verified by others; "
             "`lacquer export` writes its adapter with card and privacy.json, which may be given away"
         )
-    statement = dict(run.statement)
+    statement, config = dict(run.statement), _without_places(run.config)
     shutil.copytree(run.adapter, folder / names.ADAPTER_FOLDER)
-    for name in COVERED:
+    for name in (*heads, *COVERED):
         if (run.folder / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(run.folder / name, folder / name)
     _write(folder / names.PRIVACY_FILE, statement)
     _write(folder / names.RESULTS_FILE, {key: value for key, value in run.results.items() if key.startswith(RESULTS)})
-    (folder / names.CONFIG_FILE).write_text(_without_places(run.config).to_toml(), encoding="utf-8")
+    (folder / names.CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+    if run.verified.phases:
+        phases = tomli_w.dumps({**config.to_table(), "phases": list(run.verified.phases)})
+        (folder / names.PHASES_FILE).write_text(phases, encoding="utf-8")
     files = "\n".join(f"- `{name}`: {said}" for name, said in _SAID.items() if (folder / name).exists())
-    text = TEXT.format(name=run.config.name, sentence=statement["sentence"], files=files, head=run.verified.head)
+    lines = "\n".join(f"- `{name}`: `{head}`" for name, head in heads.items())
+    text = TEXT.format(name=run.config.name, sentence=statement["sentence"], files=files, heads=lines)
     (folder / names.PUBLISHED_FILE).write_text(text, encoding="utf-8")
-    write_seal(folder, ("*.*", f"{names.ADAPTER_FOLDER}/*"))
+    write_seal(folder, ("*.*", f"{names.ADAPTER_FOLDER}/*", f"{names.SITES_FOLDER}/*/*"))
     _hide_times(folder)
+
+
+def _heads(run: FinishedRun) -> dict[str, str]:
+    """The marks of the last lines of the run's ledgers, by the paths of these in its folder."""
+    ledgers = site_ledgers(run.folder) if run.verified.ledger is None else {}
+    heads = {str(ledger.path.relative_to(run.folder)): ledger.head for ledger in ledgers.values()}
+    return heads if run.verified.head is None else {names.LEDGER_FILE: run.verified.head}
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

@@ -148,7 +148,10 @@ def verify_run(folder: Path) -> VerifiedRun:
     noted = read_noted(folder)
     metrics = read_metrics(folder, noted.records if mark is None else mark.records)
     ledger = _ledger(folder, mark)
-    run = VerifiedRun(folder, config, phases, status, metrics, ended, ledger, noted.guarantees, written, results)
+    sites = noted.guarantees
+    if (folder / names.PUBLISHED_FILE).is_file():
+        sites = {number: _guarantee_of_site(own) for number, own in site_ledgers(folder).items()}
+    run = VerifiedRun(folder, config, phases, status, metrics, ended, ledger, sites, written, results)
     _refuse_missing(run)
     if ledger is not None and config is not None:
         _check_commitment(folder, config, ledger.commitment, in_phases=bool(phases))
@@ -161,6 +164,19 @@ def verify_run(folder: Path) -> VerifiedRun:
         for number, said in noted.guarantees.items():
             _check_site(folder / names.SITES_FOLDER / str(number), said, folder / names.SITES_FILE)
     return run
+
+
+def site_ledgers(folder: Path) -> dict[int, Ledger]:
+    """Read the ledgers of the sites that keep theirs in a run's folder, by the sites' numbers; verified, open no more.
+
+    Raises:
+        CorruptRun: one of them is damaged.
+    """
+    found: dict[int, Ledger] = {}
+    for path in sorted(folder.glob(f"{names.SITES_FOLDER}/*/{names.LEDGER_FILE}")):
+        with Ledger.open(path, read_only=True) as ledger:
+            found[int(path.parent.name)] = ledger
+    return found
 
 
 def traces(folder: Path) -> list[str]:
@@ -253,7 +269,8 @@ def _refuse_missing(run: VerifiedRun) -> None:
     """Raise CorruptRun for a file that must be there, by what else is."""
     folder, config, found = run.folder, run.config, traces(run.folder)
     if (folder / names.PUBLISHED_FILE).is_file():  # it shows a ledger, and is not the run
-        for name in (names.CONFIG_FILE, names.LEDGER_FILE, names.PRIVACY_FILE):
+        ledgers = () if run.sites else (names.LEDGER_FILE,)
+        for name in (names.CONFIG_FILE, *ledgers, names.PRIVACY_FILE):
             if not (folder / name).is_file():
                 raise CorruptRun(f"{folder / name} is missing; ask whoever published the run for it")
         return
@@ -331,6 +348,12 @@ def _check_site(site: Path, said: SiteGuarantee, file: Path) -> None:
             f"{file} notes epsilon {said.epsilon:.4f} of a site whose {ledger.path} guarantees "
             f"{ledger.epsilon_guaranteed():.4f}; restore the one that was changed"
         )
+
+
+def _guarantee_of_site(ledger: Ledger) -> SiteGuarantee:
+    """The guarantee of a site as its ledger gives it; its noise is that of its first step."""
+    noise = next((charge.noise_multiplier for charge in ledger.charges if charge.event.round > 0), 0.0)
+    return SiteGuarantee(ledger.epsilon_guaranteed(), ledger.commitment.population, noise)
 
 
 def _agreed(written: Json, ledger: Ledger, path: Path) -> Json:

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,15 +27,21 @@ from client.record_level.dp_sgd import PrivateSgd
 from client.worker import Worker
 from privacy import mechanism
 from privacy.errors import CorruptRun
+from server.config.load import flatten, unflatten
 from server.config.schema import RunConfig
 from server.evaluation.finished import read_finished
-from server.evaluation.published import publish
+from server.evaluation.published import CannotPublish, publish
 from server.run_folder.names import new_run_folder
 from server.run_folder.verify import verify_run
+from server.runs.phase_config import parse_phases
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
+from simulations.sweep import candidates
 from tests.cases.damage import make_run
 from tests.cases.finished_runs import settings
+from tests.cases.phases import train as run_phases
+from tests.cases.sweeps import BROKEN, HELD, RunSweep
+from tests.runs.test_private_sweep import SWEEP
 
 COMMAND = typer.main.get_command(app)
 PERSON = "person 7"
@@ -53,7 +60,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "clients, chat": {"task": "instruction", "unit": "client"},
     "records, language model": {"task": "causal-lm", "unit": "record"},
     "records, classification": {"task": "classification", "unit": "record"},
+    "sites": {"task": "classification", "unit": "record", "clients": 2, "silo.batch-size": 8, "silo.steps": 2},
+    "secure sums": {
+        "task": "classification",
+        "unit": "client",
+        "sampling-rate": 1.0,
+        "privacy.trust": "secagg",
+        "privacy.mode": "filter",
+        "privacy.noise": "discrete",
+        "simulation.clients-per-node": 1,
+    },
+    "phases": {"task": "causal-lm", "privacy.epsilon": 10.0},
 }
+PHASES = [
+    {"kind": "private", "name": "level", "steps": 2, "batch-size": 16, "noise-multiplier": 3.0},
+    {"kind": "private", "name": "rising", "steps": 2, "batch-size": 16, "controller": "rise-reset"},
+]
 WHOLE = ("clients, classification", "records, language model")
 """Kinds that are tried in every world."""
 
@@ -123,27 +145,35 @@ def behave_badly(world: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def train(place: Path, kind: str, said: str) -> Path:
     """The folder of a run on the records of a world."""
     place.mkdir()
-    how = KINDS[kind]
+    how = dict(KINDS[kind])
+    task, unit = how.pop("task"), how.pop("unit", "record")
     write_records(place / "people.jsonl", said)
     public = write_public_records(place / "public.jsonl")
     people = {"data.client-column": "who", "data.partition": "natural", "clients": 16, "sampling-rate": 0.5}
     records = {"clients": 1, "data.client-column": "", "silo.batch-size": 16}
     changed = {
-        "privacy.unit": how["unit"],
+        "privacy.unit": unit,
         "privacy.epsilon": 20.0,
         "data.cache": str(place / "cache"),
         "data.source": f"jsonl:{place / 'people.jsonl'}",
         "data.test-source": f"jsonl:{public}",
         "data.validation-records": 8,
-        "model.targets": "query,value" if how["task"] == "classification" else "q_proj",
+        "model.targets": "query,value" if task == "classification" else "q_proj",
         "model.max-length": 24,
         "rounds": 3,
-        **(people if how["unit"] == "client" else records),
+        **(people if unit == "client" else records),
+        **how,
     }
-    base = "random:bert" if how["task"] == "classification" else "random:llama"
+    base = "random:bert" if task == "classification" else "random:llama"
     folder = place / "run"
     folder.mkdir()
-    run_inprocess(settings(place, how["task"], base, **changed), folder)
+    config = settings(place, task, base, **changed)
+    if kind == "phases":
+        read_by_phases = ("model", "data", "privacy.epsilon", "privacy.delta", "evaluation.")
+        table = {key: value for key, value in flatten(config.to_table()).items() if key.startswith(read_by_phases)}
+        run_phases(parse_phases({**unflatten(table), "phases": PHASES}), folder)
+    else:
+        run_inprocess(config, folder)
     return folder
 
 
@@ -159,7 +189,9 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "secure sums")) for kind in KINDS]
+)
 def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
     kind: str, tmp_path: Path, cut_channel: Callable[[], None]
 ) -> None:
@@ -167,6 +199,7 @@ def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
         cut_channel()
         run = read_finished(train(tmp_path / name, kind, said))
         publish(run, made(tmp_path / f"published {name}"))
+        assert verify_run(tmp_path / f"published {name}").statement() == run.statement
         return content(tmp_path / f"published {name}")
 
     one = world("one", "an ordinary text")
@@ -177,6 +210,44 @@ def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
         assert one == other, name
         assert worked or name not in ("slow", "raising")
     assert content(tmp_path / "one" / "run") != content(tmp_path / "enormous" / "run"), "the worlds are the same"
+
+
+@pytest.mark.nightly  # one to three minutes
+def test_a_private_sweep_does_not_tell_how_many_it_tried(
+    run_sweep: RunSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_channel: Callable[[], None]
+) -> None:
+    """The same run is released, alone or as the second of two."""
+    (tmp_path / "tiny.toml").write_text(SWEEP)
+    (tmp_path / "own_held.py").write_text(BROKEN.replace(*HELD))
+    monkeypatch.setattr("simulations.sweep.tuning.uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
+
+    def run_here(cells: Any, folder_of: Any, jobs: int, plugins: Path, started: Any, ended: Any, look: Any) -> None:
+        for cell in cells:
+            cut_channel()
+            known = SimpleNamespace(hex=f"{cell.variant:0<32}")
+            monkeypatch.setattr("privacy.ledger.ledger.uuid", SimpleNamespace(uuid4=lambda known=known: known))
+            run_inprocess(cell.config, folder_of(cell))
+
+    def is_fixed(folder: Path) -> tuple[float, float]:
+        return (float("g/fixed" in (folder / "cell.json").read_text()), 0.0)
+
+    monkeypatch.setattr(candidates, "run_cells", run_here)
+    monkeypatch.setattr(candidates, "_score", is_fixed)
+    worlds = []
+    for drawn in ([0], [1, 0]):
+        monkeypatch.setattr(candidates, "draw", lambda tries, cells, drawn=drawn: drawn)
+        output = tmp_path / f"of {len(drawn)}"
+        code, said = run_sweep(
+            "--private", "--only", "g/fixed", "--only", "g/held", "--tries", "2", "--output", str(output)
+        )
+        assert code == 0, said
+        (folder,) = {path.parent for path in output.rglob("tuning.jsonl")}
+        publish(read_finished(folder / "chosen"), made(tmp_path / f"published {len(drawn)}"))
+        own = {str(path.relative_to(folder)): path.stat() for path in [folder, *folder.rglob("*")]}
+        assert max(found.st_mtime for found in own.values()) - min(found.st_mtime for found in own.values()) < 0.2
+        names = {name: found.st_mode for name, found in own.items() if "events.out" not in name}
+        worlds.append((content(tmp_path / f"published {len(drawn)}"), names))
+    assert worlds[0] == worlds[1]
 
 
 def made(folder: Path) -> Path:
@@ -231,13 +302,39 @@ def test_a_published_run_with_a_changed_or_missing_file_is_refused(name: str, ru
         verify_run(folder)
 
 
-def test_what_cannot_be_verified_by_others_is_not_published(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "place", "phases", ended=True)
+@pytest.mark.parametrize(
+    ("kind", "ledgers", "further"),
+    [("phases", ["ledger.jsonl"], {"NOT-PRIVATE.txt", "ledger.jsonl", "recipe.toml"}),
+     ("sites", ["silos/0/ledger.jsonl", "silos/1/ledger.jsonl"], {"silos"})],
+)  # fmt: skip
+def test_phases_and_sites_are_published_with_every_ledger(
+    kind: str, ledgers: list[str], further: set[str], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "place", kind, ended=True)
     folder, said = published(run, tmp_path / "given")
-    assert "only a run with one ledger and no phases" in said
-    assert not folder.exists()
+    assert said.strip() == str(folder)
+    assert [str(path.relative_to(folder)) for path in sorted(folder.rglob("ledger.jsonl"))] == ledgers
+    assert {path.name for path in folder.iterdir()} == further | {
+        "PUBLISHED.md", "adapter", "config.toml", "files.sha256", "metrics.jsonl", "privacy.json", "results.json",
+    }  # fmt: skip
+    assert verify_run(folder).statement() == read_finished(run).statement
+    for path in folder.rglob("*.*"):
+        assert str(tmp_path) not in path.read_bytes().decode(errors="replace"), path
+    assert CliRunner().invoke(COMMAND, ["report", str(folder)]).exit_code == 0
+    (folder / "files.sha256").unlink()
+    (folder / ledgers[-1]).unlink()
+    with pytest.raises(CorruptRun, match=r"is missing|silos is"):
+        verify_run(folder).statement()
 
 
-def test_a_run_folder_is_its_owners(tmp_path: Path) -> None:
-    folder = new_run_folder(RunConfig(output=str(tmp_path / "runs")))
-    assert folder.stat().st_mode & 0o777 == 0o700
+def test_what_cannot_be_verified_by_others_is_not_published(run_folder: Path, tmp_path: Path) -> None:
+    run = read_finished(run_folder)
+    with pytest.raises(CannotPublish, match="holds no ledger"):
+        publish(replace(run, verified=replace(run.verified, ledger=None)), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_folder_and_prepared_data_are_their_owners(run_folder: Path, tmp_path: Path) -> None:
+    cache = run_folder.parent / "cache"
+    for folder in (new_run_folder(RunConfig(output=str(tmp_path / "runs"))), cache, *cache.iterdir()):
+        assert folder.stat().st_mode & 0o777 == 0o700
