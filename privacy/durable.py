@@ -113,25 +113,26 @@ def check_writable(folder: Path) -> None:
 
 
 def new_folder(folder: Path) -> None:
-    """Make a folder with its parents, and bring the names of those that were not there to the disk.
+    """Make a folder with its parents, for its owner only, and bring the names of those that were not there to the disk.
 
     A file's own name is durable within its folder only: with the folder's name lost, so is the file.
     """
     if folder.is_dir():
         return
     new_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     sync(folder.parent)
 
 
 def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder whole unless it is there; of two processes that make the same one, the first wins.
 
-    ``fill`` makes and fills the folder that it is given, which is then renamed into place.
+    ``fill`` makes and fills the folder that it is given, which is then renamed into place. The folder around it, where
+    it is made here, is for its owner only: a name may be a digest of private records.
     """
     if folder.is_dir():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True) as made:
         fill(Path(made) / "draft")
         try:

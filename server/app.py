@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run what ``context.run_config`` describes, or resume the run in the folder that its ``resume`` names."""
     keys = context.run_config
     config, folder = configuration(keys), run_folder(context)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if config.is_deployed:
         grid = SigningGrid(make_patient(grid))
     run_in_folder(

@@ -130,7 +130,7 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
         "units": texts.unit_numbers(),
         "stops": stops,
     }
-    folder.mkdir()
+    folder.mkdir(mode=0o700)  # it holds private texts, as tokens
     for name, array in arrays.items():
         if array is not None:
             np.save(folder / f"{name}.npy", array, allow_pickle=False)

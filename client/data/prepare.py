@@ -131,7 +131,7 @@ def _source(spec: DataSpec) -> str:
 
 def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> None:
     held = hold_out(spec)
-    folder.mkdir()
+    folder.mkdir(mode=0o700)  # it holds private texts, as tokens
     records: dict[str, Records] = {}
     made: dict[str, tokenise.Tokenised] = {}
     for part in PARTS:

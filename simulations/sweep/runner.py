@@ -126,7 +126,7 @@ def fresh_folder(cell: Cell, output: Path) -> Path:
     before = attempts(cell, output)
     number = int(before[-1].name.removeprefix("attempt-")) + 1 if before else 1
     folder = output / cell.key / f"attempt-{number}"
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     write_cell(cell, folder)
     return folder
 

@@ -112,6 +112,13 @@ def test_a_folder_is_made_whole_once_and_not_again(tmp_path: Path) -> None:
     assert (folder / "file").read_text() == NEW
     durable.make_folder(folder, lambda draft: pytest.fail("it is there"))
     assert [path.name for path in folder.parent.iterdir()] == ["made"], "no draft is left behind"
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700, "names may be digests of records"
+
+
+def test_a_new_folder_and_its_parents_are_their_owners(tmp_path: Path) -> None:
+    durable.new_folder(tmp_path / "outer" / "made")
+    for folder in (tmp_path / "outer", tmp_path / "outer" / "made"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_of_two_that_make_a_folder_the_first_wins(tmp_path: Path) -> None:
