@@ -42,6 +42,7 @@ from simulations.cli.federation.following import follow_command, logs_command, s
 from simulations.cli.history.budget import budget_command
 from simulations.cli.history.compare import compare_command
 from simulations.cli.history.runs import runs_command
+from simulations.cli.history.statement import statement_command
 from simulations.cli.history.track import check_tracker, track_beside, track_command
 from simulations.cli.model.audit import audit_command
 from simulations.cli.model.evaluate import evaluate_command
@@ -383,6 +384,7 @@ for name, command, panel in (
     ("doctor", doctor_command, PREPARE),
     ("runs", runs_command, LOOK),
     ("report", report, LOOK),
+    ("statement", statement_command, LOOK),
     ("compare", compare_command, LOOK),
     ("budget", budget_command, LOOK),
     ("track", track_command, LOOK),

@@ -10,6 +10,7 @@ import pytest
 
 from simulations.history.compare import compare_folders
 from simulations.history.compare_page import write_comparison
+from simulations.history.statement import write_statement
 from simulations.report.page import write_report
 from tests.cases.chromium import Chromium, installed
 from tests.cases.recorded_runs import record_run_in
@@ -59,7 +60,11 @@ def comparison(place: Path) -> Path:
     return write_comparison(compare_folders(folders), place / "compare.html")
 
 
-PAGES = (complete, failed, not_private, comparison)
+def statement(place: Path) -> Path:
+    return write_statement(record_run_in(place))[0][0]
+
+
+PAGES = (complete, failed, not_private, comparison, statement)
 
 
 @pytest.mark.parametrize("make", PAGES)
