@@ -18,7 +18,7 @@ from simulations.cli.app import app
 from tests.cases.damage import make_run
 from tests.runs.test_report import Page
 
-AUDIT = {
+AUDIT: dict[str, Any] = {
     "not_covered_by_the_guarantee": "Not covered by the guarantee.",
     "verdict": "Nothing refutes the ledger.",
     "membership": [

@@ -53,7 +53,7 @@ def sampled(q: float, z: float, fpr: float) -> float:
     """The better of the two likelihood-ratio tests between N(0, z) and (1 - q) N(0, z) + q N(1, z)."""
 
     def mixture(t: float) -> float:
-        return (1 - q) * norm.cdf(t / z) + q * norm.cdf((t - 1) / z)
+        return float((1 - q) * norm.cdf(t / z) + q * norm.cdf((t - 1) / z))
 
     present = 1 - mixture(-z * norm.ppf(fpr))
     absent = norm.cdf(brentq(lambda t: mixture(t) - fpr, -50, 50) / z)
@@ -76,7 +76,7 @@ def test_no_attacker_on_many_sampled_releases_does_better() -> None:
     present = without[:, ::-1] + (random.random((count, rounds)) < q)
 
     def score(seen: np.ndarray) -> np.ndarray:
-        return np.log1p(q * np.expm1((seen - 0.5) / z**2)).sum(axis=1)
+        return np.asarray(np.log1p(q * np.expm1((seen - 0.5) / z**2)).sum(axis=1))
 
     found = bounded(q, z, rounds)
     for fpr in (0.01, 0.1, 0.5):
