@@ -21,7 +21,7 @@ from strategies.aggregations.factors import Plain
 from strategies.controllers.fixed import Fixed
 from strategies.optimizers.fedavg import FedAvg
 from tests.cases.finished_runs import base_model, settings
-from tests.cases.kinds import KINDS, in_span
+from tests.cases.kinds import KINDS, in_span, over_clients
 from tests.cases.moments import charges
 from tests.cases.runs import tiny
 
@@ -202,29 +202,27 @@ def test_a_deployment_is_rehearsed_without_its_records(unit: str, tmp_path: Path
             check_and_rehearse(deployed)
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("Some tensors share memory")
-
-    monkeypatch.setattr("simulations.engines.rehearsal.write_classifier", fail)
-    with pytest.raises(ValueError, match=r"rehearsal, exporting, .*: RuntimeError: Some tensors share memory"):
-        check_run(Asked(tiny(tmp_path / "cache", strategy={"controller": "fixed"})))
-
-
-@pytest.mark.parametrize("key", ["samples", "directions"])
-def test_a_span_of_texts_is_refused_by_its_settings(key: str, tmp_path: Path) -> None:
-    table = in_span(tmp_path / "cache").to_table()
-    table["silo"]["span"] |= {"method": "projection"} | {"samples": {"samples": 5}, "directions": {"directions": 7}}[
-        key
-    ]
-    with pytest.raises(ValueError, match=rf"silo\.span\.{key} = \d must be"):
-        parse(table)
-
-
-def test_a_model_that_cannot_write_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("broken", "make", "says"),
+    [
+        ("simulations.engines.rehearsal.write_classifier", over_clients, "exporting"),
+        ("client.record_level.synthetic_texts.Synthesiser.evolve_texts", in_span, "writing texts for silo.span"),
+    ],
+)
+def test_a_stage_that_fails_is_named(
+    broken: str, make: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise IndexError("index out of range in self")
 
-    monkeypatch.setattr("client.record_level.synthetic_texts.Synthesiser.evolve_texts", fail)
-    with pytest.raises(ValueError, match=r"rehearsal, writing texts for silo.span, .*: IndexError: index out of"):
-        check_run(Asked(in_span(tmp_path / "cache")))
+    monkeypatch.setattr(broken, fail)
+    with pytest.raises(ValueError, match=rf"rehearsal, {says}, .*: IndexError: index out of range in self"):
+        check_run(Asked(make(tmp_path / "cache")))
+
+
+@pytest.mark.parametrize(("key", "value"), [("samples", 5), ("directions", 7)])
+def test_a_span_of_texts_is_refused_by_its_settings(key: str, value: int, tmp_path: Path) -> None:
+    table = in_span(tmp_path / "cache").to_table()
+    table["silo"]["span"] |= {"method": "projection", "directions": 2, key: value}
+    with pytest.raises(ValueError, match=rf"^silo\.span\.{key} = {value} must be .*$"):
+        parse(table)
