@@ -11,3 +11,7 @@ class UnsupportedEvent(ValueError):
 
 class CorruptRun(RuntimeError):
     """Files that a run left on disk (ledger, cohort secret) were altered, truncated, or belong to another run."""
+
+
+class AccountRefused(ValueError):
+    """The account of a data set does not pay for this commitment, or not from here. Nothing was written."""

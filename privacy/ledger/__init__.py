@@ -1,7 +1,8 @@
 """The record of what a run spends: charged durably before noise is drawn (``ledger``), stated afterwards
 (``statement``).
 
-``journal`` is the file, ``budget`` the rules of floor and filter mode, ``tuning`` the account of a private sweep.
+``journal`` is the file, ``budget`` the rules of floor and filter mode, ``tuning`` the ledger of a private sweep;
+``account`` is what all runs on a data set spend together, ``lifetime`` its terms.
 """
 
 from privacy.ledger.journal import Journal

@@ -64,9 +64,9 @@ class Journal:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls, path: Path) -> "Journal":
+    def create(cls, path: Path, mode: int = 0o644) -> "Journal":
         """Start an empty journal; FileExistsError if there is one (a ledger is never overwritten)."""
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             durable.lock(descriptor, _HELD.format(path))
             durable.sync(path.parent)
@@ -76,13 +76,13 @@ class Journal:
         return cls(path, descriptor, [], writable=True)
 
     @classmethod
-    def start(cls, path: Path, kind: str, body: Mapping[str, Any]) -> "Journal":
+    def start(cls, path: Path, kind: str, body: Mapping[str, Any], mode: int = 0o644) -> "Journal":
         """A journal whose first line is on the disk when its file gets its name; FileExistsError if there is one.
 
         What a crash left without its first line could not be opened.
         """
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        journal = cls.create(draft)
+        journal = cls.create(draft, mode)
         try:
             journal.append(kind, body)
             os.link(draft, path)
@@ -121,7 +121,7 @@ class Journal:
             if tail:
                 journal._mend(tail, len(content))
             if expected_head is not None:
-                journal._must_contain(expected_head)
+                journal.must_contain(expected_head)
         except BaseException:
             os.close(descriptor)
             raise
@@ -162,6 +162,20 @@ class Journal:
             self.entries.append(entry)
             return entry
 
+    def must_contain(self, head: str) -> None:
+        """CorruptRun unless the file holds the line of a :attr:`head` seen earlier."""
+        lines, _, digest = head.partition(":")
+        if not lines.isdigit() or len(digest) != len(_BEFORE_FIRST):
+            raise ValueError(f"expected_head must look like 'LINES:HASH', got {head!r}; take it from Journal.head")
+        count = int(lines)
+        if count > len(self.entries):
+            raise CorruptRun(
+                f"{self.path} has {len(self.entries)} lines, but line {count} was seen before: the file was rolled "
+                "back or truncated; restore it, or treat the budget as spent"
+            )
+        if count and self.entries[count - 1].hash != digest:
+            raise CorruptRun(f"{self.path} line {count} is not the line seen before: the file was rewritten")
+
     def close(self) -> None:
         """Release the journal's lock; appending afterwards fails."""
         if self._descriptor >= 0:
@@ -184,19 +198,6 @@ class Journal:
         if self._writable:
             os.write(self._descriptor, b"\n")
             _flush_to_disk(self._descriptor)
-
-    def _must_contain(self, head: str) -> None:
-        lines, _, digest = head.partition(":")
-        if not lines.isdigit() or len(digest) != len(_BEFORE_FIRST):
-            raise ValueError(f"expected_head must look like 'LINES:HASH', got {head!r}; take it from Journal.head")
-        count = int(lines)
-        if count > len(self.entries):
-            raise CorruptRun(
-                f"{self.path} has {len(self.entries)} lines, but line {count} was seen before: the file was rolled "
-                "back or truncated; restore it, or treat the budget as spent"
-            )
-        if count and self.entries[count - 1].hash != digest:
-            raise CorruptRun(f"{self.path} line {count} is not the line seen before: the file was rewritten")
 
 
 def _verified(text: bytes, before: list[Entry], path: Path) -> Entry:
