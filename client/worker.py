@@ -120,6 +120,8 @@ class Worker:
 
     def _sum(self, request: TrainRequest) -> Contribution:
         total = Contribution.zero(request.plan)
+        if asks_accuracy(request.plan):
+            return total + self._measured(request)
         for ranks, members in _by_rank(request):
             whole = torch.from_numpy(request.adapter.copy())
             start = whole if ranks is None else self.engine.layout.truncate_ranks(whole, ranks)
@@ -131,6 +133,18 @@ class Worker:
                 units = self._units(start, rows, records, [seeds[i] for i in updates.clients], ranks, request)
                 total = total + contribute(units, request.plan)
         return total
+
+    def _measured(self, request: TrainRequest) -> Contribution:
+        """What clients answer about the adapter as it is; nobody trains. One without records counts as the middle."""
+        vector = torch.from_numpy(request.adapter.copy())
+        clients = [self.data.client(int(client)) for client in request.clients]
+        found = [self.engine.evaluate(vector, records) for records in clients if len(records)]
+        losses, accuracies = (
+            torch.tensor([getattr(metrics, name) for metrics in found], dtype=torch.float64)
+            for name in ("loss", "accuracy")
+        )
+        units = Units(torch.zeros(len(found), request.plan.clip.params), losses, accuracies=accuracies)
+        return contribute(units, request.plan)
 
     def _units(
         self,
@@ -157,6 +171,11 @@ class Worker:
         part = records.select(np.arange(request.start, request.stop))
         self.engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
         return self.engine.evaluate(torch.from_numpy(request.adapter.copy()), part)
+
+
+def asks_accuracy(plan: Plan) -> bool:
+    """Whether a plan measures the adapter that is sent, instead of training it."""
+    return any(isinstance(query, BoundedMean) and query.of == "accuracies" for query in plan.queries)
 
 
 def canary_contribution(canaries: CanaryUnits, numbers: np.ndarray, plan: Plan) -> Contribution:

@@ -11,6 +11,7 @@ query          one unit's answer                                          sensit
 NormBit        +-1/2: is its norm within the threshold?                   1/2          Andrew et al. 2021 (1905.03871v5)
 AdapterBits    the same for each of n blocks                              sqrt(n)/2    per-adapter clipping, RL
 BoundedMean    its loss, clamped to [0, L] (or centred: +-L/2)            L (or L/2)   DP-CLAC (arXiv 2605.10272)
+BoundedMean    its share of right answers, centred                        1/2          private evaluation
 NormHistogram  one-hot bin of its norm                                    1            DC-SGD (arXiv 2503.22988)
 LossHistogram  one-hot bin of its loss                                    1            DP-CLAC, first threshold
 OneHotVote     one-hot bin of the threshold that it would choose          1            DP-LAC (arXiv 2605.10272)
@@ -182,8 +183,8 @@ class AdapterBits:
 class BoundedMean:
     """The unit's loss, clamped to [0, bound]: DP-CLAC's noisy mean loss (arXiv 2605.10272).
 
-    The noisy sum is divided by the expected number of units. A loss that is not finite counts as ``bound``: a model
-    that diverged must not look perfect.
+    The noisy sum is divided by the expected number of units. A loss that is not finite counts as ``bound`` (an accuracy
+    as 0): a model that diverged must not look perfect.
 
     Centred, ``bound / 2`` is taken off every answer and added to the mean again (:meth:`mean`). That halves the
     sensitivity, and the cohort's random size, by which a mean over the EXPECTED number of units is off, then only
@@ -193,15 +194,18 @@ class BoundedMean:
         bound: largest loss that counts.
         noise_std: std of the noise on the sum.
         centred: whether answers lie in [-bound/2, bound/2] in place of [0, bound].
+        of: ``"losses"``, or ``"accuracies"``, whose bound is 1.
     """
 
     bound: float
     noise_std: float
     name: str = "bounded-mean"
     centred: bool = field(default=False, kw_only=True)
+    of: str = field(default="losses", kw_only=True)
 
     def __post_init__(self) -> None:
         checks.positive(bound=self.bound, noise_std=self.noise_std)
+        checks.one_of(("losses", "accuracies"), of=self.of)
 
     @property
     def centre(self) -> float:
@@ -217,8 +221,8 @@ class BoundedMean:
         return 1
 
     def answer(self, units: Units) -> Float64[Tensor, "units 1"]:
-        losses = losses_of(units, self.name)
-        losses = losses.where(losses.isfinite(), losses.new_tensor(self.bound)).clamp(0.0, self.bound)
+        losses, worst = losses_of(units, self.name, self.of), self.bound if self.of == "losses" else 0.0
+        losses = losses.where(losses.isfinite(), losses.new_tensor(worst)).clamp(0.0, self.bound)
         return (losses - self.centre).unsqueeze(1)
 
     def mean(self, total: Float64[Tensor, " 1"], expected_units: float) -> float:
@@ -231,7 +235,7 @@ class BoundedMean:
 
     def to_json(self) -> dict[str, Any]:
         kept = {"bound": self.bound, "noise_std": self.noise_std, "name": self.name, "centred": self.centred}
-        return {"kind": "bounded-mean", **kept}
+        return {"kind": "bounded-mean", **kept, "of": self.of}
 
 
 @dataclass(frozen=True)
@@ -379,7 +383,8 @@ def query_from_json(data: Mapping[str, Any]) -> Query:
                 name=name,
             )
         case "bounded-mean":
-            return BoundedMean(float(data["bound"]), noise_std, name, centred=bool(data["centred"]))
+            of = str(data.get("of", "losses"))
+            return BoundedMean(float(data["bound"]), noise_std, name, centred=bool(data["centred"]), of=of)
         case other:
             raise ValueError(
                 "kind of query must be norm-bit, adapter-bits, norm-histogram, loss-histogram, one-hot-vote or "

@@ -45,6 +45,7 @@ def calibrate(
     noise_shares: NoiseShares | None = None,
     correlation: Correlation | None = None,
     not_private: str | None = None,
+    apart: Sequence[FloorStep] = (),
 ) -> Calibrated:
     """Calibrate a run, and commit to the result.
 
@@ -57,6 +58,7 @@ def calibrate(
         noise_shares: how the clients make the noise together, which only a filter accounts; None if the server adds it.
         correlation: of the noise over the rounds, which only a floor with cyclic ``sampling`` accounts; None if none.
         not_private: why the run gives no guarantee, or None.
+        apart: releases on units that are in no round, which the target pays for by themselves (floor mode).
 
     Raises:
         ValueError: no noise keeps the target.
@@ -68,7 +70,8 @@ def calibrate(
     if correlation is not None:
         commit = partial(floor_commitment, correlation=correlation)
     commitment, z = commit(epsilon, delta, sampling, rounds, extra=steps, profile=profile)
-    return Calibrated(replace(commitment, not_private=not_private), tuple(z * share for share in profile))
+    floor = (*commitment.floor, *apart)
+    return Calibrated(replace(commitment, floor=floor, not_private=not_private), tuple(z * share for share in profile))
 
 
 def given_noise(

@@ -22,7 +22,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from jaxtyping import Int64
 
-from privacy.contribution import MAX_UNITS, Contribution
+from privacy.contribution import MAX_UNITS, Contribution, Plan
+from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from privacy.randomness.noise import Noise
@@ -124,6 +125,24 @@ class DpFedAvg(PrivateTraining, Strategy):
             raise ValueError("step needs a grid and an exchange; set them, or use configure_train and aggregate_train")
         return self._opened(planned, self.exchange(self._messages(planned, self.grid)))
 
+    def measure(self, plan: Plan, sampling: Poisson) -> Release | None:
+        """Release what held-out units answer about the served adapter after the last round.
+
+        They are asked once a round, whatever becomes of it: an answer that was paid for and lost stays lost.
+
+        Args:
+            plan: of queries alone.
+            sampling: of the held-out part of the population.
+
+        Returns:
+            the release; None where the ledger does not pay for it, or has paid before.
+        """
+        round = self.state.round
+        planned = PlannedRelease(round, plan, sampling, self.planner.part(round), measures=True)
+        if self.ledger.attempts(planned.label, round) or self.ledger.would_exceed(planned.event):
+            return None
+        return self.make_release(planned)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -196,8 +215,9 @@ class DpFedAvg(PrivateTraining, Strategy):
     def _request(
         self, planned: PlannedRelease, clients: Int64[np.ndarray, " k"], draw: Draw | None = None
     ) -> TrainRequest:
-        ranks = None if draw else self.planner.aggregation.client_ranks(self.planner.adapters, clients)
-        adapter = self.state.adapter.numpy()
+        whole = draw is not None or planned.measures
+        ranks = None if whole else self.planner.aggregation.client_ranks(self.planner.adapters, clients)
+        adapter = (self.state.served if planned.measures else self.state.adapter).numpy()
         return TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks, draw)
 
     def _opened(self, planned: PlannedRelease, replies: Iterable[Message]) -> Release:

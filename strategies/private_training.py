@@ -64,6 +64,7 @@ class PlannedRelease:
         part: what of the adapter its clients train.
         noise_shares: how its clients make the noise together; None if the server adds it.
         correlation: how its noise hangs together with that before it; None if it is independent.
+        measures: whether held-out units are asked about the served adapter, and nobody trains.
     """
 
     round: int
@@ -72,11 +73,12 @@ class PlannedRelease:
     part: TrainedSubset
     noise_shares: NoiseShares | None = None
     correlation: Correlation | None = None
+    measures: bool = False
 
     @property
     def label(self) -> str:
         """The release's name in the ledger."""
-        return "round" if self.round else "histogram"
+        return "evaluation" if self.measures else "round" if self.round else "histogram"
 
     @property
     def event(self) -> ReleaseEvent:

@@ -62,6 +62,8 @@ class Metrics:
         perplexity: ``exp(loss)`` of a language model, None for a classifier.
         confusion: how many records of the class of a row were taken for that of a column; None for a language model
             and beyond :data:`MOST_CLASSES` classes.
+        loss_within, accuracy_within: half the width of the 95 % interval around a value that was released with noise;
+            None for values on public records, which are exact.
     """
 
     loss: float
@@ -69,6 +71,8 @@ class Metrics:
     count: int
     perplexity: float | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
+    loss_within: float | None = None
+    accuracy_within: float | None = None
 
     @property
     def macro_f1(self) -> float | None:

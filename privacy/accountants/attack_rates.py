@@ -103,16 +103,17 @@ def bound_of_events(
     Args:
         suits: delta that the discretisation suits, see :func:`privacy.accountants.composition.curve`.
     """
-    steps = composition.merge_steps(events)
-    if not steps or any(multiplier == 0.0 for _, multiplier, _ in steps):
-        return bound_of_pairs(() if steps else [(0.0, 0.0)])
-    _, interval = pld.refine(steps, suits, adjacency)
-    distribution = pld.compose(steps, adjacency, interval)
-    most = min(distribution.get_epsilon_for_delta(_NEGLIGIBLE), _LARGEST)
+    parts = [composition.merge_steps(part) for part in composition.parts(events)]
+    if not parts[0] or any(multiplier == 0.0 for steps in parts for _, multiplier, _ in steps):
+        return bound_of_pairs(() if parts[0] else [(0.0, 0.0)])
+    found = [pld.compose(steps, adjacency, pld.refine(steps, suits, adjacency)[1]) for steps in parts]
+    most = min(max(one.get_epsilon_for_delta(_NEGLIGIBLE) for one in found), _LARGEST)
     epsilons = np.linspace(0.0, most, _POINTS)
-    both = distribution._pmf_remove, distribution._pmf_add  # in public dp_accounting offers the larger of both alone
-    deltas = np.array([one.get_delta_for_epsilon(epsilons) for one in both])
-    return AttackBound(epsilons, np.maximum(deltas, 0.0) + pld.rounding_error(steps) + _NEGLIGIBLE, tight=True)
+    # in public dp_accounting offers the larger of both directions alone
+    both = [(distribution._pmf_remove, distribution._pmf_add) for distribution in found]
+    deltas = np.max([[one.get_delta_for_epsilon(epsilons) for one in pair] for pair in both], axis=0)
+    allowance = max(map(pld.rounding_error, parts))
+    return AttackBound(epsilons, np.maximum(deltas, 0.0) + allowance + _NEGLIGIBLE, tight=True)
 
 
 def bound_of_conversion(epsilon_at: Callable[[float], float]) -> AttackBound:

@@ -29,6 +29,7 @@ import importlib.metadata
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -38,7 +39,15 @@ from privacy import checks
 from privacy.accountants import pld, renyi
 from privacy.commitment import ROUNDING, FloorStep
 from privacy.errors import UnsupportedEvent
-from privacy.events import BufferedToeplitz, ExampleLevelPoisson, Poisson, ReleaseEvent, Step, seen_by_one_unit
+from privacy.events import (
+    BufferedToeplitz,
+    ExampleLevelPoisson,
+    PartPoisson,
+    Poisson,
+    ReleaseEvent,
+    Step,
+    seen_by_one_unit,
+)
 
 COMPOSED = ("add_remove", "replace_one")
 """Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
@@ -70,7 +79,9 @@ def epsilon(
     checks.one_of(ACCOUNTANTS, accountant=accountant)
     checks.one_of(COMPOSED, adjacency=adjacency)
     checks.probability(delta=delta)
-    steps = merge_steps(events)
+    if len(apart := parts(events)) > 1:
+        return max(epsilon(part, delta, accountant, adjacency=adjacency, interval=interval) for part in apart)
+    steps = merge_steps(apart[0])
     if not steps:
         return 0.0
     if any(multiplier == 0.0 for _, multiplier, _ in steps):
@@ -115,11 +126,36 @@ def curve(
     """
     for delta in deltas:
         checks.probability(delta=delta)
+    if len(apart := parts(events)) > 1:
+        curves = [curve(part, deltas, suits=suits, adjacency=adjacency) for part in apart]
+        return [max(pairs) for pairs in zip(*curves, strict=True)]
     steps = merge_steps(events)
     _, interval = pld.refine(steps, suits, adjacency)
     distribution = pld.compose(steps, adjacency, interval)
     allowance = pld.rounding_error(steps)
     return [(delta, pld.epsilon_of(distribution, delta, allowance)) for delta in deltas]
+
+
+Listed = TypeVar("Listed", bound=Step | FloorStep | ReleaseEvent)
+
+
+def parts(events: Iterable[Listed]) -> list[list[Listed]]:
+    """The events that one unit can be in, by the part of the population that it is in; one list where all are asked.
+
+    The run costs what the most expensive list costs (proof: :class:`privacy.events.PartPoisson`). Events that ask
+    everybody are in both lists. Where events are of several splits, a unit may be in a part of each: one list of all.
+    """
+    pairs = [(event, _sampling(event)) for event in events]
+    kinds = {(by.split, by.held_out) for _, by in pairs if isinstance(by, PartPoisson)}
+    if len(kinds) != 2 or len({split for split, _ in kinds}) != 1:
+        return [[event for event, _ in pairs]]
+    return [
+        [event for event, by in pairs if not isinstance(by, PartPoisson) or by.held_out is out] for out in (False, True)
+    ]
+
+
+def _sampling(event: Step | FloorStep | ReleaseEvent) -> Poisson:
+    return event[0] if isinstance(event, tuple) else event.sampling
 
 
 def merge_steps(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step, ...]:

@@ -52,11 +52,13 @@ class Units:
         rows: one row per unit; any real dtype. A row with a NaN or an infinity counts as absent everywhere.
         losses: one loss per unit, for queries about losses.
         votes: one index per unit, -1 for no vote, for queries that ask for a vote.
+        accuracies: one share of right answers per unit, for queries about accuracy.
     """
 
     rows: Real[Tensor, "units params"]
     losses: Real[Tensor, " units"] | None = None
     votes: Int[Tensor, " units"] | None = None
+    accuracies: Real[Tensor, " units"] | None = None
 
     def __post_init__(self) -> None:
         if self.rows.dim() != 2 or self.rows.is_complex():
@@ -64,7 +66,7 @@ class Units:
                 f"rows must be a real matrix [units, params], got {self.rows.dtype} of shape {tuple(self.rows.shape)}; "
                 "stack one row per unit"
             )
-        for name, values in (("losses", self.losses), ("votes", self.votes)):
+        for name, values in (("losses", self.losses), ("votes", self.votes), ("accuracies", self.accuracies)):
             if values is not None and tuple(values.shape) != (len(self),):
                 raise ValueError(
                     f"{name} must have shape ({len(self)},), one per row, got {tuple(values.shape)}; "
@@ -88,8 +90,9 @@ class Units:
         return norms.masked_fill_(norms.isinf(), torch.nan)
 
 
-def losses_of(units: Units, name: str) -> Float64[Tensor, " units"]:
-    """The losses in float64 on the CPU; ValueError naming the query ``name`` if there are none."""
-    if units.losses is None:
-        raise ValueError(f"losses must be given for the query {name!r}, got None; one per unit, NaN where it diverged")
-    return units.losses.detach().to("cpu", torch.float64)
+def losses_of(units: Units, name: str, what: str = "losses") -> Float64[Tensor, " units"]:
+    """The losses (or ``accuracies``) in float64 on the CPU; ValueError naming the query ``name`` if there are none."""
+    values = getattr(units, what)
+    if values is None:
+        raise ValueError(f"{what} must be given for the query {name!r}, got None; one per unit, NaN where it diverged")
+    return torch.as_tensor(values).detach().to("cpu", torch.float64)

@@ -36,6 +36,7 @@ from privacy.events.sampling import (
     CyclicPoisson,
     ExampleLevelPoisson,
     Json,
+    PartPoisson,
     Poisson,
     Step,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "ExampleLevelPoisson",
     "Json",
     "NoiseShares",
+    "PartPoisson",
     "Poisson",
     "ReleaseEvent",
     "Step",

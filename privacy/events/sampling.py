@@ -1,4 +1,4 @@
-"""Ways to draw a cohort: unit by unit, by groups of units in turn, or record by record."""
+"""Ways to draw a cohort: unit by unit, from one part of the units, by groups of units in turn, or record by record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,18 +46,69 @@ class Poisson:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Poisson":
-        kinds = ("poisson", "cyclic-poisson", "example-level-poisson")
+        kinds = ("poisson", "part-poisson", "cyclic-poisson", "example-level-poisson")
         if data["kind"] not in kinds:
             names = ", ".join(map(repr, kinds))
             raise ValueError(f"kind of sampling must be one of {names}, got {data['kind']!r}; no other is accounted")
         rate, population, unit = float(data["rate"]), int(data["population"]), str(data["unit"])
         if data["kind"] == "poisson":
             return Poisson(rate, population, unit)
+        if data["kind"] == "part-poisson":
+            of = bool(data["held_out"]), float(data["share"]), int(data["seed"]), int(data["members"])
+            return PartPoisson(rate, population, unit, *of)
         if data["kind"] == "example-level-poisson":
             most, records = int(data["records_per_unit"]), int(data["records"])
             return ExampleLevelPoisson(rate, population, unit, most, records)
         turn = None if data["turn"] is None else int(data["turn"])
         return CyclicPoisson(rate, population, unit, int(data["groups"]), turn)
+
+
+@dataclass(frozen=True)
+class PartPoisson(Poisson):
+    """Every unit of ONE of two disjoint parts of the population joins with probability ``rate``; the others never do.
+
+    Unit i is held out if its own word, the i-th of a public generator of ``seed``, is below ``share``; else it is
+    trained on (:func:`privacy.randomness.sampling.held_out`). So its part is a function of its number and of public
+    settings: whether other units are there, and what they hold, moves nobody from one part into the other.
+
+    Parallel composition. Let neighbours differ in unit i, and let i be held out. Given what was released so far, every
+    release on the other part has the same law in both worlds, for i is in no cohort of it; every release on i's part
+    is dominated by its committed step. By induction over the releases, whichever way later ones depend on earlier
+    ones, the run is dominated by the composition of the steps of i's part alone; and the same with the parts
+    exchanged. So the run's delta(epsilon) is at most the LARGER of the two parts', not their sum. This holds under
+    adding or removing what one numbered place holds (the number of places is public) and needs one split for all
+    releases, see :func:`privacy.accountants.composition.parts`.
+
+    Attributes:
+        held_out: whether this is the part that is held out.
+        share: probability with which a unit is held out, in (0, 1).
+        seed: public.
+        members: number of places in this part, which follows from the others.
+    """
+
+    held_out: bool = False
+    share: float = 0.0
+    seed: int = 0
+    members: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.probability(share=self.share)
+        checks.integer_at_least(0, seed=self.seed)
+        checks.within(1, self.population - 1, members=self.members)
+
+    @property
+    def split(self) -> tuple[float, int]:
+        """What decides the part of every unit."""
+        return self.share, self.seed
+
+    @property
+    def expected_units(self) -> float:
+        return self.rate * self.members
+
+    def to_json(self) -> Json:
+        own = {"held_out": bool(self.held_out), "share": float(self.share), "seed": int(self.seed)}
+        return super().to_json() | {"kind": "part-poisson"} | own | {"members": int(self.members)}
 
 
 @dataclass(frozen=True)

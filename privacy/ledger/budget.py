@@ -54,7 +54,7 @@ class FloorBudget:
         self._commitment = commitment
         self._floor = commitment.floor
         self._used = [0] * len(commitment.floor)
-        self._odometer: FloorOdometer | None = None
+        self._odometers: list[FloorOdometer] = []
 
     def price(self, event: ReleaseEvent) -> Price:
         _check_population(event, self._commitment)
@@ -97,10 +97,11 @@ class FloorBudget:
         self._used[price.step] += 1
 
     def epsilon_spent(self) -> float:
-        return self._prepared().epsilon(self._used)
+        used = dict(zip(map(id, self._floor), self._used, strict=True))
+        return max(one.epsilon([used[id(step)] for step in one.floor]) for one in self._prepared())
 
     def worst_case(self) -> float:
-        return self._prepared().total
+        return max(one.total for one in self._prepared())
 
     def steps_left(self, label: str) -> int:
         """The number of releases of ``label`` that are still paid for."""
@@ -112,10 +113,12 @@ class FloorBudget:
                 return index
         return None
 
-    def _prepared(self) -> "FloorOdometer":
-        if self._odometer is None:
-            self._odometer = FloorOdometer(self._floor, self._commitment.delta, self._commitment.adjacency)
-        return self._odometer
+    def _prepared(self) -> "list[FloorOdometer]":
+        """One odometer for each part of the population, see :func:`privacy.accountants.composition.parts`."""
+        if not self._odometers:
+            delta, adjacency = self._commitment.delta, self._commitment.adjacency
+            self._odometers = [FloorOdometer(part, delta, adjacency) for part in composition.parts(self._floor)]
+        return self._odometers
 
 
 class TunedBudget(FloorBudget):
@@ -207,7 +210,7 @@ class FloorOdometer:
         Raises:
             UnsupportedEvent: no accountant bounds the floor.
         """
-        self._floor = tuple(floor)
+        self.floor = tuple(floor)
         self._delta = delta
         self._adjacency = adjacency
         self._interval: float | None = None  # None: the RDP accountant
@@ -223,19 +226,19 @@ class FloorOdometer:
         """Upper bound on epsilon at delta of ``used[i]`` releases of each step ``i``; 0 before the first release."""
         steps = {
             index: replace(step, count=count)
-            for index, (step, count) in enumerate(zip(self._floor, used, strict=True))
+            for index, (step, count) in enumerate(zip(self.floor, used, strict=True))
             if count
         }
         if not steps:
             return 0.0
         if self._interval is None:
             return composition.epsilon(steps.values(), self._delta, "rdp", adjacency=self._adjacency)
-        if any(used[index] < self._floor[index].count for index in self._complete):
+        if any(used[index] < self.floor[index].count for index in self._complete):
             self._complete, self._composed = set(), None
         partial: list[PrivacyLossDistribution] = []
         for index in steps.keys() - self._complete:
             part = pld.compose(composition.merge_steps([steps[index]]), self._adjacency, self._interval)
-            if used[index] == self._floor[index].count:
+            if used[index] == self.floor[index].count:
                 self._complete.add(index)
                 self._composed = part if self._composed is None else self._composed.compose(part)
             else:

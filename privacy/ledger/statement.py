@@ -18,7 +18,7 @@ from privacy import checks
 from privacy.accountants import composition, renyi, selection
 from privacy.commitment import Commitment, Tuning
 from privacy.errors import UnsupportedEvent
-from privacy.events import BufferedToeplitz, Correlation, CyclicPoisson, ExampleLevelPoisson, Json, Poisson
+from privacy.events import BufferedToeplitz, Correlation, CyclicPoisson, ExampleLevelPoisson, Json, PartPoisson, Poisson
 from privacy.ledger.ledger import Ledger
 
 TRUSTED_AGGREGATOR = (
@@ -26,6 +26,10 @@ TRUSTED_AGGREGATOR = (
     "contributions; the guarantee is against everyone who sees only what the run releases"
 )
 CENTRAL = "Gaussian noise on sums of clipped contributions; all statistics of one cohort are one release"
+HELD_OUT = (
+    "; {members:,} {unit}s are held out by their number and a public seed, are never trained on and answer the "
+    "evaluations alone, so that a {unit} is in one part or the other: epsilon is the larger of what each part costs"
+)
 CORRELATED = (
     "Gaussian noise on sums of clipped contributions, correlated over the rounds (banded matrix factorisation, {bands} "
     "bands); clients lie in {groups} groups that take turns, drawn once and independently of all data, so that one "
@@ -310,7 +314,9 @@ def _mechanism(commitment: Commitment) -> str:
     if (sampled := _example_level(commitment)) is not None:
         return EXAMPLE_LEVEL.format(**_named(sampled))
     if (correlation := _correlation(commitment)) is None:
-        return CENTRAL
+        out = [one.sampling for one in commitment.floor if isinstance(one.sampling, PartPoisson)]
+        members = [one.members for one in out if one.held_out]
+        return CENTRAL + (HELD_OUT.format(members=members[0], unit=_unit_text(commitment.unit)) if members else "")
     releases, sampling = commitment.floor[0].count, commitment.floor[0].sampling
     assert isinstance(sampling, CyclicPoisson)
     if isinstance(correlation, BufferedToeplitz):
@@ -351,6 +357,8 @@ def _covered(ledger: Ledger) -> list[str]:
 
 def _sampling_text(sampling: Poisson) -> str:
     units = f"{sampling.population:,} {_unit_text(sampling.unit)}s"
+    if isinstance(sampling, PartPoisson):
+        units = f"{sampling.members:,} {'held-out' if sampling.held_out else 'trained'} of {units}"
     if isinstance(sampling, ExampleLevelPoisson):
         records = f"{sampling.records:,} records of {units}, at most {sampling.records_per_unit} of each"
         return f"all {records}" if sampling.rate == 1.0 else f"Poisson with rate {sampling.rate:g} from {records}"

@@ -15,6 +15,9 @@ Cyclic sampling first leaves the group whose turn it is. A unit's group is its o
 groups, under a key that knows neither round nor attempt: it is the same for the whole run, resumed or not. (Which group
 somebody is in may be known to everyone: no guarantee leans on its secrecy, nor on groups of equal chance.)
 
+Where some units are held out (:class:`~privacy.events.PartPoisson`), a cohort leaves the part that it is drawn from:
+whatever is asked of it, a unit of the other part is never asked.
+
 Where units lie with several holders (nodes with many clients each), every holder draws its own with a secret of its
 own. All inclusions are still independent and of probability ``rate``, so the cohort is that of :class:`Poisson` over
 all of them; only its ids are in nobody's hands (:class:`RemoteSampler`).
@@ -38,7 +41,8 @@ from jaxtyping import Int64
 
 from privacy import checks, durable
 from privacy.errors import CorruptRun
-from privacy.events import CyclicPoisson, Poisson
+from privacy.events import CyclicPoisson, PartPoisson, Poisson
+from privacy.randomness.rng import simulation_generator
 
 _SECRET_BYTES = 32
 _WORDS_AT_ONCE = 1 << 17
@@ -159,6 +163,11 @@ class CohortSampler:
             if sampling.turn is None:
                 raise ValueError(f"turn must be a number to draw a cohort, got None in {sampling}")
             ids = ids[self.group_of(sampling.population, sampling.groups)[ids] == sampling.turn % sampling.groups]
+        if isinstance(sampling, PartPoisson):
+            out = held_out(sampling.population, sampling.share, sampling.seed)
+            if int((out == sampling.held_out).sum()) != sampling.members:
+                raise ValueError(f"members must be the number of units in that part, got {sampling}")
+            ids = ids[out[ids] == sampling.held_out]
         return Cohort(ids, sampling, label, int(round), int(attempt), self.insecure, SEAL)
 
     def poisson(
@@ -198,6 +207,27 @@ class CohortSampler:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("CohortSampler cannot be pickled or copied, it holds the cohort secret; save() it")
+
+
+def held_out(population: int, share: float, seed: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each unit is held out, bool ``[population]``: by its number, ``share`` and ``seed``, and nothing else."""
+    return np.asarray(simulation_generator(seed, "held-out-units").random(population) < share)
+
+
+def split_units(sampling: Poisson, share: float, seed: int, held_out_rate: float) -> tuple[PartPoisson, PartPoisson]:
+    """The part that is trained on, drawn at the rate of ``sampling``, and the part that is held out.
+
+    Raises:
+        ValueError: one of them would be empty.
+    """
+    out = int(held_out(sampling.population, share, seed).sum())
+    if not 0 < out < sampling.population:
+        raise ValueError(
+            f"a share of {share:g} of {sampling.population} units must leave some in both parts, got {out} held out"
+        )
+    own = (sampling.population, sampling.unit)
+    trained = PartPoisson(sampling.rate, *own, False, share, seed, sampling.population - out)
+    return trained, PartPoisson(held_out_rate, *own, True, share, seed, out)
 
 
 class RemoteSampler:

@@ -93,6 +93,7 @@ class RunConfig(Table):
             )
         wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
         wrong += self._wrong_of_correlation()
+        wrong += self._wrong_of_evaluation()
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
@@ -236,6 +237,33 @@ class RunConfig(Table):
             )
         return wrong
 
+    def _wrong_of_evaluation(self) -> list[str]:
+        """List the settings under which no held-out client could answer, or no round be chosen."""
+        asked, wrong = self.evaluation, []
+        if self.cross_silo and (asked.keep != "last" or asked.patience):
+            wrong.append(
+                f"evaluation.keep = {asked.keep!r}, evaluation.patience = {asked.patience}: several sites with ledgers "
+                "of their own end with the last round; take 'last' and 0"
+            )
+        if asked.data == "public":
+            return wrong
+        for key, value, right, why in (
+            ("privacy.unit", self.privacy.unit, "client", "whole clients are held out"),
+            ("privacy.trust", self.privacy.trust, "server", "in a secure sum every client takes part in every round"),
+            ("privacy.mode", self.privacy.mode, "floor", "a filter adds up what different clients are asked"),
+            ("privacy.noise-correlation", self.privacy.noise_correlation, "none", "it is made for one kind of release"),
+            ("data.nodes", self.data.nodes, 0, "nodes of many clients draw for themselves whom they train"),
+            ("audit.canaries", self.audit.canaries, 0, "canaries take the places of clients that are trained on"),
+        ):
+            if value != right:
+                wrong.append(f"{key} = {value!r} must be {right!r} with evaluation.data = 'private': {why}")
+        if asked.epsilon > self.privacy.epsilon:
+            wrong.append(
+                f"evaluation.epsilon = {asked.epsilon:g} must be at most privacy.epsilon = {self.privacy.epsilon:g}, "
+                "which is the guarantee of every client; lower it, or 0 takes that"
+            )
+        return wrong
+
     @property
     def noise_shares(self) -> NoiseShares | None:
         """The shares in which the clients make the noise together; None if the server adds it.
@@ -352,8 +380,9 @@ class RunConfig(Table):
 
     @property
     def expected_cohort(self) -> float:
-        """The expected number of clients in a round, sampling rate times clients."""
-        return self.sampling_rate * self.clients
+        """The expected number of clients in a round: sampling rate times clients, without those held out."""
+        trained = 1.0 - self.evaluation.held_out if self.evaluation.data == "private" else 1.0
+        return self.sampling_rate * self.clients * trained
 
     def to_table(self) -> dict[str, Any]:
         """The configuration as nested tables with kebab-case keys, as TOML holds it."""

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from client.data.spec import MaxLength, Task
 from client.models.frozen_base import FrozenBase
 from client.record_level.settings import PrivacyTarget, StepSettings
-from client.settings import Count, CountOrAuto, Positive, Table
+from client.settings import Count, CountOrAuto, NonNegative, Positive, Rate, Table
 from privacy.events import MOST_BUFFERS
 
 
@@ -175,16 +175,35 @@ class Simulation(Table):
 
 
 class Evaluation(Table):
-    """Measurements on public records. Runs of answers or summaries end with what the adapter writes to some.
+    """Measurements after rounds, and what is kept of them.
+
+    Runs of answers or summaries end with what the adapter writes to some test records.
 
     Attributes:
-        every: rounds from one evaluation on the public validation set to the next; controllers that read it need 1.
+        every: rounds from one evaluation on the validation set to the next; controllers that read it need 1.
+        data: records that validate: ``public`` ones, exactly and for free, or those of clients that are held out and
+            never trained on (``private``), whose bounded answers are released with noise and paid for (docs/data.md).
+        held_out: share of the clients that are held out, with ``private``.
+        epsilon: most that all evaluations may cost a held-out client; 0 takes ``privacy.epsilon``. A client is held out
+            or trained on, so the run costs the larger of both and not their sum.
+        sampling_rate: probability with which each held-out client is asked. Less than 1 saves time, never noise.
+        loss_bound: largest loss that counts, in nats; 0 takes that of a guess twice (two times the logarithm of the
+            number of labels), for a language model 10.
+        keep: adapter that a run ends with: that of the ``last`` round, or of the one with the ``best`` validation loss.
+        patience: evaluations in a row without a better loss after which a run ends early; 0 never ends it early.
         rouge_records: number of test records whose answers ROUGE measures; 0 for none.
         rouge_tokens: most new tokens of an answer; 0 takes half of ``model.max-length``.
         examples: number of answers that the report shows beside those of the base model.
     """
 
     every: Count = 1
+    data: Literal["public", "private"] = "public"
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    epsilon: NonNegative = 0.0
+    sampling_rate: Rate = 1.0
+    loss_bound: NonNegative = 0.0
+    keep: Literal["last", "best"] = "last"
+    patience: CountOrAuto = 0
     rouge_records: CountOrAuto = 50
     rouge_tokens: CountOrAuto = 0
     examples: CountOrAuto = 5

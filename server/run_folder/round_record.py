@@ -122,6 +122,8 @@ class RoundRecord:
         validation_loss, validation_accuracy: on the public validation set; None where not evaluated.
         validation_macro_f1: of a classifier, see :mod:`client.models.confusion`.
         validation_perplexity: of a language model.
+        validation_loss_within, validation_accuracy_within: of values that held-out units gave with noise: half the
+            width of the 95 % interval around them. None for values on public records.
         update_norm: L2 norm of the released, noisy update.
         noise_norm: its part that noise alone explains in expectation, s*sqrt(d) (from the plan: public).
         signal_estimate: sqrt(max(update_norm^2 - d*s^2, 0)), a post-processing of the release.
@@ -149,6 +151,8 @@ class RoundRecord:
     validation_accuracy: float | None = None
     validation_macro_f1: float | None = None
     validation_perplexity: float | None = None
+    validation_loss_within: float | None = None
+    validation_accuracy_within: float | None = None
     update_norm: float | None = None
     noise_norm: float | None = None
     signal_estimate: float | None = None
@@ -205,9 +209,9 @@ class RoundRecord:
         if self.validation_perplexity is not None:
             told.append(f"perplexity {self.validation_perplexity:.4g}")
         elif self.validation_accuracy is not None:
-            told.append(f"accuracy {100 * self.validation_accuracy:.1f} %")
+            told.append(f"accuracy {100 * self.validation_accuracy:.1f}{within(self, 'accuracy')} %")
         if self.validation_loss is not None:
-            told.append(f"loss {self.validation_loss:.4g}")
+            told.append(f"loss {self.validation_loss:.4g}{within(self, 'loss')}")
         if self.clip_bound is not None:
             told.append(f"clip threshold {self.clip_bound:.4g}")
         if self.not_private is not None:
@@ -244,6 +248,14 @@ class RoundRecord:
         return cls(**restored)
 
 
+def within(record: RoundRecord, name: str) -> str:
+    """The half width of the 95 % interval around a released ``"accuracy"`` (in percent) or ``"loss"``, else nothing."""
+    width = getattr(record, f"validation_{name}_within")
+    if width is None:
+        return ""
+    return f" +- {100 * width:.1f}" if name == "accuracy" else f" +- {width:.2g}"
+
+
 def validation_fields(metrics: "Metrics | None") -> dict[str, Any]:
     """The fields of a record that hold metrics on the public validation set; none where it was not evaluated."""
     if metrics is None:
@@ -253,6 +265,8 @@ def validation_fields(metrics: "Metrics | None") -> dict[str, Any]:
         "validation_accuracy": metrics.accuracy,
         "validation_macro_f1": metrics.macro_f1,
         "validation_perplexity": metrics.perplexity,
+        "validation_loss_within": metrics.loss_within,
+        "validation_accuracy_within": metrics.accuracy_within,
     }
 
 
@@ -267,7 +281,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         (
             *("clip_bound", "validation_loss", "validation_accuracy", "validation_macro_f1", "validation_perplexity"),
-            *("update_norm", "noise_norm", "signal_estimate"),
+            *("update_norm", "noise_norm", "signal_estimate", "validation_loss_within", "validation_accuracy_within"),
         ),
         _OPTIONAL,
     ),

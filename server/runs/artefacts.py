@@ -218,11 +218,11 @@ def _json_text(values: Mapping[str, Any]) -> str:
 
 def split_results(split: str, metrics: Metrics) -> dict[str, Any]:
     """The entries of results.json for the metrics of a split."""
-    values = {"macro_f1": metrics.macro_f1, "perplexity": metrics.perplexity}
+    values = {"macro_f1": metrics.macro_f1, "perplexity": metrics.perplexity, "records": metrics.count or None}
+    values |= {"loss_within": metrics.loss_within, "accuracy_within": metrics.accuracy_within}
     return {
         f"{split}_accuracy": metrics.accuracy,
         f"{split}_loss": metrics.loss,
-        f"{split}_records": metrics.count,
         **{f"{split}_{name}": value for name, value in values.items() if value is not None},
     }
 

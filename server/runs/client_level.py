@@ -5,6 +5,7 @@ from torch import Tensor
 
 from privacy.commitment import Commitment
 from privacy.events import Poisson
+from server.evaluation.private import PrivateEvaluation, default_bound
 from server.network.grid import exchange_messages, node_names
 from server.network.joining import join_nodes
 from server.run_folder.names import CLIENTS_FILE, ROSTER_FILE
@@ -12,8 +13,8 @@ from server.run_folder.round_record import Presence
 from server.runs import guarantee
 from server.runs.artefacts import Final
 from server.runs.assembly import assemble_client_level, make_strategy, secure_aggregation
-from server.runs.commitment import round_sampling
-from server.runs.lifecycle import Run, connect_trainers, training_outcome
+from server.runs.commitment import held_out_sampling, round_sampling
+from server.runs.lifecycle import Run, best_round, connect_trainers, ending, training_outcome
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
 from strategies.dp_fedavg import DpFedAvg
@@ -81,6 +82,12 @@ def run_client_level(run: Run, grid: Grid) -> None:
                 statement = guarantee.client_level_statement(config, ledger, listed, held)
                 run.keep(Final(served, assembly.layout, assembly.spec), statement, assembly.data)
 
+        asked = config.evaluation
+        held_out = None
+        if asked.data == "private":
+            step = next(step for step in assembly.commitment.floor if step.label == "evaluation")
+            bound = asked.loss_bound or default_bound(assembly.data.num_labels)
+            held_out = PrivateEvaluation(held_out_sampling(config), step.noise_multiplier, bound)
         loop = Loop(
             strategy,
             evaluate,
@@ -93,6 +100,8 @@ def run_client_level(run: Run, grid: Grid) -> None:
             presence=lambda: presence(run, strategy),
             watched=run.canary_watcher(config.clients),
             complete=keep,
+            private=None if held_out is None else lambda: held_out.measure(strategy),
+            best=best_round(config, run.folder),
         )
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
-        run.finish(training_outcome(run, assembly, loop, stopped), f"{config.rounds} rounds done")
+        run.finish(training_outcome(run, assembly, loop, stopped), ending(loop))

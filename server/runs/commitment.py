@@ -15,11 +15,15 @@ from typing import Any
 from client.record_level import calibration
 from client.record_level.settings import RecordLevelSettings
 from privacy.accountants import buffered, factorisation
+from privacy.accountants import calibrate as calibrate_noise
+from privacy.commitment import WEAKEST_NOISE_MULTIPLIER, FloorStep
 from privacy.contribution import Plan
-from privacy.events import Banded, Correlation, Poisson
+from privacy.events import Banded, Correlation, PartPoisson, Poisson
+from privacy.randomness.sampling import split_units
 from server.config.load import ConfigError
 from server.config.methods import methods
 from server.config.schema import RunConfig
+from server.evaluation.private import MOST_WITHIN, accuracy_within
 from server.run_folder import handed_on
 from server.run_folder.names import CANDIDATE_FILE, COMMITMENT_FILE
 from strategies.calibration import Calibrated, calibrate
@@ -31,7 +35,47 @@ def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisso
     """The sampling by which a round's cohort is drawn; ``noise`` says it where clients take turns."""
     if noise is not None and config.privacy.noise_correlation != "none":
         return noise.commitment.floor[0].sampling
-    return Poisson(config.sampling_rate, config.clients)
+    everyone = Poisson(config.sampling_rate, config.clients)
+    return everyone if config.evaluation.data == "public" else _split(config, everyone)[0]
+
+
+def held_out_sampling(config: RunConfig) -> PartPoisson:
+    """The sampling by which the clients are drawn that answer a private evaluation."""
+    return _split(config, Poisson(config.sampling_rate, config.clients))[1]
+
+
+def _split(config: RunConfig, everyone: Poisson) -> tuple[PartPoisson, PartPoisson]:
+    asked = config.evaluation
+    try:
+        return split_units(everyone, asked.held_out, config.seed, asked.sampling_rate)
+    except ValueError as error:
+        raise ConfigError(f"evaluation.held-out = {asked.held_out:g}: {error}") from error
+
+
+def evaluation_steps(config: RunConfig) -> tuple[FloorStep, ...]:
+    """The private evaluations of a run, with the least noise that keeps their target; none where public data validate.
+
+    Raises:
+        ConfigError: no noise keeps it, or what the noise leaves says nothing.
+    """
+    asked, privacy = config.evaluation, config.privacy
+    if asked.data == "public":
+        return ()
+    sampling, count = held_out_sampling(config), -(-config.rounds // asked.every)
+    target = asked.epsilon or privacy.epsilon
+    with name_target(target, " of the private evaluations (evaluation.epsilon, else privacy.epsilon)"):
+        found = calibrate_noise(target, privacy.delta, sampling, count, force=True)
+    step = FloorStep("evaluation", sampling, max(found, WEAKEST_NOISE_MULTIPLIER), count)
+    within = accuracy_within(sampling, step.noise_multiplier)
+    if within > MOST_WITHIN and not privacy.non_private:
+        raise ConfigError(
+            f"evaluation.data = 'private': {sampling.members} held-out clients, asked {count} times with noise "
+            f"multiplier {step.noise_multiplier:g}, give an accuracy that is known to +-{100 * within:.0f} points (95 "
+            f"%), more than {100 * MOST_WITHIN:.0f}: it says nothing. Raise evaluation.every (now {asked.every}), "
+            f"clients (now {config.clients}), evaluation.held-out (now {asked.held_out:g}) or the epsilon (now "
+            f"{target:g}), or evaluate on public data"
+        )
+    return (step,)
 
 
 def choose_correlation(config: RunConfig) -> tuple[Poisson, Correlation | None]:
@@ -114,6 +158,7 @@ def commit_clients(config: RunConfig, controller: Controller[Any], folder: Path 
             noise_shares=config.noise_shares,
             correlation=correlation,
             not_private=not_private_reason(config),
+            apart=evaluation_steps(config),
         )
 
     with name_target(privacy.epsilon):

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from safetensors.torch import save_file
 
 from client.data.prepared import PreparedData
+from client.models.tasks import Metrics
 from privacy import durable
 from privacy.audit.in_run import observe
 from privacy.commitment import Commitment
@@ -19,7 +20,9 @@ from privacy.mechanism import Release
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
+from server.evaluation.best_round import BestRound
 from server.evaluation.metrics import Evaluate, on_server, on_workers
+from server.evaluation.private import last_measured
 from server.network.grid import roster
 from server.run_folder.canaries import canaries_of, canary_note, note_seen
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
@@ -38,7 +41,7 @@ from server.run_folder.progress import hold_folder
 from server.run_folder.provenance import write_environment
 from server.run_folder.resume import Resumed, check_same_run, claim_ledger, note_resumed, refuse_ended
 from server.run_folder.seal import STARTED, write_seal
-from server.run_folder.telemetry import Telemetry
+from server.run_folder.telemetry import Telemetry, read_metrics
 from server.run_folder.verify import read_object, traces, verify_run
 from server.runs.artefacts import Final, Kept, Outcome, keep_adapter, measures, write_results
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
@@ -231,14 +234,36 @@ def connect_trainers(run: Run, assembly: Assembly, grid: Grid, used: int) -> tup
     return workers, on_workers(grid, min(workers, 64), assembly.job.to_json(), splits, timeout, tokens)
 
 
+def best_round(config: RunConfig, folder: Path) -> BestRound | None:
+    """What chooses the round that a run ends with; None where that is the last one."""
+    asked = config.evaluation
+    if asked.keep == "last" and not asked.patience:
+        return None
+    return BestRound(folder, keeps=asked.keep == "best", patience=asked.patience)
+
+
+def ending(loop: Loop) -> str:
+    """How a run ended that no budget stopped, in words."""
+    done, best = loop.ended_early or f"{loop.rounds} {loop.noun}s done", loop.best
+    kept = f"; {loop.noun} {best.round} is kept, which had the lowest validation loss" if best and best.keeps else ""
+    return done + kept
+
+
 def training_outcome(run: Run, assembly: CommittedAssembly, loop: Loop, stopped: str | None) -> Outcome:
     """The outcome of a private training, with what is to be measured of it on public data."""
     assert run.kept is not None, "the loop has told of its end"
     final, start, data = run.kept.adapter, public_start(run.folder), assembly.data
+    kept = loop.best.round if loop.best is not None and loop.best.keeps else 0
+
+    def evaluate(split: str) -> Metrics:
+        if split == "validation" and loop.private is not None:  # what held-out units said of it, and was paid for
+            return last_measured(read_metrics(run.folder), kept)
+        return loop.evaluate(final.vector, split)
+
     return Outcome(
         data=data,
         measures=measures(
-            lambda split: loop.evaluate(final.vector, split),
+            evaluate,
             None if start is None else lambda: loop.evaluate(start, "test"),
             lambda: adapter_answers(run.config, data.test, *final, run.telemetry),
             data.label_names,
@@ -247,4 +272,5 @@ def training_outcome(run: Run, assembly: CommittedAssembly, loop: Loop, stopped:
         seconds=run.clock.times().run,
         stopped=stopped,
         dimension=max(map(sum, assembly.setting.layouts)),
+        further={"kept_round": kept} if kept else {},
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from client.models.tasks import Metrics
 from privacy.mechanism import Release
 from server import notice
+from server.evaluation.best_round import BestRound
 from server.evaluation.metrics import refuse_diverged
 from server.run_folder.checkpoint import Checkpoint, Stopwatch, Times, check_room, load_checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
@@ -47,7 +48,10 @@ class Loop:
         presence: who was there in the last round, as far as everybody may know it.
         watched: told of every release once it is checkpointed; what it does changes nothing of the run.
         complete: given, perhaps twice, the served adapter once no release comes any more and the last one is
-            checkpointed; nothing is measured of it before that.
+            checkpointed; nothing is measured of it before that, unless that costs something or chooses the best round.
+        private: in place of ``evaluate`` on the validation set: releases what held-out units say of the served adapter
+            and gives their estimate, None where it is not paid for. The model before the first release is not measured.
+        best: the round whose adapter the run ends with, and how long it waits for a better one; None: the last round.
     """
 
     training: PrivateTraining
@@ -68,9 +72,14 @@ class Loop:
     presence: Callable[[], Presence | None] = lambda: None
     watched: Callable[[int, Release], None] = lambda round, release: None
     complete: Callable[[Tensor], None] = lambda served: None
+    private: Callable[[], Metrics | None] | None = None
+    best: BestRound | None = None
+    ended_early: str = field(default="", init=False)
+    """Why the run ended before its last round, though its budget paid for more."""
     _told: int = field(default=-1, init=False)
     """The last round of which there is a record; -1 before the first."""
     _charges_kept: int = field(default=0, init=False)
+    _loss: float = field(default=math.nan, init=False)
 
     @property
     def state(self) -> ServerState:
@@ -85,15 +94,16 @@ class Loop:
             start: full adapter vector ``[size]``.
         """
         began = time.monotonic()
-        metrics = self.evaluate(start, "validation")
-        refuse_diverged(metrics, "before the first release")
-        if self.recorded(0):
+        metrics = None if self.private else self.evaluate(start, "validation")
+        if metrics is not None:
+            refuse_diverged(metrics, "before the first release")
+        if metrics is not None and self.recorded(0):
             seconds, reason = time.monotonic() - began, self.training.ledger.not_private
             rounds = self.planned or self.rounds
             self.telemetry.round(
                 RoundRecord.of_start(metrics, rounds=rounds, epsilon=self.epsilon, seconds=seconds, not_private=reason)
             )
-        self.training.begin(start, PublicSignals(0, metrics.loss))
+        self.training.begin(start, PublicSignals(0, None if metrics is None else metrics.loss))
         head, records = self.training.ledger.head, self.telemetry.records()
         save_checkpoint(self.folder, Checkpoint.after(self.state, None, head, Times(), records))
 
@@ -116,6 +126,10 @@ class Loop:
         if released:
             last = kept[-1] if kept and kept[-1].phase != "start" else None
             recorded = last if last is not None and last.round == self.offset + round else None
+            known = [record.validation_loss for record in kept if record.validation_loss is not None]
+            self._loss = known[-1] if known else math.nan
+            if self.best is not None:
+                self.best.go_on(kept, self.offset + round, self.state.served)
             self._after_release(time.monotonic() - checkpoint.taken.round, recorded)
         return len(self.training.ledger.charges) - self.charged_before - (round - first)
 
@@ -148,6 +162,9 @@ class Loop:
     def _run(self) -> str | None:
         refusal, unsaved = None, None
         while self.state.round < self.rounds and (refusal := self.training.refusal()) is None:
+            if self.best is not None and self.best.has_ended:
+                self.ended_early = f"ended early: {self.best.stale} evaluations in a row without a lower loss"
+                break
             if unsaved is None:
                 notice.end_if_given()
             start, number = time.monotonic(), self.training.next_release().round
@@ -167,12 +184,30 @@ class Loop:
             self._after_release(start, None)
         if unsaved is not None:  # the budget ended between two checkpoints
             self._save(unsaved, 0.0)
-        self.complete(self.state.served)
-        if self.training.release is not None and self.state.round > max(
-            self._told, 0
-        ):  # the last one is always told of
-            self._tell(self.evaluate(self.state.served, "validation"), 0.0)
+        if self._measures_first:
+            self._tell_last()
+        round, served = self.offset + self.state.round, self.state.served
+        self.complete(served if self.best is None else self.best.chosen(round, served))
+        self._tell_last()
         return refusal
+
+    @property
+    def _measures_first(self) -> bool:
+        """Whether the last round is measured before the run completes: it costs something, or may be the best one."""
+        return self.private is not None or self.best is not None
+
+    def _tell_last(self) -> None:
+        """Record the last round in any case."""
+        round = self.state.round
+        if self.training.release is not None and round > max(self._told, 0):
+            metrics = self._measure()
+            self._tell(metrics, 0.0)
+            if self.best is not None and metrics is not None:
+                self.best.take(self.offset + round, metrics.loss, self.state.served)
+
+    def _measure(self) -> Metrics | None:
+        """Measure the served adapter on what validates: public records, or held-out units, which is a release."""
+        return self.evaluate(self.state.served, "validation") if self.private is None else self.private()
 
     def _form(self, start: Tensor) -> int:
         """Begin the training only for the form of its state; returns the round before the first release."""
@@ -195,18 +230,23 @@ class Loop:
         """
         round, metrics = self.state.round, None
         loss = None if recorded is None else recorded.validation_loss
-        if round >= self.rounds:
+        if round >= self.rounds and not self._measures_first:
             self.complete(self.state.served)
         if recorded is None and round > 0 and self.evaluated(round):
-            metrics = self.evaluate(self.state.served, "validation")
-            loss = metrics.loss
-            if round < self.rounds:
+            metrics = self._measure()
+            loss = None if metrics is None else metrics.loss
+            if metrics is not None and round < self.rounds:
                 refuse_diverged(metrics, f"after {self.noun} {round}")
+        if self.private is not None and round > 0 and self.evaluated(round):  # of one that is lost, the one before
+            self._loss = loss = self._loss if loss is None else loss
         self.training.observe(PublicSignals(round, loss, self.training.ledger.rho_spent))
         if recorded is not None:
             self._told = round
-        elif self.recorded(round):
+            return
+        if self.recorded(round):
             self._tell(metrics, time.monotonic() - start)
+        if self.best is not None and metrics is not None:
+            self.best.take(self.offset + round, metrics.loss, self.state.served)
 
     def _tell(self, metrics: Metrics | None, seconds: float) -> None:
         self.telemetry.round(self._record(metrics, seconds))

@@ -10,7 +10,7 @@ from server.run_folder.canaries import canaries_of
 from server.runs import guarantee
 from server.runs.artefacts import Final
 from server.runs.assembly import make_sampler
-from server.runs.lifecycle import Run, training_outcome
+from server.runs.lifecycle import Run, best_round, ending, training_outcome
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import assemble_record_level
@@ -72,6 +72,7 @@ def run_record_level(run: Run) -> None:
             noun="step",
             watched=run.canary_watcher(len(assembly.index)),
             complete=keep,
+            best=best_round(config, run.folder),
         )
         stopped = run.train(loop, lambda: public.warm_start(adapter), assembly.start)
-        run.finish(training_outcome(run, assembly, loop, stopped), f"{config.rounds} steps done")
+        run.finish(training_outcome(run, assembly, loop, stopped), ending(loop))

@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 
 from server.config.schema import RunConfig
 from server.run_folder.names import METRICS_FILE, STATUS_FILE
-from server.run_folder.round_record import RoundRecord
+from server.run_folder.round_record import RoundRecord, within
 from server.run_folder.telemetry import Status, read_metrics, read_status
 from simulations.cli.live_display import Snapshot, display, rate_text
 from simulations.report.notation import duration_text, epsilon_text, is_drawable, number_text
@@ -185,9 +185,9 @@ def measured_text(record: RoundRecord) -> str:
     if record.validation_perplexity is not None:
         told.append(f"perplexity {record.validation_perplexity:#.4g}")
     elif record.validation_accuracy is not None:
-        told.append(f"accuracy {100 * record.validation_accuracy:5.1f}%")
+        told.append(f"accuracy {100 * record.validation_accuracy:5.1f}%{within(record, 'accuracy')}")
     if record.validation_loss is not None:
-        told.append(f"loss {record.validation_loss:#.4g}")
+        told.append(f"loss {record.validation_loss:#.4g}{within(record, 'loss')}")
     return "  ".join(told)
 
 

@@ -67,7 +67,11 @@ def report_figures(run: Run) -> list[ReportFigure]:
         add(
             "accuracy",
             "Accuracy",
-            "On the server's public validation records, after every round."
+            (
+                "Estimates of held-out clients, with noise that is paid for."
+                if run.metrics and run.metrics[-1].validation_accuracy_within is not None
+                else "On the server's public validation records, after every round."
+            )
             + (" The test set was used once, at the end." if test is not None else ""),
             f"From {percent_text(values[0])} to {percent_text(values[-1])}, best {percent_text(max(values))}."
             + (f" Test: {percent_text(test)}." if test is not None else ""),

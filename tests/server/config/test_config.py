@@ -36,7 +36,7 @@ KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "se
 KEPT |= {"data.separator": "", "data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
 KEPT |= {"engine.attention": "sdpa", "privacy.noise-correlation": "none", "privacy.bands": 0, "data.nodes": 0}
 KEPT |= {"privacy.buffers": 0}
-KEPT |= {"silo.sampling-level": "user"}
+KEPT |= {"silo.sampling-level": "user", "evaluation.data": "public"}
 
 
 def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:

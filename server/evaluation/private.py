@@ -1,0 +1,108 @@
+"""Private evaluation: what clients that are never trained on answer about a released adapter, bounded and with noise.
+
+Every held-out client answers two bounded numbers about the adapter that would be served: the mean loss of its records,
+clipped to a public range, and its share of right answers. Both are centred, so that a client moves a sum by half the
+range, and are ONE joint Gaussian release of multiplier z, in which each has z times the square root of 2. With S the
+noisy sum, c the centre, q the rate at which the n held-out clients are asked,
+
+    estimate = c + S / (q n),    its variance over noise and drawing <= (z sqrt(2) c / (q n))^2 + (1 - q) c^2 / (q n)
+
+The estimate is unbiased for the mean over the held-out clients, each counting once whatever the number of its records
+(one without records counts as c). The interval is for that mean. What the next clients would say differs from it as a
+sample of n does: by at most 1.96 sqrt(m (range - m) / n) more, for a mean m.
+
+Guarantee: a client is held out or trained on by its number alone, so a run costs the larger of what its rounds and what
+its evaluations cost, not their sum; the proof is at :class:`privacy.events.PartPoisson`. What is done with an estimate
+(a threshold that follows it, the best round, an early end) is post-processing of it. At a rate below 1 the drawing adds
+error and the noise of the mean, z / (q n), does not fall: it saves work, never noise.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from client.models.tasks import Metrics
+from privacy.clipping.norms import NoUpdate
+from privacy.contribution import Plan
+from privacy.events import PartPoisson
+from privacy.mechanism import Release
+from privacy.queries import BoundedMean
+from server.run_folder.round_record import RoundRecord
+
+if TYPE_CHECKING:
+    from strategies.dp_fedavg import DpFedAvg
+
+MOST_WITHIN = 0.25
+"""The widest half interval of an accuracy that is worth its price: it then covers half of what an accuracy can be."""
+NORMAL_95 = 1.959964
+LOSS_OF_A_TOKEN = 10.0
+
+
+def accuracy_within(sampling: PartPoisson, noise_multiplier: float) -> float:
+    """Half the width of the 95 % interval around an accuracy, from noise and drawing."""
+    return within(BoundedMean(1.0, math.sqrt(0.5) * noise_multiplier, centred=True), sampling)
+
+
+def within(query: BoundedMean, sampling: PartPoisson) -> float:
+    """Half the width of the 95 % interval around a mean over the held-out clients, from noise and drawing."""
+    asked, rate = sampling.expected_units, sampling.rate
+    return NORMAL_95 * math.hypot(query.noise_std / asked, query.sensitivity * math.sqrt((1.0 - rate) / asked))
+
+
+def default_bound(num_labels: int) -> float:
+    """The largest loss that counts where none is set: twice that of a guess; of a language model a round number."""
+    return 2.0 * math.log(num_labels) if num_labels > 1 else LOSS_OF_A_TOKEN
+
+
+@dataclass(frozen=True)
+class PrivateEvaluation:
+    """The evaluations of a run on its held-out clients.
+
+    Attributes:
+        sampling: of the held-out clients.
+        noise_multiplier: of both answers together, as committed.
+        loss_bound: in nats.
+    """
+
+    sampling: PartPoisson
+    noise_multiplier: float
+    loss_bound: float
+
+    @property
+    def plan(self) -> Plan:
+        """What a held-out client is asked."""
+        each = math.sqrt(2.0) * self.noise_multiplier
+        loss = BoundedMean(self.loss_bound, each * self.loss_bound / 2, "loss", centred=True)
+        accuracy = BoundedMean(1.0, each / 2, "accuracy", centred=True, of="accuracies")
+        return Plan(NoUpdate(), 1.0, (loss, accuracy))
+
+    def estimate(self, release: Release) -> Metrics:
+        """The metrics that a release stands for, each inside its range, with its interval."""
+        values = dict[str, Any]()
+        for query in release.plan.queries:
+            assert isinstance(query, BoundedMean)
+            mean = query.mean(release.answer(query.name), release.expected_units)
+            values |= {
+                query.name: min(max(mean, 0.0), query.bound),
+                f"{query.name}_within": within(query, self.sampling),
+            }
+        return Metrics(count=round(release.expected_units), **values)
+
+    def measure(self, strategy: "DpFedAvg") -> Metrics | None:
+        """Charge for, and release, what held-out clients say of the served adapter; None where nothing pays for it."""
+        release = strategy.measure(self.plan, self.sampling)
+        return None if release is None else self.estimate(release)
+
+
+def last_measured(records: Iterable[RoundRecord], round: int) -> Metrics:
+    """The estimate of ``round``, or of the last round that has one where that is 0.
+
+    Raises:
+        ValueError: there is none: every evaluation was lost.
+    """
+    for one in sorted(records, key=lambda record: -record.round):
+        loss, accuracy = one.validation_loss, one.validation_accuracy
+        if round in (0, one.round) and loss is not None and accuracy is not None:
+            return Metrics(loss, accuracy, 0, None, None, one.validation_loss_within, one.validation_accuracy_within)
+    raise ValueError("no evaluation on held-out clients was released; each that was charged is lost")
