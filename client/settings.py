@@ -87,6 +87,14 @@ def explain(item: Any) -> str:
     return f"{key} = {item['input']!r}: {message[0].lower() + message[1:]}"
 
 
+def state_folder() -> Path:
+    """The folder in which this machine keeps, apart from accounts of budgets, how far each had got.
+
+    ``$XDG_STATE_HOME/lacquer``, or ``~/.local/state/lacquer``; it must outlive restarts.
+    """
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "lacquer"
+
+
 def cache_folder() -> Path:
     """The folder for prepared data sets and unpacked models if no setting says where."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lacquer"

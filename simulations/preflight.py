@@ -20,6 +20,7 @@ from client.data.sources import check_hub_id, existing_file
 from client.data.spec import NOTES
 from client.models.files import locate
 from privacy.commitment import Tries
+from server.config.account import check_account
 from server.config.load import ConfigError, flatten
 from server.config.methods import methods
 from server.config.schema import RunConfig
@@ -88,13 +89,16 @@ def check_run(asked: Asked) -> Checked:
     if asked.phases is not None:
         check_model(config)
         run = PhasesRun(asked.phases)
+        check_account(config, [run.commitment] if run.planned.floor else [])
         rehearse_phases(run)
         facts = facts_of(run.plain)
         source = run.plain.meta["source"]
         return Checked(config, run.planned.to_json(), asked.phase_tables, run.guarantee.sentence, facts, source)
     if config.is_deployed and not config.is_single_site:
         raise ConfigError("data.held-by = 'nodes': the records are on a federation's nodes; use `lacquer deploy`")
-    return check_and_rehearse(config)
+    checked = check_and_rehearse(config)
+    check_accounts([checked])
+    return checked
 
 
 def check_and_rehearse(config: RunConfig) -> Checked:
@@ -300,6 +304,17 @@ def check_cells(cells: list[Cell]) -> dict[str, Checked]:
         if problems:
             raise ConfigError("\n".join(f"{key}: {problem}" for problem, key in problems.items()))
     return checked
+
+
+def check_accounts(checked: Sequence[Checked]) -> None:
+    """Refuse cells that the accounts of their data do not pay for, all together.
+
+    Raises:
+        ConfigError: what is left of an account, what they ask for, what would fit.
+    """
+    for account in {one.config.privacy.account for one in checked} - {""}:
+        cells = [one for one in checked if one.config.privacy.account == account and one.noise is not None]
+        check_account(cells[0].config, [Calibrated.from_json(one.noise).commitment for one in cells])
 
 
 def _shape(cell: Cell) -> str:

@@ -123,7 +123,8 @@ def wrong_commands(name: str, text: str) -> list[str]:
         if command not in SHOWN:
             wrong.append(f"lacquer {command}")
             continue
-        options = {option for each in SHOWN[command].params for option in each.opts} | {"--help"}
+        shown = [SHOWN[command], *getattr(SHOWN[command], "commands", {}).values()]  # of a group of commands, all
+        options = {option for one in shown for each in one.params for option in each.opts} | {"--help"}
         wrong += [f"lacquer {command} {word}" for word in arguments if word.startswith("--") and word not in options]
         known = {"run": preset_files(), "sweep": sweep_files()}.get(command, {})
         first = arguments[0] if arguments else "-"

@@ -119,7 +119,9 @@ class Account:
 
     @classmethod
     def create(cls, path: Path, terms: Terms, place: Path) -> "Account":
-        """Open an account, durably; FileExistsError if there is one."""
+        """Open an account, durably; AccountRefused if there is one."""
+        if path.exists():
+            raise AccountRefused(f"{path} is an account already, which is never overwritten; name another file")
         durable.new_folder(path.parent)
         keeper = Place(place)
         body = {"id": secrets.token_hex(16), "terms": asdict(terms), "seat": keeper.seat()}

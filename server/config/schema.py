@@ -94,6 +94,11 @@ class RunConfig(Table):
         wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
         wrong += self._wrong_of_correlation()
         wrong += self._wrong_of_evaluation()
+        if self.privacy.account and self.cross_silo:
+            wrong.append(
+                f"privacy.account = {self.privacy.account!r} must be empty where sites protect their own records: each "
+                "names an account in the settings of its node (account)"
+            )
         if wrong:
             raise ValueError("\n".join(wrong))
         return self

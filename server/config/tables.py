@@ -54,6 +54,8 @@ class Privacy(PrivacyTarget):
             noise.
         buffers: number of vectors that the server keeps, with ``blt`` noise; 0 takes the fewest within a percent of the
             least noise.
+        account: file of the account of these data, which pays for the whole run before its first charge
+            (docs/budget.md); empty for none.
     """
 
     unit: Literal["client", "record", "group"] = "client"
@@ -64,6 +66,7 @@ class Privacy(PrivacyTarget):
     bands: CountOrAuto = 0
     buffers: Annotated[int, Field(ge=0, le=MOST_BUFFERS)] = 0
     secagg: Secagg = Secagg()
+    account: str = ""
 
     @model_validator(mode="after")
     def _insecure_needs_flag(self) -> "Privacy":

@@ -29,7 +29,7 @@ RESULTS = ("test_", "validation_", "start_", "public_test_", "majority_", "round
 """Beginnings of the results that are numbers of public records, or of the settings."""
 PLACES = ("data.source", "data.test-source", "public.source", "model.name", "privacy.secagg.federation")
 """Settings that may name a file of the owner's machine; its name alone is told."""
-UNTOLD = ("output", "data.cache", "engine.ray-address")
+UNTOLD = ("output", "data.cache", "engine.ray-address", "privacy.account")
 """Settings that say where a run ran, and nothing of what it released."""
 TEXT = """# {name}
 

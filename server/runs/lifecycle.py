@@ -15,8 +15,10 @@ from client.models.tasks import Metrics
 from privacy import durable
 from privacy.audit.in_run import observe
 from privacy.commitment import Commitment
+from privacy.ledger.account import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
+from server.config.account import account_of
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.evaluation.answers import adapter_answers
@@ -105,8 +107,15 @@ class Run:
 
     @contextmanager
     def hold_ledger(self, commitment: Commitment) -> Iterator[Ledger]:
-        """Hold the ledger of the run, which is made where the run is new."""
-        with self.ledger or Ledger.create(self.folder / LEDGER_FILE, commitment) as ledger:
+        """Hold the ledger of the run, which is made where the run is new, and paid for by the account of its data.
+
+        Raises:
+            AccountRefused, CorruptRun: the account does not pay, or is not what it was.
+        """
+        account = account_of(self.config)
+        with debited_ledger(
+            self.ledger, lambda: Ledger.create(self.folder / LEDGER_FILE, commitment), account, commitment
+        ) as ledger:
             yield ledger
 
     def train(self, loop: Loop, start: Callable[[], Any], form: Any) -> str | None:

@@ -24,7 +24,7 @@ _ONE_SILO = {"privacy.unit": "record", "clients": 1, "sampling-rate": 1.0}
 
 _READ = (
     *("name", "seed", "output", "clients", "sampling-rate", "model.", "data."),
-    *("privacy.unit", "privacy.epsilon", "privacy.delta", "silo.records-per-unit", "silo.combine"),
+    *("privacy.unit", "privacy.epsilon", "privacy.delta", "privacy.account", "silo.records-per-unit", "silo.combine"),
     *("engine.sequential", "engine.precision", "engine.token-budget", "engine.device", "engine.quantisation"),
     *("engine.checkpoint-blocks", "engine.attention", "evaluation.rouge-", "evaluation.examples"),
 )

@@ -24,7 +24,10 @@ from client.record_level.dp_sgd import refuse_votes
 from client.record_level.training import info_of, private_training
 from client.record_level.units import UnitIndex
 from client.worker import make_engine
+from privacy.commitment import Commitment
+from privacy.ledger.account import debited_ledger
 from privacy.ledger.ledger import Ledger
+from server.config.account import account_of
 from server.config.load import ConfigError
 from server.config.methods import methods
 from server.evaluation.answers import adapter_answers
@@ -153,21 +156,26 @@ class PhasesRun:
             complete(results[-1].adapter, ledger)
         return tuple(results)
 
+    @property
+    def commitment(self) -> Commitment:
+        """The commitment of the private phases, of which there is one."""
+        return self.planned.commitment(self.config, self.population, self.guarantee.not_private)
+
     def ledger(self, folder: Path) -> Ledger | None:
         """Make or find again the ledger of the private phases; None if no phase has noise."""
         if not self.planned.floor:
             return None
-        commitment = self.planned.commitment(self.config, self.population, self.guarantee.not_private)
+        commitment, account = self.commitment, account_of(self.config.run)
         ledger = reopened_ledger(folder, len(self.config.phases))
         if ledger is None:
-            return Ledger.create(folder / LEDGER_FILE, commitment)
+            return debited_ledger(None, lambda: Ledger.create(folder / LEDGER_FILE, commitment), account, commitment)
         if ledger.commitment != commitment:
             ledger.close()
             raise CannotResume(
                 f"the ledger in {folder} is committed to other releases than these phases plan; go back to the "
                 "settings and the code of its start"
             )
-        return ledger
+        return debited_ledger(ledger, lambda: ledger, account, commitment)
 
     def evaluate(self, adapter: Tensor, split: str) -> Metrics:
         """Measure a full adapter on the public validation records, or on the test set."""

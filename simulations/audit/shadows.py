@@ -223,6 +223,7 @@ def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], 
     folder.mkdir()
     config = run.config.replace(
         data=run.config.data.replace(cache=str(cache)),
+        privacy=run.config.privacy.replace(account=""),  # nothing of a shadow is released
         engine=run.config.engine.replace(kind="inprocess", workers=1),
         evaluation=run.config.evaluation.replace(examples=0, rouge_records=0),
     )

@@ -39,6 +39,7 @@ from simulations.cli.federation.certificates import certificates_command, federa
 from simulations.cli.federation.clients import admit_command, clients_command, expel_command
 from simulations.cli.federation.deploy import deploy_command
 from simulations.cli.federation.following import follow_command, logs_command, stop_command
+from simulations.cli.history.account import account_app
 from simulations.cli.history.budget import budget_command
 from simulations.cli.history.compare import compare_command
 from simulations.cli.history.runs import runs_command
@@ -406,3 +407,4 @@ for name, command, panel in (
     ("clients", clients_command, FEDERATION),
 ):
     app.command(name, cls=Command, rich_help_panel=panel)(command)
+app.add_typer(account_app, name="account", rich_help_panel=LOOK)

@@ -69,7 +69,7 @@ def sweep_command(
 ) -> None:
     """Run what is missing of a sweep. What is done is skipped; a failed cell is reported and the others continue."""
     from simulations.cli.private_sweep import private_sweep, tries_of
-    from simulations.preflight import check_cells
+    from simulations.preflight import check_accounts, check_cells
     from simulations.sweep.display import Progress, print_cells, run_shown, summary_line
     from simulations.sweep.runner import Store
 
@@ -95,6 +95,7 @@ def sweep_command(
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
         checked = check_cells(cells if dry_run else todo)
+        check_accounts([checked[cell.key] for cell in todo])
         warnings = _together([checked[cell.key] for cell in todo], output)
     console = Console(quiet=True) if as_json else table_console()
     if dry_run and as_json:

@@ -18,7 +18,7 @@ from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run, read_run
 from simulations.sweep.cells import CELL_FILE
 
-IGNORED = ("seed", "name", "output", "data.cache", "engine.workers", "engine.kind")
+IGNORED = ("seed", "name", "output", "data.cache", "engine.workers", "engine.kind", "privacy.account")
 """Settings in which runs of one row may differ."""
 
 _MEASURED_ON = ("model.task", "data.source", "data.test-source")

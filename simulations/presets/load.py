@@ -140,4 +140,5 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
     if (folder / Path(model.name).expanduser()).is_dir():
         model = model.replace(name=absolute(model.name))
     data = data.replace(source=source(data.source), test_source=source(data.test_source), cache=absolute(data.cache))
-    return config.replace(output=absolute(config.output, here or folder), data=data, model=model)
+    privacy = config.privacy.replace(account=absolute(config.privacy.account))
+    return config.replace(output=absolute(config.output, here or folder), data=data, model=model, privacy=privacy)

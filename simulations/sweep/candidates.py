@@ -24,10 +24,12 @@ from typing import Any
 
 from privacy import durable
 from privacy.commitment import Commitment, Tuning
-from privacy.errors import CorruptRun
+from privacy.errors import AccountRefused, CorruptRun
+from privacy.ledger.account import Account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.tuning import TuningLedger
 from privacy.randomness.tries import draw
+from server.config.account import account_of
 from server.config.load import ConfigError
 from server.run_folder import handed_on
 from server.run_folder.errors import CannotResume
@@ -171,7 +173,23 @@ class PrivateSweep:
         drawn = self._draw(self._drawn, secrets.token_hex(32))
         durable.write(self.folder / DRAW_FILE, json.dumps(drawn) + "\n", mode=0o600)
         commitment = next(iter(self._plan.noise.values())).commitment
-        self._ledger = TuningLedger.charge(path, commitment, self._plan.statement, drawn)
+        self._ledger = self._paid(
+            commitment, lambda: TuningLedger.charge(path, commitment, self._plan.statement, drawn)
+        )
+
+    def _paid(self, commitment: Commitment, charge: Callable[[], TuningLedger]) -> TuningLedger:
+        """The ledger of the event, charged and debited to the account of its data before a candidate begins."""
+        if (account := account_of(next(iter(self._cells.values())).config)) is None:
+            return charge()
+        try:
+            with Account.open(*account) as held:
+                if not (self.folder / TUNING_FILE).is_file():
+                    held.check(commitment)
+                ledger = charge()
+                held.debit("", commitment, str(self.folder))
+        except AccountRefused as error:
+            raise ConfigError(f"privacy.account: {error}") from error
+        return ledger
 
     def _find(self, path: Path) -> None:
         asked = next(iter(self._plan.noise.values())).commitment
@@ -184,6 +202,7 @@ class PrivateSweep:
         if self.ended:
             self._drawn = []
             return
+        self._paid(self._ledger.commitment, lambda: self._ledger)
         try:
             drawn = json.loads((self.folder / DRAW_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -158,7 +158,7 @@ def digest(config: RunConfig, kind: Kind) -> str:
     the same on every machine; so are settings at their default, so that it stays the same when a new setting joins.
     """
     flat = flatten(config.to_table())
-    for key in ("name", "output", "data.cache", "engine.workers", "engine.kind"):
+    for key in ("name", "output", "data.cache", "engine.workers", "engine.kind", "privacy.account"):
         flat.pop(key)
     for key in ("data.source", "data.test-source"):
         kind_of_file, colon, place = str(flat[key]).partition(":")

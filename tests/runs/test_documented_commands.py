@@ -161,6 +161,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder with the files that pages speak of; runs from Python and the choices of a plan are small."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     table(tmp_path / "complaints.csv", ["complaint", "product", "customer"], 360)
     table(tmp_path / "reviews.csv", ["review", "stars"], 300)

@@ -58,9 +58,10 @@ def deploy_command(
             config = configure(preset, settings or [], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
-            from simulations.preflight import check_and_rehearse
+            from simulations.preflight import check_accounts, check_and_rehearse
 
             checked = check_and_rehearse(config)
+            check_accounts([checked])
             folder = new_run_folder(config)
             write_config(folder, config)
             checked.hand_on(folder)
