@@ -69,9 +69,10 @@ def best_order(epsilon: float, delta: float) -> int:
 def divergence(commitment: Commitment, order: int) -> float:
     """Upper bound on the Rényi divergence of all that a commitment may release, at an integer order.
 
-    A floor dominates its run step by step, and one unit sees correlated noise as it is composed by the ``rdp``
-    accountant. A filter bounds the divergence at its own order and so, divergences growing with the order, at every
-    lower one. Tuning and training are bounded together (:mod:`privacy.accountants.selection`).
+    A floor dominates its run step by step; where the population has two parts, a unit is in one of them. One unit sees
+    correlated noise as it is composed by the ``rdp`` accountant. A filter bounds the divergence at its own order and
+    so, divergences growing with the order, at every lower one. Tuning and training are bounded together
+    (:mod:`privacy.accountants.selection`).
 
     Raises:
         UnsupportedEvent: no bound is known, in words with a remedy.
@@ -86,9 +87,12 @@ def divergence(commitment: Commitment, order: int) -> float:
                 "privacy.mode = 'floor'"
             )
         return commitment.rho
-    return sum(
-        count * renyi.rho_of(sampling, multiplier, order, commitment.adjacency)
-        for sampling, multiplier, count in composition.merge_steps(commitment.floor)
+    return max(
+        sum(
+            count * renyi.rho_of(sampling, multiplier, order, commitment.adjacency)
+            for sampling, multiplier, count in composition.merge_steps(part)
+        )
+        for part in composition.parts(commitment.floor)
     )
 
 
