@@ -87,6 +87,8 @@ def ledger_table(charges: tuple[Charge, ...]) -> dict[str, Any]:
 
 def _sampling_text(sampling: Mapping[str, Any]) -> str:
     population = f"{sampling['population']:,} {sampling['unit']}s"
+    if (members := sampling.get("members")) is not None:
+        population = f"{members:,} {'held-out' if sampling['held_out'] else 'trained'} of {population}"
     if (most := sampling.get("records_per_unit")) is not None:
         population = f"{sampling['records']:,} records, at most {most} of each of {population}"
     return f"all {population}" if sampling["rate"] == 1 else f"Poisson {sampling['rate']:g} of {population}"
