@@ -20,6 +20,7 @@ from server.run_folder.names import LAUNCH_LOCK, new_run_folder, shell_quoted
 from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
+from simulations.cli.calibrate.ask import ask_command
 from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
 from simulations.cli.exits import (
@@ -381,6 +382,7 @@ for name, command, panel in (
     ("presets", presets_command, PREPARE),
     ("config", config_command, PREPARE),
     ("calibrate", calibrate_command, PREPARE),
+    ("ask", ask_command, PREPARE),
     ("plan", plan_command, PREPARE),
     ("doctor", doctor_command, PREPARE),
     ("runs", runs_command, LOOK),
