@@ -115,12 +115,15 @@ class Public(Table):
             ``data.cache`` for runs that would train the same.
         warm_start_learning_rate: learning rate of AdamW in the warm start.
         warm_start_batch_size: records in a step of the warm start.
+        warm_start_factors: ``"trained"`` trains what round 1 trains; ``"both"`` trains both LoRA factors, so that
+            ``strategy.aggregation = "ffa"`` goes on from an A that public records chose.
     """
 
     training_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     warm_start_epochs: CountOrAuto = 0
     warm_start_learning_rate: Positive = 0.003
     warm_start_batch_size: Count = 32
+    warm_start_factors: Literal["trained", "both"] = "trained"
 
 
 class Engine(FrozenBase):

@@ -69,6 +69,8 @@ class PublicTraining:
         wanted = config.warm_start_epochs > 0
         used = round(config.training_fraction * len(public)) if wanted else 0
         engine = make_engine(assembly.job) if wanted else None
+        if engine is not None and config.warm_start_factors == "both":
+            engine.train_factors("both")
         name = _decisive(assembly, used) if wanted else ""
         folder = assembly.data.folder.parent / KEPT
         return PublicTraining(config, public.select(np.arange(used)), engine, assembly.config.seed, folder, name)

@@ -1,7 +1,8 @@
 """Aggregations that choose which LoRA factors are trained; the released object is the sum of the clipped updates.
 
     plain:    both factors, W0 + s B A with A and B averaged separately (FedAvg on the factors; FedIT)
-    ffa:      A stays at its random start, shared by all; only B is trained: the average of B A is then exact
+    ffa:      A stays at its start, shared by all; only B is trained: the average of B A is then exact. The start is
+              random, or what public records made of it (``public.warm-start-factors = "both"``)
     rolora:   B in odd rounds, A in even ones: every average is exact, and both factors learn
 
 References: FedIT: Zhang et al. 2023 (arXiv 2305.05644); FFA-LoRA: Sun et al., ICLR 2024 (arXiv 2403.12313);
@@ -47,7 +48,7 @@ class Plain(Aggregation):
 
 @dataclass(frozen=True)
 class Ffa(Aggregation):
-    """Train B only, with A frozen as it was drawn.
+    """Train B only, with A frozen as the run began.
 
     Attributes:
         scale_b: public factor on the update of B, relative to the heads, before clipping.

@@ -86,6 +86,8 @@ class PublishedRldp(RawRule, Rl):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer_at_least(0, blocks=self.blocks)
+
+    def _check_policy(self) -> None:
         checks.one_of(("scratch",), policy=self.policy)  # the shipped policy has learnt to read another state
 
     @property

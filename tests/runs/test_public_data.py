@@ -55,6 +55,17 @@ def test_a_warm_start_lowers_the_loss_on_the_records_it_used(cache: Path) -> Non
     assert after < before - 0.01
 
 
+def test_a_warm_start_of_both_factors_leaves_ffa_an_a_that_public_records_chose(cache: Path) -> None:
+    change = {}
+    for factors in ("trained", "both"):
+        settings = {"warm-start-epochs": 10, "warm-start-learning-rate": 0.003, "warm-start-factors": factors}
+        made = assembly(cache, **settings)
+        start = PublicTraining.of(made).warm_start(made.start)
+        change[factors] = {entry.factor: entry.of(start) - entry.of(made.start) for entry in made.layout.entries}
+    assert {factors: bool(moved["A"].any()) for factors, moved in change.items()} == {"trained": False, "both": True}
+    assert all(moved["B"].any() for moved in change.values())
+
+
 WARM = {"warm-start-epochs": 2, "warm-start-learning-rate": 0.003}
 
 
@@ -87,6 +98,7 @@ def test_a_warm_start_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monkey
         {"seed": 1},
         {"public": {**WARM, "warm-start-epochs": 3}},
         {"public": {**WARM, "training-fraction": 0.4}},
+        {"public": {**WARM, "warm-start-factors": "both"}},
         {"model": {"name": "random:bert", "rank": 4, "max-length": 48}},
         {"engine": {"precision": "bf16-model"}},
     ],

@@ -31,7 +31,7 @@ from strategies.controllers.rl import spending
 from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observation, reward
 from strategies.controllers.rl.features import add, empty_interval
-from strategies.controllers.rl.sac import FILE, fresh_weights, pretrained_weights
+from strategies.controllers.rl.sac import FILE, document, fresh_weights, policy_weights
 from strategies.private_training import ServerState
 from tests.cases.drawn import cohort
 
@@ -262,12 +262,48 @@ def test_the_shipped_policy_is_small_whole_and_better_than_chance_on_a_federatio
 
     assert (Path(strategies.controllers.rl.__file__).parent / FILE).stat().st_size < 200_000
     shapes = {name: weight.shape for name, weight in fresh_weights(0).items()}
-    assert {name: weight.shape for name, weight in pretrained_weights().items()} == shapes
+    assert {name: weight.shape for name, weight in policy_weights("pretrained").items()} == shapes
     problem = draw_problem(30_007, rounds=40)
     by_policy, state = hold_run(problem, Rl(clip_norm=problem.clip_norm * 4), 1)
     still, _ = hold_run(problem, Fixed(problem.clip_norm * 4), 1)
     assert by_policy[-1] < still[-1], "it shrinks thresholds that are far too large"
     assert state.agent.stored == 0, "and does not learn unless asked"
+
+
+def test_a_policy_of_ones_own_comes_from_a_file_and_what_it_saw_did_and_earned_is_told(tmp_path: Path) -> None:
+    from simulations.benchmarks.papers.synthetic_federation import draw_problem, hold_run
+
+    problem, mine, whole = draw_problem(30_007, rounds=40), tmp_path / "mine.json", policy_weights("pretrained")
+    changed = {name: -weight if name.startswith("actor.adapter.2") else weight for name, weight in whole.items()}
+    mine.write_text(document(changed, {"data": "none"}), encoding="utf-8")
+    told = {}
+    for policy in ("pretrained", str(mine)):
+        controller = Rl(clip_norm=problem.clip_norm, policy=policy)
+        told[policy] = controller.released_values(hold_run(problem, controller, 1)[1], problem.setting)
+    theirs, own = told.values()
+    moved = {name: (theirs[name], own[name]) for name in theirs if name.startswith("action-")}
+    assert set(moved) == {"action-noise"} | {f"action-{number}" for number in range(1, len(problem.sizes) + 1)}
+    assert any(a * b < 0 for a, b in moved.values()), "the last layer of the other policy has the other sign"
+    assert own["actions"] > 0
+    assert own["reward"] != 0
+    assert own["sees-progress"] == pytest.approx(2 * 38 / 40 - 1), "it acted last after round 38"
+    assert {f"sees-unclipped-{number}" for number in range(1, len(problem.sizes) + 1)} <= set(own)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "which holds no policy"),
+        ('{"safetensors": "AAAA"}', "which holds no policy"),
+        (document({"actor": torch.zeros(2)}, {}), "whose weights have other names or shapes"),
+        (document(fresh_weights(0) | {"actor.noise.1.bias": torch.full((2,), math.nan)}, {}), "are not finite"),
+    ],
+)
+def test_a_file_that_is_no_policy_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=words):
+        Rl(policy=str(file))
 
 
 # --- pauses and bad input -----------------------------------------------------------------------------------------
@@ -323,7 +359,10 @@ def test_what_it_cannot_work_with_is_said(released: Callable[..., Release]) -> N
         ({"noise_range": 1.0}, "noise_range must be"),
         ({"reach": 1.0}, "reach must be"),
         ({"bit_share": 1.0}, "bit_share must be"),
-        ({"policy": "mine"}, "policy must be"),
+        (
+            {"policy": "mine.json"},
+            "policy must be 'pretrained', 'scratch' or the file .*'mine.json', which cannot be read",
+        ),
         ({"reward": "mine"}, "reward must be"),
         ({"temperature": -1.0}, "temperature must be > 0"),
         ({"updates": 0}, "updates must be"),

@@ -1,6 +1,6 @@
 """How the policy of the controller ``rl`` was learnt and judged, and what the controller costs a round.
 
-Run: `python -m simulations.benchmarks papers.rldp_pretraining [--episodes 200] [--part policy|overhead]`.
+Run: `python -m simulations.benchmarks papers.rldp_pretraining [--episodes 200] [--to FILE] [--part policy|overhead]`.
 
 Policy: soft actor-critic over federations that exist only as random numbers (``synthetic_federation.py``), one after
 the other, with one agent and one buffer. Every so often the policy's mode is judged on federations that are not trained
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -49,8 +50,8 @@ CAPACITY, WARM_UP, UPDATES = 20_000, 300, 3
 FACTORS = (1 / 64, 1 / 10, 1 / 3, 1.0, 3.0)
 
 
-def train(episodes: int, every: int, judged: int, seed: int) -> None:
-    """Soft actor-critic over federations; after every judgement the best policy so far is on the disk."""
+def train(episodes: int, every: int, judged: int, seed: int, file: Path) -> None:
+    """Soft actor-critic over federations; after every judgement the best policy so far is in `file`."""
     started = time.monotonic()
     agent = sac.new_agent(sac.fresh_weights(seed), len(draw_problem(0).sizes), CAPACITY)
     validation = [draw_problem(VALIDATION + i) for i in range(judged)]
@@ -65,14 +66,14 @@ def train(episodes: int, every: int, judged: int, seed: int) -> None:
             say(f"episode {episode}: {score:+.4f} ({time.monotonic() - started:.0f} s)")
             curve.append({"episode": episode, "score": score})
             if score == min(point["score"] for point in curve):
-                POLICY.write_text(sac.document(weights_of(agent), card(seed, curve)), encoding="utf-8")
+                file.write_text(sac.document(weights_of(agent), card(seed, curve)), encoding="utf-8")
 
 
 def card(seed: int, curve: list[dict[str, float]]) -> dict[str, Any]:
     """What a reader of the policy must know."""
     return {
         "data": "synthetic federations (simulations/benchmarks/papers/synthetic_federation.py); no person's data",
-        "made by": "python -m simulations.benchmarks.papers.rldp_pretraining",
+        "made by": "python -m simulations.benchmarks papers.rldp_pretraining",
         "seed": seed,
         "score": "mean log final loss on validation federations less that of the threshold a user starts with",
         "curve, whose last point is this policy": curve,
@@ -193,6 +194,7 @@ def main(
     judged: Annotated[int, typer.Option(help="federations for validation")] = 8,
     tested: Annotated[int, typer.Option(help="federations for the final comparison")] = 20,
     seed: Annotated[int, typer.Option(help="of everything")] = 0,
+    to: Annotated[Path, typer.Option(help="file of the policy: that of the package, or of one of your own")] = POLICY,
     part: Annotated[Literal["policy", "overhead"], typer.Option(help="what to do")] = "policy",
 ) -> None:
     """Train, choose, write the policy and judge the one that ships; or time rounds."""
@@ -201,9 +203,11 @@ def main(
         write("rl_overhead", {"benchmark": "rl_overhead", "rows": overhead(), "cohort": COHORT})
         return
     if episodes:
-        train(episodes, every, judged, seed)
-    test = compare([draw_problem(TEST + i) for i in range(tested)], sac.pretrained_weights())
+        train(episodes, every, judged, seed, to)
+    test = compare([draw_problem(TEST + i) for i in range(tested)], sac.policy_weights(str(to)))
     say(test)
+    if to != POLICY:
+        return
     write("rl_pretraining", {"benchmark": "rl_pretraining", "card": sac.card(), "test": test})
 
 

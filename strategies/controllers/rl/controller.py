@@ -43,9 +43,9 @@ from privacy.mechanism import Release
 from privacy.queries import AdapterBits
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo, update_multiplier
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward
+from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward, told
 from strategies.controllers.rl.features import add
-from strategies.controllers.rl.sac import Learning, pretrained_weights
+from strategies.controllers.rl.sac import Learning
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Rl(Controller[RlState]):
         noise_range: z stays within this factor of the run's own multiplier, > 1.
         bit_share: share of 1/z^2 that pays for the clip bits, in (0, 1).
         reward: ``"gain"``, or ``"gain-per-spent"`` as RLDP has it; read only by an agent that learns.
-        policy: ``"pretrained"``, or ``"scratch"`` for an agent that knows nothing.
+        policy: ``"pretrained"``, ``"scratch"`` for an agent that knows nothing, or the file of another policy, such as
+            ``simulations/benchmarks/papers/rldp_pretraining.py`` writes.
         learn: draw actions around the policy and learn further; an agent from scratch always does.
         warm_up: transitions before the first gradient step; an agent from scratch acts at random until then.
         updates: gradient steps per action.
@@ -99,8 +100,13 @@ class Rl(Controller[RlState]):
         checks.within(1.001, 1e6, reach=self.reach)
         checks.within(1e-4, 0.99, bit_share=self.bit_share)
         checks.one_of(("gain", "gain-per-spent"), reward=self.reward)
-        checks.one_of(("pretrained", "scratch"), policy=self.policy)
+        self._check_policy()
         assert self.acting  # its own checks
+
+    def _check_policy(self) -> None:
+        """Refuse what is no policy before anything is spent."""
+        if self.policy not in ("pretrained", "scratch"):
+            sac.policy_weights(self.policy)
 
     @property
     def acting(self) -> Acting:
@@ -124,7 +130,7 @@ class Rl(Controller[RlState]):
                     f"rl needs equally many adapters in every round, got {adapters} and {len(layout)}; choose an "
                     "aggregation that trains the same pairs throughout"
                 )
-        weights = pretrained_weights() if self.policy == "pretrained" else sac.fresh_weights(self.seed)
+        weights = sac.fresh_weights(self.seed) if self.policy == "scratch" else sac.policy_weights(self.policy)
         transitions = info.rounds // self._interval(info) if self.acting.explores else 1
         agent = sac.new_agent(weights, adapters, max(1, min(self.buffer, transitions)))
         return begin(info, agent, math.nan if public.validation_loss is None else public.validation_loss)
@@ -162,5 +168,4 @@ class Rl(Controller[RlState]):
     def released_values(self, state: RlState, info: RunInfo) -> dict[str, float]:
         bounds = [self.clip_norm / math.sqrt(len(state.scales)) * math.exp(scale) for scale in state.scales]
         adapters = {f"clip-bound-{number}": bound for number, bound in enumerate(bounds, 1)}
-        told = {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset, "actions": float(state.actions)}
-        return told | adapters
+        return {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset} | adapters | told(state)

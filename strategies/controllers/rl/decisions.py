@@ -10,7 +10,14 @@ from torch import Tensor
 
 from strategies.controllers.controller import RunInfo
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.features import IntervalStats, empty_interval, global_features, local_features
+from strategies.controllers.rl.features import (
+    OF_ADAPTER,
+    OF_RUN,
+    IntervalStats,
+    empty_interval,
+    global_features,
+    local_features,
+)
 from strategies.controllers.rl.sac import Agent, Learning, features
 
 FREEZE = 0.9
@@ -32,7 +39,7 @@ class RlState:
         heard: sums over the rounds since the last action.
         spent, spent_before: of the budget, now and at the last action.
         first_loss, loss_before, loss: public loss at the start, at the last action, now.
-        last: observation and action of the last action.
+        last: observation and action of the last action, and the reward of the one before it.
         actions: how many there were.
     """
 
@@ -73,6 +80,7 @@ def begin(info: RunInfo, agent: Agent, loss: float) -> RlState:
     adapters = len(info.blocks(1))
     local, whole = features(agent.weights)
     last = {"local": torch.zeros(adapters, local), "whole": torch.zeros(whole), "action": torch.zeros(adapters + 1)}
+    last["reward"] = torch.tensor(0.0)
     scales = (0.0,) * adapters
     return RlState(scales, 0.0, empty_interval(adapters), 0.0, 0.0, loss, loss, loss, last, 0, agent)
 
@@ -104,7 +112,23 @@ def decide(
     state = replace(
         state, agent=agent, heard=empty_interval(len(local)), spent_before=state.spent, loss_before=state.loss
     )
+    state = replace(state, last=state.last | {"reward": torch.tensor(reward)})
     return state if ends else _acted(state, info, acting, local, whole)
+
+
+def told(state: RlState) -> dict[str, float]:
+    """The last action, what the agent saw before it, and the newest reward, under the names that metrics have.
+
+    ``action-i`` and ``action-noise`` in (-1, 1); ``reward``; ``sees-NAME`` of the run and ``sees-NAME-i`` of adapter i,
+    in the order of :func:`~strategies.controllers.rl.features.local_features` and ``global_features``.
+    """
+    *adapters, noise = state.last["action"].tolist()
+    values = {f"action-{number}": action for number, action in enumerate(adapters, 1)}
+    values |= {"action-noise": noise, "reward": float(state.last["reward"]), "actions": float(state.actions)}
+    values |= dict(zip((f"sees-{name}" for name in OF_RUN), state.last["whole"].tolist(), strict=False))
+    for number, row in enumerate(state.last["local"].tolist(), 1):
+        values |= dict(zip((f"sees-{name}-{number}" for name in OF_ADAPTER), row, strict=False))
+    return values
 
 
 def observation(
@@ -158,7 +182,7 @@ def _acted(
     offset = min(max(state.offset + acting.noise_step * noise, -limit), limit)
     if info.order is None or state.spent > FREEZE * spending.budget(info):
         offset = 0.0
-    last = {"local": local, "whole": whole, "action": action}
+    last = state.last | {"local": local, "whole": whole, "action": action}
     return replace(state, agent=agent, scales=scales, offset=offset, last=last, actions=state.actions + 1)
 
 

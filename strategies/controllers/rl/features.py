@@ -18,6 +18,10 @@ from torch import Tensor
 from privacy.mechanism import Release
 from privacy.queries import AdapterBits
 
+OF_ADAPTER = ("unclipped", "alignment", "signal-to-noise", "position", "size")
+OF_RUN = ("progress", "budget-ahead", "noise", "last-gain", "total-gain")
+"""Names of the features of one adapter and of the run, in their order."""
+
 _PRIOR = 1 / 12
 """Variance of a share that may be anything between 0 and 1."""
 

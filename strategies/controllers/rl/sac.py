@@ -27,10 +27,12 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.functional import relu, smooth_l1_loss, softplus
@@ -297,20 +299,42 @@ FILE = "policy.json"
 
 
 @cache
-def _shipped() -> dict[str, Any]:
-    text = (resources.files("strategies.controllers.rl") / FILE).read_text(encoding="utf-8")
-    shipped: dict[str, Any] = json.loads(text)
-    return shipped
+def _shipped() -> str:
+    return (resources.files("strategies.controllers.rl") / FILE).read_text(encoding="utf-8")
 
 
 def card() -> dict[str, Any]:
     """The card that says where the shipped policy comes from."""
-    return dict(_shipped()["card"])
+    told: dict[str, Any] = json.loads(_shipped())["card"]
+    return told
 
 
-def pretrained_weights() -> Weights:
-    """Weights of actor and critics learnt on synthetic federated problems; a fresh copy."""
-    weights = load(base64.b64decode(_shipped()["safetensors"]))
+def policy_weights(source: str) -> Weights:
+    """Weights of actor and critics of a policy, a fresh copy.
+
+    Args:
+        source: ``"pretrained"`` for the policy that ships, which was learnt on synthetic federated problems, or the
+            file of another one, as :func:`document` writes it.
+
+    Raises:
+        ValueError: there is no such file, or what it holds is no policy for the features of this package.
+    """
+    remedy = (
+        f"policy must be 'pretrained', 'scratch' or the file of a policy, got {source!r}, %s. "
+        "papers.rldp_pretraining (python -m simulations.benchmarks) makes such a file"
+    )
+    try:
+        text = _shipped() if source == "pretrained" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(remedy % "which cannot be read") from error
+    try:
+        weights = load(base64.b64decode(json.loads(text)["safetensors"]))
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ValueError(remedy % "which holds no policy") from error
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    expected = {name: tuple(weight.shape) for name, weight in fresh_weights(0).items()}
+    if shapes != expected or not all(bool(weight.isfinite().all()) for weight in weights.values()):
+        raise ValueError(remedy % "whose weights have other names or shapes, or are not finite")
     return dict(sorted(weights.items()))  # safetensors gives them in any order
 
 
