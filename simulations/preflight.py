@@ -194,7 +194,9 @@ def check_sources(config: RunConfig) -> None:
     Raises:
         ValueError: naming the setting whose files are not there.
     """
-    for option, source in (("data.source", config.data.source), ("data.test-source", config.data.test_source)):
+    data = config.data
+    named = {"source": data.source, "validation-source": data.validation_source, "test-source": data.test_source}
+    for option, source in ((f"data.{key}", place) for key, place in named.items()):
         kind = source.partition(":")[0]
         if kind in CORPORA:
             files(source, option)

@@ -27,7 +27,7 @@ from client.data.records import Records
 from client.data.sensitive import make_detector
 from client.data.sources import Texts
 from client.data.spec import NOTES, DataSpec
-from client.data.splits import hold_out, source_reading, test_reading
+from client.data.splits import hold_out, public_reading, public_sources, source_reading
 from client.models.base import load_tokenizer
 from privacy import durable
 from privacy.sensitive_text import detectors, treatments
@@ -88,6 +88,11 @@ def check(spec: DataSpec) -> None:
             f"data.test-limit = {spec.test_limit} bounds a test source and there is none; set data.test-source, or "
             "bound the carved-out test set by data.test-records"
         )
+    if spec.source == NOTES and spec.validation_source:
+        raise ValueError(
+            f"data.validation-source = {spec.validation_source!r}: generated notes bring their own validation records; "
+            "name a data.source, or leave it empty"
+        )
     if spec.source == NOTES and spec.unit_column:
         raise ValueError("data.unit-column must be '' for generated notes, whose unit is the patient anyway")
     sensitive.check_policy(spec)
@@ -106,8 +111,8 @@ def check(spec: DataSpec) -> None:
 def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of everything the files depend on."""
     content = [_source(spec)]
-    if spec.test_source:
-        content.append(sources.fingerprint(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat))
+    for part, place in public_sources(spec).items():
+        content.append(sources.fingerprint(place, public_reading(spec), f"data.{part}-source", chat=spec.chat))
     # any change of the code that decides the content gives new names: nobody has to remember a version number
     code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]

@@ -74,17 +74,20 @@ class DataSettings(Reading):
     Attributes:
         held_by: holder of the clients' records: this server, which simulates the clients, or the nodes of a deployment.
             With ``nodes`` every node is one client and reads records of its own, in columns of these names; ``source``
-            and ``test_source`` then hold public records only, the validation and the test set.
+            and the sources below then hold public records only, the validation and the test set.
         nodes: number of nodes in a deployment whose nodes hold many clients each, named by ``client_column``; 0 makes
             every node one client.
         source: source of the records: ``notes`` (generated), ``parquet:PATH``, ``csv:PATH``, ``jsonl:PATH``,
             ``json:PATH`` or a hub id.
+        validation_source: source of the public validation records, in the same syntax; empty takes them out of
+            `source`, whose held-out people are then as public as they are. Its columns have the same names.
         test_source: source of the test set, in the same syntax; empty takes test records out of `source`.
         partition: way in which records become clients, see docs/data.md. ``repeated`` measures speed: any number of
             clients share the records.
         partition_options: options of a partitioner of flwr-datasets, by name.
         dirichlet_alpha: concentration of the label skew; small values give every client few labels.
-        validation_records: size of the public validation set.
+        validation_records: size of the public validation set; of `validation_source` at most so many, drawn by the
+            seed.
         test_records: size of a test set that is taken out of `source`.
         test_limit: most records of `test_source` that are tested on, the same ones for every seed; 0 tests on all.
         train_records: most records dealt to the clients, drawn by the seed; 0 deals all.
@@ -103,6 +106,7 @@ class DataSettings(Reading):
     held_by: Literal["server", "nodes"] = "server"
     nodes: CountOrAuto = 0
     source: Annotated[str, Field(min_length=1)] = NOTES
+    validation_source: str = ""
     test_source: str = ""
     partition: Literal["dirichlet", "iid", "natural", "pathological", "shard", "repeated"] = "dirichlet"
     partition_options: Options = Field(default_factory=dict)
@@ -162,7 +166,8 @@ class DataSpec(DataSettings):
     def identity(self) -> dict[str, Any]:
         """The settings that decide the content, without where it is kept and who else has records."""
         counted = self.partition == "natural" and self.source != NOTES  # by the source, not by the settings
-        return self.model_dump(exclude={"cache", "held_by", "nodes"} | ({"clients"} if counted else set()))
+        unnamed = set() if self.validation_source else {"validation_source"}  # so that older data keep their names
+        return self.model_dump(exclude={"cache", "held_by", "nodes"} | ({"clients"} if counted else set()) | unnamed)
 
     @property
     def chat(self) -> bool:

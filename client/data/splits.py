@@ -53,8 +53,8 @@ def source_reading(spec: DataSpec) -> Reading:
     return Reading.of(spec) if spec.task == "classification" else Reading.of(spec, label_column="")
 
 
-def test_reading(spec: DataSpec) -> Reading:
-    """The settings by which the test source is read: it has no clients and no units, and is tested on as it is."""
+def public_reading(spec: DataSpec) -> Reading:
+    """The settings by which public records are read: they have no clients and no units, and are used as they are."""
     return source_reading(spec).replace(client_column="", unit_column="", least_words=0)
 
 
@@ -73,13 +73,14 @@ def hold_out(spec: DataSpec) -> Held:
         source = sources.read(spec.source, source_reading(spec), chat=spec.chat)
         read = {"source": len(source) + source.left_out.total()}
         noted = source.noted
-        whole = _test_source(spec)
-        test = whole
-        if whole is not None:
-            read["test-source"] = len(whole) + whole.left_out.total()
-            test = _limited(whole, spec)
-            not_drawn["test"] = len(whole) - len(test)
-        texts, left_out = _carve(source, test, spec), source.left_out + (whole.left_out if whole else Counter())
+        left_out, given = source.left_out, dict[str, Texts]()
+        for part, place in public_sources(spec).items():
+            whole = sources.read(place, public_reading(spec), f"data.{part}-source", chat=spec.chat)
+            read[f"{part}-source"] = len(whole) + whole.left_out.total()
+            given[part] = _limited(whole, spec) if part == "test" else _shuffled(whole, spec)
+            not_drawn[part] = len(whole) - len(given[part])
+            left_out = left_out + whole.left_out
+        texts = _carve(source, given, spec)
     texts, removed = _separate(texts, spec)
     removed |= left_out
     train = _drawn(texts["train"], spec)
@@ -89,20 +90,27 @@ def hold_out(spec: DataSpec) -> Held:
     if spec.task != "classification":
         return Held(texts, {}, [], removed, read, not_drawn, noted)
     raw = {part: texts[part].labels or [] for part in PARTS}
-    known = raw["train"] + raw["validation"] + ([] if spec.test_source else raw["test"])
-    where = f"data.source = {spec.source!r}, column {spec.label_column!r}"
-    names = class_names(known, where)
-    tested = f"data.test-source = {spec.test_source!r}, column {spec.label_column!r}" if spec.test_source else where
-    encoded = {part: class_ids(raw[part], names, tested if part == "test" else where) for part in PARTS}
+    given = {} if spec.source == NOTES else public_sources(spec)
+    known = [label for part in PARTS if part not in given for label in raw[part]]
+    where = dict.fromkeys(PARTS, f"data.source = {spec.source!r}, column {spec.label_column!r}") | {
+        part: f"data.{part}-source = {place!r}, column {spec.label_column!r}" for part, place in given.items()
+    }
+    names = class_names(known, where["train"])
+    encoded = {part: class_ids(raw[part], names, where[part]) for part in PARTS}
     names = list(notes.LABELS) if spec.source == NOTES else names
     return Held(texts, encoded, names, removed, read, not_drawn, noted)
 
 
-def _test_source(spec: DataSpec) -> Texts | None:
-    """The records of a test source."""
-    if not spec.test_source:
-        return None
-    return sources.read(spec.test_source, test_reading(spec), "data.test-source", chat=spec.chat)
+def public_sources(spec: DataSpec) -> dict[str, str]:
+    """The sources of the parts that have one of their own: `"validation"`, `"test"`."""
+    named = {"validation": spec.validation_source, "test": spec.test_source}
+    return {part: place for part, place in named.items() if place}
+
+
+def _shuffled(public: Texts, spec: DataSpec) -> Texts:
+    """As many public records as are asked for, in an order drawn by the seed: the first may be trained on."""
+    rows = simulation_generator(spec.seed, "validation-source").permutation(len(public))
+    return public.select(rows[: spec.validation_records])
 
 
 def _limited(test: Texts, spec: DataSpec) -> Texts:
@@ -136,9 +144,10 @@ def _consultations(spec: DataSpec, clients: int) -> dict[str, Texts]:
     return texts
 
 
-def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts]:
-    """Hold out rows, or whole units of privacy, or whole natural clients, drawn by the seed."""
-    sizes = {"validation": spec.validation_records} | ({} if test is not None else {"test": spec.test_records})
+def _carve(source: Texts, given: dict[str, Texts], spec: DataSpec) -> dict[str, Texts]:
+    """Hold out rows, whole units of privacy or whole natural clients, drawn by the seed, for the parts not given."""
+    wanted = {"validation": spec.validation_records, "test": spec.test_records}
+    sizes = {part: size for part, size in wanted.items() if part not in given}
     if sum(sizes.values()) >= len(source):
         raise ValueError(
             f"data.source = {spec.source!r} has {len(source)} records and {' + '.join(sizes)} would take "
@@ -151,8 +160,7 @@ def _carve(source: Texts, test: Texts | None, spec: DataSpec) -> dict[str, Texts
     rank = simulation_generator(spec.seed, "held-out").permutation(int(group.max()) + 1)[group]
     order = np.argsort(rank, kind="stable")  # whole groups one after another, the groups in random order
     ends = np.flatnonzero(np.diff(rank[order], append=-1)) + 1  # where each group ends
-    texts: dict[str, Texts] = {} if test is None else {"test": test}
-    start = 0
+    texts, start = dict(given), 0
     for part, size in sizes.items():
         stop = int(ends[min(int(np.searchsorted(ends, start + size)), len(ends) - 1)])
         # The first public records may be trained on: where a source is sorted, they must not be of its first labels.

@@ -27,7 +27,9 @@ COVERED = (names.METRICS_FILE, names.STAMP_FILE, names.CANARIES_FILE)
 RESULTS = ("test_", "validation_", "start_", "public_test_", "majority_", "rounds_done", "stopped", "dimension",
     "model", "label_names", "not_private")  # fmt: skip
 """Beginnings of the results that are numbers of public records, or of the settings."""
-PLACES = ("data.source", "data.test-source", "public.source", "model.name", "privacy.secagg.federation")
+PLACES = (
+    "data.source", "data.validation-source", "data.test-source", "model.name", "privacy.secagg.federation"
+)  # fmt: skip
 """Settings that may name a file of the owner's machine; its name alone is told."""
 UNTOLD = ("output", "data.cache", "engine.ray-address", "privacy.account")
 """Settings that say where a run ran, and nothing of what it released."""

@@ -118,18 +118,24 @@ def not_covered(config: RunConfig, *, steered: bool) -> tuple[str, ...]:
     Args:
         steered: whether the run's controller or optimizer reads their loss.
     """
-    found = list(NOT_COVERED)
-    if config.public.warm_start_epochs:
-        found.append(
-            f"{config.public.training_fraction:.0%} of the held-out validation records: they are trained on WITHOUT "
-            "noise before the first step (public.warm-start-epochs), so the adapter may hold what they say"
-        )
+    found = [*NOT_COVERED, *_public_start(config)]
     if steered:
         found.append(
             "the loss on held-out validation records after every step: it is read without noise and steers what is "
             f"released ({config.strategy.controller}, {config.strategy.optimizer})"
         )
     return tuple(found)
+
+
+def _public_start(config: RunConfig) -> tuple[str, ...]:
+    """The note on the records that a warm start trains on; none without one."""
+    if not config.public.warm_start_epochs:
+        return ()
+    origin = "of data.validation-source" if config.data.validation_source else "held-out"
+    return (
+        f"{config.public.training_fraction:.0%} of the validation records ({origin}): they are trained on WITHOUT "
+        "noise before the first step (public.warm-start-epochs), so the adapter may hold what they say",
+    )
 
 
 def client_level_statement(
@@ -141,7 +147,7 @@ def client_level_statement(
         listed: commitment of secure sums: the most that all runs on their list cost together; else None.
         held: number of clients of each node, where nodes have many.
     """
-    further = _rounding(config)
+    further = (*_rounding(config), *_public_start(config))
     if listed is not None and ledger.not_private is None:
         further = (
             *further,

@@ -272,22 +272,56 @@ def _nobody(first: Mapping[str, list[str]], taken: set[str]) -> str:
     return text
 
 
-def data_template(found: Looked, base: Path) -> str:
+@dataclass(frozen=True)
+class PublicRecords:
+    """A file of records that are nobody's to protect, as its owner says.
+
+    Attributes:
+        path, kind: the file, and the name of its format in a source.
+        rows: records in it.
+    """
+
+    path: Path
+    kind: str
+    rows: int
+
+
+def look_at_public(path: Path, found: Looked) -> PublicRecords:
+    """Read a file of public records in the columns of the private ones.
+
+    Raises:
+        ValueError: one that cannot be read, has no rows, or lacks a column; naming it.
+    """
+    kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise ValueError(f"--public {path}: its ending must be one of {', '.join(SUFFIXES)}")
+    table = read_file(f"{kind}:{path}", found.reading, "--public")
+    wanted = {key: name for key, name in found.chosen.items() if key not in ("client-column", "unit-column")}
+    lacking = {key: name for key, name in wanted.items() if name not in table.names}
+    if lacking or not table.rows:
+        what = " and ".join(f"{name!r} ({key})" for key, name in lacking.items())
+        said = (
+            f"lacks the column {what} of {found.path.name}; it has {', '.join(table.names)}" if what else "has no rows"
+        )
+        raise ValueError(f"--public {path} {said}")
+    return PublicRecords(path, kind, table.rows)
+
+
+def data_template(found: Looked, base: Path, public: PublicRecords | None = None) -> str:
     """Write the settings for a file of records, with why each was chosen.
 
     Args:
-        base: folder of the file to be written; the path of the records is relative to it where it lies below.
+        base: folder of the file to be written; paths of records are relative to it where they lie below.
+        public: records to validate on and to start from; None holds them out of the file.
     """
     held_out = max(20, min(1000, found.rows // 10))
-    left = found.rows - 2 * held_out
+    left = found.rows - (2 if public is None else 1) * held_out
     natural = bool(found.clients)
     members = max(1, round(found.clients * left / found.rows)) if natural else max(1, min(1000, left // 10))
     rate = min(1.0, float(f"{_COHORT / members:.2g}"))
     delta = 1.0
     while delta * 10 * max(members, found.clients) > 1:
         delta /= 10
-    where = found.path.resolve()
-    shown = where.relative_to(base.resolve()) if where.is_relative_to(base.resolve()) else where
     language = found.task != "classification"
     model = {"causal-lm": "lacquer-small", "instruction": "smollm2"}.get(found.task, "minilm")
     lines = [
@@ -309,7 +343,7 @@ def data_template(found: Looked, base: Path) -> str:
         'targets = "auto"',
         "",
         "[data]",
-        f"source = {json.dumps(f'{found.kind}:{shown}')}",
+        f"source = {_place(found.kind, found.path, base)}",
     ]
     lines += [f"# {' '.join(note.split())}" for note in [*found.notes, *found.warnings]]
     lines += [f"{key} = {json.dumps(name)}" for key, name in found.chosen.items()]
@@ -318,9 +352,26 @@ def data_template(found: Looked, base: Path) -> str:
         if value != default:
             lines.append(f"{key} = {json.dumps(value)}")
     partition = "natural" if natural else "iid" if language else "dirichlet"
-    lines += [f'partition = "{partition}"', f"validation-records = {held_out}", f"test-records = {held_out}"]
+    lines.append(f'partition = "{partition}"')
+    if public:
+        lines.append(f"validation-source = {_place(public.kind, public.path, base)}  # public, as --public says")
+    lines += [f"validation-records = {min(1000, public.rows) if public else held_out}", f"test-records = {held_out}"]
+    if public:
+        lines += [
+            "",
+            "[public]",
+            "# Private training starts where half of the public records end, which costs no privacy.",
+            "warm-start-epochs = 20",
+            "warm-start-learning-rate = 0.005",
+            'warm-start-factors = "both"',
+        ]
     lines += ["", "[local]", f"learning-rate = {0.3 if language else 0.1}"]
     return "\n".join(lines) + "\n"
+
+
+def _place(kind: str, path: Path, base: Path) -> str:
+    where, start = path.resolve(), base.resolve()
+    return json.dumps(f"{kind}:{where.relative_to(start) if where.is_relative_to(start) else where}")
 
 
 def _csv_reading(path: Path, reading: Reading) -> Reading:

@@ -11,7 +11,9 @@ from server.config.schema import RunConfig
 from server.run_folder.data_facts import DataFacts
 from simulations.report.notation import number_text, percent_text
 
-_SOURCES = {"source": "in data.source", "test-source": "in data.test-source", "generated": "generated"}
+_SOURCES = {"generated": "generated"} | {
+    key: f"in data.{key}" for key in ("source", "validation-source", "test-source")
+}
 _HELD_OUT = {"train": "validation or test", "validation": "test"}
 _REMEDIES = {"train": "data.train-records", "test": "data.test-limit"}
 

@@ -160,7 +160,7 @@ def digest(config: RunConfig, kind: Kind) -> str:
     flat = flatten(config.to_table())
     for key in ("name", "output", "data.cache", "engine.workers", "engine.kind", "privacy.account"):
         flat.pop(key)
-    for key in ("data.source", "data.test-source"):
+    for key in ("data.source", "data.validation-source", "data.test-source"):
         kind_of_file, colon, place = str(flat[key]).partition(":")
         flat[key] = kind_of_file + colon + "/".join(Path(place).parts[-2:])
     model = Path(str(flat["model.name"]))

@@ -149,7 +149,7 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path):
     assert results["public_test_loss"] == pytest.approx(alone.loss, rel=1e-5)
     assert results["public_test_accuracy"] == pytest.approx(alone.accuracy)
     said = json.loads((folder / "privacy.json").read_text())["not_covered"]
-    assert any("40% of the held-out validation records: they are trained on WITHOUT noise" in line for line in said)
+    assert any("40% of the validation records (held-out): they are trained on WITHOUT noise" in line for line in said)
 
 
 def test_sites_send_coefficients_and_the_server_steps_in_the_span(tmp_path):

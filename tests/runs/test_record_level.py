@@ -113,7 +113,9 @@ def test_what_is_done_with_held_out_records_is_stated(cache, tmp_path):
     public = {"public.warm-start-epochs": 1, "public.training-fraction": 0.3, "strategy.controller": "rl"}
     run(config(cache, **public, **{"evaluation.every": 1, "rounds": 2}), folder)
     found = json.loads((folder / "privacy.json").read_text())["not_covered"]
-    assert any(line.startswith("30% of the held-out validation records: they are trained on WITHOUT") for line in found)
+    assert any(
+        line.startswith("30% of the validation records (held-out): they are trained on WITHOUT") for line in found
+    )
     assert any("it is read without noise and steers what is released (rl, fedadam)" in line for line in found)
 
 

@@ -97,6 +97,22 @@ def test_it_shows_what_it_understood(tmp_path: Path) -> None:
     assert "Warning" not in done.output
 
 
+def test_public_records_are_validated_on_and_started_from(tmp_path: Path) -> None:
+    public = tmp_path / "public.jsonl"
+    public.write_text("".join(json.dumps({"text": f"a public text {n}", "label": "card"}) + "\n" for n in range(70)))
+    done = init(tmp_path, "d.jsonl", TABLE, "--client", "who", "--public", str(public))
+    assert done.exit_code == 0, done.output
+    config = parse(tomllib.loads((tmp_path / "made.toml").read_text()))
+    assert (config.data.validation_source, config.data.validation_records) == ("jsonl:public.jsonl", 70)
+    assert (config.public.warm_start_epochs, config.public.warm_start_factors) == (20, "both")
+    public.write_text('{"words": "a public text"}\n')
+    done = init(tmp_path, "d.jsonl", TABLE, "--client", "who", "--public", str(public))
+    assert done.exit_code == 2
+    assert "lacks the column 'text' (text-column) and 'label' (label-column) of d.jsonl; it has words" in " ".join(
+        done.output.split()
+    )
+
+
 def test_without_a_column_of_people_it_says_whom_the_guarantee_is_for(tmp_path: Path) -> None:
     done = init(tmp_path, "d.jsonl", TABLE)
     assert done.exit_code == 0, done.output

@@ -92,7 +92,7 @@ def read_records(run: "FinishedRun", path: Path) -> "Records":
     from client.data import sources
     from client.data.columns.labels import class_ids
     from client.data.columns.tables import SUFFIXES
-    from client.data.splits import test_reading
+    from client.data.splits import public_reading
     from client.data.tokenise import tokenise
     from server.runs.assembly import data_spec
 
@@ -100,7 +100,7 @@ def read_records(run: "FinishedRun", path: Path) -> "Records":
     if kind is None:
         raise ValueError(f"--data {path}: its ending must be one of {', '.join(SUFFIXES)}")
     spec = data_spec(run.config)
-    texts = sources.read(f"{kind}:{path}", test_reading(spec), "--data", chat=spec.chat)
+    texts = sources.read(f"{kind}:{path}", public_reading(spec), "--data", chat=spec.chat)
     names = run.label_names
     labels = class_ids(texts.labels or [], names, f"--data {path}") if names else None
     model = run.config.model

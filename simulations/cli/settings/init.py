@@ -17,20 +17,24 @@ def init_command(
     label: Annotated[str, typer.Option(help="Column of the labels, or none.", show_default="guessed")] = "",
     client: Annotated[str, typer.Option(help="Column that names people, or none.", show_default="guessed")] = "",
     columns: Annotated[str, typer.Option(help="Names of a CSV file's columns, if it has no header.")] = "",
+    public: Annotated[Path | None, typer.Option(help="Public records in the same columns, to start from.")] = None,
 ) -> None:
     """Write a commented configuration: all settings, or those that fit a CSV, JSON, JSONL or Parquet file.
 
     Given records it looks at the columns, says what it took for what and shows three records as the model will see
-    them. Where it is not sure it asks: say which columns are meant.
+    them. Where it is not sure it asks: say which columns are meant. With public records, which are nobody's to
+    protect, the run validates on them and starts where training on half of them ends.
     """
     with refusals(ValueError):
-        from simulations.presets.template import data_template, full_template, look
+        from simulations.presets.template import data_template, full_template, look, look_at_public
         from simulations.presets.understood import describe_records
 
         records = target.suffix.lower() != ".toml"
         path = (output or Path(f"{target.stem}.toml")) if records else target
         if path.exists() and not force:
             raise ValueError(f"{path} is there already; name another file by --output, or replace it by --force")
+        if public and not records:
+            raise ValueError(f"--public {public} goes with a file of records, and {target} is to hold all settings")
         if not records:
             path.write_text(full_template(), encoding="utf-8")
             typer.echo(f"{path}: every setting, each at its default. Run it: lacquer run {shell_quoted(path)}")
@@ -38,7 +42,7 @@ def init_command(
         if not target.is_file():
             raise ValueError(f"{target}: there is no such file")
         found = look(target, {"text": text, "label": label, "client": client, "columns": columns})
-        content = data_template(found, path.parent)
+        content = data_template(found, path.parent, public and look_at_public(public, found))
         seen = list(describe_records(found, content))
         path.write_text(content, encoding="utf-8")
     typer.echo(f"{target}: {found.rows:,} rows, {found.task}")

@@ -191,6 +191,26 @@ def test_official_test_file_is_only_the_test_set(spec, table):
     assert data.meta["removed"]["train"] + data.meta["removed"]["validation"] >= 10
 
 
+def test_public_records_of_their_own_leave_every_client_to_train_on(spec, table):
+    public = [f"public number {i}" for i in range(30)] + ["record number 7", "record number 8"]
+    pandas.DataFrame({"words": public, "y": ["no", "yes"] * 16}).to_parquet(table / "public.parquet")
+    tokenizer, place = load_tokenizer(spec.tokenizer), f"parquet:{table / 'public.parquet'}"
+    whole, fewer, again, other = (
+        prepare(_file_spec(spec, table, validation_source=place, validation_records=most, seed=seed))
+        for most, seed in ((1000, 0), (9, 0), (9, 0), (9, 1))
+    )
+    shown = _texts(whole.validation, tokenizer)
+    assert sorted(shown) == sorted(set(public) - set(_texts(whole.test, tokenizer)))
+    assert shown != public[: len(shown)], "the first may be trained on: the order is drawn"
+    assert _texts(fewer.validation, tokenizer) == _texts(again.validation, tokenizer)
+    assert _texts(fewer.validation, tokenizer) != _texts(other.validation, tokenizer)
+    assert not set(_texts(whole.train, tokenizer)) & set(public), "what is public is nobody's to protect"
+    assert whole.meta["read"]["validation-source"] == 32
+    assert len(whole.train) + len(whole.test) + whole.meta["removed"]["train"] == 320
+    kept = prepare(_file_spec(spec, table))
+    assert "validation_source" not in kept.meta["spec"], "older prepared data keep their names"
+
+
 def test_a_limited_test_set_is_a_part_of_the_official_one_and_the_same_for_every_seed(spec, table):
     official = f"parquet:{table / 'official.parquet'}"
     tokenizer = load_tokenizer(spec.tokenizer)
@@ -300,6 +320,10 @@ def test_a_million_overlapping_clients_for_speed_tests(spec):
         ({"source": "csv:x.csv", "partition": "natural"}, r"needs data\.client-column"),
         ({"task": "causal-lm"}, "a language model has none; take 'iid'"),
         ({"test_limit": 3}, r"data\.test-limit = 3 .* set data\.test-source"),
+        (
+            {"validation_source": "csv:x.csv"},
+            r"data\.validation-source = 'csv:x\.csv': generated notes bring their own",
+        ),
         ({"least_words": 3}, r"data\.least-words must be 0 for generated notes"),
         ({"source": "csv:/no/such.csv"}, r"there is no file /no/such\.csv"),
     ],
@@ -314,6 +338,12 @@ def test_a_label_that_only_the_test_file_has_is_a_fault_of_the_test_file(spec, t
     official = f"parquet:{table / 'official.parquet'}"
     with pytest.raises(ValueError, match=r"^data\.test-source = .*official.*'y'.*'perhaps'"):
         prepare(_file_spec(spec, table, test_source=official))
+
+
+def test_a_label_that_only_the_public_file_has_is_a_fault_of_the_public_file(spec, table):
+    pandas.DataFrame({"words": ["new one"] * 2, "y": ["perhaps", "no"]}).to_parquet(table / "public.parquet")
+    with pytest.raises(ValueError, match=r"^data\.validation-source = .*public.*'y'.*'perhaps'"):
+        prepare(_file_spec(spec, table, validation_source=f"parquet:{table / 'public.parquet'}"))
 
 
 def test_more_held_out_records_than_there_are(spec, table):
