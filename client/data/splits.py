@@ -90,10 +90,10 @@ def hold_out(spec: DataSpec) -> Held:
     if spec.task != "classification":
         return Held(texts, {}, [], removed, read, not_drawn, noted)
     raw = {part: texts[part].labels or [] for part in PARTS}
-    given = {} if spec.source == NOTES else public_sources(spec)
-    known = [label for part in PARTS if part not in given for label in raw[part]]
+    places = {} if spec.source == NOTES else public_sources(spec)
+    known = [label for part in PARTS if part not in places for label in raw[part]]
     where = dict.fromkeys(PARTS, f"data.source = {spec.source!r}, column {spec.label_column!r}") | {
-        part: f"data.{part}-source = {place!r}, column {spec.label_column!r}" for part, place in given.items()
+        part: f"data.{part}-source = {place!r}, column {spec.label_column!r}" for part, place in places.items()
     }
     names = class_names(known, where["train"])
     encoded = {part: class_ids(raw[part], names, where[part]) for part in PARTS}

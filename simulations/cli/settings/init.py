@@ -42,7 +42,7 @@ def init_command(
         if not target.is_file():
             raise ValueError(f"{target}: there is no such file")
         found = look(target, {"text": text, "label": label, "client": client, "columns": columns})
-        content = data_template(found, path.parent, public and look_at_public(public, found))
+        content = data_template(found, path.parent, look_at_public(public, found) if public else None)
         seen = list(describe_records(found, content))
         path.write_text(content, encoding="utf-8")
     typer.echo(f"{target}: {found.rows:,} rows, {found.task}")

@@ -43,7 +43,7 @@ from privacy.mechanism import Release
 from privacy.queries import AdapterBits
 from strategies.controllers.controller import Controller, PublicSignals, RunInfo, update_multiplier
 from strategies.controllers.rl import sac, spending
-from strategies.controllers.rl.decisions import Acting, RlState, begin, decide, observation, reward, told
+from strategies.controllers.rl.decisions import Acting, RlState, agent_values, begin, decide, observation, reward
 from strategies.controllers.rl.features import add
 from strategies.controllers.rl.sac import Learning
 
@@ -168,4 +168,4 @@ class Rl(Controller[RlState]):
     def released_values(self, state: RlState, info: RunInfo) -> dict[str, float]:
         bounds = [self.clip_norm / math.sqrt(len(state.scales)) * math.exp(scale) for scale in state.scales]
         adapters = {f"clip-bound-{number}": bound for number, bound in enumerate(bounds, 1)}
-        return {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset} | adapters | told(state)
+        return {"clip-bound": math.hypot(*bounds), "noise-offset": state.offset} | adapters | agent_values(state)

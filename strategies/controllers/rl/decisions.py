@@ -116,7 +116,7 @@ def decide(
     return state if ends else _acted(state, info, acting, local, whole)
 
 
-def told(state: RlState) -> dict[str, float]:
+def agent_values(state: RlState) -> dict[str, float]:
     """The last action, what the agent saw before it, and the newest reward, under the names that metrics have.
 
     ``action-i`` and ``action-noise`` in (-1, 1); ``reward``; ``sees-NAME`` of the run and ``sees-NAME-i`` of adapter i,
