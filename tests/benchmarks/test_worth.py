@@ -25,7 +25,7 @@ def test_a_table_compares_seeds_in_common() -> None:
     def cell(variant: str, seed: int, end: float, epsilon: float | None = None) -> dict[str, object]:
         losses = {"end": [end] * 50, "public": [2.0] * 50}
         return {
-            "bench": "b", "variant": variant, "epsilon": epsilon, "seed": seed, "dimension": 9, "losses": losses,
+            "bench": "patients", "variant": variant, "epsilon": epsilon, "seed": seed, "dimension": 9, "losses": losses,
             "machine": "m", "commit": "c",
         }  # fmt: skip
 
@@ -36,5 +36,8 @@ def test_a_table_compares_seeds_in_common() -> None:
         cell("private", 2, 9.0, 4.0),
     ]
     text = shares({"cells": {str(number): one for number, one in enumerate(cells)}})
-    assert "| b | private | 4 | 9 | 190.566 | 50% (one seed) | 2 |" in text
-    assert "| b | no-noise | none | 9 | 2.718 |  | 2 |" in text
+    assert [line for line in text.splitlines() if line.startswith("| patients")] == [
+        "| patients | public records alone | none |  | 7.389 |  | 2 |",
+        "| patients | private, from the public start | 4 | 9 | 190.566 | 50% (one seed) | 2 |",
+        "| patients | without noise | none | 9 | 2.718 |  | 2 |",
+    ]

@@ -35,6 +35,20 @@ from simulations.sweep.cells import CELL_FILE
 FILE = RESULTS / "worth.json"
 BLOCKS, RESAMPLES = 50, 2000
 CEILING = "no-noise"
+BENCHES = {
+    "patients": "patients", "conversations": "conversations", "ladder": "sentences", "tuning-rate": "sentences, rates",
+    "clients-4000": "sentences of 4,000", "clients-10000": "sentences of 10,000",
+}  # fmt: skip
+"""Names of the grids in the table, in its order."""
+VARIANTS = {
+    "base": "base model", "public": "public records alone", "private": "private, from the public start",
+    "private-cold": "private, from cold", "private-least": "private, rank 1 in the top layer",
+    "start-of-one-factor": "the start, too, trains B alone", "both-factors": "both factors", "rank-2": "rank 2",
+    "fedavg": "FedAvg with momentum", "last-iterate": "the last iterate is served", 
+    "small-cohorts": "a quarter of the cohort, four times the rounds",
+    CEILING: "without noise",
+}  # fmt: skip
+"""Names of the variants in the table, in its order."""
 
 Floats = NDArray[np.float64]
 
@@ -99,22 +113,30 @@ def share(public: Floats, run: Floats, ceiling: Floats) -> tuple[float, float, f
 
 def shares(results: Mapping[str, Any]) -> str:
     """One table: perplexity of every bench and variant, and its share of the way, over the seeds it has in common."""
-    cells = list(results["cells"].values())
+    cells = [cell for cell in results["cells"].values() if cell["bench"] != "tuning-rate"]
     if not cells:
         return NOT_MEASURED
-    header = ("bench", "variant", "ε", "values trained", "perplexity", "share of the way", "seeds")
-    return markdown(header, _lines(cells), "lllrrlr") + provenance_of_rows(cells)
+    starts = [
+        cell | {"variant": "public", "epsilon": None, "losses": {"end": cell["losses"]["public"]}, "dimension": 0}
+        for cell in cells
+        if cell["variant"] == CEILING
+    ]
+    header = ("units", "trained", "ε", "values trained", "perplexity", "share of the way", "seeds")
+    return markdown(header, _lines(cells + starts), "lllrrlr") + provenance_of_rows(cells)
 
 
 def _lines(cells: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     groups: dict[tuple[str, str, float | None], dict[int, dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault((cell["bench"], cell["variant"], cell["epsilon"]), {})[cell["seed"]] = cell
-    for (bench, variant, epsilon), group in groups.items():
-        best = groups.get((bench, CEILING, None), {})
+    order = (list(BENCHES), list(VARIANTS))
+    for bench, variant, epsilon in sorted(
+        groups, key=lambda key: (order[0].index(key[0]), order[1].index(key[1]), -(key[2] or 0))
+    ):
+        group, best = groups[bench, variant, epsilon], groups.get((bench, CEILING, None), {})
         common = sorted(seed for seed in group if seed in best)
         text = ""
-        if common and variant != CEILING:
+        if common and variant not in (CEILING, "public", "base"):
             stacked = [
                 np.array([source[seed]["losses"][part] for seed in common])
                 for source, part in ((best, "public"), (group, "end"), (best, "end"))
@@ -123,8 +145,8 @@ def _lines(cells: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             text = f"{value:.0%}" + (f" [{low:.0%}, {high:.0%}]" if len(common) > 1 else " (one seed)")
         perplexity = math.exp(np.mean([cell["losses"]["end"] for cell in group.values()]))
         spent = "none" if epsilon is None else f"{epsilon:g}"
-        trained = f"{next(iter(group.values()))['dimension']:,}"
-        yield bench, variant, spent, trained, f"{perplexity:.3f}", text, str(len(group))
+        trained = f"{next(iter(group.values()))['dimension']:,}" if variant not in ("public", "base") else ""
+        yield BENCHES[bench], VARIANTS[variant], spent, trained, f"{perplexity:.3f}", text, str(len(group))
 
 
 if __name__ == "__main__":
