@@ -99,7 +99,7 @@ class PartPoisson(Poisson):
 
     @property
     def split(self) -> tuple[float, int]:
-        """What decides the part of every unit."""
+        """The share and the seed, which decide the part of every unit."""
         return self.share, self.seed
 
     @property

@@ -46,7 +46,7 @@ OWN, TOLD = "ledger", "told"
 
 @dataclass(frozen=True)
 class Debit:
-    """A debited commitment.
+    """One commitment that the account has paid for.
 
     Attributes:
         run: identity of the run, of its own ledger or of a private sweep.
@@ -70,7 +70,7 @@ class Debit:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a machine keeps, apart from its accounts, which machine it is and how far each account had got."""
+    """The folder in which a machine keeps, apart from its accounts, its own secret and each account's last line."""
 
     folder: Path
 
@@ -179,13 +179,13 @@ class Account:
 
     @property
     def limits(self) -> dict[str, Decimal]:
-        """What debits may add up to, by its name."""
+        """The sums that debits may come to, by name."""
         names = ("rho",) if self.terms.rule == "renyi" else ("epsilon", "delta")
         return {name: _exact(getattr(self.terms, name)) for name in names}
 
     @property
     def left(self) -> dict[str, Decimal]:
-        """What is left of the limits."""
+        """The rest of the limits that no debit has taken, by name."""
         return {
             name: limit - sum((_exact(getattr(debit, name)) for debit in self.debits.values()), Decimal(0))
             for name, limit in self.limits.items()

@@ -15,7 +15,7 @@ HIGHEST_ORDER: Final = 63
 
 @dataclass(frozen=True)
 class Terms:
-    """What an account is for; fixed when it is made.
+    """The purpose and the limits of an account; fixed when it is made.
 
     Attributes:
         data: what its owner calls the data set.

@@ -59,7 +59,7 @@ class BestRound:
             elif record.phase == "round":
                 self.take(round, record.validation_loss, served)
 
-    def chosen(self, round: int, served: Tensor) -> Tensor:
+    def chosen_adapter(self, round: int, served: Tensor) -> Tensor:
         """The adapter that the run ends with, in place of ``served`` after its last ``round``.
 
         Raises:

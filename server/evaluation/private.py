@@ -71,7 +71,7 @@ class PrivateEvaluation:
 
     @property
     def plan(self) -> Plan:
-        """What a held-out client is asked."""
+        """The plan of a release: the two bounded means that a held-out client is asked for."""
         each = math.sqrt(2.0) * self.noise_multiplier
         loss = BoundedMean(self.loss_bound, each * self.loss_bound / 2, "loss", centred=True)
         accuracy = BoundedMean(1.0, each / 2, "accuracy", centred=True, of="accuracies")

@@ -50,7 +50,7 @@ KEPT_TEXTS, KEPT_UNITS = 0.95, 0.9
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and its price.
+    """The counts that are asked for, and their price.
 
     Attributes:
         commitment: the one release.
@@ -161,7 +161,7 @@ def answer(source: Source, question: Question, ledger_file: Path) -> dict[str, A
 
 
 def answers(question: Question, mean: Tensor) -> dict[str, Any]:
-    """What a released mean row says: shares, quantiles and advice, with their intervals."""
+    """Read shares, quantiles and advice, with their intervals, from a released mean row."""
     noisy = dict(zip(question.parts, torch.split(mean.double(), list(question.parts.values())), strict=True))
     within, units = question.within, question.commitment.population
     records = _fitted(noisy["records"], 1.0)

@@ -14,7 +14,7 @@ from server.runs import guarantee
 from server.runs.artefacts import Final
 from server.runs.assembly import assemble_client_level, make_strategy, secure_aggregation
 from server.runs.commitment import held_out_sampling, round_sampling
-from server.runs.lifecycle import Run, best_round, connect_trainers, ending, training_outcome
+from server.runs.lifecycle import Run, best_round, connect_trainers, ending_words, training_outcome
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
 from strategies.dp_fedavg import DpFedAvg
@@ -104,4 +104,4 @@ def run_client_level(run: Run, grid: Grid) -> None:
             best=best_round(config, run.folder),
         )
         stopped = run.train(loop, lambda: public.warm_start(assembly.start), assembly.start)
-        run.finish(training_outcome(run, assembly, loop, stopped), ending(loop))
+        run.finish(training_outcome(run, assembly, loop, stopped), ending_words(loop))

@@ -244,15 +244,15 @@ def connect_trainers(run: Run, assembly: Assembly, grid: Grid, used: int) -> tup
 
 
 def best_round(config: RunConfig, folder: Path) -> BestRound | None:
-    """What chooses the round that a run ends with; None where that is the last one."""
+    """The chooser of the round that a run ends with; None where that is the last one."""
     asked = config.evaluation
     if asked.keep == "last" and not asked.patience:
         return None
     return BestRound(folder, keeps=asked.keep == "best", patience=asked.patience)
 
 
-def ending(loop: Loop) -> str:
-    """How a run ended that no budget stopped, in words."""
+def ending_words(loop: Loop) -> str:
+    """Say how a run ended that no budget stopped."""
     done, best = loop.ended_early or f"{loop.rounds} {loop.noun}s done", loop.best
     kept = f"; {loop.noun} {best.round} is kept, which had the lowest validation loss" if best and best.keeps else ""
     return done + kept

@@ -187,7 +187,7 @@ class Loop:
         if self._measures_first:
             self._tell_last()
         round, served = self.offset + self.state.round, self.state.served
-        self.complete(served if self.best is None else self.best.chosen(round, served))
+        self.complete(served if self.best is None else self.best.chosen_adapter(round, served))
         self._tell_last()
         return refusal
 

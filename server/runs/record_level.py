@@ -10,7 +10,7 @@ from server.run_folder.canaries import canaries_of
 from server.runs import guarantee
 from server.runs.artefacts import Final
 from server.runs.assembly import make_sampler
-from server.runs.lifecycle import Run, best_round, ending, training_outcome
+from server.runs.lifecycle import Run, best_round, ending_words, training_outcome
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import assemble_record_level
@@ -75,4 +75,4 @@ def run_record_level(run: Run) -> None:
             best=best_round(config, run.folder),
         )
         stopped = run.train(loop, lambda: public.warm_start(adapter), assembly.start)
-        run.finish(training_outcome(run, assembly, loop, stopped), ending(loop))
+        run.finish(training_outcome(run, assembly, loop, stopped), ending_words(loop))

@@ -139,12 +139,7 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
     data, model = config.data, config.model
     if (folder / Path(model.name).expanduser()).is_dir():
         model = model.replace(name=absolute(model.name))
-<<<<<<< HEAD
-    data = data.replace(source=source(data.source), test_source=source(data.test_source), cache=absolute(data.cache))
-    privacy = config.privacy.replace(account=absolute(config.privacy.account))
-    return config.replace(output=absolute(config.output, here or folder), data=data, model=model, privacy=privacy)
-=======
     places = {name: source(getattr(data, name)) for name in ("source", "validation_source", "test_source")}
     data = data.replace(**places, cache=absolute(data.cache))
-    return config.replace(output=absolute(config.output, here or folder), data=data, model=model)
->>>>>>> 5da222b (Public records in a file of their own: data.validation-source, lacquer init --public, named in privacy.json)
+    privacy = config.privacy.replace(account=absolute(config.privacy.account))
+    return config.replace(output=absolute(config.output, here or folder), data=data, model=model, privacy=privacy)

@@ -21,7 +21,7 @@ from server.evaluation.best_round import BestRound
 from server.run_folder.names import BEST_FILE, LEDGER_FILE, RESULTS_FILE
 from server.run_folder.telemetry import Telemetry, read_metrics, read_status
 from server.run_folder.verify import verify_run
-from server.runs.lifecycle import ending
+from server.runs.lifecycle import ending_words
 from server.runs.loop import Loop
 from simulations.engines.inprocess import run_inprocess
 from strategies.controllers.fixed import Fixed
@@ -165,7 +165,7 @@ def test_a_run_ends_with_its_best_round(start: MakeRun) -> None:
     assert len(ledger.charges) == 5, "rounds 3, 4 and 5 were no better than round 2"
     assert run.ends[-1].equal(run.served[2])
     assert run.the_loop is not None
-    assert ending(run.the_loop) == (
+    assert ending_words(run.the_loop) == (
         "ended early: 3 evaluations in a row without a lower loss; "
         "round 2 is kept, which had the lowest validation loss"
     )
