@@ -185,7 +185,7 @@ class Account:
 
     @property
     def left(self) -> dict[str, Decimal]:
-        """The rest of the limits that no debit has taken, by name."""
+        """The part of the lifetime that no debit has taken, by the names of the limits."""
         return {
             name: limit - sum((_exact(getattr(debit, name)) for debit in self.debits.values()), Decimal(0))
             for name, limit in self.limits.items()
