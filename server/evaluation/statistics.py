@@ -29,6 +29,7 @@ from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
+from privacy.ledger.account import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import charged_release
 from privacy.randomness.sampling import CohortSampler
@@ -147,14 +148,25 @@ def price(source: Source, config: RunConfig, epsilon: float, delta: float) -> Qu
     return Question(commitment, z, source.data.label_names)
 
 
-def answer(source: Source, question: Question, ledger_file: Path) -> dict[str, Any]:
-    """Charge a new ledger, then release the answers; FileExistsError where there is one: nothing is spent twice."""
+def answer(
+    source: Source, question: Question, ledger_file: Path, account: tuple[Path, Path] | None = None
+) -> dict[str, Any]:
+    """Charge a new ledger, then release the answers.
+
+    Args:
+        account: of the data, debited first, as a run's is.
+
+    Raises:
+        FileExistsError: there is a ledger; nothing is spent twice.
+        AccountRefused: the account does not pay.
+    """
     plan, sampling = question.plan, question.commitment.floor[0].sampling
     total = Contribution.zero(plan)
     for start in range(0, len(source), MOST_AT_ONCE):
         rows = [source.row(unit, question) for unit in range(start, min(start + MOST_AT_ONCE, len(source)))]
         total = total + contribute(Units(torch.from_numpy(np.array(rows))), plan)
-    with Ledger.create(ledger_file, question.commitment) as ledger:
+    paid = question.commitment
+    with debited_ledger(None, lambda: Ledger.create(ledger_file, paid), account, paid) as ledger:
         cohort = CohortSampler.create().draw(sampling, 0, label="ask")
         release = charged_release(total, plan, cohort, ledger=ledger)
     return answers(question, release.update)

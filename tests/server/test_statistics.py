@@ -11,7 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 from client.data.records import Records
+from privacy.errors import AccountRefused
+from privacy.ledger.account import Account
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lifetime import Terms
 from privacy.mechanism import charged_release
 from privacy.randomness.rng import simulation_generator
 from server.config.load import ConfigError, parse
@@ -104,6 +107,19 @@ def test_without_noise_the_answers_are_exact(question: Question) -> None:
     assert found["advice"]["clients"] == (sizes > 0).sum()
     assert found["advice"]["silo.records-per-unit"] == 8
     assert found["advice"]["model.max-length"] == 192
+
+
+def test_the_account_of_the_data_pays_first(question: Question, tmp_path: Path) -> None:
+    """What it does not pay for makes no ledger; the price of an answer is debited whole."""
+    account = tmp_path / "data.account", tmp_path / "place"
+    with Account.create(account[0], Terms("data", "client", 1.5, 2e-5, rule="sum"), account[1]):
+        pass
+    answer(made(), question, tmp_path / "first.jsonl", account)
+    with Account.open(*account, read_only=True) as held:
+        assert [(debit.epsilon, debit.delta) for debit in held.debits.values()] == [(1.0, 1e-5)]
+    with pytest.raises(AccountRefused):
+        answer(made(), question, tmp_path / "second.jsonl", account)
+    assert not (tmp_path / "second.jsonl").exists()
 
 
 def test_records_of_others_are_refused() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privacy import durable
+from privacy.errors import AccountRefused
 from server.run_folder.names import LEDGER_FILE
 from simulations.cli.exits import refusals
 
@@ -40,7 +41,7 @@ def ask_command(
     Bins are public and fixed: bins chosen from the data, and questions of one's own, have no known price.
     """
     here = Path.cwd()
-    with refusals(ValueError):
+    with refusals(ValueError, AccountRefused):
         from simulations.presets.asked import ask
 
         run = ask(preset, settings or [], {}, here, data or here).run
@@ -52,14 +53,16 @@ def ask_command(
                     "costs as much again"
                 )
             from client.data.prepare import prepare
+            from server.config.account import account_of, check_account
             from server.evaluation.statistics import Source, answer, price, uncut
             from server.runs.assembly import data_spec
 
             source = Source.of(run, prepare(data_spec(uncut(run))))
             question = price(source, run, epsilon, delta or run.privacy.delta)
+            check_account(run, [question.commitment])
             _agree(question, yes=yes, quiet=as_json)
             durable.new_folder(place)
-            found = answer(source, question, place / LEDGER_FILE)
+            found = answer(source, question, place / LEDGER_FILE, account_of(run))
             durable.write(place / ANSWERS_FILE, json.dumps(found, indent=2) + "\n")
         found = json.loads((place / ANSWERS_FILE).read_text())
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(_page(found, preset)))
