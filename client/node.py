@@ -7,6 +7,7 @@
 - ``cache``: folder for what is prepared from them; default ``$XDG_CACHE_HOME/lacquer`` or ``~/.cache/lacquer``.
 - ``model``: folder of the base model, for a base that the package does not bring. The server's settings then only name
   the model, and no path of theirs is opened here.
+- ``account`` and ``policy``: what the records' owner allows, see :mod:`client.node_state.owner`.
 - ``clients`` and ``clients-state`` (a node with many clients): the public number of its clients, and a folder for what
   it keeps of a run. Without them the node is one client.
 
@@ -40,12 +41,16 @@ from client.data.local import OwnData, open_own
 from client.models.files import fingerprint
 from client.node_state.answered_draws import admit_draw
 from client.node_state.joined import Joined
+from client.node_state.owner import SETTINGS as OWNER
+from client.node_state.owner import Owner
 from client.settings import cache_folder
 from client.worker import Job, Worker
 from privacy import durable
+from privacy.commitment import Commitment
 from privacy.contribution import Contribution
+from privacy.ledger.account import TOLD, Account
 from strategies.messages.client_update import TrainRequest
-from strategies.messages.own_clients import Draw, JoinRequest
+from strategies.messages.own_clients import Draw, JoinRequest, planned_draws
 from strategies.messages.records import BadMessage
 
 log = logging.getLogger(__name__)
@@ -76,13 +81,15 @@ class Node:
     model: str = ""
     clients: str = ""
     clients_state: str = ""
+    account: str = ""
+    policy: str = ""
 
     @staticmethod
     def of(node_config: Mapping[str, Any]) -> "Node | None":
         """Read the node's settings from Flower's node configuration. None where the node has no records of its own."""
         if "data" not in node_config:
             return None
-        names = ("data", "cache", "model", *MANY)
+        names = ("data", "cache", "model", *MANY, *OWNER)
         return Node(**{name.replace("-", "_"): str(node_config.get(name, "")) for name in names})
 
     @property
@@ -115,6 +122,7 @@ class Node:
                 f"clients = {clients} in this node's settings, but its records are of {data.clients}: raise the "
                 "number, which is public"
             )
+        self._pay(request, clients)
         folder = self._folder(request.run)
         durable.new_folder(folder.parent)
         durable.make_folder(folder, lambda draft: Joined.begin(draft, clients, data.digest, request.draws))
@@ -125,6 +133,38 @@ class Node:
             raise BadMessage("this node joined the run with another plan of draws, which stands")
         return clients
 
+    def _pay(self, request: JoinRequest, clients: int) -> None:
+        """Hold what the server says that it committed to against the owner's policy, then debit it: before any draw.
+
+        Raises:
+            BadMessage: the commitment is none, or is not that of the planned draws, or the policy does not allow it.
+            AccountRefused: the account does not pay.
+        """
+        owner = self._owner()
+        if owner == Owner():
+            return
+        try:
+            commitment = Commitment.from_json(json.loads(request.commitment))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadMessage(f"the run's commitment cannot be read: {type(error).__name__}") from None
+        if commitment.mode == "floor" and planned_draws(commitment) != request.draws:
+            raise BadMessage("the run's plan of draws is not that of the commitment that it names")
+        job = Job.from_json(request.job)
+        if reason := owner.refusal(
+            epsilon=commitment.epsilon,
+            releases=sum(planned.count for planned in request.draws.values()),
+            task=job.task,
+            model=job.model,
+            others=commitment.population - clients,
+        ):
+            raise BadMessage(reason)
+        if owner.account is not None:
+            with Account.open(*owner.account) as account:
+                account.debit(request.run, commitment, f"run {request.run}", basis=TOLD)
+
+    def _owner(self) -> Owner:
+        return Owner.of({name: getattr(self, name) for name in OWNER if getattr(self, name)})
+
     def _drawn(self, request: TrainRequest, draw: Draw) -> Contribution:
         folder = self._folder(draw.run)
         if not folder.is_dir():
@@ -132,6 +172,10 @@ class Node:
                 f"this node has not joined the run, or {folder} is gone, with the secret that draws its cohorts: "
                 "restore it"
             )
+        if (kept := self._owner().account) is not None:
+            with Account.open(*kept, read_only=True) as account:
+                if draw.run not in account.debits:
+                    raise BadMessage("this node joined the run before it kept its account, or the account is older")
         joined = Joined.load(folder)
         worker = own_worker(Job.from_json(request.job).replace(seed=joined.seed).to_json(), self, several_units=True)
         data = _clients_of(worker)
@@ -177,6 +221,11 @@ def refuse_unless_for(request: str, node_config: Mapping[str, Any], *others: str
         node_config: Flower's.
         others: what the request may be instead, before it is read.
     """
+    if request == "sum" and not others and (said := [name for name in OWNER if name in node_config]):
+        raise BadMessage(
+            f"this node is one client, and is told no commitment that {' and '.join(said)} could be held against: "
+            "protect its records (silo-state), sum in secret (identity), or say how many clients it has (clients)"
+        )
     for settings, kind, what in (
         (SECURE, "secure", "secure sums"),
         (TERMS, "silo", "what it protects by itself"),

@@ -25,9 +25,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.node_state.own_ledger import own_ledger
+from client.node_state.owner import Owner, Policy
 from client.worker import warm_worker
 from privacy.contribution import Contribution
 from privacy.events import Poisson, ReleaseEvent
+from privacy.ledger.account import At
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import noisy_share
 from privacy.randomness.noise import InsecureZeroNoise
@@ -52,6 +54,7 @@ class Member:
         identity: private.
         state: folder of its own ledger.
         trusting: whether the run made all that (simulation).
+        account: of its records; None where its owner keeps none.
     """
 
     federation: Federation
@@ -59,6 +62,7 @@ class Member:
     number: int
     state: Path
     trusting: bool
+    account: At | None = None
 
     @staticmethod
     def of(node_config: Mapping[str, Any], source: str, number: int) -> "Member":
@@ -81,7 +85,10 @@ class Member:
         if public not in federation.members:
             raise BadMessage("this node's identity is not on its list of the federation")
         state = Path(str(node_config["secagg-state"])).expanduser()
-        return Member(federation, identity, federation.members.index(public), state, False)
+        number, owner = federation.members.index(public), Owner.of(node_config)
+        if owner.policy != Policy():
+            raise BadMessage("a party of secure sums is held to its federation's list, and to no policy; leave it out")
+        return Member(federation, identity, number, state, False, owner.account)
 
 
 def identity_file(number: int) -> str:
@@ -108,7 +115,7 @@ def announce_keys(content: RecordDict, context: Context) -> RecordDict:
     request = KeysRequest.from_records(content)
     member = Member.of(context.node_config, request.source, request.party)
     session = member.federation.session(request.run, request.label, request.round, request.attempt, request.content)
-    with own_ledger(member.state, member.federation) as ledger:
+    with own_ledger(member.state, member.federation, member.account) as ledger:
         _refuse_twice(ledger, session)
     state, said = party.begin(member.identity, member.federation, member.number, session, request.content)
     _keep(context, state)
@@ -148,7 +155,7 @@ def send_masked(content: RecordDict, context: Context) -> RecordDict:
     contribution, shares = _contribution(train, context), member.federation.noise_shares
     everybody = Poisson(1.0, shares.parties)
     event = ReleaseEvent(state.session.hex(), train.round, everybody, train.plan.components(), shares)
-    with own_ledger(member.state, member.federation) as ledger:
+    with own_ledger(member.state, member.federation, member.account) as ledger:
         _refuse_twice(ledger, state.session)
         ledger.charge(event)  # one line a vector: the file is read whole at every message
         vector = noisy_share(contribution, train.plan, shares, noise)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from privacy import durable
 from privacy.errors import CorruptRun
+from privacy.ledger.account import At, debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.secagg.federation import Federation
 from privacy.secagg.party import Refused
@@ -23,12 +24,14 @@ _UNBEGUN = "none yet"
 
 
 @contextmanager
-def own_ledger(folder: Path, federation: Federation) -> Iterator[Ledger]:
+def own_ledger(folder: Path, federation: Federation, account: At | None = None) -> Iterator[Ledger]:
     """The ledger of a federation's commitment, held by this process; made at the first participation.
 
-    What is charged within the block is remembered at its end, so nothing that was paid for may leave before.
+    What is charged within the block is remembered at its end, so nothing that was paid for may leave before. The
+    account of the party's records, if its owner keeps one, pays for all that the list commits to.
 
     Raises:
+        AccountRefused: the account does not pay.
         Refused: the ledger is of another federation, or of other terms.
         CorruptRun: the ledger is gone, not whole, or older than what was seen before.
         BlockingIOError: another process holds it.
@@ -37,6 +40,7 @@ def own_ledger(folder: Path, federation: Federation) -> Iterator[Ledger]:
     if path.is_file():
         head = _head(folder)
         ledger = Ledger.open(path, None if head == _UNBEGUN else head)
+        debited_ledger(ledger, lambda: ledger, account, ledger.commitment)
     else:
         if (folder / HEAD).exists() and _head(folder) != _UNBEGUN:
             raise CorruptRun(
@@ -45,7 +49,8 @@ def own_ledger(folder: Path, federation: Federation) -> Iterator[Ledger]:
             )
         durable.new_folder(folder)
         durable.write(folder / HEAD, _UNBEGUN + "\n")
-        ledger = Ledger.create(path, federation.commitment, name)
+        terms = federation.commitment
+        ledger = debited_ledger(None, lambda: Ledger.create(path, terms, name), account, terms)
     with ledger:
         if ledger.run_id != name:
             raise Refused(

@@ -11,6 +11,7 @@ an epsilon says little. ``methods="my_pkg.my_mod:MyController"`` lists methods t
 request would otherwise import and call whatever it names.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from flwr.app import Context, Message
 from client.data.records import Records
 from client.engine.engine import Engine
 from client.node import Node, kept_here, own_worker, refuse_unless_for
+from client.node_state.owner import Owner
 from client.record_level.dp_sgd import PrivateSgd
 from client.record_level.messages import SiloReply, SiloRequest
 from client.record_level.public_subspace import PublicSpan, in_public_span
@@ -32,8 +34,12 @@ from client.record_level.state import OtherSilo, commit_reading, silo_state
 from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from client.worker import Job, warm_worker
+from privacy.errors import AccountRefused
+from privacy.ledger.account import At
 from strategies.controllers.controller import PublicSignals
 from strategies.messages.records import BadMessage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,14 @@ class OperatorLimits:
         return ""
 
 
-def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Path) -> SiloReply:
+def take_part(
+    request: SiloRequest, records: Records, engine: Engine, folder: Path, account: At | None = None
+) -> SiloReply:
     """The private steps of one site in one round.
 
     Args:
         folder: the site's own, see :mod:`client.record_level.state`.
+        account: of its records, see there.
     """
     silo = request.silo
     if not len(records):
@@ -105,7 +114,7 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
         return _refusal(request, f"this site has fewer than {silo.batch_size} units")
     engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
     try:
-        with silo_state(folder, silo, index) as state:
+        with silo_state(folder, silo, index, account) as state:
             training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
             if request.texts is not None:
                 training = in_public_span(training, PublicSpan(engine, request.texts, "coefficients"))
@@ -124,6 +133,9 @@ def take_part(request: SiloRequest, records: Records, engine: Engine, folder: Pa
             update = _sent(training, adapter, coefficients=request.texts is not None) if taken else _NOTHING
     except OtherSilo as error:
         return _refusal(request, str(error))
+    except AccountRefused as error:
+        log.error("%s", error)
+        return _refusal(request, "the account of this site's records does not pay for that; its own log says what fits")
     return SiloReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
 
 
@@ -151,14 +163,20 @@ def answer(message: Message, context: Context) -> Message:
         refuse_unless_for("silo", context.node_config)
         request = SiloRequest.from_records(message.content)
         if node is None:
-            worker, folder = warm_worker(request.job), Path(request.state) / str(request.client)
+            worker, folder, account = warm_worker(request.job), Path(request.state) / str(request.client), None
         else:
-            folder = state_folder(context.node_config)
-            if reason := refused_unread(request, OperatorLimits.of(context.node_config), folder):
+            folder, owner = state_folder(context.node_config), Owner.of(context.node_config)
+            account, limits = owner.account, OperatorLimits.of(context.node_config)
+            if reason := _not_allowed(request, owner) or refused_unread(request, limits, folder):
                 return Message(_refusal(request, reason).to_records(), reply_to=message)
             worker = own_worker(request.job, node, several_units=True)
-        reply = take_part(request, worker.data.client(request.client), worker.engine, folder)
+        reply = take_part(request, worker.data.client(request.client), worker.engine, folder, account)
         return Message(reply.to_records(), reply_to=message)
+
+
+def _not_allowed(request: SiloRequest, owner: Owner) -> str:
+    job, silo = Job.from_json(request.job), request.silo
+    return owner.refusal(epsilon=silo.epsilon, releases=silo.steps, task=job.task, model=job.model, others=None)
 
 
 def refused_unread(request: SiloRequest, limits: OperatorLimits, folder: Path) -> str:

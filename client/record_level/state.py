@@ -31,6 +31,7 @@ from client.record_level.settings import RecordLevelSettings
 from client.record_level.units import UnitIndex
 from privacy import durable
 from privacy.errors import CorruptRun
+from privacy.ledger.account import At, debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
 from strategies.state_files import classes_of, pack, unpack
@@ -84,10 +85,16 @@ class SiloState:
 
 
 @contextmanager
-def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Iterator[SiloState]:
+def silo_state(
+    folder: Path, silo: RecordLevelSettings, index: UnitIndex, account: At | None = None
+) -> Iterator[SiloState]:
     """The folder of a site, held by this process; made, and its ledger committed, at the first participation.
 
+    Args:
+        account: of the site's records, which pays for the commitment; None where its owner keeps none.
+
     Raises:
+        AccountRefused: the account does not pay.
         OtherSilo: it is committed to other settings, or the number of its units has changed since.
         ValueError: no noise keeps the target.
         CorruptRun: ledger, secret or state is missing, not whole, or older than what was seen before.
@@ -98,12 +105,13 @@ def silo_state(folder: Path, silo: RecordLevelSettings, index: UnitIndex) -> Ite
     if _begun(folder):
         document = _state(folder)
         ledger = Ledger.open(folder / LEDGER, document[HEAD] or None)
+        debited_ledger(ledger, lambda: ledger, account, ledger.commitment)
     else:
         commitment, multipliers = commit(silo, len(index))
         durable.new_folder(folder)
         _write(folder / STATE, {**mine, "multipliers": list(multipliers), "controller": None, HEAD: None})
         CohortSampler.create().save(folder / SECRET)
-        ledger = Ledger.create(folder / LEDGER, commitment)
+        ledger = debited_ledger(None, lambda: Ledger.create(folder / LEDGER, commitment), account, commitment)
         document = _state(folder) | {HEAD: ledger.head}
         _write(folder / STATE, document)
     with ledger:

@@ -21,6 +21,7 @@ The place is the machine's, not the account's folder: who puts back both has onl
 """
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, Context, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from privacy import durable
 from privacy.accountants import composition, renyi
@@ -68,6 +69,14 @@ class Debit:
     day: str
 
 
+class At(NamedTuple):
+    """Where an account is: its file, this machine's place, and the most epsilon a month (:meth:`Account.open`)."""
+
+    file: Path
+    place: Path
+    per_month: float = math.inf
+
+
 @dataclass(frozen=True)
 class Place:
     """The folder in which a machine keeps, apart from its accounts, its own secret and each account's last line."""
@@ -103,9 +112,9 @@ class Place:
 class Account:
     """An account held open by one process. Make one with :meth:`create` or :meth:`open`; close it soon."""
 
-    def __init__(self, journal: Journal, place: Place) -> None:
+    def __init__(self, journal: Journal, place: Place, per_month: float = math.inf) -> None:
         """Replay a verified journal; CorruptRun if its lines break its own rules."""
-        self._journal, self._place = journal, place
+        self._journal, self._place, self._per_month = journal, place, per_month
         self.debits: dict[str, Debit] = {}
         try:
             first = journal.entries[0]
@@ -130,11 +139,20 @@ class Account:
         return account
 
     @classmethod
-    def open(cls, path: Path, place: Path, *, head: str | None = None, read_only: bool = False) -> "Account":
+    def open(
+        cls,
+        path: Path,
+        place: Path,
+        per_month: float = math.inf,
+        *,
+        head: str | None = None,
+        read_only: bool = False,
+    ) -> "Account":
         """Verify and hold an account, once no other process does.
 
         Args:
             place: folder of this machine, see the module.
+            per_month: the most epsilon, added up, that may be debited in a calendar month (UTC).
             head: kept elsewhere, see :attr:`head`.
             read_only: to look at it, from any machine and without waiting.
 
@@ -156,7 +174,7 @@ class Account:
                     raise AccountRefused(f"{path} is held by another process, for {PATIENCE:g} s; end it") from error
                 time.sleep(0.05)
         try:
-            account = cls(journal, Place(place))
+            account = cls(journal, Place(place), per_month)
             if (seen := account._place.head(account.id)) is not None:
                 journal.must_contain(seen)
             if not read_only:
@@ -208,6 +226,12 @@ class Account:
             AccountRefused: in words, with what would fit.
         """
         costs = [self._cost(commitment) for commitment in commitments]
+        month = sum(debit.epsilon for debit in self.debits.values() if debit.day[:7] == _today()[:7])
+        if month + sum(commitment.epsilon for commitment in commitments) > self._per_month:
+            raise AccountRefused(
+                f"{self._named()}: its owner allows epsilon {self._per_month:g} a month, of which {month:.4g} is "
+                "spent; ask for less, or next month"
+            )
         asked, left = {name: sum(cost[name] for cost in costs) for name in self.limits}, self.left
         if all(asked[name] <= left[name] for name in asked):
             return
@@ -248,8 +272,7 @@ class Account:
         self.check(commitment)
         durable.check_room(self._journal.path.parent)
         rho = float(self._cost(commitment)["rho"]) if self.terms.rule == "renyi" else None
-        day = datetime.now(UTC).date().isoformat()
-        debit = Debit(run, what, digest, commitment.epsilon, commitment.delta, rho, basis, day)
+        debit = Debit(run, what, digest, commitment.epsilon, commitment.delta, rho, basis, _today())
         entry = self._journal.append("debit", asdict(debit))
         self._apply(entry.kind, entry.body)
         self._keep()
@@ -355,14 +378,14 @@ _NAMES = {"rho": "Rényi divergence", "epsilon": "epsilon", "delta": "delta"}
 
 
 def debited_ledger(
-    ledger: Ledger | None, make: Callable[[], Ledger], account: tuple[Path, Path] | None, commitment: Commitment
+    ledger: Ledger | None, make: Callable[[], Ledger], account: At | None, commitment: Commitment
 ) -> Ledger:
     """The ledger of a run, found or made; its commitment is debited before anything can be charged to it.
 
     Args:
         ledger: of a run that is resumed, else None.
         make: makes that of a new run, which is not begun unless the account pays for it.
-        account: its file, and this machine's place; None where the owner keeps none.
+        account: None where the owner keeps none.
 
     Raises:
         AccountRefused, CorruptRun: see :class:`Account`. The ledger is closed.
@@ -389,6 +412,10 @@ def _digest(commitment: Commitment) -> str:
     if commitment.tuning is not None:
         del body["floor"]
     return hashlib.sha256(canonical(body).encode()).hexdigest()
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def _exact(value: float) -> Decimal:

@@ -6,14 +6,14 @@ from pathlib import Path
 from client.settings import state_folder
 from privacy.commitment import Commitment
 from privacy.errors import AccountRefused
-from privacy.ledger.account import Account
+from privacy.ledger.account import Account, At
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 
 
-def account_of(config: RunConfig) -> tuple[Path, Path] | None:
+def account_of(config: RunConfig) -> At | None:
     """The file of the account, and this machine's place for how far it had got; None where the run names none."""
-    return (Path(config.privacy.account), state_folder()) if config.privacy.account else None
+    return At(Path(config.privacy.account), state_folder()) if config.privacy.account else None
 
 
 def check_account(config: RunConfig, commitments: Sequence[Commitment]) -> None:

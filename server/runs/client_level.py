@@ -1,5 +1,7 @@
 """A run over clients: a server trusted with sums, or with nothing where sums are secure, adds their updates."""
 
+import json
+
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from server.runs.lifecycle import Run, best_round, connect_trainers, ending_word
 from server.runs.loop import Loop
 from server.runs.public_data import PublicTraining
 from strategies.dp_fedavg import DpFedAvg
+from strategies.messages import own_clients
 from strategies.messages.own_clients import JoinRequest, PlannedDraws
 
 
@@ -52,12 +55,7 @@ def planned_draws(commitment: Commitment, rounds: int, sampling: Poisson) -> dic
     """
     if commitment.mode == "filter":
         return {"histogram": PlannedDraws((sampling,), 2), "round": PlannedDraws((sampling,), 2 * rounds)}
-    draws = dict[str, PlannedDraws]()
-    for label in {step.label for step in commitment.floor}:
-        steps = [step for step in commitment.floor if step.label == label]
-        samplings = tuple(dict.fromkeys(step.sampling for step in steps))
-        draws[label] = PlannedDraws(samplings, sum(step.count for step in steps))
-    return draws
+    return own_clients.planned_draws(commitment)
 
 
 def run_client_level(run: Run, grid: Grid) -> None:
@@ -69,7 +67,8 @@ def run_client_level(run: Run, grid: Grid) -> None:
     with run.hold_ledger(assembly.commitment) as ledger:
         nodes, evaluate = connect_trainers(run, assembly, grid, public.num_records)
         draws = planned_draws(assembly.commitment, config.rounds, round_sampling(config))
-        held = clients_of_nodes(run, grid, nodes, JoinRequest(ledger.run_id, assembly.job.to_json(), draws))
+        joining = JoinRequest(ledger.run_id, assembly.job.to_json(), draws, json.dumps(assembly.commitment.to_json()))
+        held = clients_of_nodes(run, grid, nodes, joining)
         strategy = make_strategy(assembly, run.folder, nodes, ledger, held)
         strategy.secure = secure_aggregation(config, run.folder, grid, ledger)
         strategy.grid = grid

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, RecordDict
 
+from privacy.commitment import Commitment
 from privacy.events import CyclicPoisson, Json, Poisson
 from strategies.messages.records import BadMessage, config_of, exactly, read_setting
 
@@ -89,21 +90,36 @@ class JoinRequest:
     Attributes:
         job: as in a request to train.
         draws: the run's plan, by label of releases.
+        commitment: of the server's ledger, in JSON; the server's word, for the account of a node's owner.
     """
 
     run: str
     job: str
     draws: Mapping[str, PlannedDraws] = field(default_factory=dict)
+    commitment: str = ""
 
     def to_records(self) -> RecordDict:
         draws = json.dumps({label: draws.to_json() for label, draws in self.draws.items()}, sort_keys=True)
-        return RecordDict({"config": ConfigRecord({"run": self.run, "job": self.job, "draws": draws})})
+        return RecordDict(
+            {"config": ConfigRecord({"run": self.run, "job": self.job, "draws": draws, "commitment": self.commitment})}
+        )
 
     @staticmethod
     def from_records(records: RecordDict) -> "JoinRequest":
         config = config_of(records)
         draws = draws_from_json(read_setting(config, "draws", str))
-        return JoinRequest(read_setting(config, "run", str), read_setting(config, "job", str), draws)
+        run, job, commitment = (read_setting(config, name, str) for name in ("run", "job", "commitment"))
+        return JoinRequest(run, job, draws, commitment)
+
+
+def planned_draws(commitment: Commitment) -> dict[str, PlannedDraws]:
+    """The most draws of a run in floor mode, by label of releases, for nodes that hold requests against it."""
+    draws = dict[str, PlannedDraws]()
+    for label in {step.label for step in commitment.floor}:
+        steps = [step for step in commitment.floor if step.label == label]
+        samplings = tuple(dict.fromkeys(step.sampling for step in steps))
+        draws[label] = PlannedDraws(samplings, sum(step.count for step in steps))
+    return draws
 
 
 def draws_from_json(text: str) -> dict[str, PlannedDraws]:
