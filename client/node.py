@@ -82,6 +82,7 @@ class Node:
     clients: str = ""
     clients_state: str = ""
     account: str = ""
+    account_state: str = ""
     policy: str = ""
 
     @staticmethod
@@ -163,7 +164,8 @@ class Node:
                 account.debit(request.run, commitment, f"run {request.run}", basis=TOLD)
 
     def _owner(self) -> Owner:
-        return Owner.of({name: getattr(self, name) for name in OWNER if getattr(self, name)})
+        said = {name: getattr(self, name.replace("-", "_")) for name in OWNER}
+        return Owner.of({name: value for name, value in said.items() if value})
 
     def _drawn(self, request: TrainRequest, draw: Draw) -> Contribution:
         folder = self._folder(draw.run)

@@ -5,6 +5,8 @@
 - ``account``: the lifetime budget of the records (:mod:`privacy.ledger.account`), made by ``lacquer account create``.
   A site and a party of secure sums debit what their own ledgers commit to, which is a proof. A node with many clients
   debits what the server says, signed, that it committed to: a policy, since the noise is the server's.
+- ``account-state``: the folder in which this machine keeps, apart from the account, how far it had got; default
+  ``$XDG_STATE_HOME/lacquer`` or ``~/.local/state/lacquer``. In a container, one that outlives it.
 - ``policy``: a file of limits, see :class:`Policy`.
 """
 
@@ -21,7 +23,7 @@ from client.settings import CountOrAuto, Table, explain, state_folder
 from privacy.ledger.account import At
 from strategies.messages.records import BadMessage
 
-SETTINGS = ("account", "policy")
+SETTINGS = ("account", "account-state", "policy")
 
 
 class Policy(Table):
@@ -68,7 +70,8 @@ class Owner:
                 raise BadMessage(f"{file} cannot be read: {error}") from None
         if "account" in node_config:
             file = Path(str(node_config["account"])).expanduser()
-            account = At(file, state_folder(), policy.epsilon_per_month)
+            place = Path(str(node_config.get("account-state") or state_folder())).expanduser()
+            account = At(file, place, policy.epsilon_per_month)
         elif policy.epsilon_per_month < math.inf:
             raise BadMessage("epsilon-per-month in this node's policy needs an account; name one in its settings")
         return Owner(account, policy)

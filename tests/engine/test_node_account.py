@@ -100,7 +100,7 @@ def test_a_node_with_many_clients_debits_the_server_s_word_before_it_draws(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lifetime(account, "client", 10.0)
-    own = settings(tmp_path, account=str(account))
+    own = settings(tmp_path, account=str(account), **{"account-state": str(state_folder())})
     for _ in range(2):
         assert join(assembly, own) == NUMBER
     send(request(assembly), own)
@@ -110,6 +110,7 @@ def test_a_node_with_many_clients_debits_the_server_s_word_before_it_draws(
     assert "epsilon 2 is left of 10, the run asks for 8" in caplog.text
     with pytest.raises(NodeFailed, match="BadMessage"):
         send(request(assembly, run="two"), own)
+    wrong: dict[str, Any]
     for wrong in ({"commitment": ""}, {"commitment": "{}"}, {"draws": {}}):
         with pytest.raises(NodeFailed, match="BadMessage"):
             join(assembly, own, run="three", **wrong)

@@ -22,9 +22,11 @@ from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
-from privacy.errors import BudgetExceeded, CorruptRun
+from privacy.errors import AccountRefused, BudgetExceeded, CorruptRun
 from privacy.events import NoiseShares, Poisson
+from privacy.ledger.account import Account, At
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lifetime import Terms
 from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, save_identity
@@ -514,6 +516,21 @@ class TestOwnLedger:
         other = replace(this.federation, least_noise_multiplier=0.5)
         with pytest.raises(Refused, match="of another list"), own_ledger(this.folder / "party-1", other):
             pass
+
+    def test_the_account_of_a_party_pays_for_its_list_once(self, lab: Callable[..., Lab], tmp_path: Path) -> None:
+        this, at = lab(), At(tmp_path / "account.jsonl", tmp_path / "place")
+        listed = this.federation.commitment
+        lifetime = Terms("records", listed.unit, 1.5 * listed.epsilon, 0.1, "zero_out", "sum")
+        Account.create(at.file, lifetime, at.place).close()
+        for _ in range(2):
+            with own_ledger(tmp_path / "party", this.federation, at):
+                pass
+        with Account.open(*at) as account:
+            assert list(account.debits) == [this.federation.digest.hex()]
+        other = replace(this.federation, least_noise_multiplier=0.5)
+        with pytest.raises(AccountRefused, match="is left of"), own_ledger(tmp_path / "another", other, at):
+            pass
+        assert not (tmp_path / "another" / LEDGER).exists()
 
     def test_a_node_needs_a_folder_for_it(self, lab: Callable[..., Lab]) -> None:
         this = lab()

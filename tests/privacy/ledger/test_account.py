@@ -19,7 +19,8 @@ from privacy.accountants.calibration import filter_commitment, floor_commitment
 from privacy.commitment import POISSON, Commitment, FloorStep, Tries, Tuning
 from privacy.errors import AccountRefused, CorruptRun
 from privacy.events import Banded, Component, CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent
-from privacy.ledger.account import Account, Place, debited_ledger
+from privacy.ledger import account as ledger_account
+from privacy.ledger.account import Account, At, Place, debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lifetime import Terms, best_order, divergence
 
@@ -39,14 +40,14 @@ MODEST = run_of(1.5)
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> tuple[Path, Path]:
+def here(tmp_path: Path) -> At:
     """The file of an account, and this machine's place."""
-    file, place = tmp_path / "notes" / "account.jsonl", tmp_path / "place"
-    Account.create(file, TERMS, place).close()
-    return file, place
+    at = At(tmp_path / "notes" / "account.jsonl", tmp_path / "place")
+    Account.create(at.file, TERMS, at.place).close()
+    return at
 
 
-def test_a_debit_is_once_a_run_and_stays(here: tuple[Path, Path]) -> None:
+def test_a_debit_is_once_a_run_and_stays(here: At) -> None:
     with Account.open(*here) as account:
         assert account.spent == (0.0, 0.0)
         assert account.debit("a", MODEST, "runs/a")
@@ -60,20 +61,30 @@ def test_a_debit_is_once_a_run_and_stays(here: tuple[Path, Path]) -> None:
         )
 
 
-def test_files_are_their_owner_s(here: tuple[Path, Path]) -> None:
-    file, place = here
+def test_files_are_their_owner_s(here: At) -> None:
+    file, place, _ = here
     assert {oct(path.stat().st_mode & 0o777) for path in (file.parent, place)} == {"0o700"}
     assert {oct(path.stat().st_mode & 0o777) for path in (file, *place.iterdir())} == {"0o600"}
 
 
-def test_another_commitment_under_a_debited_run_is_refused(here: tuple[Path, Path]) -> None:
+def test_another_commitment_under_a_debited_run_is_refused(here: At) -> None:
     with Account.open(*here) as account:
         account.debit("a", MODEST, "runs/a")
         with pytest.raises(CorruptRun, match="was debited for another commitment of runs/a"):
             account.debit("a", run_of(1.6), "runs/a")
 
 
-def test_a_run_that_has_spent_without_a_debit_is_refused(here: tuple[Path, Path]) -> None:
+def test_a_month_has_a_limit_of_its_own(here: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Account.open(*here._replace(per_month=1.5 * MODEST.epsilon)) as account:
+        monkeypatch.setattr(ledger_account, "_today", lambda: "2026-01-31")
+        account.debit("a", MODEST, "runs/a")
+        with pytest.raises(AccountRefused, match=r"allows epsilon .* a month, of which .* is spent; .* or next month"):
+            account.debit("b", MODEST, "runs/b")
+        monkeypatch.setattr(ledger_account, "_today", lambda: "2026-02-01")
+        account.debit("b", MODEST, "runs/b")
+
+
+def test_a_run_that_has_spent_without_a_debit_is_refused(here: At) -> None:
     with Account.open(*here) as account, pytest.raises(CorruptRun, match="has no debit of runs/a, which has spent"):
         account.debit("a", MODEST, "runs/a", spent=True)
 
@@ -81,8 +92,8 @@ def test_a_run_that_has_spent_without_a_debit_is_refused(here: tuple[Path, Path]
 # Rolled back, copied, handed over
 
 
-def test_an_older_copy_is_refused(here: tuple[Path, Path], tmp_path: Path) -> None:
-    file, _ = here
+def test_an_older_copy_is_refused(here: At, tmp_path: Path) -> None:
+    file = here.file
     old = shutil.copy(file, tmp_path / "old.jsonl")
     with Account.open(*here) as account:
         account.debit("a", MODEST, "runs/a")
@@ -94,8 +105,8 @@ def test_an_older_copy_is_refused(here: tuple[Path, Path], tmp_path: Path) -> No
         Account.open(file, tmp_path / "elsewhere", head=head, read_only=True)
 
 
-def test_two_copies_that_grew_apart_are_refused(here: tuple[Path, Path], tmp_path: Path) -> None:
-    file, place = here
+def test_two_copies_that_grew_apart_are_refused(here: At, tmp_path: Path) -> None:
+    file, place, _ = here
     twin = Path(shutil.copy(file, tmp_path / "twin.jsonl"))
     with Account.open(*here) as account:
         account.debit("a", MODEST, "runs/a")
@@ -103,8 +114,8 @@ def test_two_copies_that_grew_apart_are_refused(here: tuple[Path, Path], tmp_pat
         Account.open(twin, place)
 
 
-def test_two_machines_with_one_account_are_refused(here: tuple[Path, Path], tmp_path: Path) -> None:
-    file, _ = here
+def test_two_machines_with_one_account_are_refused(here: At, tmp_path: Path) -> None:
+    file = here.file
     other = tmp_path / "other-machine"
     with pytest.raises(AccountRefused, match="is held by another machine"):
         Account.open(file, other)
@@ -124,7 +135,7 @@ def test_two_machines_with_one_account_are_refused(here: tuple[Path, Path], tmp_
         Account.open(*here)
 
 
-def test_a_seat_is_asked_for_by_its_name(here: tuple[Path, Path]) -> None:
+def test_a_seat_is_asked_for_by_its_name(here: At) -> None:
     with Account.open(*here) as account:
         for seat in ("", "x" * 64, account.seat):
             with pytest.raises(ValueError, match="lacquer account seat"):
@@ -145,7 +156,7 @@ def test_a_hundred_kills_lose_and_refund_nothing(tmp_path: Path) -> None:
             run, released = folder / f"run{number}", folder / f"released{number}"
             run.mkdir()
             for moment in itertools.count():
-                ended = _forked(partial(_one_run, run, (file, place), released), moment, torn)
+                ended = _forked(partial(_one_run, run, At(file, place), released), moment, torn)
                 with Account.open(file, place, read_only=True) as account:
                     debits = dict(account.debits)
                 charges = 0
@@ -163,7 +174,7 @@ def test_a_hundred_kills_lose_and_refund_nothing(tmp_path: Path) -> None:
     assert kills >= 100
 
 
-def _one_run(run: Path, account: tuple[Path, Path], released: Path) -> None:
+def _one_run(run: Path, account: At, released: Path) -> None:
     path = run / "ledger.jsonl"
     found = Ledger.open(path) if path.is_file() else None
     with debited_ledger(found, lambda: Ledger.create(path, MODEST), account, MODEST) as ledger:
@@ -206,7 +217,7 @@ def _forked(work: Callable[[], None], moment: int, torn: bool) -> bool:
 # What is refused, in which words
 
 
-def test_the_third_of_three_runs_is_told_what_is_left_and_what_fits(here: tuple[Path, Path]) -> None:
+def test_the_third_of_three_runs_is_told_what_is_left_and_what_fits(here: At) -> None:
     big = run_of(1.0)
     with Account.open(*here) as account:
         account.debit("a", big, "runs/a")
@@ -256,7 +267,7 @@ def test_sums_are_told_in_epsilon_and_delta(tmp_path: Path) -> None:
         (Commitment("client", "add_remove", 1000, 9.0, DELTA, "filter", order=3, rho=0.5), "privacy.mode = 'floor'"),
     ],
 )
-def test_what_does_not_add_up_is_refused(here: tuple[Path, Path], run: Commitment, words: str) -> None:
+def test_what_does_not_add_up_is_refused(here: At, run: Commitment, words: str) -> None:
     with Account.open(*here) as account:
         if words:
             with pytest.raises(AccountRefused, match=words):
@@ -266,7 +277,7 @@ def test_what_does_not_add_up_is_refused(here: tuple[Path, Path], run: Commitmen
             account.debit("a", run, "a")
 
 
-def test_candidates_of_a_private_sweep_are_one_debit(here: tuple[Path, Path]) -> None:
+def test_candidates_of_a_private_sweep_are_one_debit(here: At) -> None:
     own, other = (FloorStep("round", COHORT, 1.5, 20),), (FloorStep("round", COHORT, 1.4, 25),)
     tuning = Tuning("event", Tries(4.0, POISSON), (own, other))
     one = Commitment("client", "add_remove", 1000, 3.9, DELTA, floor=own, tuning=tuning)
