@@ -65,8 +65,8 @@ class Privacy(PrivacyTarget):
     noise_correlation: Literal["none", "banded", "blt"] = "none"
     bands: CountOrAuto = 0
     buffers: Annotated[int, Field(ge=0, le=MOST_BUFFERS)] = 0
-    secagg: Secagg = Secagg()
     account: str = ""
+    secagg: Secagg = Secagg()
 
     @model_validator(mode="after")
     def _insecure_needs_flag(self) -> "Privacy":

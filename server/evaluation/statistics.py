@@ -165,9 +165,9 @@ def answer(
     for start in range(0, len(source), MOST_AT_ONCE):
         rows = [source.row(unit, question) for unit in range(start, min(start + MOST_AT_ONCE, len(source)))]
         total = total + contribute(Units(torch.from_numpy(np.array(rows))), plan)
-    paid = question.commitment
+    paid, sampler = question.commitment, CohortSampler.create()
     with debited_ledger(None, lambda: Ledger.create(ledger_file, paid), account, paid) as ledger:
-        cohort = CohortSampler.create().draw(sampling, 0, label="ask")
+        cohort = sampler.draw(sampling, 0, label="ask")
         release = charged_release(total, plan, cohort, ledger=ledger)
     return answers(question, release.update)
 

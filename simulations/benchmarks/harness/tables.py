@@ -77,6 +77,7 @@ TABLES = {
     "dp-lac-diabetes.ranks": "papers.dp_lac_language:comparison_of_ranks",
     "planner": "planning.validation:correlations",
     "agreement": "planning.agreement:agreements",
+    "worth": "planning.worth:shares",
     "summaries": "lacquer_small.summaries:quality",
     "rl_overhead": "papers.rldp_pretraining:overhead_table",
     "rl_pretraining": "papers.rldp_pretraining:comparison_table",

@@ -25,6 +25,7 @@ def test_config_prints_a_line_for_every_setting_that_begins_so() -> None:
         "public.warm-start-epochs",
         "public.warm-start-learning-rate",
         "public.warm-start-batch-size",
+        "public.warm-start-factors",
     ]
     assert lines[1].endswith("0  integer >= 0  Passes over those records before round 1")
 
