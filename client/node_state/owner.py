@@ -1,4 +1,4 @@
-"""What the owner of a node's records allows, in the node's own settings, which no server can change.
+"""The policy of the owner of a node's records, in the node's own settings, which no server can change.
 
     flower-supernode --node-config '... account="/state/notes.account" policy="/keys/policy.toml"'
 

@@ -70,7 +70,7 @@ class Debit:
 
 
 class At(NamedTuple):
-    """Where an account is: its file, this machine's place, and the most epsilon a month (:meth:`Account.open`)."""
+    """The place of an account: its file, this machine's place, and the most epsilon a month (:meth:`Account.open`)."""
 
     file: Path
     place: Path

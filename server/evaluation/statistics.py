@@ -29,7 +29,7 @@ from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.account import At, debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import charged_release
 from privacy.randomness.sampling import CohortSampler
@@ -149,7 +149,7 @@ def price(source: Source, config: RunConfig, epsilon: float, delta: float) -> Qu
 
 
 def answer(
-    source: Source, question: Question, ledger_file: Path, account: tuple[Path, Path] | None = None
+    source: Source, question: Question, ledger_file: Path, account: At | None = None
 ) -> dict[str, Any]:
     """Charge a new ledger, then release the answers.
 
