@@ -22,7 +22,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from client.data.prepared import PreparedData
-from client.record_level.units import UnitIndex
 from privacy.accountants import floor_commitment
 from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
@@ -109,6 +108,8 @@ class Source:
         """Find the units of a simulation or of one site in its data, which :func:`uncut` settings have prepared."""
         if config.privacy.unit == "client":
             return Source(data, np.arange(len(data.train)), np.asarray(data.starts), np.asarray(data.stops))
+        from client.record_level.units import UnitIndex  # loads PEFT, which counting clients need not pay for
+
         index = UnitIndex.of(data.train, grouped=config.privacy.unit == "group", most=0, seed=config.seed)
         return Source(data, index.order, index.starts[:-1], index.starts[1:])
 
@@ -148,9 +149,7 @@ def price(source: Source, config: RunConfig, epsilon: float, delta: float) -> Qu
     return Question(commitment, z, source.data.label_names)
 
 
-def answer(
-    source: Source, question: Question, ledger_file: Path, account: At | None = None
-) -> dict[str, Any]:
+def answer(source: Source, question: Question, ledger_file: Path, account: At | None = None) -> dict[str, Any]:
     """Charge a new ledger, then release the answers.
 
     Args:

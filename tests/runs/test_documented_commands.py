@@ -164,6 +164,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     table(tmp_path / "complaints.csv", ["complaint", "product", "customer"], 360)
+    table(tmp_path / "published.csv", ["complaint", "product"], 90)
+    shutil.copy(ROOT / "strategies" / "controllers" / "rl" / "policy.json", tmp_path / "mine.json")
     table(tmp_path / "reviews.csv", ["review", "stars"], 300)
     table(tmp_path / "my.csv", ["complaint", "product", "customer"], 360)
     records(tmp_path / "public.jsonl")
