@@ -28,7 +28,8 @@ RESULTS = ("test_", "validation_", "start_", "public_test_", "majority_", "round
     "model", "label_names", "not_private")  # fmt: skip
 """Beginnings of the results that are numbers of public records, or of the settings."""
 PLACES = (
-    "data.source", "data.validation-source", "data.test-source", "model.name", "privacy.secagg.federation"
+    "data.source", "data.validation-source", "data.test-source", "model.name", "privacy.secagg.federation",
+    "strategy.controller-options.policy",
 )  # fmt: skip
 """Settings that may name a file of the owner's machine; its name alone is told."""
 UNTOLD = ("output", "data.cache", "engine.ray-address", "privacy.account")

@@ -142,4 +142,8 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
     places = {name: source(getattr(data, name)) for name in ("source", "validation_source", "test_source")}
     data = data.replace(**places, cache=absolute(data.cache))
     privacy = config.privacy.replace(account=absolute(config.privacy.account))
-    return config.replace(output=absolute(config.output, here or folder), data=data, model=model, privacy=privacy)
+    strategy, policy = config.strategy, str(config.strategy.controller_options.get("policy", ""))
+    if policy and (folder / Path(policy).expanduser()).is_file():  # of the controller rl; else the name of one
+        strategy = strategy.replace(controller_options={**strategy.controller_options, "policy": absolute(policy)})
+    output = absolute(config.output, here or folder)
+    return config.replace(output=output, data=data, model=model, privacy=privacy, strategy=strategy)
